@@ -1,1 +1,1 @@
-"""The lab farm: one queue for many boards and many users (docs/farm.md)."""
+"""Lab farm: one job queue for many boards and many users (docs/farm.md)."""

@@ -1,10 +1,9 @@
-"""A farm's gateway as calls: for commands, for links, for the hosts of boards. Errors of gRPC become hil's here."""
+"""Client for a farm's gateway, used by commands, links and hosts. Converts gRPC errors to hil errors."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import re
 import shutil
 import socket
 import threading
@@ -18,13 +17,15 @@ import grpc
 import tenacity
 
 from hil import errors
-from hil.controller.devices.interrupts import InterruptibleChannel
+from hil.controller.devices.interrupts import ChannelClosed, InterruptibleChannel
+from hil.controller.farm.answers import invalid_answer, parse_answer
 from hil.controller.farm.messages import Submission
-from hil.controller.farm.paths import FarmAddress, check_way
-from hil.controller.farm.rpc import FarmStub, json_of, submission_message
+from hil.controller.farm.paths import FarmAddress, check_way, may_return
+from hil.controller.farm.rpc import FarmStub, submission_message
 from hil.core.digest import digest_file
-from hil.core.files import replacing
+from hil.core.files import copy_file, open_file, read_file, replacing
 from hil.core.scratch import new_folder
+from hil.core.text import TextSink
 from hil.errors import HilError
 from hil.protocol import grpc_calls, wire
 from hil.protocol.listening import grpc_address, host_port
@@ -36,41 +37,56 @@ M = TypeVar("M", pb.AskRequest, pb.DoRequest)
 
 CONNECT_S = 5.0
 _CALL_S = 60.0
-# A gateway whose connection lives says something on its streams every 5 s; one that does not hangs. A store of files
-# may take longer over one of them.
+# A live gateway sends a message on each stream every 5 s; after this long without one, the stream has hung. A file
+# transfer may pause for longer.
 SILENT_S, _SILENT_FILE_S = 15.0, 120.0
 _WATCH_S = 0.5
-# A farm that is away is called again after so long.
+# Largest response of a gateway: `farm status --json` returns all rows of a farm.
+_MAX_REPLY = 256 << 20
+_MAX_RECEIVE = "grpc.max_receive_message_length"
+# Delay between attempts to reach an unavailable farm.
 AGAIN_S = 0.5
-# A gateway that is restarted, or a database that is, is back by then.
+# A restarted gateway or database is back within this time.
 _PATIENCE_S = 30.0
+# Time that a command without a gateway waits for a restart.
+RESTART_S = 10.0
 
 
 class FarmClient:
-    """A connection to a farm. A context manager.
+    """Connection to a farm. A context manager.
 
     Args:
-        patience_s: for so long a gateway that is away is tried again, where that can do no harm.
-        call_s: so long a call may take that is no stream.
+        patience_s: retry idempotent calls for this long while the gateway is unavailable.
+        call_s: timeout of a unary call.
+        restart_s: wait this long for the first gateway, unless the farm is local and not running.
+        say: called with a line of text when the client waits for a gateway.
 
     Raises:
-        FarmUnreachable: no gateway answers.
-        UsageError: the token would be sent to another machine in the clear.
+        FarmUnreachable: no gateway is reachable.
+        UsageError: the token would be sent unencrypted to another machine.
     """
 
-    def __init__(self, address: FarmAddress, *, patience_s: float = _PATIENCE_S, call_s: float = _CALL_S) -> None:
+    def __init__(
+        self,
+        address: FarmAddress,
+        *,
+        patience_s: float = _PATIENCE_S,
+        call_s: float = _CALL_S,
+        restart_s: float = 0.0,
+        say: TextSink = lambda text: None,
+    ) -> None:
         self.address = address
-        self._patience_s, self._call_s = patience_s, call_s
-        self._channel: grpc.Channel | None = None
+        self._patience_s, self._call_s, self._say = patience_s, call_s, say
+        self._channel: InterruptibleChannel | None = None
         self.gateway = ""
-        self.stub: FarmStub  # the calls themselves, for streams; their errors are gRPC's: see `seam`
-        self.connect()
+        self.stub: FarmStub  # raw calls, for streams; they raise gRPC errors: see `seam`
+        self._connect_within(restart_s)
 
     def connect(self) -> None:
-        """Connect to the first gateway that answers. Where that was done before: anew, and the old streams end.
+        """Connect to the first reachable gateway. Reconnecting closes the old channel and all streams.
 
         Raises:
-            FarmUnreachable: no gateway answers.
+            FarmUnreachable: no gateway is reachable.
         """
         self.close()
         for gateway in gateways_that_listen(self.address):
@@ -80,24 +96,38 @@ class FarmClient:
             except grpc.FutureTimeoutError:
                 grpc_calls.close_channel(channel)
                 continue
-            self._channel, self.gateway = channel, gateway
-            self.stub = FarmStub(InterruptibleChannel(channel))
+            self._channel, self.gateway = InterruptibleChannel(channel), gateway
+            self.stub = FarmStub(self._channel)
             return
         raise nobody_answers(self.address)
 
+    def _connect_within(self, seconds: float) -> None:
+        """Connect, and retry for ``seconds`` while a gateway restarts. Raises the errors of :meth:`connect`."""
+        deadline, is_reported = time.monotonic() + seconds, False
+        while True:
+            try:
+                return self.connect()
+            except errors.FarmUnreachable:
+                if time.monotonic() >= deadline or not may_return(self.address):
+                    raise
+            if not is_reported:
+                self._say(f"no farm gateway responds; waiting up to {seconds:g} s for a restart")
+                is_reported = True
+            time.sleep(AGAIN_S)
+
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """What each call says of who makes it."""
+        """gRPC metadata for each call: token and hil version."""
         return self.address.metadata
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         channel, self._channel = self._channel, None
         if channel is not None:
-            grpc_calls.close_channel(channel)
+            channel.close()
 
     def as_bearer(self, token: str) -> FarmClient:
-        """The same connection with another's token: not to be closed, it ends with this one."""
+        """Return a client with another token on the same connection. Close only the original client."""
         other = copy.copy(self)
         other.address = replace(self.address, token=token)
         return other
@@ -109,27 +139,30 @@ class FarmClient:
         self.close()
 
     def submit(self, submission: Submission, *, trace: str = "") -> tuple[int, list[str]]:
-        """Queue an order's jobs, once however often it is sent; returns the submission's number and the jobs' names.
+        """Queue the jobs of a submission. Retries with the same key queue it only once.
+
+        Returns:
+            The submission's number and the job names.
 
         Raises:
             NoSuchBoard: no board of the farm can ever match.
-            UsageError: the selector cannot be read, or the order is none.
-            AccessRefused: the token does not let us.
+            UsageError: the selector or the submission is invalid.
+            AccessRefused: the token lacks permission.
         """
         reply = self._repeat("Submit", pb.SubmitRequest(submission=submission_message(submission), trace=trace))
         return reply.submission, list(reply.jobs)
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """Read something (see ``Ask`` in the protocol); a gateway that is away is waited for."""
-        return json_of(self._repeat("Ask", _filled(pb.AskRequest, what, arguments)).answer)
+        """Run a query (see ``Ask`` in the protocol), with retries while the gateway is unavailable."""
+        return parse_answer(self._repeat("Ask", _filled(pb.AskRequest, what, arguments)).answer, what)
 
     def do(self, action: str, **arguments: Any) -> Any:
-        """Change something (see ``Do`` in the protocol). Sent once: never repeated."""
+        """Run an action (see ``Do`` in the protocol). Sent once, never retried."""
         with seam():
-            return json_of(self._call("Do", _filled(pb.DoRequest, action, arguments)).answer)
+            return parse_answer(self._call("Do", _filled(pb.DoRequest, action, arguments)).answer, action)
 
     def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
-        """What happens to jobs until all have ended; goes on where it was when a gateway went away."""
+        """Yield job events while any job is active. Resumes at the last log line after a lost gateway."""
         names, after = list(jobs), 0
 
         def begin() -> tuple[Any, Generator[Any, None, None], Any]:
@@ -145,7 +178,7 @@ class FarmClient:
                     kind = reply.WhichOneof("kind")
                     if kind == "log":
                         after = max(after, reply.log.number)
-                    if kind:  # else it only says that it is there
+                    if kind:  # otherwise a keepalive
                         yield reply
                     reply = next(replies, None)
                 return
@@ -157,10 +190,16 @@ class FarmClient:
                 replies.close()
 
     def upload(self, files: dict[str, Path]) -> int:
-        """Send the files that the store lacks: digest -> file; returns the bytes sent. Idempotent, so it is repeated.
+        """Upload the files that the store lacks. Idempotent, so it is retried.
+
+        Args:
+            files: digest -> file.
+
+        Returns:
+            The number of bytes sent.
 
         Raises:
-            UsageError: a file has changed since its digest was taken.
+            UsageError: a file has changed since the digest was computed.
         """
         sent = 0
 
@@ -168,31 +207,36 @@ class FarmClient:
             nonlocal sent
             for name in lacking:
                 yield pb.FilePiece(start=pb.FileStart(digest=name, size=files[name].stat().st_size))
-                with files[name].open("rb") as file:
+                with open_file(files[name]) as file:
                     while data := file.read(wire.CHUNK):
                         sent += len(data)
                         yield pb.FilePiece(data=data)
 
         def once() -> None:
             if lacking := list(self._call("Lacks", pb.LacksRequest(digests=list(files))).digests):
-                # A blocking call would never return if the link were cut during the upload.
+                # A blocking call would never return if the connection broke during the upload.
                 upload = self.stub.Upload.future(pieces(lacking), metadata=self.metadata)
                 try:
                     with _watched(upload, _SILENT_FILE_S, lambda: sent):
                         upload.result()
                 except grpc.FutureCancelledError as error:
                     raise errors.FarmUnreachable(
-                        f"the farm takes no more of the upload: nothing moved for {_SILENT_FILE_S:g} s"
+                        f"upload stalled: the farm accepted no data for {_SILENT_FILE_S:g} s"
                     ) from error
 
         self._patiently(once)
         return sent
 
-    def download(self, digest: str, to: Path) -> None:
-        """Fetch a file of the store, verified; it appears whole or not at all.
+    def download(
+        self, digest: str, to: Path, *others: Path, on_bytes: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """Download a file of the store to one or more paths. Verifies the digest and writes atomically.
+
+        Args:
+            on_bytes: called with the size of each chunk before it is written; an exception ends the download.
 
         Raises:
-            FarmError: the store has it no more, or what came is not it.
+            FarmError: the store no longer has the file, or the received data does not match the digest.
         """
         to.parent.mkdir(parents=True, exist_ok=True)
         with replacing(to) as part:
@@ -201,11 +245,18 @@ class FarmClient:
                 with part.open("wb") as file:
                     stream = self.stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata)
                     for piece in heard(stream, _SILENT_FILE_S):
+                        on_bytes(len(piece.data))
                         file.write(piece.data)
 
             self._patiently(once)
             if digest_file(part, digest.partition(":")[0]) != digest:
-                raise errors.FarmError(f"what the farm's store sent is not {digest}", hint="is its file damaged?")
+                raise errors.FarmError(
+                    f"digest mismatch in a file from the farm's store: expected {digest}",
+                    hint="the stored file may be corrupt",
+                )
+        for other in others:
+            other.parent.mkdir(parents=True, exist_ok=True)
+            copy_file(to, other)
 
     def _call(self, method: str, request: object) -> Any:
         return getattr(self.stub, method)(request, timeout=self._call_s, metadata=self.metadata)
@@ -214,9 +265,11 @@ class FarmClient:
         return self._patiently(lambda: self._call(method, request))
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """A call that may be repeated: a gateway that is away is tried again, and then any other one."""
+        """Run an idempotent call. While the gateway is unavailable, reconnect to any gateway and retry."""
 
         def reconnect(state: tenacity.RetryCallState) -> None:
+            if state.attempt_number == 1 and self._patience_s >= RESTART_S:
+                self._say(f"the farm does not respond; retrying for up to {self._patience_s:g} s")
             with contextlib.suppress(errors.FarmUnreachable):
                 self.connect()
 
@@ -231,16 +284,25 @@ class FarmClient:
             return retrying(call)
 
 
+@contextlib.contextmanager
+def reading_answer() -> Iterator[None]:
+    """Convert errors of parsing a gateway's response to FarmError."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise invalid_answer(error) from error
+
+
 def _filled(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
-    """The message of a question or an action."""
+    """Return the request message of a query or an action."""
     try:
         return kind(**{what: arguments})
     except (TypeError, ValueError) as error:
-        raise errors.UsageError(f"{what!r} cannot be asked with that: {error}") from error
+        raise errors.UsageError(f"invalid arguments for {what!r}: {error}") from error
 
 
 def gateways_that_listen(address: FarmAddress) -> Iterator[str]:
-    """The gateways at which somebody listens, each looked at when it is asked for; UsageError as of check_way."""
+    """Yield the gateways with a listening socket, each probed on demand. Raises UsageError like check_way."""
     for gateway in address.gateways:
         check_way(gateway, address.ca)
         if _listens(gateway):
@@ -248,27 +310,32 @@ def gateways_that_listen(address: FarmAddress) -> Iterator[str]:
 
 
 def nobody_answers(address: FarmAddress) -> errors.FarmUnreachable:
-    """What is said where no gateway of a farm answers."""
+    """Return the error for a farm without a reachable gateway."""
     return errors.FarmUnreachable(
-        f"no gateway of the farm answers at {', '.join(address.gateways)}",
-        hint="is it running? `hil farm up` starts one on this machine; with TLS, HIL_FARM_CA names its authority",
+        f"no farm gateway responds at {', '.join(address.gateways)}",
+        hint="start a local farm with `hil farm up`; for TLS, set HIL_FARM_CA to the gateway's CA file",
     )
 
 
 def open_channel(gateway: str, ca: Path | None, api: Any = grpc) -> Any:
-    """A channel to a gateway, of ``grpc`` or ``grpc.aio``; UsageError where there must be none: see check_way."""
+    """Return a channel of ``grpc`` or ``grpc.aio`` to a gateway. Raises UsageError like check_way."""
     check_way(gateway, ca)
-    options = [*grpc_calls.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    options = [
+        *(option for option in grpc_calls.GRPC_OPTIONS if option[0] != _MAX_RECEIVE),
+        (_MAX_RECEIVE, _MAX_REPLY),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
     if ca is None or gateway.startswith("unix:"):
         return api.insecure_channel(grpc_address(gateway), options)
     try:
-        return api.secure_channel(gateway, grpc.ssl_channel_credentials(ca.read_bytes()), options)
+        return api.secure_channel(gateway, grpc.ssl_channel_credentials(read_file(ca)), options)
     except OSError as error:
-        raise errors.UsageError(f"the farm's authority {ca} cannot be read: {error}") from error
+        raise errors.UsageError(f"cannot read the farm's CA file {ca}: {error}") from error
 
 
 def heard(stream: Any, limit_s: float) -> Generator[Any, None, None]:
-    """The replies of a stream; one that says nothing for so long is cancelled, which its reader is told."""
+    """Yield the replies of a stream. Cancel the stream after ``limit_s`` seconds without a reply."""
     count = 0
     with _watched(stream, limit_s, lambda: count):
         for reply in stream:
@@ -278,7 +345,7 @@ def heard(stream: Any, limit_s: float) -> Generator[Any, None, None]:
 
 @contextlib.contextmanager
 def _watched(call: Any, limit_s: float, progress: Callable[[], int]) -> Iterator[None]:
-    """Cancel a call that makes no progress for so long."""
+    """Cancel a call after ``limit_s`` seconds without progress."""
     over = threading.Event()
 
     def watch() -> None:
@@ -297,43 +364,36 @@ def _watched(call: Any, limit_s: float, progress: Callable[[], int]) -> Iterator
 
 
 def _listens(gateway: str) -> bool:
-    """Whether anybody listens at an address: gRPC would find out only by trying for as long as it may."""
+    """Return True if an address accepts connections. gRPC itself only fails after the connection timeout."""
     try:
         if gateway.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(CONNECT_S)
                 probe.connect(gateway.removeprefix("unix:"))
         else:
-            socket.create_connection(host_port(gateway, what="gateway's address"), CONNECT_S).close()
+            socket.create_connection(host_port(gateway, what="gateway address"), CONNECT_S).close()
     except OSError:
         return False
     return True
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether an error says that the gateway, or the database behind it, is away for now."""
-    # ValueError: the channel was closed while no gateway answered.
-    if isinstance(error, ValueError) and {"closed", "channel"} <= set(re.findall(r"\w+", str(error).lower())):
-        return True
+    """Return True for an error of a temporarily unavailable gateway or database."""
     away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    return isinstance(error, (grpc.Call, grpc.aio.AioRpcError)) and error.code() in away
+    return isinstance(error, (grpc.Call, grpc.aio.AioRpcError, ChannelClosed)) and error.code() in away
 
 
 @contextlib.contextmanager
 def seam() -> Iterator[None]:
-    """gRPC's errors leave it as hil's."""
+    """Convert gRPC errors to hil errors."""
     try:
         yield
     except grpc.RpcError as error:
         raise translated(error) from error
-    except ValueError as error:
-        if not is_away(error):
-            raise
-        raise errors.FarmUnreachable("no gateway of the farm answers any more") from error
 
 
 def translated(error: grpc.RpcError) -> errors.HilError:
-    """The hil error that a gRPC error of a gateway stands for: the far side's own where it sent one."""
+    """Return the hil error for a gateway's gRPC error: the typed error that the gateway sent, if any."""
     code = error.code()
     if reported := grpc_calls.typed_error(error):
         if is_away(error):
@@ -341,65 +401,70 @@ def translated(error: grpc.RpcError) -> errors.HilError:
         return reported
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return errors.AccessRefused(
-            f"the farm refused us: {error.details()}", hint="HIL_FARM_TOKEN must be a token that is still good"
+            f"authentication with the farm failed: {error.details()}", hint="set HIL_FARM_TOKEN to a valid token"
         )
     if is_away(error) or code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.FarmUnreachable(f"the farm does not answer: {error.details()}")
-    return errors.FarmError(f"the farm failed: {code.name}: {error.details()}")
+        return errors.FarmUnreachable(f"the farm does not respond: {error.details()}")
+    return errors.FarmError(f"the farm call failed: {code.name}: {error.details()}")
 
 
 Dial = Callable[[Iterator[pb.Piece]], Any]
 
-# What is left of a socket's path (at most 104 bytes on macOS) for the folder's parent.
+# Bytes that the directory's parent may use of a socket path (at most 104 bytes on macOS).
 _LONGEST_FOLDER = 60
 
 
 class FarmTunnel:
-    """A Unix socket that leads to the agent of a leased board, until it is closed; ``dial`` opens a stream for each
-    connection.
+    """Unix socket that forwards to the agent of a leased board.
+
+    Args:
+        dial: opens a gRPC stream for each connection.
     """
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
         self._folder = new_folder("hil-farm-", for_sockets=True)
         path = self._folder / "agent.sock"
-        self.address = f"unix:{path}"  # in a folder that nobody else can see into
+        self.address = f"unix:{path}"  # in a directory that only this user can read
         self._socket = LocalSocket(path, self._carry, "hil-farm-tunnel")
 
     def log(self) -> str:
-        """Why connections were not carried."""
+        """Return the reasons for failed connections."""
         return self._socket.log()
 
     def close(self) -> None:
-        """End it and all that it carries. Closing it again does nothing."""
+        """Close the socket and all connections. Idempotent."""
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _carry(self, near: socket.socket) -> None:
         try:
             pass_on(self._dial(pieces_from(near)), near)
-        except (grpc.RpcError, HilError) as error:
-            raise NotCarried(str(error.details() if isinstance(error, grpc.Call) else error)) from error
+        except HilError as error:
+            raise NotCarried(str(error)) from error
+        except grpc.RpcError as error:
+            details = getattr(error, "details", None)
+            raise NotCarried(str(details() if details else error)) from error
 
 
 def pieces_from(near: socket.socket) -> Iterator[pb.Piece]:
-    """What comes from a socket, until its other end sends no more."""
+    """Yield the data received from a socket up to end of file."""
     with contextlib.suppress(OSError):
         while data := near.recv(wire.CHUNK):
             yield pb.Piece(data=data)
 
 
 def pass_on(far: Any, near: socket.socket) -> None:
-    """Send a socket what comes from a stream of the farm's, until that ends; then both are at their end."""
+    """Copy a farm stream to a socket, then shut both down."""
     try:
         for piece in far:
             if piece.data:
                 near.sendall(piece.data)
-            else:  # nothing more comes from there
-                with contextlib.suppress(OSError):  # whoever is here has gone first
+            else:  # empty piece: end of data
+                with contextlib.suppress(OSError):  # the local peer has already closed
                     near.shutdown(socket.SHUT_WR)
     finally:
         far.cancel()
-        # The thread that reads from it must not be left there.
+        # Unblock the thread that reads from the socket.
         with contextlib.suppress(OSError):
             near.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
-"""What a job needs of its submitter's files: gathered under paths of its own, and found again on the board's host.
+"""Collect the submitter's files that a job needs, and locate them on the board's host.
 
-A spec's options say under ``needs`` which runtime the board's agent must have, where that is known.
+The option ``needs`` of a spec names the runtime that the board's agent must have, if known.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.core.digest import digest_file, digest_of
+from hil.core.field_types import check_fields
 from hil.core.results import Model
 from hil.core.runtimes import runtime_for
 from hil.core.text import jsonable
 from hil.errors import UsageError
 
-# Fields of a job that mean nothing on another machine, or that its host says itself.
+# Job fields without meaning on other machines, or set by the host.
 _IR: dict[str, Any] = {"debug_ir": None, "debug_ir_passes": False}
 _LOCAL = (
     "board",
@@ -50,29 +51,33 @@ _TENSOR_FILES = (".npy", ".npz", ".pb")
 
 @dataclass
 class JobFiles:
-    """The files of a job: path below the job's folder -> file here."""
+    """Files of a job: path below the job's directory -> local file."""
 
     files: dict[str, Path] = field(default_factory=dict)
     _known: dict[Path, str] = field(default_factory=dict)
 
     def add(self, file: Path, at: str) -> str:
-        """Take a file along; returns its path below the job's folder; UsageError where it cannot be read."""
+        """Add a file and return the path below the job's directory. Raises UsageError if it does not exist."""
         if not is_file(file):
             raise UsageError(f"no such file: {file}")
         self.files[at] = file
         return at
 
     def add_model(self, model: Model, below: str) -> str:
-        """Take a model along with its external data."""
+        """Add a model with external data. Returns the path of the main file."""
         for name, file in model.files.items():
             self.add(file, f"{below}/{name}")
         return f"{below}/{model.path.name}"
 
     def add_tensor(self, text: str, below: str) -> list[str]:
-        """Take along the file that ``--input`` or ``--expected`` names, if any; UsageError where it is not there.
+        """Add the file named by a ``--input`` or ``--expected`` argument, if any.
 
         Returns:
-            What stands before the path, the path below the job's folder and what follows it; or the text alone.
+            The text before the path, the path below the job's directory, and the text after it. Without a file, only
+            the text.
+
+        Raises:
+            UsageError: the file does not exist.
         """
         found = _KEYED.fullmatch(text)
         body, key = (found[1], found[2]) if found else (text, "")
@@ -87,19 +92,19 @@ class JobFiles:
         return [text]
 
     def digests(self) -> dict[str, str]:
-        """Path below the job's folder -> digest of the file; UsageError where one cannot be read."""
+        """Return path below the job's directory -> digest. Raises UsageError if a file cannot be read."""
         try:
             return {at: self._known.setdefault(file, digest_file(file)) for at, file in self.files.items()}
         except OSError as error:
             raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def uploads(self) -> dict[str, Path]:
-        """Digest -> file, as :meth:`hil.controller.farm.client.FarmClient.upload` takes them."""
+        """Return digest -> file, the argument of :meth:`hil.controller.farm.client.FarmClient.upload`."""
         return {digest: self.files[at] for at, digest in self.digests().items()}
 
 
 def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
-    """One model's job, as `hil run` has it, without a flag file."""
+    """Return the spec and files of a `hil run` job for one model. ``job`` must not have a flag file."""
     parcel = JobFiles()
     job = for_model(job, model.path)
     main = parcel.add_model(model, "model")
@@ -115,7 +120,13 @@ def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
 
 
 def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | None) -> tuple[JobSpec, JobFiles]:
-    """A bundle's job, as `hil bundle run` has it; its one model is the bundle, and no ``methods`` are all of them."""
+    """Return the spec and files of a `hil bundle run` job.
+
+    Args:
+        job: has a single model, the bundle.
+        methods: methods to run; empty runs all.
+        key: file of trusted public keys for the signature check.
+    """
     parcel = JobFiles()
     (path,) = job.models
     job = for_model(job, path)
@@ -128,7 +139,7 @@ def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | No
 
 
 def affinity(*parts: str) -> str:
-    """What a board is warm for once it ran what these tell."""
+    """Return an affinity key. Boards that ran a job with the same key have the data cached."""
     return digest_of("\0".join(parts).encode())
 
 
@@ -136,80 +147,83 @@ def affinity(*parts: str) -> str:
 def _reading(what: str) -> Iterator[None]:
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
-        hint = "is the submitter's hil of another version?"
-        raise UsageError(f"this is no {what} of a farm: {error}", hint=hint) from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        hint = "the submitter may use a different hil version"
+        raise UsageError(f"invalid {what}: {error}", hint=hint) from error
 
 
 def job_of(options: Mapping[str, Any], folder: Path) -> Job:
-    """The job that a spec's options tell, on the host that has its files."""
+    """Rebuild the job from a spec's options, on the host that has the files."""
     known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES}
     with _reading("job"):
         job = Job.of_record({name: value for name, value in options.items() if name in known})
         refuse_functions(job)
-        return replace(
+        job = replace(
             job,
             models=tuple(inside(folder, path) for path in options["models"]),
             inputs=tuple(_placed(parts, folder) for parts in options.get("inputs", ())),
             expected=tuple(_placed(parts, folder) for parts in options.get("expected", ())),
         )
+        check_fields(job)
+        return job
 
 
 def key_of(options: Mapping[str, Any], folder: Path) -> Path | None:
-    """The file of keys, one of which must have signed the bundle; UsageError where it did not come with the job."""
+    """Return the file of trusted public keys for a bundle, or None. Raises UsageError for a path outside ``folder``."""
     return inside(folder, str(options["key"])) if options.get("key") else None
 
 
 def inside(folder: Path, path: str) -> Path:
-    """A job's file in the job's folder; UsageError where the path leads elsewhere, to one of the host's own files."""
+    """Return the path of a job's file in the job's directory. Raises UsageError for a path outside it."""
     below = PurePosixPath(path)
     if below.is_absolute() or ".." in below.parts:
-        raise UsageError(f"the job's file {path!r} would lie outside of its folder")
+        raise UsageError(f"job file {path!r} is outside the job's directory")
     return folder / below
 
 
 def typed_request(options: Mapping[str, Any]) -> Request:
-    """The suite's part that a spec's options tell, with files as the host knows them."""
+    """Rebuild the suite request from a spec's options, with paths on the host."""
     known = {one.name for one in fields(Request)}
     return Request.of_json({name: value for name, value in options.items() if name in known})
 
 
 def request_of(options: Mapping[str, Any], folder: Path) -> Request:
-    """The suite's part that a spec's options tell, on the host that has its files."""
+    """Rebuild and validate the suite request from a spec's options, on the host that has the files."""
     with _reading("suite"):
         request = typed_request(options)
         refuse_functions(request.settings)
+        check_fields(request)
     source = request.source if request.source in BUILT_IN else str(inside(folder, request.source))
     if not options.get("flow_is_file") and ".toml" in request.flow:
-        raise UsageError(f"the flow {request.flow!r} did not come with the job")
+        raise UsageError(f"flow {request.flow!r} is missing in the job's files")
     _check_flagfiles(folder)
     flow = str(inside(folder, request.flow)) if options.get("flow_is_file") else request.flow
     return replace(request, source=source, flow=flow, settings=replace(request.settings, **_IR), profiles={})
 
 
 def _check_flagfiles(folder: Path) -> None:
-    """Refuse flag files among a job's files that name others: a suite's cases would be read from those."""
+    """Refuse flag files that name files outside the job: the suite's cases would read files of the host."""
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
         if not (is_flagfile(path.name) and path.is_file()):
             continue
         try:
             flags = parse_flagfile(path)
-        except UsageError:  # its case runs into it again, and tells
+        except UsageError:  # the case fails with the same error and reports it
             continue
         named = [*flags.modules, *flags.parameters]
         for text in (*flags.inputs, *flags.expected):
             before, at, name = text.partition("@")
             if Path(text).suffix in _TENSOR_FILES and not (at and before[-1:] in ("", "=")):
-                raise UsageError(f"the tensor {text[:80]!r} of {path.name} did not come with the job")
+                raise UsageError(f"tensor {text[:80]!r} of {path.name} is missing in the job's files")
             named += [Path(name)] if at else []
         for file in named:
             if not file.resolve().is_relative_to(root):
-                raise UsageError(f"{str(file)[:80]!r}, which {path.name} names, did not come with the job")
+                raise UsageError(f"file {str(file)[:80]!r} of {path.name} is missing in the job's files")
 
 
 def _plain(job: Job) -> dict[str, Any]:
-    """The fields of a job that hold on any machine."""
+    """Return the job fields that are valid on any machine."""
     left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
     refuse_functions(job)
     plain = {name: value for name, value in jsonable(asdict(job)).items() if name not in left_out}
@@ -217,15 +231,15 @@ def _plain(job: Job) -> dict[str, Any]:
 
 
 def _placed(parts: Sequence[str], folder: Path) -> str:
-    """A text of ``--input`` again, from what :meth:`Parcel.add_tensor` made of it."""
+    """Rebuild the ``--input`` text from the parts that :meth:`JobFiles.add_tensor` returned."""
     if len(parts) == 1:
         before, file, after = parts[0], "", ""
-        # As a path, for `x.npy/.` is the file x.npy too.
+        # Compare as a path: `x.npy/.` is also the file x.npy.
         fits = "@" not in before and Path(before).suffix not in _TENSOR_FILES
     else:
         before, path, after = parts
         file = str(inside(folder, path))
         fits = "@" not in before[:-1] and before[-1:] in ("", "=", "@") and bool(_AFTER.fullmatch(after))
     if not fits or ".npz:" in before:
-        raise UsageError(f"the tensor {''.join(parts)!r} did not come with the job")
+        raise UsageError(f"tensor {''.join(parts)!r} is missing in the job's files")
     return f"{before}{file}{after}"

@@ -1,4 +1,6 @@
-"""Boards that labgrid has: a place is acquired while the farm has the board, and gives its SSH address and its power.
+"""Use boards managed by labgrid.
+
+hil acquires the labgrid place while the farm uses the board. labgrid supplies the SSH address and power control.
 
 In the board's config::
 
@@ -6,7 +8,7 @@ In the board's config::
     place = "rpi5"
     coordinator = "lab.example:20408"
 
-labgrid itself is no dependency: its command line is called, and does the talking with the coordinator.
+labgrid is not a Python dependency: hil runs labgrid-client, which talks to the coordinator.
 """
 
 from __future__ import annotations
@@ -30,35 +32,35 @@ Resource = Mapping[str, Any]
 _CALL_S = 60.0
 _SHOWN = 400
 _RESOURCE = re.compile(r"(?:Acquired|Matching) resource '(?P<name>.*?)' \(.*\):")
-# What labgrid-client 26 says, and what it means. It has no exit codes of its own for them.
+# Error messages of labgrid-client 26 and their hil errors. It has no exit codes for them.
 _MEANS: tuple[tuple[str, type[BoardError | UsageError], str], ...] = (
-    ("You have already acquired", BoardBusy, "labgrid has it for this host already"),
-    ("is already acquired by", BoardBusy, "whoever has it releases it: labgrid-client -p PLACE release"),
-    ("acquired by a different user", BoardBusy, "whoever has it releases it: labgrid-client -p PLACE release"),
-    ("is not acquired", BoardBusy, "somebody released it with --kick, or the coordinator forgot it"),
-    ("has no matching remote resource", BoardUnreachable, "does the exporter of the place run?"),
+    ("You have already acquired", BoardBusy, "this host has already acquired the place"),
+    ("is already acquired by", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
+    ("acquired by a different user", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
+    ("is not acquired", BoardBusy, "it was released with --kick, or the coordinator lost it"),
+    ("has no matching remote resource", BoardUnreachable, "check that the exporter of the place is running"),
     (
         "Could not connect to coordinator",
         BoardUnreachable,
-        "does labgrid-coordinator run there? see [labgrid] coordinator",
+        "check that labgrid-coordinator is running at the address in [labgrid] coordinator",
     ),
-    ("matches nothing", UsageError, "labgrid-client places lists those that there are"),
-    ("matches multiple places", UsageError, "labgrid-client places lists those that there are"),
+    ("matches nothing", UsageError, "list all places: labgrid-client places"),
+    ("matches multiple places", UsageError, "list all places: labgrid-client places"),
 )
 
 
 @contextlib.contextmanager
 def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
-    """A board's config while its labgrid place is ours: with the SSH address and the power that labgrid has for it.
+    """Acquire a board's labgrid place, and yield the config with labgrid's SSH address and power hooks.
 
-    What the config says itself stays. One of a board that is no labgrid place is given back as it is.
+    Values set in the config take precedence. A config without a labgrid place is yielded unchanged.
 
     Args:
-        holder: a name that no other one has; a place that it has already (it was killed) is taken over.
+        holder: unique name of the holder. If it already has the place (it was killed), it takes the place over.
 
     Raises:
-        UsageError: labgrid's command line, the place or its ``NetworkService`` is not there.
-        BoardError: somebody else has the place, the coordinator or the exporter does not answer, or labgrid refused.
+        UsageError: labgrid-client, the place or the ``NetworkService`` is missing.
+        BoardError: another user has the place, the coordinator or exporter is unreachable, or labgrid failed.
     """
     if not config.labgrid.place:
         yield config
@@ -73,21 +75,21 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
         hooks = {**place.power(resources), **config.power.hooks}
         yield replace(config, connection=connection, power=replace(config.power, hooks=hooks))
     finally:
-        # Whoever kicked us out, or a coordinator that is gone, has released it.
+        # The place may already be released: by a user with --kick, or by a lost coordinator.
         with contextlib.suppress(BoardError, UsageError):
             place.release()
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place of a labgrid coordinator, through ``labgrid-client``."""
+    """Place of a labgrid coordinator, accessed with ``labgrid-client``."""
 
     labgrid: Labgrid
     holder: str
     board: str
 
     def acquire(self) -> None:
-        """Take it, unless it is ours already; BoardBusy where somebody else has it."""
+        """Acquire the place, unless this holder already has it. Raises BoardBusy if another user has it."""
         try:
             self._call("acquire")
         except BoardBusy:
@@ -95,46 +97,46 @@ class Place:
                 raise
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the place."""
         self._call("release")
 
     def held(self) -> bool:
-        """Whether it is still ours: an admin of labgrid may take a place from anybody."""
+        """Return True if this holder still has the place. A labgrid admin can release any place."""
         return self.show()[0] == self._me
 
     def show(self) -> tuple[str, dict[str, Resource]]:
-        """Who has the place ("" for nobody), and its resources by name; UsageError where there is no such place."""
+        """Return the place's holder ("" if free) and resources by name. Raises UsageError for an unknown place."""
         lines = self._call("show").splitlines()
-        # A name that there is not finds what it is a part of.
+        # labgrid-client accepts a part of a name and shows a different place.
         if lines[:1] != [f"Place '{self.labgrid.place}':"]:
             raise UsageError(
-                f"labgrid has no place {self.labgrid.place!r}",
+                f"labgrid place {self.labgrid.place!r} not found",
                 board=self.board,
-                hint="labgrid-client places lists those that there are",
+                hint="list all places: labgrid-client places",
             )
         owner = next((line.partition(": ")[2] for line in lines if line.startswith("  acquired: ")), "None")
         return "" if owner == "None" else owner, _resources(lines)
 
     def address(self, resources: Mapping[str, Resource]) -> str:
-        """``USER@HOST:PORT`` of its ``NetworkService``."""
+        """Return ``USER@HOST:PORT`` of the place's ``NetworkService``."""
         services = {name: one for name, one in resources.items() if one.get("cls") == "NetworkService"}
         named = self.labgrid.service
         if (named and named not in services) or (not named and len(services) != 1):
             has = f"has the services {', '.join(services)}" if services else "has no NetworkService"
             raise UsageError(
-                f"labgrid's place {self.labgrid.place} {has}",
+                f"labgrid place {self.labgrid.place} {has}",
                 board=self.board,
-                hint="[labgrid] service names one; the place needs it for SSH"
+                hint="select the service for SSH with [labgrid] service"
                 if services
-                else "add one to its exporter",
+                else "add a NetworkService to the exporter",
             )
         service = services[named] if named else next(iter(services.values()))
         if not service.get("avail"):
-            raise BoardUnreachable(f"labgrid says that {self.labgrid.place} is not there now", board=self.board)
+            raise BoardUnreachable(f"labgrid reports that {self.labgrid.place} is unavailable", board=self.board)
         return _ssh_address(service.get("params", {}), self.board)
 
     def power(self, resources: Mapping[str, Resource]) -> dict[str, Command]:
-        """Hooks for the table ``[power]``: labgrid's own switching of the place, where it has a power port."""
+        """Return hooks for the table ``[power]`` that call labgrid; empty if the place has no power port."""
         if not any("Power" in str(one.get("cls")) for one in resources.values()):
             return {}
         settings = [f"{name}={value}" for name, value in self._settings.items()]
@@ -144,7 +146,7 @@ class Place:
 
     @property
     def _settings(self) -> dict[str, str]:
-        """Who we are to labgrid, and where its coordinator is."""
+        """Environment variables for labgrid-client: host and user names, and the coordinator."""
         host, user = self._me.split("/")
         where = {"LG_COORDINATOR": self.labgrid.coordinator} if self.labgrid.coordinator else {}
         return {"LG_HOSTNAME": host, "LG_USERNAME": user, **where}
@@ -172,12 +174,12 @@ class Place:
             )
         except OSError as error:
             raise UsageError(
-                f"labgrid's command line cannot be started: {error}",
+                f"cannot start the labgrid client: {error}",
                 board=self.board,
-                hint="install it beside hil (uv tool install labgrid), or name it: [labgrid] client = ...",
+                hint="install it (uv tool install labgrid), or set its path: [labgrid] client = ...",
             ) from error
         except subprocess.TimeoutExpired as error:
-            raise BoardUnreachable(f"{shlex.join(command)} took over {_CALL_S:g} s", board=self.board) from error
+            raise BoardUnreachable(f"{shlex.join(command)} timed out after {_CALL_S:g} s", board=self.board) from error
         if done.returncode:
             raise _meaning(done.stdout, action, self.labgrid.place, self.board)
         return done.stdout
@@ -190,11 +192,11 @@ def _meaning(output: str, action: str, place: str, board: str) -> BoardError | U
             return kind(
                 f"labgrid: {line.partition('Error: ')[2] or line}", board=board, hint=hint.replace("PLACE", place)
             )
-    return BoardError(f"labgrid could not {action} the place {place}", board=board, detail=output[-_SHOWN:])
+    return BoardError(f"labgrid could not {action} place {place}", board=board, detail=output[-_SHOWN:])
 
 
 def _resources(lines: list[str]) -> dict[str, Resource]:
-    """The resources that ``labgrid-client show`` printed: a line with the name, then a Python literal, indented."""
+    """Parse the resources in the output of ``labgrid-client show``: a name line, then an indented Python literal."""
     found: dict[str, Resource] = {}
     name, block = "", ""
     for line in [*lines, "end"]:
@@ -213,17 +215,17 @@ def _resources(lines: list[str]) -> dict[str, Resource]:
 def _ssh_address(params: Mapping[str, Any], board: str) -> str:
     host, user, port = (str(params.get(key) or "") for key in ("address", "username", "port"))
     if not host or not user:
-        raise UsageError("labgrid's NetworkService has no address or no username", board=board)
+        raise UsageError("labgrid's NetworkService lacks an address or username", board=board)
     if params.get("extra", {}).get("proxy_required"):
         raise UsageError(
-            f"labgrid reaches {host} only by way of {params['extra'].get('proxy')}",
+            f"labgrid reaches {host} only through the proxy {params['extra'].get('proxy')}",
             board=board,
-            hint="name it in the ssh config (ProxyJump) and set [connection] address, or run the farm's host there",
+            hint="set ProxyJump in the SSH config and [connection] address, or run the farm host on the proxy",
         )
     host = f"[{host}]" if ":" in host else host
     return f"{user}@{host}:{port}" if port else f"{user}@{host}"
 
 
 def _word(text: str) -> str:
-    """A text as part of a name that labgrid takes: it splits at slashes."""
+    """Replace characters that labgrid does not allow in a name part: it splits names at slashes."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-") or "host"

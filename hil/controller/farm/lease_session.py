@@ -1,13 +1,14 @@
-"""A board of the farm that is leased to us: queued for, kept by beats, given back. ``--board farm:SELECTOR``."""
+"""Lease of a farm board: queue, keep the lease with heartbeats, return the board. ``--board farm:SELECTOR``."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,18 +16,18 @@ from typing import Any
 
 import grpc
 import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.link import Link
-from hil.controller.farm.client import SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
+from hil.controller.farm.client import RESTART_S, SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.paths import FarmAddress, farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
 from hil.core.board_config import BoardConfig
 from hil.core.boards import parse_board
+from hil.core.config_files import asks_for, parse_toml
 from hil.core.text import TextSink
-from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded
+from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 _BEAT_S = 1.5
@@ -34,9 +35,9 @@ _PAUSE_S = (0.1, 2.0)
 _CLOSE_S = 5.0
 _DIAL_S = 10.0
 _SLICE_S = 0.2
-# So long a farm may take to say whether there is a board.
+# Time limit for the farm's first reply, grant or queue position.
 _ANSWER_S = 10.0
-# Who gets a board at once need not be told that it waits for one.
+# Do not report waiting if a board is available at once.
 _QUIET_S = 0.5
 _LOOK_S = 3.0
 _QUEUE_MOST = 10_000
@@ -44,15 +45,18 @@ _PATIENCE_S = 1.0
 
 
 class LeaseSession:
-    """A lease, from the order to its end. A context manager that gives the board back.
+    """Lease from submission to end. A context manager that returns the board.
 
-    A stream to the farm stands for it; where that breaks, it is taken up again at any gateway. :meth:`close` may be
-    called at any time, by any thread.
+    A stream to the farm keeps the lease. If it breaks, the lease is resumed at any gateway. :meth:`close` is
+    thread-safe and can be called at any time. The client waits up to ``wait_s`` for a restarting gateway.
     """
 
-    def __init__(self, address: FarmAddress, order: Submission) -> None:
+    def __init__(
+        self, address: FarmAddress, order: Submission, *, wait_s: float = RESTART_S, say: TextSink = lambda text: None
+    ) -> None:
         self._order = order
-        self._client = FarmClient(address, patience_s=_PATIENCE_S, call_s=_LOOK_S)
+        restart_s = min(wait_s, RESTART_S)
+        self._client = FarmClient(address, patience_s=_PATIENCE_S, call_s=_LOOK_S, restart_s=restart_s, say=say)
         self._closing = threading.Event()
         self._there = threading.Event()
         self._changed = threading.Condition()
@@ -66,26 +70,26 @@ class LeaseSession:
 
     @property
     def held(self) -> GrantedLease:
-        """What was granted; to be asked after :meth:`wait` said so."""
+        """The granted lease. Raises FarmError before :meth:`wait` returned True."""
         if self._held is None:
             raise FarmError("no board is leased yet")
         return self._held
 
     @property
     def name(self) -> str:
-        """The name of the board that was granted."""
+        """Name of the granted board."""
         return self.held.card.name
 
     @property
     def over(self) -> str:
-        """Why the lease ended, though nobody here gave it back; "" where it goes on."""
+        """Reason why the farm ended the lease; "" while it lasts or if it was closed here."""
         return self._over.message if self._over else ""
 
     def queue_text(self) -> str:
-        """How many go first, in words; "" while that is not known."""
+        """Return the number of jobs ahead, or why no board is available; "" if unknown."""
         mine = self._waiting
-        if not mine.name:
-            return ""
+        if not mine.name or mine.blocked:
+            return mine.blocked
         try:
             queued = self._client.ask("jobs", state=[JobState.QUEUED.value], limit=_QUEUE_MOST)
         except HilError:
@@ -95,52 +99,56 @@ class LeaseSession:
         return f"{ahead} ahead of you" if ahead else "you are next"
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a board, at most so long; whether there is one. It may be asked again: the place in the queue stays.
+        """Wait up to ``seconds`` for a board. Returns True if it is granted. Repeated calls keep the queue position.
 
         Raises:
-            HilError: the farm refused us; it gave up, or no board of it will ever do (FarmError).
+            HilError: the farm refused the lease.
+            FarmError: the farm ended the lease, or no board can ever match.
         """
         return self._wait_for(lambda: self._held is not None, seconds)
 
     def wait_told(self, seconds: float, say: TextSink) -> None:
-        """Wait for a board, at most so long once the farm has none for us, and tell how that goes.
+        """Wait for a board and report the progress.
+
+        Args:
+            seconds: limit, counted from the time when the farm queued the lease.
 
         Raises:
-            BoardBusy: there was none in time.
-            FarmUnreachable: the farm has said nothing in that time.
-            FarmError: as :meth:`wait`, or it was given back meanwhile.
+            BoardBusy: no board became available in time.
+            FarmUnreachable: the farm did not reply in that time.
+            FarmError: as :meth:`wait`, or the lease was closed meanwhile.
         """
         begin, last, look = time.monotonic(), "", _QUIET_S
         if self._wait_for(lambda: self._held is not None or self._is_queued, _ANSWER_S):
             begin = time.monotonic()
         elif not self._waiting.name and seconds <= _ANSWER_S:
-            raise FarmUnreachable(f"the farm has not said within {_ANSWER_S:g} s whether it has a board")
+            raise FarmUnreachable(f"no response from the farm within {_ANSWER_S:g} s")
         while not self.wait(min(look, max(begin + seconds - time.monotonic(), 0.0))):
             if self._closing.is_set():
-                raise FarmError("the lease was given back")
+                raise FarmError("the lease was released")
             text = self.queue_text()
             if time.monotonic() - begin >= seconds:
                 raise BoardBusy(
-                    f"the farm had no board for us within {seconds:g} s" + (f": {text}" if text else ""),
-                    hint="--wait S waits longer; `hil farm boards` shows who has them",
+                    f"no farm board became available within {seconds:g} s" + (f": {text}" if text else ""),
+                    hint="use --wait S to wait longer; `hil farm boards` shows the current users",
                 )
             if text and text != last:
-                say(f"waiting for a board of the farm: {text}")
+                say(f"waiting for a farm board: {text}")
             last, look = text, _LOOK_S
         place = _place(self.held.card)
-        say(f"board {self.name} of the farm" + (f" ({place})" if place else ""))
+        say(f"farm board {self.name}" + (f" ({place})" if place else ""))
 
     def ended(self, seconds: float) -> str:
-        """Why the lease ended; waits so long for it to end. "" where it goes on."""
+        """Wait up to ``seconds`` for the lease to end, and return the reason; "" if it lasts."""
         with self._changed:
             self._changed.wait_for(lambda: self._over is not None or self._closing.is_set(), seconds)
             return self.over
 
     @cached_property
     def address(self) -> str:
-        """Where the board's agent is reached from here: itself, or through the farm."""
+        """Address of the board's agent: direct on the same machine, otherwise a tunnel through the farm."""
         card = self.held.card
-        # Only the host's own user can open its sockets.
+        # Only the host's user can open the host's sockets.
         path = card.direct.removeprefix("unix:")
         if path != card.direct and card.machine == machine_id() and os.access(path, os.W_OK):
             return card.direct
@@ -149,23 +157,23 @@ class LeaseSession:
 
     @property
     def config(self) -> BoardConfig:
-        """The leased board's config, for as long as the lease goes on; NoSuchBoard where the board has no agent."""
+        """Config of the leased board, valid during the lease. Raises NoSuchBoard if the board has no agent."""
         text = leased_config(self.held.card, self.held.grant, self.address)
         config = parse_board(text, Path(f"{self.name}.toml"))
         if config.command.kind == "command":
             raise NoSuchBoard(
-                "it has no agent, so nobody can hold it",
+                "boards without an agent cannot be leased",
                 board=self.name,
-                hint="`hil farm submit` runs models on it; a selector with !agentless leaves such boards out",
+                hint="`hil farm submit` runs models on such boards; the selector !agentless excludes them",
             )
         return config
 
     def log(self) -> str:
-        """What the tunnel had to say."""
+        """Return the tunnel's log."""
         return self._tunnel.log() if self._tunnel else ""
 
     def close(self) -> None:
-        """Give the board back, or leave the queue; the farm knows it when this returns. Again: does nothing."""
+        """Return the board or leave the queue, and wait for the farm. Idempotent."""
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
@@ -184,21 +192,21 @@ class LeaseSession:
 
     @property
     def _is_queued(self) -> bool:
-        """Whether the farm has no board for us now; one that it makes ready for us is one."""
+        """Whether the lease waits in the queue. A board that the farm prepares for it does not count as waiting."""
         return self._waiting.state == JobState.QUEUED.value
 
     def _wait_for(self, come: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
             deadline = time.monotonic() + seconds
             while not (come() or self._over or self._closing.is_set()) and (left := deadline - time.monotonic()) > 0:
-                # In slices, so that Ctrl-C is heard on every platform.
+                # In slices, so that Ctrl-C works on every platform.
                 self._changed.wait(min(left, _SLICE_S))
             if self._over is not None:
                 raise self._over
             return come()
 
     def _keep(self) -> None:
-        """Keep a stream to the farm until the lease is over or given back."""
+        """Keep a stream to the farm while the lease lasts."""
         pause, longest = _PAUSE_S
         while True:
             began = time.monotonic()
@@ -209,7 +217,7 @@ class LeaseSession:
                 if isinstance(error, grpc.RpcError) and not is_away(error):
                     self._end(translated(error))
                 elif not is_away(error):
-                    self._end(FarmError(f"the farm cannot be understood: {error}"))
+                    self._end(FarmError(f"invalid response from the farm: {error}"))
             if self._over is not None or self._closing.is_set():
                 return
             pause = _PAUSE_S[0] if time.monotonic() - began > longest else min(pause * 2, longest)
@@ -218,7 +226,7 @@ class LeaseSession:
                 self._client.connect()
 
     def _talk(self) -> None:
-        """One stream, from its opening to its end."""
+        """Open or resume the lease on a stream, and process the replies."""
         if self._held is None:
             opening = pb.LeaseRequest(open=submission_message(self._order))
         else:
@@ -235,7 +243,7 @@ class LeaseSession:
 
     def _requests(self, opening: pb.LeaseRequest, ended: threading.Event) -> Iterator[pb.LeaseRequest]:
         yield opening
-        # Its end is the stream's: the farm takes the board back.
+        # Ending the requests ends the stream: the farm takes the board back.
         while not self._closing.wait(_BEAT_S) and not ended.is_set():
             yield pb.LeaseRequest(beat=pb.Beat())
 
@@ -248,44 +256,54 @@ class LeaseSession:
                 granted = reply.granted
                 self._held = GrantedLease(grant_of(granted.grant), card_of(granted.card), granted.key)
             elif kind == "over":
-                self._end(FarmError(reply.over or "the farm says no more"))
+                self._end(FarmError(reply.over or "the lease has ended"))
             self._changed.notify_all()
 
     def _end(self, error: HilError) -> None:
         with self._changed:
-            # What we end ourselves is no news.
+            # Ignore errors after a local close.
             if not self._closing.is_set():
                 self._over = self._over or error
             self._changed.notify_all()
 
     def _dial(self, pieces: Iterator[pb.Piece]) -> Any:
-        """A stream to the agent; a gateway that is away for now is waited for."""
+        """Open a stream to the agent. Waits for a gateway that is temporarily unavailable."""
         self._there.wait(_DIAL_S)
         held = self.held
         keys = [(LEASE_KEY, str(held.grant.lease)), (LEASE_SECRET_KEY, held.key)]
         try:
             return self._client.stub.Dial(pieces, metadata=[*self._client.metadata, *keys])
         except ValueError as error:
-            raise FarmUnreachable("no gateway of the farm answers any more") from error
+            raise FarmUnreachable("no farm gateway responds") from error
 
 
 def _turn(priority: str, submission: int) -> tuple[int, int]:
-    """Return a sort key of queued jobs: those of a higher class go first, then those that came first."""
-    return list(Priority).index(Priority(priority)), submission
+    """Return a sort key for queued jobs: by priority class, then by submission."""
+    classes = [one.value for one in Priority]
+    # A gateway of a newer release may have more priority classes.
+    return classes.index(priority) if priority in classes else len(classes), submission
 
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# As others see it.
+# Maximum characters; other users see the purpose.
 _LONGEST_PURPOSE = 200
-# A lease that no other time is told for lasts as long as whoever has it beats, but a day at most.
+# Above the size of any real board config. Parsing a megabyte of TOML takes minutes.
+_MAX_CONFIG = 1 << 16
+# The config comes from the farm, not from the user: a host or gateway must not make the compiler write files or start a
+# linker.
+_TARGET_FLAG = re.compile(r"--[\w-]*target[\w-]*=[^/\s]*")
+# Numbers, types, levels and switches usually do not name files or programs, but with such a flag they could.
+_PLAIN_VALUE = re.compile(r"--[\w-]+=(?:true|false|all|\d+|O[0-3sz]|[suib]?[if]\d+|(?:b?float|u?int)\d+)")
+_ACTING_FLAG = re.compile(r"dump|path|file|dir|output|link|tool|load|plugin|save|write|trace")
+# Default duration of a lease: while the holder sends heartbeats, at most a day.
 MOST_S = 86400.0
 
 
 def lease_order(
     selector: str, purpose: str, *, for_s: float = MOST_S, priority: Priority = Priority.NORMAL, project: str = ""
 ) -> Submission:
-    """The order of a lease; others see the purpose."""
+    """Return the submission for a lease. Other users see ``purpose``."""
     purpose = purpose[:_LONGEST_PURPOSE]
     specs, title = (JobSpec(Kind.LEASE, {"purpose": purpose}),), purpose or "lease"
     return Submission(title, specs, selector=selector, timeout_s=for_s, priority=priority, project=project)
@@ -293,28 +311,54 @@ def lease_order(
 
 @dataclass(frozen=True)
 class GrantedLease:
-    """What was granted."""
+    """Granted lease with board and secret."""
 
     grant: Grant
     card: BoardCard
-    key: str  # shows that the lease is ours
+    key: str  # secret that proves ownership of the lease
 
 
 def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
-    """The board config, as TOML, of a board that is leased; whoever reads it reaches the agent at ``address``."""
+    """Return the config of a leased board as TOML, with the agent at ``address``.
+
+    Raises:
+        FarmError: the farm's config is invalid, or contains settings with side effects on this machine.
+    """
+    if len(card.config) > _MAX_CONFIG:
+        raise FarmError(
+            f"the farm's config of {card.name} has {len(card.config)} characters; the limit is {_MAX_CONFIG}"
+        )
+    path = Path(f"{card.name}.toml")
     try:
-        config = tomlkit.parse(card.config)
-    except TOMLKitError as error:
-        raise FarmError(f"the config that the farm has of {card.name} cannot be read: {error}") from error
+        config = parse_toml(card.config, path)
+        parse_board(card.config, path)
+    except UsageError as error:
+        raise FarmError(f"cannot read the farm's config of {card.name}: {error.message}") from error
     own = config.get("board", {})
     board = {key: own[key] for key in ("description", "runtime", "arithmetic") if key in own}
     board |= {"name": card.name, "hw_type": card.hw_type or own.get("hw_type", card.name)}
-    # Only its host can switch its power or reach it otherwise.
-    for table in ("connection", "power", "labgrid"):
+    # Only the host can switch the board's power or connect by other means.
+    for table in ("connection", "power", "recover", "labgrid"):
         config.pop(table, None)
+    if refused := [*asks_for({**config, "compile_flags": {}}), *_unsafe_flags(config.get("compile_flags", {}))]:
+        raise FarmError(
+            f"the farm's config of {card.name} has settings that leased boards may not use: {', '.join(refused)}",
+            hint="`hil farm submit` compiles on the board's host; --compile-flag sets your flags",
+        )
     config["board"] = board
     config["connection"] = {"address": address, "fence": grant.fence, "lease": describe_lease(card, grant)}
     return tomlkit.dumps(config)
+
+
+def _unsafe_flags(flags: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the compiler flags that may do more than select code: some write files or start programs."""
+    return [f"{name} {flag}" for name, some in flags.items() for flag in some if not _is_safe(flag)]
+
+
+def _is_safe(flag: str) -> bool:
+    if _ACTING_FLAG.search(flag):
+        return False
+    return bool(_TARGET_FLAG.fullmatch(flag) or _PLAIN_VALUE.fullmatch(flag))
 
 
 def _place(card: BoardCard) -> str:
@@ -322,40 +366,40 @@ def _place(card: BoardCard) -> str:
 
 
 def describe_lease(card: BoardCard, grant: Grant) -> str:
-    """Which lease it is, for results: ``job 17, lease 5, lab1-host at lab1``."""
+    """Identify the lease for stored results: ``job 17, lease 5, lab1-host at lab1``."""
     return ", ".join(part for part in (f"job {grant.job}", f"lease {grant.lease}", _place(card)) if part)
 
 
 def machine_id() -> str:
-    """What tells this machine, since it was booted, from any other one."""
+    """Return the boot id of this machine, or the MAC address if unavailable."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return f"{uuid.getnode():012x}"
 
 
-# So long after an error of the board the farm's reason for it may come.
+# After a board error, wait this long for the farm's reason.
 _REASON_S = 5.0
 
 
 class FarmProvider:
-    """The lab farm as a provider of boards (:class:`hil.controller.devices.links.link.BoardProvider`)."""
+    """Lab farm as a board provider (:class:`hil.controller.devices.links.link.BoardProvider`)."""
 
     def order(self, selector: str, purpose: str) -> LeaseSession:
         """Queue for a board of the farm."""
         return LeaseSession(farm_address(), lease_order(selector, purpose))
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
-        """The link to a board of the farm, which it is given back to when the link is closed."""
-        lease = self.order(selector, purpose)
+        """Lease a board and return the link to it. Closing the link returns the board."""
+        lease = LeaseSession(farm_address(), lease_order(selector, purpose), wait_s=wait_s, say=say)
         try:
             lease.wait_told(wait_s, say)
             config = lease.config
             if runtime and config.devices and runtime not in config.devices:
                 raise NoSuchBoard(
-                    f"it has no runtime {runtime!r}",
+                    f"runtime {runtime!r} not found on this board",
                     board=config.name,
-                    hint=f"its runtimes: {', '.join(config.devices)}; a narrower selector picks another board",
+                    hint=f"available runtimes: {', '.join(config.devices)}; use a narrower selector",
                 )
 
             def renew() -> Target:

@@ -1,4 +1,4 @@
-"""A whole farm on one machine, in a folder: its database, a gateway, a host for its boards, kept running, and ended."""
+"""Run a farm on this machine, from a home directory: database, gateway and a host for the boards."""
 
 from __future__ import annotations
 
@@ -25,40 +25,41 @@ from hil.controller.farm.paths import (
     DB_VARIABLE,
     FARM_VARIABLE,
     HOME_VARIABLE,
+    SHEET,
     TOKEN_VARIABLE,
     FarmAddress,
     is_there,
+    sheet_of,
     socket_of,
     token_file,
 )
 from hil.controller.farm.processes import SupervisedProcess, end_noted, start_time
 from hil.controller.farm.settings import load_settings
-from hil.core.files import write_atomic
+from hil.core.files import read_text, write_atomic
 from hil.core.processes import module_command
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
+from hil.protocol.local_socket import LONGEST_PATH
 
-# What the extra `farm` brings, but for the database of one's own.
+# Packages of the extra `farm`, without those of the embedded database.
 _PACKAGES = ("psycopg", "psycopg_pool", "procrastinate", "fsspec", "prometheus_client")
-LOCK, SHEET, LOGS = "up.lock", "up.json", "logs"
-# A Unix socket's path has at most 107 bytes.
-_LONGEST_SOCKET = 107
+LOCK, LOGS = "up.lock", "logs"
 
 
 def need_packages() -> None:
-    """Refuse to run a farm without the packages that it needs; whoever only uses one needs none of them."""
+    """Raise UsageError if packages for running a farm are missing. Farm clients do not need them."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"running a farm needs {', '.join(missing)}", hint="pip install 'hil[farm]'")
+        raise UsageError(f"missing packages for running a farm: {', '.join(missing)}", hint="pip install 'hil[farm]'")
 
 
 def prepare_home(home: Path) -> None:
-    """Make a farm's folder where it is not there, for its owner alone.
+    """Create a farm's home directory, accessible only to the owner.
 
     Raises:
-        UsageError: its path is too long.
-        StorageError: it cannot be written.
+        UsageError: the path is too long.
+        StorageError: the directory cannot be written.
     """
-    if len(os.fsencode(socket_of(home))) > _LONGEST_SOCKET:
-        raise UsageError(f"{home} is too long a path for a socket", hint=f"set {HOME_VARIABLE} to a shorter one")
+    if len(os.fsencode(socket_of(home))) > LONGEST_PATH:
+        raise UsageError(f"path too long for a socket: {home}", hint=f"set {HOME_VARIABLE} to a shorter path")
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         (home / LOGS).mkdir(exist_ok=True)
@@ -67,29 +68,20 @@ def prepare_home(home: Path) -> None:
 
 
 def ask(home: Path, what: str, **arguments: Any) -> Any:
-    """Ask the farm of a home, without patience; FarmUnreachable where it does not answer."""
+    """Query the farm of a home, without retries. Raises FarmUnreachable if it does not respond."""
     try:
-        token = token_file(home).read_text().strip()
+        token = read_text(token_file(home)).strip()
     except OSError as error:
-        raise FarmUnreachable(f"{home} has no token") from error
+        raise FarmUnreachable(f"token not found in {home}") from error
     with FarmClient(FarmAddress((f"unix:{socket_of(home)}",), token), patience_s=0) as farm:
         return farm.ask(what, **arguments)
 
 
-def sheet_of(home: Path) -> dict[str, Any] | None:
-    """What the farm of a home that is up, or starting, says of itself; None where there is none."""
-    try:
-        found: dict[str, Any] = json.loads((home / SHEET).read_text())
-        return found
-    except (OSError, ValueError):
-        return None
-
-
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file that appears at once, and is never readable by more than its mode says.
+    """Write a file atomically. The permissions never exceed ``mode``.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     try:
         write_atomic(path, text, mode=mode)
@@ -103,31 +95,31 @@ _SERVE_S = 60.0
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What `hil farm up` was asked for; every field has the option of its name."""
+    """Options of `hil farm up`; each field corresponds to the option of the same name."""
 
     sims: int = 0
     boards: tuple[str, ...] = ()
     site: str = ""
-    db: str = ""  # URL of a PostgreSQL; "" is an embedded one
-    listen: str = ""  # ``HOST:PORT`` for users and hosts elsewhere; "" is none
-    # tls_cert, tls_key: PEM files for that.
+    db: str = ""  # PostgreSQL URL; "" uses an embedded server
+    listen: str = ""  # ``HOST:PORT`` for remote users and hosts; "" for none
+    # PEM files for ``listen``.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     metrics: str = ""
 
     @property
     def count(self) -> int:
-        """How many boards there are to be."""
+        """Expected number of boards."""
         return self.sims + len(self.boards)
 
     def host_arguments(self) -> list[str]:
-        """The options that say it of the boards."""
+        """Return the options for `hil farm host`."""
         sims = ["--sim", str(self.sims)] if self.sims else []
         site = ["--site", self.site] if self.site else []
         return [*sims, *site, *(word for board in self.boards for word in ("--board", board))]
 
     def gateway_arguments(self) -> list[str]:
-        """The options that say it of the gateway."""
+        """Return the options for `hil farm gateway`."""
         files = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
         named = {"--listen": self.listen, "--metrics": self.metrics}
         named |= {name: str(path.absolute()) for name, path in files.items() if path}
@@ -135,11 +127,11 @@ class UpOptions:
 
 
 class LocalFarm:
-    """The farm of a home. A context manager: inside it serves, afterwards nothing of it is left but its data.
+    """Farm of a home directory. A context manager: the farm serves inside it, and only data remains afterwards.
 
     Raises:
-        FarmError: one of this home is up already, or it does not start.
-        KeyboardInterrupt: it is to end before it serves.
+        FarmError: a farm of this home is already running, or it does not start.
+        KeyboardInterrupt: it was stopped before it could serve.
     """
 
     def __init__(self, home: Path, wishes: UpOptions, say: Callable[[str], None], over: threading.Event) -> None:
@@ -157,9 +149,9 @@ class LocalFarm:
             self._lock.acquire()
         except filelock.Timeout:
             raise FarmError(
-                f"the farm of {self.home} is up already",
-                hint="hil farm down ends it; hil farm host --name OTHER --board NAME gives it one more board; "
-                "another HIL_FARM_HOME is another farm",
+                f"the farm in {self.home} is already running",
+                hint="hil farm down stops it; hil farm host --name OTHER --board NAME adds a board; "
+                "for a separate farm, set HIL_FARM_HOME",
             ) from None
         except OSError as error:
             raise StorageError(f"{self.home} cannot be written: {error}") from error
@@ -199,7 +191,7 @@ class LocalFarm:
             raise KeyboardInterrupt
 
     def _keep(self, name: str, *arguments: str, **more: str) -> SupervisedProcess:
-        """Start a process of the farm, ``hil farm NAME ARGUMENTS``, and keep it."""
+        """Start and supervise a process of the farm: ``hil farm NAME ARGUMENTS``."""
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
         environment |= {HOME_VARIABLE: str(self.home), **more}
@@ -214,7 +206,7 @@ class LocalFarm:
         while not socket_of(self.home).exists() or not self._answers():
             self._check_over()
             if gateway.pid is None or time.monotonic() > deadline:
-                raise FarmError("the farm's gateway does not start", hint=f"see {gateway.log}", detail=gateway.tail())
+                raise FarmError("the farm's gateway failed to start", hint=f"see {gateway.log}", detail=gateway.tail())
             time.sleep(0.05)
 
     def _answers(self) -> bool:
@@ -224,16 +216,16 @@ class LocalFarm:
         return False
 
     def watch(self) -> None:
-        """Keep everything running until it is over."""
+        """Restart dead processes while the farm runs."""
         known: dict[str, str] = {}
         next_ask = 0.0
         while not self._over.wait(_LOOK_S):
             if self._database is not None and not self._database.is_alive():
-                self._say("the database died; it starts again")
+                self._say("the database died; restarting it")
                 try:
                     self._database.start()
                 except HilError as error:
-                    self._say(f"the database does not start: {error.message}")
+                    self._say(f"the database failed to start: {error.message}")
                     self._over.wait(2)
             for kept in self._kept:
                 kept.look()
@@ -241,7 +233,7 @@ class LocalFarm:
                 known, next_ask = self._tell_boards(known), time.monotonic() + 1.0
 
     def _tell_boards(self, known: dict[str, str]) -> dict[str, str]:
-        """Say which boards have another state than before; the farm is ready when all of ours are checked."""
+        """Report changed board states. The farm is ready when all boards have been checked."""
         if not self.wishes.count:
             return known
         try:
@@ -252,7 +244,7 @@ class LocalFarm:
             if known.get(name) != state:
                 self._say(f"board     {name} {state}")
         checked = [state for state in now.values() if state not in (BoardState.SUSPECT, BoardState.OFFLINE)]
-        with contextlib.suppress(StorageError):  # the disk is full: the farm goes on
+        with contextlib.suppress(StorageError):  # disk full: the farm continues
             self._write_sheet(ready=len(checked) >= self.wishes.count)
         return now
 
@@ -264,7 +256,7 @@ class LocalFarm:
             self._sheet = text
 
     def stop(self) -> None:
-        """End all of it, in order: first nothing new is begun, then nobody is served, then nothing is written."""
+        """Stop the farm in order: host, gateway, database."""
         (self.home / SHEET).unlink(missing_ok=True)
         for kept in reversed(self._kept):
             kept.stop()
@@ -277,7 +269,7 @@ class LocalFarm:
 
 
 async def _prepare(url: str, token: Path) -> None:
-    """Bring the database up to date, and see that whoever runs the farm has a token for it."""
+    """Migrate the database, and create an admin token if the stored token is missing or invalid."""
     from hil.controller.farm.store.access import add_token, principal_of
     from hil.controller.farm.store.database import Database, migrate
 
@@ -285,7 +277,7 @@ async def _prepare(url: str, token: Path) -> None:
     database = await Database.open(url)
     try:
         async with database.transaction() as tx:
-            if token.exists() and await principal_of(tx, token.read_text().strip()) is not None:
+            if token.exists() and await principal_of(tx, read_text(token).strip()) is not None:
                 return
             made = await add_token(tx, getpass.getuser(), Role.ADMIN, "", "hil farm up", None)
     finally:
@@ -297,11 +289,11 @@ _END_S, _GONE_S = 90.0, 5.0
 
 
 def end_farm(home: Path) -> bool:
-    """End the farm of a home and wait until it has ended, and whatever a killed one left; whether there was one.
+    """Stop the farm of a home, and clean up leftover processes. Returns True if anything was running.
 
     Raises:
-        FarmError: it does not end.
-        UsageError: it is another user's.
+        FarmError: the farm does not stop.
+        UsageError: the farm belongs to another user.
     """
     if not is_there(home / LOCK):
         return False
@@ -313,9 +305,7 @@ def end_farm(home: Path) -> bool:
         was_up = True
         sheet = sheet_of(home)
         if sheet is None:
-            raise FarmError(
-                f"the farm of {home} is just ending, or starting", hint="try it again in a moment"
-            ) from None
+            raise FarmError(f"the farm in {home} is starting or stopping", hint="retry in a moment") from None
         pid = int(sheet["pid"])
         this_one = start_time(pid)
         with contextlib.suppress(ProcessLookupError):
@@ -323,8 +313,8 @@ def end_farm(home: Path) -> bool:
         try:
             lock.acquire(timeout=_END_S)
         except filelock.Timeout as error:
-            raise FarmError(f"the farm of {home} does not end", hint=f"kill -9 {pid}") from error
-        # It gives the lock back a moment before it is gone.
+            raise FarmError(f"the farm in {home} does not stop", hint=f"kill -9 {pid}") from error
+        # The lock is released shortly before the process ends.
         deadline = time.monotonic() + _GONE_S
         while this_one and start_time(pid) == this_one and time.monotonic() < deadline:
             time.sleep(0.01)

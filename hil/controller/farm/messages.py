@@ -1,7 +1,7 @@
-"""The farm's documents (jobs, boards, leases, results) and the states that they are in.
+"""The farm's documents (jobs, boards, leases, results) and their states.
 
-:mod:`.rpc` turns them into messages of the protocol. :class:`JobSpec`, :class:`JobResult` and :class:`BoardCard` are
-also stored in the database, as JSON (``to_json`` and ``of_json``).
+:mod:`.rpc` converts them to protocol messages. The database stores :class:`JobSpec`,
+:class:`JobResult` and :class:`BoardCard` as JSON (``to_json`` and ``of_json``).
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from hil.core.text import jsonable
 from hil.errors import UsageError
 
 D = TypeVar("D", bound="Document")
-_LONGEST_NAME = 40  # of a job
-# A board never comes to this fence by use (a lease a second for 68 years). A higher one would lock out the board's
-# next owner, so it is neither stored nor passed on. An agent that lost its fence takes a step of twice as much.
+_LONGEST_NAME = 40  # of a job, in characters
+# Normal use never reaches this fence (one lease a second takes 68 years). A higher fence would lock out later sessions,
+# so it is not stored or sent. An agent that lost the fence skips ahead by twice this value.
 MOST_FENCE = 1 << 31
+# After the timeout, a job may occupy the board for this long while the host checks the board.
+PROBE_S = 60.0
 
 
 class Kind(str, Enum):
-    """What a job does on its board."""
+    """Type of job."""
 
-    RUN = "run"  # models: hil run
-    BUNDLE = "bundle"  # hil bundle run
-    SUITE = "suite"  # some cases of a suite: hil suite run
-    LEASE = "lease"  # nothing: a person or a program has the board
-    HEALTH = "health"  # a check: a tiny model must run and be right
+    RUN = "run"  # run models: hil run
+    BUNDLE = "bundle"  # run a bundle: hil bundle run
+    SUITE = "suite"  # run some cases of a suite: hil suite run
+    LEASE = "lease"  # lease the board to a user or a program
+    HEALTH = "health"  # check the board with a tiny model and compare outputs
 
 
 class Priority(str, Enum):
-    """A job's class: a higher one goes first (but see aging in :mod:`.scheduler.policy`)."""
+    """Priority class of a job. Higher classes are scheduled first, subject to aging (:mod:`.scheduler.policy`)."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -41,45 +43,45 @@ class Priority(str, Enum):
 
 
 class JobState(str, Enum):
-    """The state of a job."""
+    """State of a job."""
 
     QUEUED = "queued"
-    RUNNING = "running"  # it has a board
-    DONE = "done"  # it has its final result
-    CANCELLED = "cancelled"  # a user ended it; its result says so
+    RUNNING = "running"  # has a board
+    DONE = "done"  # has a final result
+    CANCELLED = "cancelled"  # cancelled by a user; the result contains the reason
 
 
 ENDED = (JobState.DONE, JobState.CANCELLED)
 
 
 class BoardState(str, Enum):
-    """The state of a board. Jobs are given online boards only; health jobs also suspect and quarantined ones."""
+    """State of a board. Only online boards receive jobs; suspect and quarantined boards also receive health jobs."""
 
     ONLINE = "online"
-    DRAINING = "draining"  # an admin holds it back: what runs may end, nothing new begins
-    MAINTENANCE = "maintenance"  # drained, and nothing runs on it any more
-    SUSPECT = "suspect"  # the infrastructure failed on it, or it was not checked for long: a health job decides
-    QUARANTINED = "quarantined"  # its health job failed; it is checked again, ever more rarely
-    OFFLINE = "offline"  # no host presents it
+    DRAINING = "draining"  # drained by an admin: the current job may finish, no new job starts
+    MAINTENANCE = "maintenance"  # drained and idle
+    SUSPECT = "suspect"  # infrastructure failure or overdue check: a health job decides
+    QUARANTINED = "quarantined"  # failed a health job; checked at increasing intervals
+    OFFLINE = "offline"  # not presented by any host
 
 
 class Role(str, Enum):
-    """What a token allows; each role also allows what the ones before it do."""
+    """Role of a token. Each role includes the permissions of the previous ones."""
 
     VIEWER = "viewer"
     SUBMITTER = "submitter"
-    HOST = "host"  # present boards
+    HOST = "host"  # presents boards
     ADMIN = "admin"
 
     def covers(self, needed: Role) -> bool:
-        """Whether this role allows what ``needed`` is required for."""
+        """Return True if this role includes ``needed``."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who makes a call: the user, role and project of a token."""
+    """Authenticated caller: user, role and project of a token."""
 
     user: str
     role: Role
@@ -90,35 +92,36 @@ class Principal:
 
 @dataclass(frozen=True)
 class Document:
-    """A dataclass that is stored as JSON. Unknown keys are ignored, so that an older release reads a newer document."""
+    """Dataclass stored as JSON. Unknown keys are ignored, so an older release can read a newer document."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the fields as plain JSON values."""
         plain: dict[str, Any] = jsonable({one.name: getattr(self, one.name) for one in fields(self)})
         return plain
 
     @classmethod
     def of_json(cls: type[D], values: Mapping[str, Any]) -> D:
-        """Return the document that JSON values hold; UsageError where they hold none."""
+        """Build the document from JSON values. Raises UsageError if they are invalid."""
         known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         try:
             return cls(**known)
         except (TypeError, ValueError, KeyError) as error:
-            raise UsageError(f"this is no {cls.__name__} of a farm: {error}") from error
+            raise UsageError(f"invalid {cls.__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
 class JobSpec(Document):
-    """What one job is to do."""
+    """Work of one job."""
 
     kind: Kind
-    # of the library call: fields of :class:`hil.controller.pipeline.options.Job` (run, bundle; ``models`` are paths in
-    # ``files``), of :class:`hil.controller.workloads.suites.request.Request` (suite), ``purpose`` (lease). ``needs``
-    # names the runtime that the board's agent must have, where that is known.
+    # Options of the library call. For run and bundle: fields of :class:`hil.controller.pipeline.options.Job`, with
+    # ``models`` as paths in ``files``. For suite: fields of :class:`hil.controller.workloads.suites.request.Request`.
+    # For lease: ``purpose``. ``needs`` names the runtime that the board's agent must have, if known.
     options: Mapping[str, Any] = field(default_factory=dict)
-    # path below the job's folder -> digest in the artifact store.
+    # path below the job's directory -> digest in the artifact store
     files: Mapping[str, str] = field(default_factory=dict)
-    affinity: str = ""  # what a board is warm for once it ran this; a warm board is preferred
+    affinity: str = ""  # cache affinity: boards that ran a job with the same key are preferred
+    title: str = ""  # display title: the model's name; "" uses the submission's title
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))
@@ -126,17 +129,17 @@ class JobSpec(Document):
 
 @dataclass(frozen=True)
 class Submission:
-    """One or more jobs that belong together, and how they are scheduled."""
+    """Related jobs and their scheduling options."""
 
-    title: str  # for people: the model's or suite's name
-    specs: tuple[JobSpec, ...]  # the jobs; job N of submission S is called ``S.N``, and ``S`` where there is only one
-    selector: str = ""  # what a board must be (:mod:`.selector`); "" is any
+    title: str  # display title: name of the model or suite
+    specs: tuple[JobSpec, ...]  # job N of submission S is named ``S.N``, or ``S`` if it is the only job
+    selector: str = ""  # board selector (:mod:`.selector`); "" matches any board
     board: str = ""
     priority: Priority = Priority.NORMAL
-    timeout_s: float = 3600.0  # most seconds that a job may have a board, each time
-    max_attempts: int = 3  # how often a job may be tried where the infrastructure fails
-    project: str = ""  # whom it is counted for, beside the user; "" is the token's project
-    # identifies the submission, so that sending it twice queues it once.
+    timeout_s: float = 3600.0  # limit for each attempt on a board, in seconds
+    max_attempts: int = 3  # limit on attempts after infrastructure failures
+    project: str = ""  # project for accounting; "" is the token's project
+    # Idempotency key: sending the submission twice queues it once.
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
@@ -145,19 +148,19 @@ class Submission:
 
 @dataclass(frozen=True)
 class JobResult(Document):
-    """How a job, or one attempt at it, ended."""
+    """Result of a job or of one attempt."""
 
-    exit_code: int  # what the command would have ended with (see :mod:`hil.errors`); 130 if it was cancelled
-    outcome: str = ""  # the gravest outcome of its cases (``PASS``, ``FAIL``, ...); "" for leases
-    reason: str = ""  # a line, unless it passed
-    infrastructure: bool = False  # whether the board or the farm failed, so that another board may be tried
-    # the run's or suite's record as ``--json`` prints it, without tensors.
+    exit_code: int  # exit code of the command (see :mod:`hil.errors`); 130 if cancelled
+    outcome: str = ""  # worst outcome of all cases (``PASS``, ``FAIL``, ...); "" for leases
+    reason: str = ""  # one line; "" if the job passed
+    infrastructure: bool = False  # True if the board or the farm failed; retried on other boards
+    # record of the run or suite as printed by ``--json``, without tensors
     record: Mapping[str, Any] = field(default_factory=dict)
-    # path below the run's folder -> digest in the artifact store.
+    # path below the run's directory -> digest in the artifact store
     files: Mapping[str, str] = field(default_factory=dict)
-    # seconds of each step on the host (fetch, open, run, upload).
+    # seconds per step on the host (fetch, open, run, upload)
     timings: Mapping[str, float] = field(default_factory=dict)
-    # CLOCK_MONOTONIC of the host when the board's session was open, and when the board was given back.
+    # The host's CLOCK_MONOTONIC, in ns, when the board session was open and when the board was returned.
     board_ns: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -166,49 +169,50 @@ class JobResult(Document):
 
 @dataclass(frozen=True)
 class Grant:
-    """A board given to a job: what its host is told, and the holder of a lease."""
+    """Grant of a board to a job, as sent to the board's host and to the lease holder."""
 
-    lease: int  # its number
-    job: str  # the job's name (``17`` or ``17.3``)
+    lease: int  # lease number
+    job: str  # job name (``17`` or ``17.3``)
     job_id: int
     board: str
-    fence: int  # what sessions on the board must be opened with
-    ttl_s: float  # the lease ends when nothing is heard of its host for so long
-    timeout_s: float  # the lease ends after so long in any case
+    fence: int  # fence for sessions on the board
+    ttl_s: float  # the lease expires after this many seconds without a heartbeat
+    timeout_s: float  # maximum duration of the lease, in seconds
     attempt: int
     spec: JobSpec
     user: str = ""
-    trace: str = ""  # W3C ``traceparent`` of the submission's span, "" for none
+    trace: str = ""  # W3C ``traceparent`` of the submission's span; "" without tracing
 
 
 @dataclass(frozen=True)
 class BoardCard(Document):
-    """A board as its host presents it."""
+    """Description of a board, presented by the host."""
 
-    name: str  # in the whole farm. If two hosts present the same name, one owns the board and the other stands by.
-    # site, host: where it is; the host's name is its machine's, made unique by its folder.
+    name: str  # unique in the farm; if two hosts present it, one owns the board and the other is standby
+    # Location. The host name is the machine's name, made unique by the host's directory.
     site: str = ""
     host: str = ""
-    # from the config and discovered; values are texts, numbers and truths; a list is a set of texts.
+    # Configured and discovered labels. Values are strings, numbers, booleans, or lists of strings that act as sets.
     labels: Mapping[str, Any] = field(default_factory=dict)
-    config: str = ""  # the board's config as TOML, without what only its host can use (files of keys)
+    config: str = ""  # board config as TOML, without settings that only its host can use (key files)
     hw_type: str = ""
-    fence: int = 0  # the highest that the board has seen
-    powered: bool = False  # whether its host can switch its power
-    direct: str = ""  # the agent's address for processes on the same machine, "" for none
-    machine: str = ""  # identifies that machine (its boot id)
+    fence: int = 0  # highest fence that the board has accepted
+    powered: bool = False  # True if the host can switch the board's power
+    direct: str = ""  # agent address for processes on the same machine; "" if unavailable
+    machine: str = ""  # boot id of that machine
 
 
 def job_name(submission: int, number: int, of: int) -> str:
-    """Return the name of job ``number`` of ``of``: ``17`` or ``17.3``."""
+    """Return the name of job ``number`` out of ``of``: ``17`` or ``17.3``."""
     return str(submission) if of == 1 else f"{submission}.{number}"
 
 
 def parse_job(text: str) -> tuple[int, int | None]:
-    """Read a job's name: ``17`` -> (17, None), ``17.3`` -> (17, 3); UsageError where it is none."""
+    """Parse a job name: ``17`` -> (17, None), ``17.3`` -> (17, 3). Raises UsageError if it is invalid."""
     submission, dot, number = text.partition(".")
     if len(text) > _LONGEST_NAME or not submission.isdecimal() or (dot and not number.isdecimal()):
         raise UsageError(
-            f"{text[:_LONGEST_NAME]!r} is no job's name", hint="as `hil farm status` lists them: 17, or 17.3 of a suite"
+            f"invalid job name {text[:_LONGEST_NAME]!r}",
+            hint="use a name from `hil farm status`, such as 17, or 17.3 for a suite",
         )
     return int(submission), int(number) if dot else None

@@ -1,21 +1,31 @@
-"""Where a farm's things are: its home on this machine, and the gateway that commands talk to."""
+"""Locate a farm: home directory on this machine, gateway address and token."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hil.core.files import read_file, read_text
 from hil.errors import UsageError
 from hil.protocol.listening import check_token_way, host_port
+from hil.protocol.versions import farm_metadata
 
 HOME_VARIABLE, FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE = "HIL_FARM_HOME", "HIL_FARM", "HIL_FARM_TOKEN", "HIL_FARM_CA"
 DB_VARIABLE = "HIL_FARM_DB"
+# Status file of the farm process (pid, address, readiness). It exists while the process runs.
+SHEET = "up.json"
 
 
 def farm_home() -> Path:
-    """The folder of this machine's own farm: ``HIL_FARM_HOME``, else ``hil/farm`` in the user's data folder."""
+    """Return the home directory of this machine's farm.
+
+    The default is ``hil/farm`` in the user's data directory. ``HIL_FARM_HOME`` overrides it.
+    """
     if given := os.environ.get(HOME_VARIABLE):
         return Path(given).absolute()
     import platformdirs
@@ -25,27 +35,29 @@ def farm_home() -> Path:
 
 @dataclass(frozen=True)
 class FarmAddress:
-    """How a gateway is reached."""
+    """Addresses and credentials of a farm's gateways."""
 
-    gateways: tuple[str, ...]  # addresses (``unix:PATH``, ``HOST:PORT``), of which any will do
+    gateways: tuple[str, ...]  # interchangeable addresses: ``unix:PATH`` or ``HOST:PORT``
     token: str
-    # PEM file of the authority that signed the gateways' certificates; None is no TLS, for Unix sockets and loopback
-    # alone.
+    # PEM file of the CA that signed the gateways' certificates. None disables TLS, which only Unix sockets and loopback
+    # addresses allow.
     ca: Path | None = None
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """What each call says of who makes it."""
-        return [("authorization", f"Bearer {self.token}")]
+        """gRPC metadata for each call: token and hil version."""
+        return [("authorization", f"Bearer {self.token}"), farm_metadata()]
 
 
 def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> FarmAddress:
-    """The farm that is meant: what is given, else ``HIL_FARM``, ``HIL_FARM_TOKEN``, ``HIL_FARM_CA``, else this
-    machine's own: its socket with the token in its home, which is sent nowhere else.
+    """Return the address of the selected farm.
+
+    Arguments override ``HIL_FARM``, ``HIL_FARM_TOKEN`` and ``HIL_FARM_CA``. The default is this
+    machine's farm, with the token from its home. It is only sent to the farm's Unix socket.
 
     Raises:
-        UsageError: there is no farm here and none is named, or it is another user's, or no token; or a gateway
-            cannot be called so (see check_way).
+        UsageError: no farm is selected and none runs here; the local farm belongs to another user;
+            the token is missing; or a gateway address is refused (see check_way).
     """
     named = gateway or os.environ.get(FARM_VARIABLE, "")
     home = farm_home()
@@ -53,9 +65,10 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
     ca = ca or (Path(os.environ[CA_VARIABLE]) if os.environ.get(CA_VARIABLE) else None)
     if not named:
         named = f"unix:{socket_of(home)}"
-        if not is_there(socket_of(home)):
+        if not is_there(socket_of(home)) and not is_up(home):
             raise UsageError(
-                "no farm runs here and none is named", hint=f"hil farm up, or set {FARM_VARIABLE}=HOST:PORT"
+                f"no farm is running on this machine, and {FARM_VARIABLE} is not set",
+                hint=f"run hil farm up, or set {FARM_VARIABLE}=HOST:PORT",
             )
     gateways = tuple(part.strip() for part in named.split(",") if part.strip())
     token = token or _own_token(home, gateways)
@@ -65,52 +78,76 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
 
 
 def check_way(gateway: str, ca: Path | None) -> None:
-    """Raise UsageError for what is no address, or where tokens would go to another machine in the clear."""
+    """Raise UsageError for an invalid address, or if tokens would be sent unencrypted to another machine."""
     if not gateway.startswith("unix:"):
-        host_port(gateway, what="gateway's address")
-    hint = "HIL_FARM_CA names the PEM file of the authority that signed the gateway's certificate"
+        host_port(gateway, what="gateway address")
+    hint = "set HIL_FARM_CA to the PEM file of the CA that signed the gateway's certificate"
     check_token_way(gateway, encrypted=ca is not None, hint=hint)
 
 
 def own_address() -> FarmAddress:
-    """This machine's own farm, whatever the environment names; UsageError where none runs here."""
+    """Return the address of this machine's farm and ignore the environment. Raises UsageError if it does not run."""
     home = farm_home()
     gateway = f"unix:{socket_of(home)}"
     if not is_there(socket_of(home)):
-        raise UsageError(f"no farm runs in {home}", hint="hil farm up")
+        raise UsageError(f"no farm is running in {home}", hint="start it with hil farm up")
     return FarmAddress((gateway,), _own_token(home, [gateway]))
 
 
 def _own_token(home: Path, gateways: Sequence[str]) -> str:
-    """The token of this machine's own farm, for its own socket alone: no other user can serve that."""
-    hint = f"set {TOKEN_VARIABLE}; an admin makes one: hil farm token add"
+    """Return the token of this machine's farm, only for the farm's Unix socket: no other user can serve it."""
+    hint = f"set {TOKEN_VARIABLE}; an admin creates tokens with hil farm token add"
     if any(gateway != f"unix:{socket_of(home)}" for gateway in gateways):
-        raise UsageError(f"the farm at {', '.join(gateways)} asks for a token of its own", hint=hint)
+        raise UsageError(f"the farm at {', '.join(gateways)} requires a token", hint=hint)
     try:
-        return token_file(home).read_text().strip()
+        return read_text(token_file(home)).strip()
     except OSError as error:
-        raise UsageError("the farm asks for a token", hint=hint) from error
+        raise UsageError("the farm requires a token", hint=hint) from error
 
 
 def is_there(file: Path) -> bool:
-    """Whether a file of a farm's home is there; UsageError where the home is another user's, and we may not look."""
+    """Return True if a file of a farm's home exists. Raises UsageError if another user owns the home."""
     try:
         file.stat()
     except PermissionError as error:
         raise UsageError(
-            f"the farm of {file.parent} is another user's",
-            hint=f"with {FARM_VARIABLE}=HOST:PORT and a token in {TOKEN_VARIABLE} it can be used; only they can end it",
+            f"the farm in {file.parent} belongs to a different user",
+            hint=f"use it with {FARM_VARIABLE}=HOST:PORT and a token in {TOKEN_VARIABLE}; only its owner can stop it",
         ) from error
     except OSError:
         return False
     return True
 
 
+def sheet_of(home: Path) -> dict[str, Any] | None:
+    """Return the status file of a home's farm process, or None if it is missing or invalid."""
+    try:
+        found: dict[str, Any] = json.loads(read_file(home / SHEET))
+        return found
+    except (OSError, ValueError):
+        return None
+
+
+def is_up(home: Path) -> bool:
+    """Return True if the farm process of a home is alive. That process restarts a dead gateway."""
+    with contextlib.suppress(OSError, TypeError, ValueError, LookupError, OverflowError):
+        os.kill(int((sheet_of(home) or {})["pid"]), 0)
+        return True
+    return False
+
+
+def may_return(address: FarmAddress) -> bool:
+    """Return True if an unreachable gateway may come back. A local gateway cannot without the farm process."""
+    home = farm_home()
+    own = f"unix:{socket_of(home)}"
+    return any(gateway != own for gateway in address.gateways) or is_up(home)
+
+
 def socket_of(home: Path) -> Path:
-    """The gateway's Unix socket."""
+    """Return the path of the gateway's Unix socket."""
     return home / "gateway.sock"
 
 
 def token_file(home: Path) -> Path:
-    """The token of whoever runs the farm: an admin's."""
+    """Return the path of the admin token of the user who runs the farm."""
     return home / "token"

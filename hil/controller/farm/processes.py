@@ -1,7 +1,7 @@
-"""Processes that are started again when they die: commands, and children forked from one that has imported everything.
+"""Supervise processes: restart commands, and children forked from a parent that has imported all modules.
 
-Who forks makes no thread and no gRPC object, neither of which a fork can take along. Each child has an end of a pipe as
-its standard input, which ends when the process that forks does, however it was ended.
+The forking process creates neither threads nor gRPC objects, which do not survive a fork. Each child's stdin is a
+pipe from the parent. The pipe closes when the parent ends for any reason.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.core.files import write_atomic
+from hil.core.files import read_end, read_file, write_atomic
 from hil.core.processes import ForkedChild, exit_text, signal_group
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-# Who lived so long died of something new.
+# After this uptime, a crash resets the restart delay.
 _STEADY_S = 60.0
 _STOP_S = 15.0
 _LARGEST_LOG = 10 << 20
 
 
 class SupervisedProcess:
-    """A process that is started again when it dies, later and later where it does so at once.
+    """Process that is restarted when it dies, with a growing delay after early crashes.
 
-    In ``folder`` are its log and a note of which process it is, by which one that was left behind is found.
+    ``folder`` contains a log and a PID file, which identifies a leftover process.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class SupervisedProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process, where it runs."""
+        """PID of the process, or None if it does not run."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start it; what an earlier keeper left of it is ended first."""
+        """Start the process. A leftover process of an earlier supervisor is ended first."""
         end_noted(self._note)
         if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
             self.log.replace(self.log.with_suffix(".old"))
         with self.log.open("ab") as log:
-            # A session of its own: Ctrl-C is ours, and we end it in order.
+            # In a separate session, Ctrl-C reaches only this process, which then stops the others in order.
             self._process = subprocess.Popen(
                 self._command,
                 env=self._environment,
@@ -80,43 +80,43 @@ class SupervisedProcess:
         write_atomic(self._note, json.dumps({"pid": pid, "born": start_time(pid)}))
 
     def look(self) -> bool:
-        """Start it again where it died and its pause is over; whether it runs."""
+        """Restart a dead process after the delay. Returns True if it runs."""
         if self._process is None:
             if time.monotonic() >= self._next:
                 self._start_again()
         elif (code := self._process.poll()) is not None:
             lived = time.monotonic() - self._began
             self._pause_s = _FIRST_PAUSE_S if lived > _STEADY_S else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._say(f"the {self.name} {exit_text(code)}; it starts again in {self._pause_s:g} s (see {self.log})")
+            self._say(f"the {self.name} {exit_text(code)}; restarting in {self._pause_s:g} s (see {self.log})")
             self._process, self._next = None, time.monotonic() + self._pause_s
         return self.pid is not None
 
     def _start_again(self) -> None:
         try:
             self.start()
-        except OSError as error:  # the disk is full, or there are too many processes: that passes
+        except OSError as error:  # disk full or too many processes: temporary
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._next = time.monotonic() + self._pause_s
-            self._say(f"the {self.name} does not start: {error}; it is tried again in {self._pause_s:g} s")
+            self._say(f"the {self.name} failed to start: {error}; retrying in {self._pause_s:g} s")
 
     def stop(self) -> None:
-        """End it, with all that it started."""
+        """Stop the process and all children."""
         if self._process is not None:
             _end(self._process.pid, self._process.poll)
             self._process = None
         self._note.unlink(missing_ok=True)
 
     def tail(self, lines: int = 12) -> str:
-        """The end of its log."""
+        """Return the last lines of the log."""
         with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            return "\n".join(read_end(self.log).splitlines()[-lines:])
         return ""
 
 
 def end_noted(note: Path) -> None:
-    """End the process that a note names, if it is still that one."""
+    """End the process of a PID file, unless the PID was reused."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        noted = json.loads(note.read_text())
+        noted = json.loads(read_file(note))
         pid, was = int(noted["pid"]), str(noted["born"])
         if was and start_time(pid) == was:
             _end(pid, lambda: None if start_time(pid) == was else 0)
@@ -124,7 +124,7 @@ def end_noted(note: Path) -> None:
 
 
 def start_time(pid: int) -> str:
-    """What tells a process from a later one of the same number; "" where there is none, or it has ended."""
+    """Return the start time of a process, which detects a reused PID; "" if the process does not exist or has ended."""
     if Path("/proc/self/stat").exists():
         try:
             words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -136,11 +136,11 @@ def start_time(pid: int) -> str:
 
 
 def _end(pid: int, poll: Callable[[], int | None]) -> None:
-    """Ask a session's leader to end, then make it and whatever it left."""
+    """Terminate a session's leader, then kill the process group."""
     for how, wait_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if how is signal.SIGTERM:
-                # One that is stopped would not hear it.
+                # A stopped process would not handle SIGTERM.
                 os.killpg(pid, signal.SIGCONT)
                 os.kill(pid, how)
             else:
@@ -154,9 +154,9 @@ def _end(pid: int, poll: Callable[[], int | None]) -> None:
 
 
 _FORK_PAUSE_S, _FORK_LONGEST_PAUSE_S = 0.2, 10.0
-# Who lived so long died of something new.
+# After this uptime, a crash resets the restart delay.
 _FORK_STEADY_S = 20.0
-# Where there are many, they start one after another: a machine that starts all at once answers nobody meanwhile.
+# Above this number, children start one after another. Starting all at once would block the machine.
 _AT_ONCE, _CPU_S = 16, 0.3
 _COMM = 15
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -164,21 +164,21 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class ForkedProcess:
-    """A process that is to run."""
+    """Child process of a supervisor."""
 
     name: str
     main: Callable[[], None]
-    log: Path | None = None  # where it prints, where that is not where its parent does
-    rank: int = 0  # when all are stopped, those of a lower rank are stopped, and gone, before
-    most_pause_s: float = _FORK_LONGEST_PAUSE_S  # it starts again after so long at most
-    process: ForkedChild | None = None  # while it runs
+    log: Path | None = None  # file for stdout and stderr; None inherits the parent's
+    rank: int = 0  # shutdown order: children of a lower rank stop first
+    most_pause_s: float = _FORK_LONGEST_PAUSE_S  # limit of the restart delay
+    process: ForkedChild | None = None  # while running
     began: float = 0.0
     pause_s: float = _FORK_PAUSE_S
     due: float = 0.0
 
 
 class PreforkSupervisor:
-    """Runs children until it is told to stop, each again when it ends. To be used in the main thread."""
+    """Runs child processes and restarts those that end. Use it in the main thread."""
 
     def __init__(self, children: Sequence[ForkedProcess], say: Callable[[str], None], stop_s: float = 10.0) -> None:
         self._children, self._say, self._stop_s = list(children), say, stop_s
@@ -187,7 +187,7 @@ class PreforkSupervisor:
         self._wake_read, self._wake_write = socket.socketpair()
 
     def run(self) -> None:
-        """Run them until SIGTERM, SIGINT or SIGHUP; when this returns all are gone."""
+        """Run the children. SIGTERM, SIGINT or SIGHUP stops them, then this returns."""
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno())
@@ -230,10 +230,10 @@ class PreforkSupervisor:
             if child.process is not None and (code := child.process.poll()) is not None:
                 self._reap_child(child, child.process)
                 if not self._stopping:
-                    self._say(f"{child.name} {exit_text(code)}; it starts again in {child.pause_s:g} s")
+                    self._say(f"{child.name} {exit_text(code)}; restarting in {child.pause_s:g} s")
 
     def _reap_child(self, child: ForkedProcess, process: ForkedChild) -> None:
-        # What it started goes with it.
+        # Also kill the child's process group.
         signal_group(process.pid)
         child.process = None
         lived = time.monotonic() - child.began
@@ -257,14 +257,14 @@ class PreforkSupervisor:
         signal.set_wakeup_fd(-1)
 
     def _become(self, child: ForkedProcess) -> None:
-        """In the forked child: a session of its own, then its work."""
+        """In the forked child: create a session, then run the child's main function."""
         os.setsid()
-        with contextlib.suppress(OSError):  # for people: what ps and top show, on Linux
+        with contextlib.suppress(OSError):  # name for ps and top, on Linux
             Path("/proc/self/comm").write_text(child.name[-_COMM:])
         signal.set_wakeup_fd(-1)
         for number in (*_SIGNALS, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        if self._stopping:  # we were told before we could be ended by it
+        if self._stopping:  # the signal arrived before the default handlers were restored
             return
         self._wake_read.close()
         self._wake_write.close()
@@ -280,7 +280,7 @@ class PreforkSupervisor:
 
 
 def module_main(module: str, arguments: Sequence[str]) -> Callable[[], None]:
-    """What `python -m MODULE ARGUMENTS` does, for a child."""
+    """Return a function for a child that runs `python -m MODULE ARGUMENTS`."""
 
     def run() -> None:
         sys.argv = [module, *arguments]
@@ -290,7 +290,7 @@ def module_main(module: str, arguments: Sequence[str]) -> Callable[[], None]:
 
 
 def end_with_parent() -> None:
-    """In a child: end at once, with all that it started, when the process that forked it is gone."""
+    """In a child: kill the process group when the parent ends."""
 
     def wait() -> None:
         with contextlib.suppress(OSError):

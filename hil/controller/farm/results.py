@@ -1,8 +1,7 @@
-"""What a submission's jobs came to, fetched: a run's folder, or a suite's one run of all its parts."""
+"""Fetch the results of a submission: run directories, or one merged suite run of all parts."""
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.answers import invalid_answer
+from hil.controller.farm.client import FarmClient, reading_answer
 from hil.controller.farm.job_files import typed_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind, parse_job
 from hil.controller.storage.runs import Run, safe_name, storing
@@ -20,6 +20,7 @@ from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
+from hil.core.field_types import check_fields
 from hil.core.results import Outcome, exit_code_of, gravest
 from hil.core.text import numbered
 from hil.errors import EXIT_INTERRUPTED, FarmError, UsageError
@@ -29,7 +30,7 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True)
 class EndedJob:
-    """A job that has ended."""
+    """Finished job with the result."""
 
     name: str
     spec: JobSpec
@@ -37,19 +38,32 @@ class EndedJob:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> EndedJob:
-        """A job as the farm tells it. Raises UsageError: its name, which folders are called by, is none of a job."""
+        """Build a job from a row of a farm response. Raises FarmError if the row is invalid."""
         name = str(row["name"])
-        parse_job(name)
-        return cls(name, JobSpec.of_json(row["spec"]), JobResult.of_json(row))
+        try:
+            parse_job(name)  # the name becomes a directory name
+            spec, result = JobSpec.of_json(row["spec"]), JobResult.of_json(row)
+        except UsageError as error:
+            raise invalid_answer(error) from error
+        check_fields(spec)
+        check_fields(result)
+        return cls(name, spec, result)
 
 
 def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
-    """How the jobs of a submission ended, or one of them.
+    """Return the finished jobs of a submission, or a single job.
 
     Raises:
-        UsageError: there is no such job, or one has not ended.
+        UsageError: the job does not exist, or a job has not ended.
     """
     rows = farm.ask("result", name=name, specs=True)
+    with reading_answer():
+        return _ended(name, rows)
+
+
+def _ended(name: str, rows: Sequence[Mapping[str, Any]]) -> list[EndedJob]:
+    if not rows:
+        raise LookupError(f"job {name} not found")
     if going := [row for row in rows if row["state"] not in ENDED]:
         what = f"{len(going)} of {len(rows)} jobs have" if len(rows) > 1 else f"job {name} has"
         raise UsageError(
@@ -59,27 +73,27 @@ def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
 
 
 def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:
-    """A run's folder as its host had it.
+    """Download the run directory of a job.
 
     Raises:
-        UsageError: the folder is there already and not empty.
-        FarmError: the store has it no more.
-        StorageError: it cannot be written.
+        UsageError: the directory exists and is not empty.
+        FarmError: the store no longer has a file.
+        StorageError: the directory cannot be written.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty", hint="name another --out")
+        raise UsageError(f"{folder} is not empty", hint="use a different --out")
     _fetch(farm, one.result.files, folder)
 
 
 def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -> SuiteRun:
-    """One suite run of all parts, with its reports and what its cases kept.
+    """Merge all parts of a suite into a single run, with reports and stored case files.
 
     Args:
-        out: the run's folder; None makes one below ``hil-suites``.
+        out: directory of the run; None creates one in ``hil-suites``.
 
     Raises:
-        UsageError: the folder holds a run already.
-        FarmError: the store has their files no more.
+        UsageError: the directory already contains a run.
+        FarmError: the store no longer has a file.
     """
     typed = ended[0].spec.options["typed"]
     folder = out or default_folder(typed["suite"], typed["flow_name"])
@@ -91,23 +105,23 @@ def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -
 
 
 def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) -> tuple[Path | None, MatrixReport]:
-    """What several submissions came to, side by side.
+    """Compare the results of several submissions.
 
     Args:
-        names: target -> its submission, or one of its jobs.
-        out: where what they made goes, a folder for each; None fetches suites alone, to a folder below ``hil-suites``.
+        names: target -> submission or job.
+        out: directory with a subdirectory for each target. None fetches only suites, to a directory in ``hil-suites``.
 
     Returns:
-        The folder, None where nothing was fetched, and the report.
+        The directory (None if nothing was fetched) and the report.
 
     Raises:
-        UsageError: there is no such job, one has not ended, or the folder is not empty.
-        FarmError: the store has their files no more.
+        UsageError: a job does not exist or has not ended, or the directory is not empty.
+        FarmError: the store no longer has a file.
     """
     every = {target: outcomes(farm, name) for target, name in names.items()}
     suites = [ended[0].spec.options["typed"] for ended in every.values() if ended[0].spec.kind is Kind.SUITE]
     if suites and len(suites) < len(every):
-        raise UsageError("suites and models are not put side by side", hint="name jobs of one kind")
+        raise UsageError("suites and models cannot be compared side by side", hint="use jobs of the same kind")
     folder = out or (default_folder(suites[0]["suite"], "matrix") if suites else None)
     targets = []
     for target, ended in every.items():
@@ -130,7 +144,7 @@ def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) 
 
 
 def _side(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults:
-    """The jobs of a submission of models or bundles as one column."""
+    """Combine the jobs of a model or bundle submission into one column."""
     files = [(one.spec.options.get("models") or [one.name])[0] for one in ended]
     labels = numbered([safe_name(PurePosixPath(file).stem) for file in files])
     runs, failed = [], []
@@ -153,15 +167,15 @@ def _side(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults
 
 
 def _error_of(failed: Sequence[EndedJob]) -> dict[str, Any]:
-    """Why nothing is known of some jobs' cases; outcome and exit code are the gravest job's."""
+    """Describe the jobs without case results. Outcome and exit code are those of the worst job."""
     code = gravest([one.result.exit_code for one in failed])
     worst = next((one for one in failed if one.result.exit_code == code), failed[0])
-    reasons = [f"job {one.name}: {one.result.reason or 'it came to no result'}" for one in failed]
+    reasons = [f"job {one.name}: {one.result.reason or 'no result'}" for one in failed]
     return {"outcome": worst.result.outcome, "message": "; ".join(reasons), "hint": "", "exit_code": code}
 
 
 def _of_several(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
-    """One job's run among others of a submission: jobs do not know how the cases of others are called."""
+    """Rename the cases of a job to unique names in the submission."""
 
     def name(case: str) -> str:
         return label if one.spec.kind is Kind.RUN else f"{label}-{case}"
@@ -171,56 +185,56 @@ def _of_several(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
 
 
 def _fetch(farm: FarmClient, files: Mapping[str, str], folder: Path) -> None:
-    """Files of the store, path below the folder -> digest; each content comes once, several at a time."""
+    """Download files in parallel, each digest once.
+
+    Args:
+        files: path below the directory -> digest in the store.
+    """
     places: dict[str, list[Path]] = {}
     for at, digest in files.items():
         parts = PurePosixPath(at)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise FarmError(f"the farm names a file {at!r}, which is outside the run's folder")
+            raise FarmError(f"the farm sent a file path outside the run's directory: {at!r}")
         places.setdefault(digest, []).append(folder / parts)
-
-    def fetch(digest: str) -> None:
-        first, *others = places[digest]
-        farm.download(digest, first)
-        for other in others:
-            other.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(first, other)
 
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch")
     try:
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for _ in pool.map(fetch, places):
+            for _ in pool.map(lambda digest: farm.download(digest, *places[digest]), places):
                 pass
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
-    """One suite run of all parts, with its reports; every case has exactly one record.
+    """Merge parts into one suite run with reports. Every case has exactly one record.
 
-    The cases of a part that came to no record are lost, for the part's reason; those of a cancelled one are missing.
-
-    What the cases kept is not fetched.
+    Cases of a part without a record get outcome ``BOARD_LOST`` or the part's outcome, with the part's reason. Cases
+    of a cancelled part are missing. Stored case files are not fetched.
     """
-    heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
-    run = SuiteRun.create(folder, _head(parts, heads, folder))
-    request = Request.of_json(run.head["request"])
+    with reading_answer():
+        heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
+        head = _head(parts, heads, folder)
+        request = Request.of_json(head["request"])
+        check_fields(request)
+    run = SuiteRun.create(folder, head)
     found: dict[str, CaseRecord] = {}
-    for part in parts:
-        found |= {record.id: record for record in _records(part, run, request)}
+    with reading_answer():
+        for part in parts:
+            found |= {record.id: record for record in _records(part, run, request)}
+        outcomes = [Outcome(record.outcome) for record in found.values()]
+        started = min([head["started"] for head in heads if head.get("started")], default=run.head["started"])
+        ended = max([head["finished"] for head in heads if head.get("finished")], default=time.time())
     with run.writing():
         for case_id in run.head["ids"]:
             if case_id in found:
                 run.append(found[case_id])
-    outcomes = [Outcome(record.outcome) for record in found.values()]
     code = exit_code_of(outcomes)
     cut = any(part.result.exit_code == EXIT_INTERRUPTED for part in parts)
-    started = [head["started"] for head in heads if head.get("started")]
-    ended = [head["finished"] for head in heads if head.get("finished")]
     run.head.update(
-        started=min(started, default=run.head["started"]),
-        finished=None if cut else max(ended, default=time.time()),
+        started=started,
+        finished=None if cut else ended,
         interrupted=cut,
         exit_code=EXIT_INTERRUPTED if cut else code,
     )
@@ -258,12 +272,13 @@ def _head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder:
 
 
 def _records(part: EndedJob, run: SuiteRun, request: Request) -> Iterable[CaseRecord]:
-    """A part's records, as if its cases had run here."""
+    """Yield a part's records, adjusted as if the cases had run on this machine."""
     was = str(part.result.record.get("folder", ""))
     ended = {}
     for line in part.result.record.get("cases") or ():
         record = CaseRecord.of_json(line)
-        # What they name of the run's folder is fetched.
+        check_fields(record)
+        # The run directory on the host is fetched to this machine, so replace the path.
         here = {name: getattr(record, name).replace(was, str(run.folder)) for name in ("diff", "hint") if was}
         ended[record.id] = replace(record, repeat=request.command(record.id), **here)
     cancelled = part.result.exit_code == EXIT_INTERRUPTED
@@ -275,12 +290,12 @@ def _records(part: EndedJob, run: SuiteRun, request: Request) -> Iterable[CaseRe
 
 
 def _lost(case: Sequence[str], result: JobResult, run: SuiteRun, request: Request) -> CaseRecord:
-    """The record of a case that never came to a board, or never came back from one."""
+    """Return the record of a case without a result."""
     known = {outcome.value for outcome in Outcome if outcome.exit_code}
     outcome = result.outcome if result.outcome in known and not result.infrastructure else Outcome.BOARD_LOST.value
     case_id, model, layer, op = case
     where = {name: run.head[name] for name in ("suite", "flow", "runtime", "started")}
-    message, repeat = result.reason or "the job came to no result", request.command(case_id)
+    message, repeat = result.reason or "the job has no result", request.command(case_id)
     return CaseRecord(
         case_id, model, **where, outcome=outcome, ended=outcome, layer=layer, op=op, message=message, repeat=repeat
     )

@@ -1,6 +1,6 @@
-"""The farm's protocol as Python sees it: stubs made from its descriptor, and the farm's documents as its messages.
+"""The farm's protocol in Python: stubs from the protobuf descriptor, and conversions of documents to messages.
 
-What is read of a message is a valid document, or a UsageError; likewise what is written. The database checks whether a
+Conversions in both directions validate the document and raise UsageError. The database checks whether a
 submission can be scheduled.
 """
 
@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
@@ -22,25 +23,26 @@ from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult
 from hil.core import digest
 from hil.errors import UsageError
 from hil.protocol import wire
+from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
 from hil.protocol.v1 import farm_pb2 as pb
 
 SERVICES = ("Farm", "Hosts", "Artifacts")
 LEASE_KEY, LEASE_SECRET_KEY, DIAL_KEY = "hil-lease", "hil-lease-key", "hil-dial"
 
 MOST_FILES = 100_000
-# Most characters of a name or a title, which every user's table shows; most bytes of a board's labels, which every
-# selector reads, and of its config.
+# Maximum characters of a name or title, which appear in every user's tables. Maximum bytes of a board's labels, which
+# every selector reads, and of the config.
 _TEXT, _MOST_LABELS, _MOST_CONFIG = 2000, 64 << 10, 1 << 20
-# Most bytes of a file's name, and of its path below a job's folder: what file systems take.
+# Maximum bytes of a file name, and of a path below a job's directory: file system limits.
 _LONGEST_NAME, _LONGEST_PATH = 255, 1000
 _BOARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,99}")
 _KEY = re.compile(r"[\x21-\x7e]{8,200}")
-# PostgreSQL's jsonb holds neither NUL nor half of a surrogate pair.
+# PostgreSQL's jsonb rejects NUL and lone surrogates.
 _UNSTORABLE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})|\x00")
 
 
 def methods(service: str) -> Iterable[tuple[str, str, str, Any, Any]]:
-    """Of each method of a service: name, path, gRPC kind (``unary_stream``), request class and reply class."""
+    """Yield each method of a service: name, path, gRPC kind (``unary_stream``), request class and reply class."""
     for method in pb.DESCRIPTOR.services_by_name[service].methods:
         streams = ["stream" if one else "unary" for one in (method.client_streaming, method.server_streaming)]
         asked, answered = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
@@ -48,13 +50,14 @@ def methods(service: str) -> Iterable[tuple[str, str, str, Any, Any]]:
 
 
 class FarmStub:
-    """The gateway's methods over a channel, each under its name: ``stub.Submit(pb.SubmitRequest())``."""
+    """gRPC stub of all gateway services; each method is an attribute: ``stub.Submit(pb.SubmitRequest())``."""
 
     def __init__(self, channel: object) -> None:
         for service in SERVICES:
             for name, path, kind, asked, answered in methods(service):
                 make = getattr(channel, kind)
-                call = make(path, request_serializer=asked.SerializeToString, response_deserializer=answered.FromString)
+                decode = partial(parse_message, answered, most=MAX_FARM_FIELDS)
+                call = make(path, request_serializer=asked.SerializeToString, response_deserializer=decode)
                 setattr(self, name, call)
 
     def __getattr__(self, name: str) -> Any:
@@ -63,28 +66,30 @@ class FarmStub:
 
 @contextlib.contextmanager
 def _converting(what: str) -> Iterator[None]:
-    """Raise UsageError where a value does not fit its field."""
+    """Raise UsageError for values that do not fit their fields."""
     try:
         yield
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"this is no {what} of a farm: {str(error)[:200]}") from error
+        raise UsageError(f"invalid {what}: {str(error)[:200]}") from error
 
 
 def json_message(value: Any) -> pb.Json:
-    """Return an open document as a message."""
+    """Return a JSON document as a message."""
     return pb.Json(text=json.dumps(value).encode())
 
 
-def json_of(message: pb.Json) -> Any:
-    """Return the value of an open document."""
-    return json.loads(message.text or b"{}")
-
-
 def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[str, Any]:
-    """Return an open document that is a JSON object; UsageError where it is none, or the database cannot hold it."""
+    """Parse a message with a JSON object.
+
+    Args:
+        storable: also refuse values that the database rejects, such as NaN and NUL characters.
+
+    Raises:
+        UsageError: the text is invalid JSON, not an object, or not storable.
+    """
 
     def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not valid JSON")
 
     try:
         value = json.loads(message.text or b"{}", parse_constant=refuse if storable else None)
@@ -92,35 +97,36 @@ def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[s
             text = json.dumps(value, ensure_ascii=False)
             text.encode()
             if "\\u0000" in text:
-                raise ValueError("it holds a NUL character")
+                raise ValueError("contains a NUL character")
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{what} is not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
-        raise UsageError(f"{what} is no JSON object")
+        raise UsageError(f"{what} is not a JSON object")
     return value
 
 
 def _same(source: Any, message: type[Message], *others: str) -> dict[str, Any]:
-    """Read the fields that a document and its message share; of ``others`` name or type differ."""
+    """Return the fields that a document and a message share. ``others`` are fields that differ."""
     return {name: getattr(source, name) for name in message.DESCRIPTOR.fields_by_name if name not in others}
 
 
 def spec_message(spec: JobSpec) -> pb.JobSpec:
-    """Return a job's spec as a message."""
+    """Convert a job's spec to a message."""
     with _converting("job"):
         options = json_message(dict(spec.options))
-        return pb.JobSpec(kind=spec.kind.value, options=options, files=spec.files, affinity=spec.affinity)
+        same = _same(spec, pb.JobSpec, "kind", "options")
+        return pb.JobSpec(kind=spec.kind.value, options=options, **same)
 
 
 def spec_of(message: pb.JobSpec) -> JobSpec:
-    """Return the spec that a message holds."""
+    """Convert a message to a job's spec."""
     options = json_object(message.options, "options")
     with _converting("job"):
-        return JobSpec(Kind(message.kind), options, dict(message.files), message.affinity)
+        return JobSpec(Kind(message.kind), options, dict(message.files), message.affinity, message.title)
 
 
 def submission_message(submission: Submission) -> pb.Submission:
-    """Return a submission as a message."""
+    """Convert a submission to a message."""
     with _converting("submission"):
         same = _same(submission, pb.Submission, "specs", "priority")
         specs = map(spec_message, submission.specs)
@@ -128,7 +134,7 @@ def submission_message(submission: Submission) -> pb.Submission:
 
 
 def submission_of(message: pb.Submission) -> Submission:
-    """Return the submission that a message holds; its texts and files can be stored."""
+    """Convert a message to a submission, and validate text fields and file paths."""
     specs = tuple(map(spec_of, message.specs))
     with _converting("submission"):
         submission = Submission(**_same(message, pb.Submission, "specs"), specs=specs)
@@ -137,12 +143,12 @@ def submission_of(message: pb.Submission) -> Submission:
         raise UsageError("the submission's key must be 8 to 200 printable characters")
     for spec in submission.specs:
         _check_files(spec.files)
-        _check_texts(spec, "affinity")
+        _check_texts(spec, "affinity", "title")
     return submission
 
 
 def result_message(result: JobResult) -> pb.JobResult:
-    """Return a result as a message; half surrogate pairs in its texts are replaced, so that no result is lost."""
+    """Convert a result to a message. Replaces lone surrogates in text fields, so that the result is not lost."""
     begin_ns, end_ns = result.board_ns
     with _converting("result"):
         return pb.JobResult(
@@ -161,7 +167,7 @@ def _encodable(text: str) -> str:
 
 
 def result_of(message: pb.JobResult) -> JobResult:
-    """Return the result that a message holds. Its record may hold NaN, which the store replaces."""
+    """Convert a message to a result. The record may contain NaN, which the store replaces."""
     result = JobResult(
         **_same(message, pb.JobResult, "record", "files", "timings", "board_begin_ns", "board_end_ns"),
         record=json_object(message.record, "the record", storable=False),
@@ -170,7 +176,7 @@ def result_of(message: pb.JobResult) -> JobResult:
         board_ns=(message.board_begin_ns, message.board_end_ns),
     )
     if not 0 <= result.exit_code <= 255:
-        raise UsageError(f"the result's exit_code must be 0 to 255, not {result.exit_code}")
+        raise UsageError(f"the result's exit_code must be 0 to 255, got {result.exit_code}")
     if not all(map(math.isfinite, result.timings.values())):
         raise UsageError("the result's timings must be finite numbers")
     _check_files(result.files)
@@ -178,51 +184,53 @@ def result_of(message: pb.JobResult) -> JobResult:
 
 
 def grant_message(grant: Grant) -> pb.Grant:
-    """Return a grant as a message."""
+    """Convert a grant to a message."""
     return pb.Grant(**_same(grant, pb.Grant, "spec"), spec=spec_message(grant.spec))
 
 
 def grant_of(message: pb.Grant) -> Grant:
-    """Return the grant that a message holds."""
+    """Convert a message to a grant."""
     return Grant(**_same(message, pb.Grant, "spec"), spec=spec_of(message.spec))
 
 
 def card_message(card: BoardCard) -> pb.BoardCard:
-    """Return a board's card as a message."""
-    with _converting("board's card"):
+    """Convert a board description to a message."""
+    with _converting("board card"):
         labels = {name: _label_message(name, value) for name, value in card.labels.items()}
         return pb.BoardCard(**_same(card, pb.BoardCard, "labels"), labels=labels)
 
 
 def _label_message(name: str, value: Any) -> pb.Label:
-    # A truth is a whole number too: the first that fits counts.
+    # bool is a subclass of int, so check it first.
     for kind, field in ((bool, "truth"), (int, "whole"), (float, "number"), (str, "text")):
         if isinstance(value, kind):
             one: dict[str, Any] = {field: value}
             return pb.Label(**one)
     if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
         return pb.Label(texts=pb.Texts(texts=value))
-    raise ValueError(f"label {name[:50]!r} is no text, number, truth or list of texts: {str(value)[:50]!r}")
+    raise ValueError(
+        f"label {name[:50]!r} must be a string, number, boolean or list of strings, got {str(value)[:50]!r}"
+    )
 
 
 def card_of(message: pb.BoardCard) -> BoardCard:
-    """Return the board's card that a message holds."""
+    """Convert a message to a board description, and validate it."""
     labels = {name: _label_of(label) for name, label in message.labels.items()}
     card = BoardCard(**_same(message, pb.BoardCard, "labels"), labels=labels)
     _check_texts(card, "name", "site", "host", "hw_type", "direct", "machine")
     if len(card.config) > _MOST_CONFIG or "\0" in card.config:
-        raise UsageError("the card's config must be TOML of at most 1 MiB")
+        raise UsageError("the board card's config must be TOML of at most 1 MiB")
     if not _BOARD.fullmatch(card.name):
-        raise UsageError(f"{card.name[:120]!r} cannot be a board's name", hint="letters, digits and . _ - @ : +")
+        raise UsageError(f"invalid board name {card.name[:120]!r}", hint="use letters, digits and . _ - @ : +")
     if not 0 <= card.fence < MOST_FENCE:
         raise UsageError(
-            f"the card's fence makes no sense: {card.fence}", hint="hil board reset-fence mends an agent's"
+            f"invalid fence {card.fence} in the board card", hint="hil board reset-fence resets an agent's fence"
         )
     text = json.dumps(labels)
     if len(text) > _MOST_LABELS:
         raise UsageError(f"the labels of {card.name} are longer than {_MOST_LABELS >> 10} KiB")
     if "\\u0000" in text or not all(math.isfinite(one) for one in labels.values() if isinstance(one, float)):
-        raise UsageError(f"the labels of {card.name} hold NaN, an infinite number or a NUL character")
+        raise UsageError(f"the labels of {card.name} contain NaN, infinity or a NUL character")
     return card
 
 
@@ -231,17 +239,17 @@ def _label_of(label: pb.Label) -> Any:
     return list(label.texts.texts) if kind == "texts" else getattr(label, kind)
 
 
-def status_message(job: Mapping[str, Any], unrunnable: str = "") -> pb.JobStatus:
-    """Return a job as the queries tell it (:func:`hil.controller.farm.store.queries.job`) as a message."""
+def status_message(job: Mapping[str, Any], *, unrunnable: str = "", blocked: str = "") -> pb.JobStatus:
+    """Convert a job row of :func:`hil.controller.farm.store.queries.job` to a message."""
     names = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason")
-    return pb.JobStatus(**{name: job[name] for name in names}, unrunnable=unrunnable)
+    return pb.JobStatus(**{name: job[name] for name in names}, unrunnable=unrunnable, blocked=blocked)
 
 
 def _check_texts(document: object, *names: str) -> None:
     for name in names:
         value = getattr(document, name)
         if len(value) > _TEXT or "\0" in value:
-            raise UsageError(f"{name} must be a text of at most {_TEXT} characters, without NUL, not {value[:50]!r}")
+            raise UsageError(f"{name} must be a string of at most {_TEXT} characters without NUL, got {value[:50]!r}")
 
 
 def _check_files(files: Mapping[str, str]) -> None:
@@ -254,5 +262,5 @@ def _check_files(files: Mapping[str, str]) -> None:
         )
         unusual = "\0" in path or inside.is_absolute() or ".." in inside.parts or str(inside) != path
         if not path or long or unusual:
-            raise UsageError(f"{path[:100]!r} is no path of a file below a job's folder")
+            raise UsageError(f"invalid path {path[:100]!r}: expected a file below the job's directory")
         digest.check(name)

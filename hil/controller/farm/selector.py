@@ -1,18 +1,18 @@
-"""Selectors: what a board must be, in a line: ``chip=a53, mem>=1GiB, runtimes in (iree, onnxruntime), !gpu``.
+"""Selectors: board requirements in one line: ``chip=a53, mem>=1GiB, runtimes in (iree, onnxruntime), !gpu``.
 
 ====================================  ======================================================================
-``chip=a53``, ``chip!=a53``           the label is, or is not, this; a list is what any of its elements is
+``chip=a53``, ``chip!=a53``           the label is, or is not, this value; a list matches by any element
 ``mem>=1GiB``, ``>``, ``<=``, ``<``   numbers with or without a unit, and versions: ``kernel>=6.1``
-``arch in (aarch64, x86_64)``         one of these; also ``not in``
-``gpu``, ``!gpu``                     it has the label, and that is not false, 0 or empty; or not
+``arch in (aarch64, x86_64)``         any of these values; also ``not in``
+``gpu``, ``!gpu``                     the label exists and is not false, 0 or empty; or the opposite
 ``a, b``, ``a and b``, ``a && b``     both
 ``a or b``, ``a || b``                either
 ``(a or b), c``, ``!(a or b)``        parentheses; ``not`` is ``!``
-``chip="a 53"``, ``'my label'=1``     quoted; a backslash before a quote takes it as it is
+``chip="a 53"``, ``'my label'=1``     quoted; a backslash escapes a quote
 ====================================  ======================================================================
 
-A comma and ``or`` beside each other need parentheses, for people read them in two ways. What a board has no label for
-is not equal to, in, above or below anything, so ``chip!=a53`` is also true of a board without ``chip``.
+Mixing a comma and ``or`` requires parentheses, because the precedence is ambiguous to readers. Comparisons with a
+missing label are false, so ``chip!=a53`` also matches a board without ``chip``.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Term:
-    """One condition on one label."""
+    """Condition on one label."""
 
     label: str
     op: str = "exists"  # ``exists``, ``=``, ``in``, ``>=``, ``<=``, ``>`` or ``<``
-    values: tuple[str, ...] = ()  # what it is compared with: none, one, or for ``in`` several
-    negated: bool = False  # whether it must not hold
+    values: tuple[str, ...] = ()  # operands: none, a single value, or several for ``in``
+    negated: bool = False  # inverts the result
 
     def matches(self, labels: Labels) -> bool:
-        """Whether a board with these labels is so."""
+        """Return whether a board with these labels matches."""
         return self._holds(labels.get(self.label)) is not self.negated
 
     def _holds(self, value: Any) -> bool:
@@ -62,7 +62,7 @@ class Term:
         return Wanted(self.values)
 
     def misses(self, labels: Labels) -> list[str]:
-        """In words, what keeps a board from matching: ``chip is a72, not a53``; nothing where it matches."""
+        """Return the reasons for a mismatch, such as ``chip is a72, not a53``; empty if the board matches."""
         if self.matches(labels):
             return []
         value = labels.get(self.label)
@@ -88,17 +88,17 @@ class Term:
 
 @dataclass(frozen=True)
 class Group:
-    """Several conditions: all of them, or any. All of none hold always."""
+    """Conjunction or disjunction of conditions. An empty conjunction always matches."""
 
     parts: tuple[Selector, ...] = ()
-    any: bool = False  # whether one of them is enough
+    any: bool = False  # True for a disjunction
 
     def matches(self, labels: Labels) -> bool:
-        """Whether a board with these labels is so."""
+        """Return whether a board with these labels matches."""
         return (any if self.any else all)(part.matches(labels) for part in self.parts)
 
     def misses(self, labels: Labels) -> list[str]:
-        """In words, what keeps a board from matching; of several ways to match, all in one text."""
+        """Return the reasons for a mismatch. The alternatives of a disjunction share one text."""
         misses = [part.misses(labels) for part in self.parts]
         if not self.any:
             return [miss for some in misses for miss in some]
@@ -114,16 +114,16 @@ class Group:
 
 @lru_cache(512)
 def parse(text: str) -> Selector:
-    """Read a selector; "" matches every board. As text (``str``) it is the same whatever spelling it was typed in.
+    """Parse a selector; "" matches every board. ``str`` of the result is a canonical spelling.
 
     Raises:
-        UsageError: it cannot be read; the message says where.
+        UsageError: the selector is invalid; the message contains the position.
     """
     return _Parser(text).selector()
 
 
 def nearest(selector: Selector, boards: Mapping[str, Labels], most: int = 3) -> list[tuple[str, list[str]]]:
-    """The boards that come nearest to a selector, by name, with what each misses: those that miss least first."""
+    """Return the ``most`` boards with the fewest mismatches: name and reasons, best first."""
     found = [(name, selector.misses(labels)) for name, labels in boards.items()]
     return sorted(found, key=lambda one: (len(one[1]), one[0]))[:most]
 
@@ -141,29 +141,29 @@ _HINT = 'for example "chip=a53, mem>=1GiB, runtimes in (iree, onnxruntime), !gpu
 
 class _Token(NamedTuple):
     kind: str  # ``quoted``, ``mark`` (punctuation and keywords) or ``word``
-    text: str  # what it says, without quotes
+    text: str  # without quotes
     at: int
 
 
 class _Parser:
-    """A selector's tokens, and a method for each rule of the grammar."""
+    """Recursive descent parser of a selector, with a method for each grammar rule."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[_Token] = []
         self._index = 0
         if len(text) > _LONGEST:
-            raise UsageError(f"a selector has {len(text):,} characters, of at most {_LONGEST:,}", hint=_HINT)
+            raise UsageError(f"selector too long: {len(text):,} characters, limit {_LONGEST:,}", hint=_HINT)
         for at, character in enumerate(text):
             if not (character.isprintable() or character.isspace()):
-                raise self._error(f"{character!r} cannot stand here", at)
+                raise self._error(f"invalid character {character!r}", at)
         for found in _TOKEN.finditer(text):
             self._tokens.append(self._token(found))
 
     def _token(self, found: re.Match[str]) -> _Token:
         kind, text = str(found.lastgroup), found[0]
         if kind == "bad":
-            what = "a quote is not closed" if text in "\"'" else "`and` is && or a comma, `or` is ||"
+            what = "unclosed quote" if text in "\"'" else "use && or a comma for `and`, || for `or`"
             raise self._error(what, found.start())
         if kind == "quoted":
             text = re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
@@ -172,10 +172,10 @@ class _Parser:
         return _Token(kind, text, found.start())
 
     def selector(self) -> Selector:
-        """The whole text."""
+        """Parse the whole text."""
         tree = self._either(0) if self._tokens else Group()
         if self._next is not None:
-            raise self._error("here a condition is over, and something else follows")
+            raise self._error("unexpected text after the condition")
         return tree
 
     def _either(self, depth: int) -> Selector:
@@ -189,50 +189,50 @@ class _Parser:
             if not self._takes("or", "||"):
                 break
         if "," in joints and len(ways) > 1:
-            raise self._error("before this, a comma and `or` need parentheses: (a or b), c")
+            raise self._error("mixing a comma and `or` requires parentheses: (a or b), c")
         return _joined(ways, any=True)
 
     def _one(self, depth: int) -> Selector:
         if depth > _DEEPEST:
-            raise self._error(f"this is nested deeper than {_DEEPEST}")
+            raise self._error(f"nesting exceeds {_DEEPEST} levels")
         if self._takes("!", "not"):
             return ~self._one(depth + 1)
         if self._takes("("):
             tree = self._either(depth + 1)
-            self._expects(")", "a parenthesis is not closed")
+            self._expects(")", "unclosed parenthesis")
             return tree
         return self._term()
 
     def _term(self) -> Term:
-        label = self._value("a label's name").text
+        label = self._value("label name").text
         if self._takes("=", "=="):
-            return Term(label, "=", (self._value("a value").text,))
+            return Term(label, "=", (self._value("value").text,))
         if self._takes("!="):
-            return Term(label, "=", (self._value("a value").text,), negated=True)
+            return Term(label, "=", (self._value("value").text,), negated=True)
         if found := self._takes(*_ORDER):
             return Term(label, found.text, (self._magnitude(found.text),))
         if self._takes("in"):
             return Term(label, "in", self._values())
         if self._takes("not"):
-            self._expects("in", "after a label, `not` needs `in`")
+            self._expects("in", "expected `in` after `not`")
             return Term(label, "in", self._values(), negated=True)
         return Term(label)
 
     def _values(self) -> tuple[str, ...]:
-        self._expects("(", "`in` needs its values in parentheses")
-        values = [self._value("a value").text]
+        self._expects("(", "`in` requires values in parentheses")
+        values = [self._value("value").text]
         while self._takes(","):
-            values.append(self._value("a value").text)
-        self._expects(")", "a parenthesis is not closed")
+            values.append(self._value("value").text)
+        self._expects(")", "unclosed parenthesis")
         return tuple(values)
 
     def _magnitude(self, op: str) -> str:
-        _, text, at = self._value("a number or a version")
+        _, text, at = self._value("number or version")
         if quantity(text)[0] is None:
             if version(text) is None:
-                raise self._error(f"{op} compares numbers and versions, which {text!r} is not", at)
+                raise self._error(f"{op} requires a number or version, got {text!r}", at)
             if unit := re.fullmatch("[0-9]+([A-Za-z]+)", text):
-                raise self._error(f"{unit[1]} is no unit; B, KB, KiB, MB, MiB, ... are", at)
+                raise self._error(f"unknown unit {unit[1]}: expected B, KB, KiB, MB, MiB, ...", at)
         return text
 
     @property
@@ -240,7 +240,7 @@ class _Parser:
         return self._tokens[self._index] if self._index < len(self._tokens) else None
 
     def _takes(self, *marks: str) -> _Token | None:
-        """Go over the next token if it is one of these marks or keywords."""
+        """Consume the next token if it is one of these marks or keywords."""
         token = self._next
         if token is None or token.kind != "mark" or token.text not in marks:
             return None
@@ -252,22 +252,22 @@ class _Parser:
             raise self._error(else_)
 
     def _value(self, what: str) -> _Token:
-        """Go over a word or a quoted text, which must come."""
+        """Consume a word or a quoted string. Raises UsageError if the next token is neither."""
         token = self._next
         if token is None or token.kind == "mark":
-            raise self._error(f"{what} is missing")
+            raise self._error(f"missing {what}")
         self._index += 1
         return token
 
     def _error(self, what: str, at: int | None = None) -> UsageError:
-        """What is wrong at a place, else at the token that comes."""
+        """Return a syntax error at a position; the default is the next token."""
         if at is None:
             at = self._next.at if self._next else len(self._text.rstrip())
         return UsageError(f"selector {self._text!r}, character {at + 1}: {what}", hint=_HINT)
 
 
 def _joined(parts: Sequence[Selector], *, any: bool) -> Selector:
-    """Several conditions as one, without groups of one and groups in groups of the same kind."""
+    """Combine conditions, and flatten single parts and nested groups of the same kind."""
     flat: list[Selector] = []
     for part in parts:
         flat += part.parts if isinstance(part, Group) and part.any is any else (part,)
@@ -275,7 +275,7 @@ def _joined(parts: Sequence[Selector], *, any: bool) -> Selector:
 
 
 def quoted(text: str) -> str:
-    """A label or a value as a selector writes it: in quotes where it would be read otherwise without them."""
+    """Return a label or value in selector syntax, quoted if necessary."""
     if re.fullmatch(_WORD, text) and text.lower() not in _KEYWORDS:
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -289,12 +289,12 @@ _UNITS = {"": 1, "b": 1} | {
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmgt]i?b|b|)", re.IGNORECASE)
 _VERSION = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
-# Of a CPU's hundred features a message says this many.
+# Maximum number of list elements in a message; a CPU label has up to a hundred features.
 _SAID = 4
 
 
 class Wanted:
-    """The values that a selector asks for, of which one will do; looked up, for a label may have many elements too."""
+    """Set of accepted values of a label. Uses sets for lookup, because labels may have many elements."""
 
     def __init__(self, values: Sequence[str]) -> None:
         self._texts = frozenset(values)
@@ -304,7 +304,7 @@ class Wanted:
         self._with_unit = frozenset(number for number, unit in found if number is not None and unit)
 
     def has(self, value: Any) -> bool:
-        """Whether one element of a label is one of them: texts as they are, numbers by what they amount to."""
+        """Return True if an element of a label is in the set. Strings match exactly, numbers by their amount."""
         if isinstance(value, bool):
             return not self._lower.isdisjoint(_TRUE if value else _FALSE)
         if isinstance(value, (int, float)):
@@ -315,10 +315,10 @@ class Wanted:
 
 
 def above(value: Any, wanted: str, compare: Callable[[Any, Any], bool]) -> bool:
-    """Whether one element of a label compares so with what is asked for; False where they cannot be compared.
+    """Return ``compare(value, wanted)``, or False if the values cannot be compared.
 
-    Numbers compare with numbers, and with a text where either has a unit (``512MiB``); else texts are versions:
-    ``6.10`` is above ``6.9``, and ``6.1`` is ``6.1.0``.
+    Numbers compare with numbers. A string compares as a number if either side has a unit
+    (``512MiB``). Otherwise strings are versions: ``6.10`` is above ``6.9``, and ``6.1`` equals ``6.1.0``.
     """
     if isinstance(value, bool):
         return False
@@ -332,7 +332,7 @@ def above(value: Any, wanted: str, compare: Callable[[Any, Any], bool]) -> bool:
 
 @lru_cache(4096)
 def quantity(text: str) -> tuple[float | None, str]:
-    """``1.5 GiB`` -> its number of bytes and ``gib``; no number where it is none."""
+    """Parse a quantity: ``1.5 GiB`` -> number of bytes and ``gib``. Returns (None, "") if it is invalid."""
     found = _QUANTITY.fullmatch(text.strip())
     if not found:
         return None, ""
@@ -342,7 +342,7 @@ def quantity(text: str) -> tuple[float | None, str]:
 
 @lru_cache(4096)
 def version(text: str) -> tuple[float, ...] | None:
-    """``6.1.0-23-amd64`` -> (6, 1): its leading numbers, without noughts at the end; None where it has none."""
+    """Parse leading version numbers, without trailing zeros: ``6.1.0-23-amd64`` -> (6, 1). None if it has none."""
     found = _VERSION.match(text.strip())
     if not found:
         return None
@@ -353,17 +353,21 @@ def version(text: str) -> tuple[float, ...] | None:
 
 
 def is_there(value: Any) -> bool:
-    """Whether a label says yes: it is there, and neither false, 0 nor empty."""
+    """Return True if a label is set, and not false, 0 or empty."""
     return bool(value) and not (isinstance(value, str) and value.strip().lower() in _FALSE)
 
 
 def as_text(value: Any) -> str:
-    """A label's value as people write it."""
+    """Return a label's value as text."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def value_text(value: Any, beside: Sequence[str] = ()) -> str:
-    """A label's value for people; a number in the units of what it stands beside. Of a long list, its beginning."""
+    """Format a label's value for display. Long lists are cut.
+
+    Args:
+        beside: values that it is compared with. If one has a unit, large numbers are shown in binary units.
+    """
     if isinstance(value, (list, tuple, set, frozenset)):
         texts = [value_text(one, beside) for one in value]
         more = [f"{len(texts) - _SAID} more"] if len(texts) > _SAID + 1 else []

@@ -1,4 +1,4 @@
-"""What is to be run becomes an order: jobs, and the files that they need, uploaded once."""
+"""Build submissions: create the jobs, upload their files, and queue them."""
 
 from __future__ import annotations
 
@@ -30,56 +30,67 @@ from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import BUILT_IN, brings_cases, look, open_suite, place_of, source_hint
 from hil.controller.workloads.suites.spec import CaseSpec, Suite, SuiteModel
+from hil.core.files import read_text
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError
 
 BUNDLE_SUFFIX = ".hilb"
-# So much to upload is told.
+# Report uploads above this size, in bytes.
 _LARGE = 8 << 20
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What an order consists of."""
+    """Jobs of a submission and the files that they need."""
 
     title: str
     specs: tuple[JobSpec, ...]
     uploads: dict[str, Path] = field(default_factory=dict)  # digest -> file
 
+    def for_target(self, target: str) -> Workload:
+        """Return a copy with the target's name appended to the titles."""
+        specs = tuple(replace(spec, title=f"{spec.title} {target}") for spec in self.specs)
+        return replace(self, title=f"{self.title} {target}", specs=specs)
+
 
 @dataclass(frozen=True)
 class Submitted:
-    """An order that the farm has."""
+    """Submission accepted by the farm."""
 
     submission: int
     jobs: list[str]
-    sent: int  # bytes that had to be uploaded
+    sent: int  # number of bytes uploaded
 
 
 def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
-    """What the arguments of `hil farm submit` are; UsageError where that cannot be told, or they do not go together."""
+    """Return the job type for the arguments of `hil farm submit`. Raises UsageError if they are unknown or mixed."""
     first = Path(words[0])
     named = words[0] in BUILT_IN
     folder = first.is_dir() and not (first / SAVED_MODEL).exists()
-    # Each of the cases that they bring is one of a suite's; a bundle of hil's has jobs of its own kind.
+    # Sources with test cases run as suites. A .hilb bundle has a separate job type.
     cases = exists(first) and first.suffix != BUNDLE_SUFFIX and (is_flagfile(first.name) or brings_cases(first))
     if suite or named or folder or cases:
         if len(words) > 1:
-            raise UsageError("one suite at a time", hint="submit them one after another: the farm queues them")
+            raise UsageError("only one suite per submission", hint="submit each suite separately; the farm queues them")
         return Kind.SUITE
     if gone := next((word for word in words if not exists(word)), None):
-        raise UsageError(f"there is no suite, model, bundle or folder {gone!r}", hint=source_hint(gone))
+        raise UsageError(f"suite, model, bundle or directory {gone!r} not found", hint=source_hint(gone))
     bundles = [word.endswith(BUNDLE_SUFFIX) for word in words]
     if any(bundles) and not all(bundles):
-        raise UsageError("models and bundles are two kinds of jobs", hint="submit the bundles by themselves")
+        raise UsageError("models and bundles cannot be in the same submission", hint="submit the bundles separately")
     return Kind.BUNDLE if all(bundles) else Kind.RUN
 
 
 def load_models(job: Job) -> Workload:
-    """A job for each model; UsageError where a file cannot be read, ImportFailed where one is no model."""
-    job = read_flagfile(job) if job.flagfile else job  # the flag file stays here
+    """Return one job per model.
+
+    Raises:
+        UsageError: a file cannot be read.
+        ImportFailed: a file is not a valid model.
+    """
+    job = read_flagfile(job) if job.flagfile else job  # the flag file is not uploaded
     if not job.models:
-        raise UsageError("no MODEL was named", hint="hil farm submit MODEL, or hil farm submit --help")
+        raise UsageError("missing argument MODEL", hint="hil farm submit MODEL, or hil farm submit --help")
     with Isolated(1) as isolated:
         context = RunContext(Cache(), isolated)
         several = len(job.models) > 1 or job.dim_ranges
@@ -94,7 +105,7 @@ def load_models(job: Job) -> Workload:
 
 
 def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload:
-    """A job for each bundle; UsageError where one is no bundle, damaged, or signed by nobody that is trusted."""
+    """Return one job per bundle. Raises UsageError if a bundle is invalid, damaged, or lacks a trusted signature."""
     from hil.controller.workloads.bundles.program_case import open_bundle
 
     opened = [(path, open_bundle(path, key).program.runtime) for path in job.models]
@@ -104,13 +115,18 @@ def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload
 
 def _loaded(job: Job, packed: Sequence[tuple[JobSpec, JobFiles]]) -> Workload:
     names = [path.parent.name if path.name == SAVED_MODEL else path.stem for path in job.models]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     uploads = {digest: file for _, parcel in packed for digest, file in parcel.uploads().items()}
-    return Workload(f"{names[0]}{more}", tuple(spec for spec, _ in packed), uploads)
+    specs = tuple(replace(spec, title=name) for (spec, _), name in zip(packed, names, strict=True))
+    return Workload(_title_of(names), specs, uploads)
+
+
+def _title_of(names: Sequence[str]) -> str:
+    """Return a title for models: the name of the first, and the number of remaining models."""
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def matching(farm: FarmClient, selector: str, board: str = "") -> int:
-    """How many boards can be given what this selects, now or later; UsageError where the selector cannot be read."""
+    """Return the number of boards that match and are not offline. Raises UsageError for an invalid selector."""
     wanted = parse(selector)
     return sum(
         wanted.matches(one["labels"]) and (not board or one["name"] == board) and one["state"] != BoardState.OFFLINE
@@ -119,32 +135,36 @@ def matching(farm: FarmClient, selector: str, board: str = "") -> int:
 
 
 def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callable[[str], None]) -> Submitted:
-    """Upload what the farm lacks, and queue the jobs; ``how`` has further fields of Submission.
+    """Upload missing files and queue the jobs.
+
+    Args:
+        how: further fields of Submission.
 
     Raises:
         NoSuchBoard: no board of the farm can ever match.
-        UsageError: something was asked for that cannot be.
+        UsageError: the submission is invalid.
     """
     order = Submission(load.title, load.specs, **how)
     parse(order.selector)
     size = sum(file.stat().st_size for file in load.uploads.values())
     with span("submit", title=order.title, jobs=len(order.specs)) as stage:
         if size > _LARGE:
-            say(f"uploading {size / 1e6:,.0f} MB, as far as the farm has them not")
+            say(f"uploading {size / 1e6:,.0f} MB, except files that the farm already has")
         sent = farm.upload(load.uploads)
         submission, jobs = farm.submit(order, trace=stage.traceparent)
     return Submitted(submission, jobs, sent)
 
 
-# A board has several parts, so that the slowest is not waited for long, but none too small: each reads the models anew.
+# Several parts per board, so that the slowest part does not delay the suite. A minimum size, because each part loads
+# its models.
 PARTS_A_BOARD, CASES_A_PART = 4, 8
 
 
 def split(cases: Sequence[CaseSpec], parts: int) -> list[tuple[CaseSpec, ...]]:
-    """Cases in at most so many parts of about the same size, each in the suite's order.
+    """Split cases into at most ``parts`` parts of similar size, each in the suite's order.
 
-    A model and its layers stay together, since layers run on what the reference computed for the whole of it; but a
-    model that has more cases than a part should is cut.
+    Layers stay together with the model, because layers use the reference results of the whole model. A model with
+    more cases than a part should have is split.
     """
     if not cases:
         return []
@@ -163,22 +183,22 @@ def split(cases: Sequence[CaseSpec], parts: int) -> list[tuple[CaseSpec, ...]]:
 
 
 def _cut(group: list[CaseSpec], pieces: int) -> list[list[CaseSpec]]:
-    """A list in so many pieces of about the same length."""
+    """Split a list into pieces of similar length."""
     ends = [len(group) * number // pieces for number in range(pieces + 1)]
     return [group[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def parts_for(cases: int, boards: int) -> int:
-    """In how many parts to run so many cases on so many boards: a part or more for each, none of them tiny."""
+    """Return the number of parts for a suite: at least one per board, without very small parts."""
     boards = max(1, boards)
     return min(PARTS_A_BOARD * boards, max(boards, -(-cases // CASES_A_PART)))
 
 
 def load_suite(request: Request, boards: int) -> Workload:
-    """A suite, cut into jobs for so many boards; there are none where no case was chosen.
+    """Return the jobs of a suite, split for ``boards`` boards; empty if no case is selected.
 
     Raises:
-        UsageError: there is no such suite or flow, or a file cannot be read.
+        UsageError: the suite or flow does not exist, or a file cannot be read.
     """
     flow = load_flow(request.flow)
     refuse_functions(request.settings)
@@ -212,6 +232,7 @@ def load_suite(request: Request, boards: int) -> Workload:
             },
             digests,
             warm,
+            f"{suite.name} {flow.name}: {_title_of(list(dict.fromkeys(case.model for case in part)))}",
         )
         for part in chosen
     ]
@@ -219,7 +240,7 @@ def load_suite(request: Request, boards: int) -> Workload:
 
 
 def _packed_source(request: Request, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
-    """The models at a path of the user's, under the folder's own name: that is the suite's."""
+    """Add the models at a user's path under the directory's name, which is also the suite's name."""
     if suite.source in BUILT_IN:
         return {}
     path = Path(request.source)
@@ -235,20 +256,20 @@ def _packed_source(request: Request, suite: Suite, context: RunContext, parcel: 
 
 
 def _below(file: Path, root: Path) -> Path:
-    """A file's place below the suite's folder; its place on a board's host is the same."""
-    hint = "make a bundle of it, which holds all its files: hil bundle import FOLDER --from flagfile"
+    """Return a file's path relative to the suite's directory; it is the same on the board's host."""
+    hint = "import it as a bundle, which includes all files: hil bundle import FOLDER --from flagfile"
     if is_flagfile(file.name) and re.search(
-        r"^--(module|parameters|input|expected_output)=(.*[=@])?/", file.read_text(), re.M
+        r"^--(module|parameters|input|expected_output)=(.*[=@])?/", read_text(file), re.M
     ):
-        raise UsageError(f"{file} names files by absolute paths, which a board's host has not", hint=hint)
+        raise UsageError(f"{file} contains absolute paths, which do not exist on the board's host", hint=hint)
     here, suite = (Path(os.path.normpath(path.absolute())) for path in (file, root))
     if not here.is_relative_to(suite):
-        raise UsageError(f"{file} lies outside {root}, the suite's folder", hint=hint)
+        raise UsageError(f"{file} is outside the suite's directory {root}", hint=hint)
     return here.relative_to(suite)
 
 
 def _files_of(model: SuiteModel, context: RunContext) -> Iterable[Path]:
-    """A model's file and its data; of a model that cannot be read here the file alone: its case will tell."""
+    """Return a model's file and its data files. If the import fails, only the model: the case reports the error."""
     if model.path.name == SAVED_MODEL:
         return [file for file in sorted(model.path.parent.rglob("*")) if file.is_file()]
     try:
@@ -260,7 +281,7 @@ def _files_of(model: SuiteModel, context: RunContext) -> Iterable[Path]:
 
 
 def _packed_flow(request: Request, parcel: JobFiles) -> dict[str, Any]:
-    """A flow of a file goes along with the job; hil's own and those of packages are at the hosts."""
+    """Add a flow's file to the job. Flows of hil and of installed packages exist on the hosts."""
     beside = Path(BESIDE)
     name, text = request.flow, request.flow
     if name in flows(Path(os.devnull)):

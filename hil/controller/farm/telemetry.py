@@ -1,9 +1,11 @@
-"""A job's stages as OpenTelemetry spans, which together are one trace: submit, queue, fetch, open, run, upload, record.
+"""Export a job's stages as OpenTelemetry spans, and logs as JSON.
 
-Nothing is done where ``OTEL_EXPORTER_OTLP_ENDPOINT`` is not set, or the extra ``hil[otel]`` is not installed. What
-OpenTelemetry reads from the environment besides (headers, certificates, the service's name) holds here too.
+The stages of one job form one trace: submit, queue, fetch, open, run, upload, record. Tracing is off
+unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set and the extra ``hil[otel]`` is installed. OpenTelemetry
+reads other variables (headers, certificates, service name) from the environment as usual.
 
-Logs as JSON, an object a line: ``{"time": ..., "level": "INFO", "event": "grant", "job": "17.3", ...}``.
+Each log record is a JSON object on one line:
+``{"time": ..., "level": "INFO", "event": "grant", "job": "17.3", ...}``.
 """
 
 from __future__ import annotations
@@ -23,22 +25,24 @@ NAME = "hil.farm"
 
 
 class Span:
-    """A stage under way; ``traceparent`` makes others its children, "" where nothing is traced."""
+    """Running stage. ``traceparent`` is the W3C parent for child spans, or "" without tracing."""
 
     def __init__(self, traceparent: str = "", inner: Any = None) -> None:
         self.traceparent = traceparent
         self._inner = inner
 
     def set(self, **attributes: Any) -> None:
-        """Say more of it."""
+        """Add attributes to the span."""
         if self._inner is not None:
             self._inner.set_attributes(_attributes(attributes))
 
 
 @contextlib.contextmanager
 def span(name: str, parent: str = "", **attributes: Any) -> Iterator[Span]:
-    """A stage, from now until the context ends; an error that leaves it is noted and goes on. ``parent`` is the W3C
-    ``traceparent`` of the span that it belongs to, "" begins a trace.
+    """Record a stage for the duration of the context. The span records an exception and re-raises it.
+
+    Args:
+        parent: W3C ``traceparent`` of the parent span; "" begins a trace.
     """
     tracer = _tracer()
     if tracer is None:
@@ -49,7 +53,11 @@ def span(name: str, parent: str = "", **attributes: Any) -> Iterator[Span]:
 
 
 def record(name: str, parent: str, start_s: float, end_s: float, **attributes: Any) -> None:
-    """A stage that is over: from one time to another, in seconds since 1970. Of nothing that is traced it is none."""
+    """Record a finished stage. Does nothing without a parent.
+
+    Args:
+        start_s, end_s: seconds since 1970.
+    """
     tracer = _tracer() if parent else None
     if tracer is not None:
         inner = tracer.start_span(
@@ -59,12 +67,12 @@ def record(name: str, parent: str, start_s: float, end_s: float, **attributes: A
 
 
 def is_on() -> bool:
-    """Whether anything is traced."""
+    """Return True if tracing is on."""
     return _provider() is not None
 
 
 def flush() -> None:
-    """Send what was not sent yet; at a program's end this happens by itself."""
+    """Send pending spans. OpenTelemetry also does this when the program exits."""
     if (provider := _provider()) is not None:
         provider.force_flush(5_000)
 
@@ -92,7 +100,7 @@ def _tracer() -> Any:
 
 @functools.cache
 def _provider() -> Any:
-    """What sends spans away; None where nothing is to be traced."""
+    """Return the tracer provider, or None if tracing is off."""
     if (
         not any(os.environ.get(name) for name in _ENDPOINTS)
         or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -114,10 +122,10 @@ _OWN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON object: its time, level and event, then whatever was handed over as ``extra``."""
+    """Format a record as one JSON object: time, level, event, then the fields of ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record in one line."""
+        """Return the record as one line of JSON."""
         entry = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname,
@@ -130,7 +138,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_json(stream: TextIO | None = None) -> None:
-    """Send what this program logs to a stream (stderr): all of the farm's, and warnings of what it uses."""
+    """Log to a stream (default stderr): INFO and above from the farm, warnings from dependencies."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.getLogger().handlers[:] = [handler]

@@ -1,4 +1,4 @@
-"""How a farm did over time, from what it tells of its events and jobs: pure."""
+"""Compute board use and queue times from a farm's events and jobs. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ Row = Mapping[str, Any]
 
 
 def moment(text: str | None) -> float | None:
-    """A time as a farm tells it, in seconds since the epoch; None for none."""
+    """Convert a timestamp of the farm to seconds since the epoch, or None to None."""
     return datetime.fromisoformat(text).timestamp() if text else None
 
 
 @dataclass(frozen=True)
 class Stay:
-    """A job's time on a board."""
+    """Period in which a job has a board."""
 
     lease: int
     job: str
     board: str
-    # begun, ended: seconds since the epoch. None: before the first event that is known; not yet.
+    # Seconds since the epoch. ``begun`` is None if it precedes the known events; ``ended`` is None while the lease
+    # lasts.
     begun: float | None = None
     ended: float | None = None
-    reason: str = ""  # why it ended
+    reason: str = ""  # reason for its end
 
 
 def stays(events: Iterable[Row]) -> list[Stay]:
-    """Who had which board when, in the order of beginning."""
+    """Return the leases in the events, in order of their start."""
     found: dict[int, dict[str, Any]] = {}
     for event in events:
         number, what = event["lease"], event["what"]
@@ -47,7 +48,7 @@ def stays(events: Iterable[Row]) -> list[Stay]:
 def board_use(
     had: Iterable[Stay], boards: Sequence[str], since: float, until: float, parts: int
 ) -> dict[str, list[float]]:
-    """Of each board, the share (0 to 1) of each of so many equal parts of a time in which a job had it."""
+    """Return each board's utilization (0 to 1) in each of ``parts`` equal intervals."""
     width = (until - since) / parts
     used = {name: [0.0] * parts for name in boards}
     for stay in had:
@@ -64,17 +65,17 @@ def board_use(
 
 @dataclass(frozen=True)
 class Waits:
-    """How long the jobs waited that got a board within one part of a time."""
+    """Queue times of jobs that started in one interval."""
 
     since: float
     jobs: int = 0
-    # half, most: half of them, and 95 of 100, waited at most so long (s); None where there were none.
+    # Median and 95th percentile of the queue time (s); None without jobs.
     half: float | None = None
     most: float | None = None
 
 
 def queue_times(jobs: Iterable[Row], since: float, until: float, parts: int) -> list[Waits]:
-    """Of each of so many equal parts of a time: how long the jobs waited that began in it."""
+    """Return the queue times of jobs that started in each of ``parts`` equal intervals."""
     width = (until - since) / parts
     waited: list[list[float]] = [[] for _ in range(parts)]
     for job in jobs:
@@ -87,5 +88,5 @@ def queue_times(jobs: Iterable[Row], since: float, until: float, parts: int) -> 
 
 
 def _within(values: Sequence[float], share: float) -> float | None:
-    """The least value that so great a share of them does not exceed."""
+    """Return the quantile ``share`` (nearest rank), or None without values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None

@@ -1,4 +1,4 @@
-"""What a farm tells, in words for people."""
+"""Format farm values for display."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from typing import Any
 
 from hil.controller.farm.selector import quoted, value_text
 
-# In seconds.
+# Seconds per unit.
 UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _OWN_COLUMN = ("name", "site", "host", "hw_type")
 _BYTES = ("mem", "memory", "disk")
-# What nobody looks for in a table of boards; selectors know them all the same.
+# Technical labels, hidden in board tables by default. Selectors can use them.
 _DETAILS = ("agent", "devices", "features", "kernel", "libc", "system")
 
 
 def labels_text(labels: Mapping[str, Any], wide: bool = False) -> str:
-    """``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``, as a selector writes them; ``wide``: also technical ones."""
+    """Return labels in selector syntax: ``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``.
+
+    Args:
+        wide: include technical labels.
+    """
 
     def one(name: str, value: Any) -> str:
         if value is True:
@@ -30,7 +34,7 @@ def labels_text(labels: Mapping[str, Any], wide: bool = False) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.02s``, ``12s``, ``4m10s``, ``3h05m``, ``2d04h``."""
+    """Format a duration: ``0.02s``, ``12s``, ``4m10s``, ``3h05m``, ``2d04h``."""
     if seconds < 10:
         return f"{max(seconds, 0.0):.2f}s"
     whole = round(seconds)

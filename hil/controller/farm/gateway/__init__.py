@@ -1,1 +1,1 @@
-"""The gateway: what users and hosts talk to, and the only one that talks to the farm's database."""
+"""Gateway: serves users and hosts. It is the only farm process that accesses the database."""

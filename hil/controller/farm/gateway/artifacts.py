@@ -1,7 +1,7 @@
-"""The farm's store of files by content: a folder, or a bucket of an S3-compatible service, through fsspec.
+"""Content-addressed file store of the farm: a directory, or an S3-compatible bucket, through fsspec.
 
-A file is there whole and verified, or not at all: what is uploaded goes to a file of this machine first, is checked
-against its digest there, and only then gets its name in the store.
+Writes are atomic and verified: an upload is written to a local file and checked against the digest. Only then it
+is stored under the final name.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hil.protocol.v1 import farm_pb2 as pb
 ARTIFACTS_VARIABLE = "HIL_FARM_ARTIFACTS"
 CHUNK = 1 << 20
 _INCOMING = ".incoming"
-# Questions to a service, which each take a journey there and back.
+# Concurrent requests to a remote store, each with a network round trip.
 _AT_ONCE = 16
 
 
 class Store:
-    """A content-addressed store in a folder, or at a URL that fsspec knows. Every method may block: use a thread."""
+    """Content-addressed store in a directory, or at an fsspec URL. All methods may block: call them in a thread."""
 
     def __init__(self, where: str) -> None:
         from fsspec.core import url_to_fs
@@ -41,7 +41,7 @@ class Store:
             self._fs, root = url_to_fs(where, use_listings_cache=False, skip_instance_cache=True)
         except (ValueError, ImportError) as error:
             raise UsageError(
-                f"the farm's store {where!r} cannot be opened: {error}", hint="a folder, or s3://BUCKET/PREFIX"
+                f"cannot open the farm's store {where!r}: {error}", hint="use a directory, or s3://BUCKET/PREFIX"
             ) from error
         self.where, self._root = where, str(root).rstrip("/")
         self._incoming: Path | None = None
@@ -51,7 +51,7 @@ class Store:
                 self._incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def lacks(self, digests: Iterable[str]) -> list[str]:
-        """Those of some digests that are not in the store, each once; UsageError where one of them is none."""
+        """Return the digests that are not in the store, without duplicates. Raises UsageError for an invalid digest."""
         wanted = [digest.check(one) for one in dict.fromkeys(digests)]
         if self._incoming is not None or len(wanted) < 2:
             return [one for one in wanted if not self._has(one)]
@@ -59,27 +59,27 @@ class Store:
             return [one for one, has in zip(wanted, pool.map(self._has, wanted), strict=True) if not has]
 
     def size(self, name: str) -> int:
-        """How large a file is, in bytes; FarmError where the store has it not."""
+        """Return the size of a file in bytes. Raises FarmError if the store does not have it."""
         with self._there(name):
             return int(self._fs.info(self._path(name))["size"])
 
     def receive(self, name: str, size: int) -> Incoming:
-        """Begin to store a file: its data, then ``finish``."""
+        """Begin to store a file. The caller adds the data, then calls ``finish``."""
         return Incoming(self, digest.check(name), size, self._incoming)
 
     def read(self, name: str) -> Iterator[bytes]:
-        """A file's content in pieces; FarmError where the store has it not."""
+        """Yield the content of a file. Raises FarmError if the store does not have it."""
         with self._there(name), self._fs.open(self._path(name), "rb") as file:
             while data := file.read(CHUNK):
                 yield data
 
     def delete(self, name: str) -> None:
-        """Take a file out of the store; one that is not there is no error."""
+        """Delete a file. A missing file is not an error."""
         with contextlib.suppress(FileNotFoundError), _storage(self.where):
             self._fs.rm_file(self._path(name))
 
     def sweep(self, older_than_s: float, now: float) -> int:
-        """Delete what uploads that were broken off have left; returns how many there were."""
+        """Delete leftovers of interrupted uploads and return their number."""
         gone = 0
         for left in self._incoming.iterdir() if self._incoming else ():
             with contextlib.suppress(FileNotFoundError):
@@ -111,11 +111,11 @@ class Store:
             with _storage(self.where):
                 yield
         except FileNotFoundError as error:
-            raise FarmError(f"the farm's store has no {name}", hint="it was deleted: submit the job again") from error
+            raise FarmError(f"{name} not found in the farm's store", hint="it was deleted; resubmit the job") from error
 
 
 class Incoming:
-    """A file that is being stored. A context manager: what was not finished leaves nothing."""
+    """File being stored. A context manager that removes the temporary file."""
 
     def __init__(self, store: Store, name: str, size: int, folder: Path | None) -> None:
         self._store, self.name, self.size = store, name, size
@@ -134,20 +134,22 @@ class Incoming:
         self._part.unlink(missing_ok=True)
 
     def add(self, data: bytes) -> None:
-        """More of it; UsageError where it is longer than was said."""
+        """Add data. Raises UsageError if the file exceeds the announced size."""
         self._got += len(data)
         if self._got > self.size:
-            raise UsageError(f"{self.name} is longer than the {self.size} bytes that were announced")
+            raise UsageError(f"{self.name} exceeds the announced size of {self.size} bytes")
         self._hasher.update(data)
         with _storage(self._store.where):
             self._file.write(data)
 
     def finish(self) -> None:
-        """That was all: check it, and let it be seen; UsageError where what came is something else."""
+        """Verify size and digest, and make the file visible. Raises UsageError on a mismatch."""
         if self._got != self.size:
-            raise UsageError(f"{self.name} ended after {self._got} of {self.size} bytes")
+            raise UsageError(f"upload of {self.name} ended after {self._got} of {self.size} bytes")
         if (found := self._hasher.digest()) != self.name:
-            raise UsageError(f"what came as {self.name} is {found}", hint="the file changed while it was sent")
+            raise UsageError(
+                f"digest mismatch: expected {self.name}, got {found}", hint="the file changed during the upload"
+            )
         with _storage(self._store.where):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -157,13 +159,13 @@ class Incoming:
 
 @contextlib.contextmanager
 def _storage(where: str) -> Iterator[None]:
-    """Errors of the folder or the service leave as hil's, but for a file that is not there."""
+    """Convert errors of the store to StorageError, except a missing file."""
     try:
         yield
     except (FileNotFoundError, HilError):
         raise
-    except Exception as error:  # of whatever library talks to the service
-        raise StorageError(f"the farm's store {where} fails: {error}") from error
+    except Exception as error:  # depends on the library of the service
+        raise StorageError(f"the farm's store {where} failed: {error}") from error
 
 
 MOST_DIGESTS = 100_000
@@ -176,30 +178,30 @@ _AGAIN = "update hil.artifacts set used_at = now() where digest = any(%s)"
 
 
 class ArtifactService:
-    """Coroutines of the service's methods."""
+    """Methods of the service."""
 
     def __init__(self, db: Database, store: Store) -> None:
         self._db, self._store = db, store
 
     async def lacks(self, request: pb.LacksRequest, call: Call) -> pb.LacksReply:
-        """Which of these the store lacks; the others are kept from `gc` as if they had just come."""
+        """Return the digests that the store lacks. Files in the store are protected from `gc` like new uploads."""
         if len(request.digests) > MOST_DIGESTS:
-            raise UsageError(f"at most {MOST_DIGESTS} digests at a time")
+            raise UsageError(f"at most {MOST_DIGESTS} digests per request")
         for name in request.digests:
             digest.check(name)
-        # First, so that none of them is deleted between this answer and the submission.
+        # Before the check, so that `gc` deletes none of them between this reply and the submission.
         async with self._db.transaction() as tx:
             await tx.execute(_AGAIN, [list(request.digests)])
         lacking = await asyncio.to_thread(self._store.lacks, list(request.digests))
         return pb.LacksReply(digests=lacking)
 
     async def upload(self, requests: AsyncIterator[pb.FilePiece], call: Call) -> pb.UploadReply:
-        """Store files, each verified before anybody can read it."""
+        """Store files. Each is verified before it becomes readable."""
         stored: dict[str, int] = {}
         try:
             await self._receive(requests, call, stored)
         finally:
-            # Also where it breaks off: a file that nobody knows of would never be deleted.
+            # Also after an error: `gc` would never delete a file without a row.
             if stored:
                 async with self._db.transaction() as tx:
                     await tx.execute(_USED, [list(stored), list(stored.values())])
@@ -208,7 +210,7 @@ class ArtifactService:
         return pb.UploadReply(stored=list(stored))
 
     async def _receive(self, requests: AsyncIterator[pb.FilePiece], call: Call, stored: dict[str, int]) -> None:
-        """Store what comes; ``stored`` gets the size of each file that is there whole."""
+        """Store the received files, and add the size of each complete file to ``stored``."""
         incoming: Incoming | None = None
         try:
             async for piece in requests:
@@ -217,11 +219,11 @@ class ArtifactService:
                     await self._finish(incoming, stored)
                     incoming = None
                     if piece.start.size > MOST_BYTES or len(stored) >= MOST_DIGESTS:
-                        raise UsageError(f"the farm takes {MOST_DIGESTS} files of {MOST_BYTES >> 30} GiB at a time")
-                    # Not in a thread, which would leave a file where this is cancelled meanwhile.
+                        raise UsageError(f"uploads are limited to {MOST_DIGESTS} files of {MOST_BYTES >> 30} GiB")
+                    # Not in a thread: a cancellation would leave the temporary file.
                     incoming = self._store.receive(piece.start.digest, piece.start.size)
                 elif incoming is None:
-                    raise UsageError("an upload begins with the start of a file")
+                    raise UsageError("an upload must begin with a start message")
                 else:
                     await asyncio.to_thread(incoming.add, piece.data)
             await self._finish(incoming, stored)
@@ -231,7 +233,7 @@ class ArtifactService:
                 incoming.__exit__(None, None, None)
 
     async def download(self, request: pb.DownloadRequest, call: Call) -> None:
-        """A file's start, then its data."""
+        """Send a file's header, then the data."""
         name = digest.check(request.digest)
         size = await asyncio.to_thread(self._store.size, name)
         await call.send(pb.FilePiece(start=pb.FileStart(digest=name, size=size)))
@@ -243,7 +245,7 @@ class ArtifactService:
     async def _finish(self, incoming: Incoming | None, stored: dict[str, int]) -> None:
         if incoming is not None:
             with incoming:
-                # From now on it may be there, should we not hear of it any more.
+                # Add it before the call: the file may exist even if this task is cancelled.
                 stored[incoming.name] = incoming.size
                 try:
                     await asyncio.to_thread(incoming.finish)

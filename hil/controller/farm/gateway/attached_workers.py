@@ -1,4 +1,4 @@
-"""The workers that attend this gateway with their boards: what is told of them, and what they are told."""
+"""Workers attached to this gateway: forward their messages to the database, and send them grants and other messages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hil.controller.farm.store.records import LEASES, NAME, fetched
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
-# Should a notification be lost, boards are looked at again so often.
+# Poll interval, in case a notification is lost.
 _LOOK_S = 2.0
 _AWAY_S = 0.2
-# The beats that come within a moment are written down together, in one statement however many boards there are.
+# Heartbeats within this interval are written together, in one statement for all boards.
 _GATHER_S = 0.25
 _MOST_HAD = 100
 _WAITED = f"""
@@ -33,7 +33,7 @@ _WAITED = f"""
         submission.trace
     from {LEASES} where lease.id = any(%s)
 """
-# Leases that their board's worker should know of by now, and does not.
+# Leases that the board's worker should have received by now, but does not report.
 _UNHEARD = """
     select id from hil.leases
     where ended_at is null and board = any(%s) and worker = any(%s) and not id = any(%s)
@@ -42,72 +42,72 @@ _UNHEARD = """
 
 
 class AttachedWorker:
-    """A board's worker at this gateway: its stream's outgoing side."""
+    """Worker attached to this gateway, with a queue of outgoing messages."""
 
     def __init__(self, card: BoardCard, worker: str) -> None:
         self.card, self.worker = card, worker
-        self.owner = False  # whether it owns the board, rather than standing by
-        self.leases: set[int] = set()  # those that it says it works on, true or not
+        self.owner = False  # True for the owner, False for a standby worker
+        self.leases: set[int] = set()  # leases reported by the worker, unverified
         self.sent: set[int] = set()
-        # What a job printed last may come after its report, which goes another way.
+        # Recent leases: a job's last output may arrive after the report, which uses a separate call.
         self._had: deque[int] = deque(maxlen=_MOST_HAD)
-        self.beaten = False  # whether a beat of it waits to be written down
-        # When it last said something; one that is frozen says nothing, though its stream stays.
+        self.beaten = False  # True while a heartbeat waits to be written
+        # Time of the last message. A frozen worker sends none, although the stream stays open.
         self.heard_at = time.monotonic()
         self.outgoing: asyncio.Queue[pb.ToBoard] = asyncio.Queue()
 
     @property
     def board(self) -> str:
-        """The board's name."""
+        """Name of the board."""
         return self.card.name
 
     def has_had(self, lease: int) -> bool:
-        """Whether a lease is its own, or was so lately."""
+        """Return True if the worker has the lease, or recently had it."""
         return lease in self._had
 
     def keep(self, leases: Iterable[int]) -> None:
-        """These are its own from before it came here."""
+        """Add leases that the worker received before it attached here."""
         self._had.extend(lease for lease in leases if lease not in self._had)
 
     def stand(self, owner: bool, settings: FarmSettings) -> None:
-        """Tell the worker whether it owns the board."""
+        """Send the ownership of the board to the worker."""
         self.owner = owner
         self.outgoing.put_nowait(pb.ToBoard(standing=pb.Standing(owner=owner, beat_s=settings.beat_s)))
 
     def grant(self, grant: Grant) -> None:
-        """Give it a job."""
+        """Send a grant to the worker."""
         self.sent.add(grant.lease)
         self._had.append(grant.lease)
         self.outgoing.put_nowait(pb.ToBoard(grant=grant_message(grant)))
 
     def end(self, lease: int, reason: str) -> None:
-        """Tell it that a lease is over."""
+        """Notify the worker that a lease has ended."""
         self.sent.discard(lease)
         self.outgoing.put_nowait(pb.ToBoard(ended=pb.Ended(lease=lease, reason=reason)))
 
     def dial(self, id: str, lease: int, gateway: str) -> None:
-        """Ask it to accept a connection to its agent, at a gateway ("" is this one)."""
+        """Ask the worker to accept a connection to the agent through a gateway; "" is this gateway."""
         self.outgoing.put_nowait(pb.ToBoard(dial=pb.DialIn(id=id, lease=lease, gateway=gateway)))
 
 
 class Dispatch:
-    """The workers that attend here: what the database is told of them, and what they are told."""
+    """Registry of attached workers. Sends grants and lease ends to them, and stores their heartbeats."""
 
     def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, metrics: Metrics) -> None:
         self._db, self._engine, self._settings, self._metrics = db, engine, settings, metrics
         self._here: dict[tuple[str, str], AttachedWorker] = {}
         self._poked = asyncio.Event()
-        # Fetched from the queue, but not sent yet: the database went away in between.
+        # Fetched from the queue but not yet sent, because the database became unavailable.
         self._fetched: list[int] = []
         self._sent: asyncio.Queue[int] = asyncio.Queue()
 
     def enter(self, attending: AttachedWorker) -> None:
-        """A worker attends; one that attended before under its name is no longer sent anything."""
+        """Add a worker. It replaces an earlier stream of the same worker."""
         self._here[attending.board, attending.worker] = attending
         self._metrics.attending.set(len(self._here))
 
     def leave(self, attending: AttachedWorker) -> bool:
-        """It does so no more; returns whether it was the one that is sent things."""
+        """Remove a worker's stream. Returns False if a newer stream has replaced it."""
         key = attending.board, attending.worker
         was = self._here.get(key) is attending
         if was:
@@ -116,29 +116,31 @@ class Dispatch:
         return was
 
     def reported(self, lease: int, worker: str) -> None:
-        """A lease's worker says how its job ended: that it is over is no news to it."""
+        """Drop a lease that the worker has reported, so that no end message is sent."""
         for one in self._here.values():
             if one.worker == worker:
                 one.sent.discard(lease)
                 one.leases.discard(lease)
 
     def owner(self, board: str) -> AttachedWorker | None:
-        """Who owns a board and attends here."""
+        """Return the owner of a board if it is attached here."""
         return next((one for one in self._owners() if one.board == board), None)
 
     def _owners(self) -> list[AttachedWorker]:
-        """All who own their boards. One that is not heard of any more may have lost its board to who stood by."""
+        """Return the live owners of boards. A silent owner may have been replaced by the standby worker."""
         since = time.monotonic() - self._settings.owner_s
         return [one for one in self._here.values() if one.owner and one.heard_at > since]
 
     def poke(self, boards: Iterable[str] | None = None) -> None:
-        """Look at the queue at once: something was granted, to these boards or to any."""
+        """Trigger a queue check after a grant to one of these boards, or to any board."""
         if boards is None or any(self.owner(board) for board in boards):
             self._poked.set()
 
     def give(self, grants: Iterable[Grant], *, again: bool = False) -> None:
-        """Send grants to whom they are for, of those that attend here; once to each, though the queue brings them too.
-        One that has left gets them when it attends again. ``again``: also to one that was sent it and did not hear.
+        """Send grants to the attached owners of their boards, each grant once. Absent workers receive them on return.
+
+        Args:
+            again: resend grants that the worker did not receive.
         """
         for grant in grants:
             attending = self.owner(grant.board)
@@ -153,7 +155,7 @@ class Dispatch:
                 self._sent.put_nowait(grant.lease)
 
     async def run(self) -> None:
-        """Send grants as they come, until cancelled."""
+        """Task: send grants to workers."""
         while True:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._poked.wait(), _LOOK_S)
@@ -165,7 +167,7 @@ class Dispatch:
                 self._poked.set()
 
     async def follow(self, hub: PubSub) -> None:
-        """Tell workers what happened elsewhere, until cancelled: leases that ended, dials at another gateway."""
+        """Task: forward ended leases and dials of other gateways to workers."""
         with hub.subscribed() as queue:
             while True:
                 for change in await drained(queue):
@@ -177,7 +179,7 @@ class Dispatch:
                         owner.dial(change["id"], change["lease"], change["gateway"])
 
     async def measure(self) -> None:
-        """Tell how long what was sent had waited, until cancelled: beside the sending, which it must not delay."""
+        """Task: record queue times of sent grants. Separate, so that it does not delay grants."""
         while True:
             sent = [await self._sent.get()]
             while not self._sent.empty():
@@ -201,7 +203,11 @@ class Dispatch:
             self.give(grants)
 
     async def present(self, attending: AttachedWorker, who: Principal | None = None) -> None:
-        """A worker presents its board, and hears what it is to do. ``who`` is noted in the audit."""
+        """Register a worker's board in the database. Send the worker ownership, ended leases and grants.
+
+        Args:
+            who: caller for the audit.
+        """
         card, worker = attending.card, attending.worker
         async with self._db.transaction() as tx:
             attendance = await boards.attend(tx, self._engine, card, worker, sorted(attending.leases), self._settings)
@@ -222,14 +228,14 @@ class Dispatch:
         _LOG.info("attending", extra=extra)
 
     async def release(self, attending: AttachedWorker) -> None:
-        """A worker takes its leave: its board is offline at once."""
+        """Set the board of a leaving worker offline."""
         async with self._db.transaction() as tx:
             await boards.leave(tx, self._engine, attending.board, attending.worker, self._settings)
         self.poke()
         _LOG.info("left", extra={"board": attending.board, "worker": attending.worker})
 
     async def write_beats(self) -> None:
-        """Write beats down, until cancelled. While the database is away none is answered."""
+        """Task: write heartbeats. While the database is unavailable, heartbeats are not acknowledged."""
         while True:
             await asyncio.sleep(_GATHER_S)
             now = [one for one in list(self._here.values()) if one.beaten]

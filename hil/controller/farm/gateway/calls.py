@@ -1,4 +1,4 @@
-"""What every call of a gateway goes through: who calls and may do what, how errors are told, what is audited."""
+"""Common layer of all gateway calls: authentication, permissions, error conversion and audit of refusals."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from hil.controller.farm.rpc import methods
 from hil.controller.farm.store import access as tokens
 from hil.controller.farm.store.database import Database, DatabaseAway, end_tasks
 from hil.protocol import wire, wire_errors
+from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
+from hil.protocol.versions import FARM_KEY, check_farm_caller
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _RECHECK_S, _BROKEN_S = 2.0, 0.1
-# Of the calls that a gateway serves at a time, one user has so many at most; hosts attend with as many as they have
-# boards. A request that is one message must have come after so long.
+# Limit of concurrent calls per user; hosts are exempt, because each board has a stream. Timeout for receiving a unary
+# request.
 _MOST_OF_USER, _REQUEST_S = 1000, 60.0
 
 
 class Call:
-    """One call that is served: its name (``Farm.Submit``), its bearer, and the stream to the caller."""
+    """Call in progress: method (``Farm.Submit``), caller, and stream to the caller."""
 
     def __init__(self, name: str, who: Principal, context: Any, access: Access) -> None:
         self.name, self.who = name, who
@@ -42,37 +44,38 @@ class Call:
         self._checked = time.monotonic()
 
     async def send(self, message: Any) -> None:
-        """Write to the caller; waits while it does not read."""
+        """Send a message to the caller. Waits while the caller does not read."""
         await self._context.write(message)
 
     async def hung_up(self) -> bool:
-        """The caller's side has ended: wait until it is clear whether it meant to. A link that broke ends it too, and
-        cancels the call a moment later.
+        """Return True if the caller ended the requests on purpose.
+
+        A broken connection also ends the requests, and cancels the call a moment later. So wait briefly first.
         """
         await asyncio.sleep(_BROKEN_S)
         return not self._broken
 
     def broke_off(self) -> None:
-        """Note that the call was cancelled; what serves it may learn that later (see ``end_tasks``)."""
+        """Mark the call as cancelled. The serving task may notice the cancellation later (see ``end_tasks``)."""
         self._broken = True
 
     def admit(self, what: str) -> None:
-        """Check that the caller may ask for this, which is what it does from now on."""
+        """Check the permission for a query or an action, and use it in the call's audit name."""
         self.doing = f"{self.name} {what[:50]}"
         admit(self.who, self.name, what)
 
     async def still_good(self) -> None:
-        """Look again, now and then, whether a stream's token is still good."""
+        """Check a stream's token every few seconds."""
         if time.monotonic() - self._checked > _RECHECK_S:
             self._checked = time.monotonic()
-            # While nobody can say whether it is good, what goes on goes on.
+            # While the database is unavailable, the stream continues.
             with contextlib.suppress(DatabaseAway):
                 self.who = await self._access.bearer(self._context)
                 admit(self.who, self.name)
 
 
 class Calls:
-    """Makes gRPC handlers of services: each is an object with one coroutine a method, of the method's name in small."""
+    """Factory of gRPC handlers. A service is an object with a coroutine per method, named in lower case."""
 
     def __init__(self, access: Access, metrics: Metrics) -> None:
         self._access, self._metrics = access, metrics
@@ -80,14 +83,15 @@ class Calls:
         self._open: Counter[str] = Counter()
 
     def stop(self) -> None:
-        """End every stream with UNAVAILABLE, so that its caller goes elsewhere."""
+        """End every stream with UNAVAILABLE, so that callers reconnect to other gateways."""
         self._stopping.set()
 
     def handlers(self, service: str, servicer: object) -> grpc.GenericRpcHandler:
-        """The handler of one service."""
+        """Return the handler of a service."""
         table = {}
         for name, _, kind, asked, _ in methods(service):
-            # A request of one message is read as a stream of one: not before it is known who calls.
+            # Read a unary request as a stream of length one, so that the caller is authenticated before the request is
+            # read.
             make = getattr(grpc, f"stream_{kind.rpartition('_')[2]}_rpc_method_handler")
             serve = self._served(f"{service}.{name}", getattr(servicer, name.lower()), kind)
             table[name] = make(
@@ -103,6 +107,7 @@ class Calls:
             call: Call | None = None
             try:
                 call = Call(name, await self._access.bearer(context), context, self._access)
+                check_farm_caller(call.metadata.get(FARM_KEY, ""))
                 admit(call.who, name)
                 with self._counted(call):
                     asked = _checked(requests) if streams_in else await _only(requests)
@@ -118,18 +123,18 @@ class Calls:
                     await self._access.refused(who, doing, error.message)
                 code = await _abort(name, error, context)
             finally:
-                # How long a stream lasts is its caller's affair.
+                # Do not measure streams: the caller determines their duration.
                 self._metrics.called(name, code, time.perf_counter() - began if kind == "unary_unary" else None)
 
         return serve
 
     @contextlib.contextmanager
     def _counted(self, call: Call) -> Iterator[None]:
-        """Count a call among its user's."""
+        """Count a call against the user's limit."""
         user = call.who.user
         if self._open[user] >= _MOST_OF_USER and not call.name.startswith("Hosts."):
             raise errors.FarmError(
-                f"{user} has {_MOST_OF_USER} calls open at this gateway already", hint="end some of them"
+                f"{user} already has {_MOST_OF_USER} open calls at this gateway", hint="close some of the calls"
             )
         self._open[user] += 1
         try:
@@ -140,7 +145,7 @@ class Calls:
                 del self._open[user]
 
     async def _streamed(self, behaviour: Callable[..., Awaitable[Any]], request: Any, call: Call) -> Any:
-        """A stream, until it ends by itself or this gateway stops."""
+        """Serve a stream. A shutdown of this gateway ends it."""
         work = asyncio.ensure_future(behaviour(request, call))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -153,20 +158,20 @@ class Calls:
             call.broke_off()
             raise
         finally:
-            # Whatever it still says: nobody listens any more.
+            # Ignore the result: the call has ended.
             await end_tasks(work, stopping)
 
 
 class Leaving(errors.FarmUnreachable):
-    """This gateway stops; another one, or the next, goes on."""
+    """the gateway is shutting down; retry to reach another gateway"""
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Bytes that are no message come to the handler as None, to be told, not as a broken stream."""
+    """Return a decoder that maps invalid bytes to None. The handler then reports them, and the stream survives."""
 
     def decode(raw: bytes) -> Any:
         with contextlib.suppress(DecodeError):
-            return kind.FromString(raw)
+            return parse_message(kind, raw, MAX_FARM_FIELDS)
         return None
 
     return decode
@@ -174,16 +179,16 @@ def _decoder(kind: Any) -> Callable[[bytes], Any]:
 
 def _known(request: Any) -> Any:
     if request is None:
-        raise errors.UsageError("the request is no message of this protocol")
+        raise errors.UsageError("invalid request: not a message of this protocol")
     return request
 
 
 async def _only(requests: Any) -> Any:
-    """The one message of a request."""
+    """Return the message of a unary request."""
     try:
         return _known(await asyncio.wait_for(anext(aiter(requests), None), _REQUEST_S))
     except (TimeoutError, asyncio.TimeoutError):
-        raise errors.UsageError(f"no request came within {_REQUEST_S:g} s") from None
+        raise errors.UsageError(f"no request received within {_REQUEST_S:g} s") from None
 
 
 async def _checked(requests: Any) -> AsyncIterator[Any]:
@@ -192,14 +197,14 @@ async def _checked(requests: Any) -> AsyncIterator[Any]:
 
 
 async def _abort(name: str, error: Exception, context: Any) -> str:
-    """End a call with the status of its error; returns the status' name."""
+    """End a call with the gRPC status of an error. Returns the name of the status."""
     trailing: tuple[tuple[str, bytes], ...] = ()
     if isinstance(error, Unauthenticated):
         code = grpc.StatusCode.UNAUTHENTICATED
     else:
         if not isinstance(error, errors.HilError):
             _LOG.error("call.failed", exc_info=error, extra={"call": name})
-            error = errors.FarmError(f"the gateway failed: {type(error).__name__}", hint="its log says why")
+            error = errors.FarmError(f"the gateway failed: {type(error).__name__}", hint="see the gateway's log")
         code = status_of(error)
         trailing = ((wire_errors.ERROR_KEY, wire_errors.to_message(error).SerializeToString()),)
     with contextlib.suppress(grpc.aio.AbortError):
@@ -208,7 +213,7 @@ async def _abort(name: str, error: Exception, context: Any) -> str:
 
 
 def status_of(error: errors.HilError) -> grpc.StatusCode:
-    """The gRPC status that an error is told with. UNAVAILABLE is what callers try again."""
+    """Return the gRPC status for an error. Callers retry on UNAVAILABLE."""
     if isinstance(error, (DatabaseAway, errors.FarmUnreachable)):
         return grpc.StatusCode.UNAVAILABLE
     if isinstance(error, errors.AccessRefused):
@@ -218,12 +223,12 @@ def status_of(error: errors.HilError) -> grpc.StatusCode:
     return grpc.StatusCode.FAILED_PRECONDITION
 
 
-# Role -> the calls that take it at least; after a call's name, what it is asked for. What is not here nobody may do.
+# Role -> calls that require at least this role, some with a query or an action. Calls that are not listed are refused.
 _MAY: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("Farm.Follow", "Artifacts.Download", "Farm.Ask", "Farm.Ask jobs", "Farm.Ask job", "Farm.Ask result"),
         *("Farm.Ask logs", "Farm.Ask boards", "Farm.Ask events", "Farm.Ask stats", "Farm.Ask me", "Farm.Ask queue"),
-        *("Farm.Ask cases", "Farm.Do"),  # doing depends on what
+        *("Farm.Ask cases", "Farm.Do"),  # each action has a separate entry
     ),
     Role.SUBMITTER: (
         *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Lease", "Farm.Dial"),
@@ -236,39 +241,39 @@ _MAY: Mapping[Role, tuple[str, ...]] = {
     ),
 }
 NEEDED: Mapping[str, Role] = {call: role for role, calls in _MAY.items() for call in calls}
-# A token that another gateway revoked is good here for so long at most.
+# Lifetime of cached tokens: a token revoked at another gateway works here for up to this time.
 _TRUST_S = 2.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
-# Nobody may fill the audit and the log with refusals: the same one again is counted, and told with the next after so
-# long. Of so many different ones at a time no more are told.
+# Limits for refusals, so that they cannot fill the audit and the log. Repeated refusals within this time are only
+# counted. At most this number of different refusals is tracked.
 _TOLD_S, _MOST_REFUSALS = 60.0, 1000
 
 
 class Unauthenticated(errors.AccessRefused):
-    """The farm asks for a token that is good."""
+    """the farm requires a valid token"""
 
 
 class Access:
-    """Checks who calls."""
+    """Authenticates callers and records refusals."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
         self._known: dict[str, tuple[float, Principal | None]] = {}
-        # (user, call, peer) -> when it was told last, and how often it came since.
+        # (user, call, peer) -> time of the last record, and number of refusals since.
         self._refusals: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     async def bearer(self, context: Any) -> Principal:
-        """Who makes a call; Unauthenticated where that is nobody that we know of."""
+        """Return the authenticated caller. Raises Unauthenticated for a missing or invalid token."""
         given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
         scheme, _, token = str(given).partition(" ")
         who = await self._bearer_of(token.strip()) if scheme.lower() == "bearer" and token else None
         if who is None:
-            raise Unauthenticated("the token is not good, or no more" if given else "no token was given")
+            raise Unauthenticated("invalid, expired or revoked token" if given else "missing token")
         return replace(who, peer=_peer_of(context))
 
     async def refused(self, who: Principal, action: str, reason: str) -> None:
-        """Write down that somebody was not let. The same once more is only counted for a while."""
-        now, key = time.monotonic(), (who.user, action, who.peer.rpartition(":")[0])  # without its port
+        """Record a refused call in the audit. Repeated refusals are only counted for a while."""
+        now, key = time.monotonic(), (who.user, action, who.peer.rpartition(":")[0])  # without the port
         last, count = self._refusals.get(key, (-_TOLD_S, 0))
         if now - last < _TOLD_S:
             self._refusals[key] = (last, count + 1)
@@ -285,7 +290,7 @@ class Access:
                 await tokens.note_audit(tx, who, action, "", False, detail)
 
     def forget(self) -> None:
-        """Ask the database again for every token: one was revoked. What it is being asked just now counts no more."""
+        """Drop all cached tokens, because a token was revoked. Lookups in progress store into the dropped cache."""
         self._known = {}
 
     async def _bearer_of(self, token: str) -> Principal | None:
@@ -304,25 +309,25 @@ class Access:
 
 
 def admit(who: Principal, call: str, what: str | None = None) -> None:
-    """Check that somebody may make a call, or ask it for something."""
+    """Check that a caller may make a call, and the query or action ``what``. Raises AccessRefused or UsageError."""
     action = call if what is None else f"{call} {what}"
     needed = NEEDED.get(action)
     if needed is None:
         known = [name.partition(" ")[2] for name in NEEDED if name.startswith(f"{call} ")]
-        hint = f"{errors.did_you_mean(str(what), known)}it knows {', '.join(known)}"
-        raise errors.UsageError(f"the farm knows no {str(what)[:50]!r}", hint=hint)
+        hint = f"{errors.did_you_mean(str(what), known)}known: {', '.join(known)}"
+        raise errors.UsageError(f"unknown farm request {str(what)[:50]!r}", hint=hint)
     if not who.role.covers(needed):
         raise errors.AccessRefused(
-            f"{who.user} may not do that ({action}): it takes the role {needed.value}, not {who.role.value}",
-            hint="an admin can do it, or make a token of that role: hil farm token add",
+            f"permission denied for {who.user}: {action} requires role {needed.value}, not {who.role.value}",
+            hint="ask an admin, or use a token with that role (hil farm token add)",
         )
 
 
 def _nobody(context: Any) -> Principal:
-    """A caller without a token that is good, for the audit."""
+    """Return an unauthenticated caller, for the audit."""
     return Principal(user="", role=Role.VIEWER, peer=_peer_of(context))
 
 
 def _peer_of(context: Any) -> str:
-    """Where a call comes from."""
+    """Return the peer address of a call."""
     return str(context.peer() or "")[:200]

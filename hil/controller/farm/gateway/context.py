@@ -1,4 +1,4 @@
-"""What every call of a gateway works with."""
+"""Shared objects of a gateway's calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hil.controller.farm.store.notifications import PubSub
 
 
 class GatewayContext:
-    """The parts of one gateway."""
+    """Components of one gateway."""
 
     def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, store: Store) -> None:
         self.db, self.engine, self.settings, self.store = db, engine, settings, store
@@ -27,13 +27,14 @@ class GatewayContext:
         self.pubsub = PubSub()
         self.metrics = Metrics()
         self.dispatch = Dispatch(db, engine, settings, self.metrics)
-        self.log_buffer = LogBuffer(db)  # what jobs print, on its way to the database
+        self.log_buffer = LogBuffer(db)  # buffers job output for the database
         self.tunnels = Tunnels()  # connections to agents of leased boards
-        self.advertise = ""  # where hosts reach this very gateway, "" for where they attend
-        self.tasks: set[asyncio.Task[None]] = set()  # what runs beside the call that began it
+        self.advertise = ""  # address of this gateway for hosts
+        self.name = ""  # name of this gateway in events
+        self.tasks: set[asyncio.Task[None]] = set()  # background tasks that outlive their call
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let something run on beside the call that began it."""
+        """Run a coroutine as a background task that outlives the call."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

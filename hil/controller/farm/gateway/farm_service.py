@@ -1,4 +1,4 @@
-"""The service ``Farm``: what users ask for and change."""
+"""Service ``Farm``: queries and actions of users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, s
 from hil.controller.farm.store import access, boards, event_log, leases, notifications, queries, submissions, sweeper
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.notifications import Change, drained
-from hil.controller.farm.store.queries import unrunnable
+from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetched
 from hil.errors import AccessRefused, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -30,19 +30,19 @@ E = TypeVar("E", Priority, Role)
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_DAYS, _DAY_S = 3660, 86400.0
-# Most characters of a text of an action; all of them go into the audit.
+# Maximum characters of a text argument; the audit stores all of them.
 _LONGEST_TEXT = 1000
 
 
 class FarmService:
-    """Coroutines of the service's methods."""
+    """Methods of the service."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
         self._actions = AdminActions(context)
 
     async def submit(self, request: pb.SubmitRequest, call: Call) -> pb.SubmitReply:
-        """Queue jobs, and give them boards at once if some are free."""
+        """Queue jobs, and assign free boards."""
         context, wanted = self._context, submission_of(request.submission)
         trace = request.trace if len(request.trace) <= 100 and request.trace.isprintable() else ""
         with telemetry.span("submit", trace, user=call.who.user, title=wanted.title, jobs=len(wanted.specs)) as span:
@@ -58,45 +58,45 @@ class FarmService:
         return pb.SubmitReply(submission=done.submission, jobs=done.jobs)
 
     async def ask(self, request: pb.AskRequest, call: Call) -> pb.Answer:
-        """Answer a question."""
+        """Run a query."""
         what = request.WhichOneof("question") or "nothing"
         call.admit(what)
         try:
             async with self._context.db.transaction() as tx:
                 answer = await queries.ask(tx, what, _fields(getattr(request, what)), self._context.settings, call.who)
         except psycopg.DataError as error:
-            raise UsageError(f"{what!r} cannot be asked with that: {str(error)[:200]}") from error
+            raise UsageError(f"invalid arguments for {what!r}: {str(error)[:200]}") from error
         return pb.Answer(answer=json_message(answer))
 
     async def do(self, request: pb.DoRequest, call: Call) -> pb.Answer:
-        """Change something."""
+        """Run an action."""
         action = request.WhichOneof("action") or "nothing"
         call.admit(action)
         return pb.Answer(answer=json_message(await self._actions.do(action, getattr(request, action), call)))
 
     async def follow(self, request: pb.FollowRequest, call: Call) -> None:
-        """Stream what happens to jobs."""
+        """Stream the states and logs of jobs."""
         if len(request.jobs) > MOST_NAMES:
-            raise UsageError(f"at most {MOST_NAMES} names can be followed at a time", hint="name the submission")
+            raise UsageError(f"at most {MOST_NAMES} names can be followed per call", hint="use the submission's name")
         if not request.jobs:
-            raise UsageError("which jobs are to be followed?")
+            raise UsageError("missing names of jobs to follow")
         await JobFollower(self._context, call, logs=request.logs, after=request.after).run(list(request.jobs))
 
     async def lease(self, requests: AsyncIterator[pb.LeaseRequest], call: Call) -> None:
-        """Hold a board for the caller."""
+        """Lease a board to the caller."""
         await LeaseHolder(self._context, call).run(requests)
 
     async def dial(self, requests: AsyncIterator[pb.Piece], call: Call) -> None:
-        """Connect the caller to the agent of a board that it holds."""
+        """Connect the caller to the agent of a board that it leases."""
         context, given = self._context, call.metadata.get(LEASE_KEY, "")
         if not given.isdecimal() or len(given) > 18:
-            raise UsageError(f"the metadata {LEASE_KEY} must be a lease's number, not {given[:50]!r}")
+            raise UsageError(f"metadata {LEASE_KEY} must be a lease number, got {given[:50]!r}")
         lease = int(given)
         async with context.db.transaction() as tx:
             held = await leases.renew_holder(tx, lease, call.metadata.get(LEASE_SECRET_KEY, ""), context.settings)
             grant = await leases.grant_of(tx, lease, context.settings) if held else None
         if grant is None:
-            raise AccessRefused(f"lease {lease} is over, or the key that was shown is not its own")
+            raise AccessRefused(f"lease {lease} has ended, or its key is invalid")
         with context.tunnels.opened(lease) as tunnel:
             if (owner := context.dispatch.owner(grant.board)) is not None:
                 owner.dial(tunnel.id, lease, "")
@@ -108,7 +108,7 @@ class FarmService:
 
 
 class AdminActions:
-    """What ``Do`` changes. Each action leaves a row in the audit; :mod:`.access` says who may do which."""
+    """Actions of the method ``Do``. Each action is recorded in the audit; :mod:`.calls` defines the required roles."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -124,7 +124,7 @@ class AdminActions:
         }
 
     async def do(self, action: str, request: Any, call: Call) -> Any:
-        """Do an action."""
+        """Run an action in a transaction and record it in the audit."""
         context, arguments = self._context, _fields(request)
         async with context.db.transaction() as tx:
             answer = await self._known[action](tx, request, call)
@@ -165,7 +165,7 @@ class AdminActions:
 
     async def _revoke(self, tx: Tx, request: pb.RevokeAction, call: Call) -> Any:
         if not 0 < request.id < 1 << 62:
-            raise UsageError(f"id must be a token's number, not {request.id}", hint="hil farm token list")
+            raise UsageError(f"id must be a token number, got {request.id}", hint="hil farm token list")
         return {"user": await access.revoke(tx, request.id)}
 
     async def _gc(self, tx: Tx, request: pb.GcAction, call: Call) -> Any:
@@ -177,7 +177,7 @@ class AdminActions:
                 await asyncio.to_thread(context.store.delete, digest)
 
         if not dry_run:
-            # In a transaction of its own, since nobody else can do anything until it is over; this one waits meanwhile.
+            # Use a separate short transaction, because it blocks all other writers. This transaction is idle meanwhile.
             await tx.execute("set local idle_in_transaction_session_timeout = '1min'")
             async with context.db.transaction() as own:
                 await boards.forget_absent(own, days * _DAY_S, context.settings)
@@ -192,11 +192,11 @@ def _chosen(kind: type[E], what: str, value: str) -> E:
         return kind(value)
     except ValueError as error:
         hint = f"one of {', '.join(one.value for one in kind)}"
-        raise UsageError(f"there is no {what} {value[:50]!r}", hint=hint) from error
+        raise UsageError(f"unknown {what} {value[:50]!r}", hint=hint) from error
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """Return the fields of a flat message; of those that may be unset only the ones that are set."""
+    """Return the fields of a flat message, without unset optional fields."""
     found = {}
     for field in message.DESCRIPTOR.fields:
         if not field.has_presence or message.HasField(field.name):
@@ -208,29 +208,29 @@ def _fields(message: Any) -> dict[str, Any]:
 def _text(request: Any, name: str, *, optional: bool = False) -> str:
     value: str = getattr(request, name)
     if len(value) > _LONGEST_TEXT or (not value and not optional):
-        missing = "" if value else ", and is missing"
-        raise UsageError(f"{name} must be a text of at most {_LONGEST_TEXT} characters{missing}")
+        missing = "" if value else ", not empty"
+        raise UsageError(f"{name} must be a string of at most {_LONGEST_TEXT} characters{missing}")
     return value
 
 
 def _number(name: str, value: float, most: float) -> float:
     if not (math.isfinite(value) and 0 <= value <= most):
-        raise UsageError(f"{name} must be a number from 0 to {most:g}, not {value}")
+        raise UsageError(f"{name} must be a number from 0 to {most:g}, got {value}")
     return value
 
 
 MOST_NAMES = 1000
-# As many as an order may have.
+# Same limit as for a submission.
 _MOST_JOBS = 100_000
-# Should a notification be lost, jobs are looked at again so often.
+# Poll interval, in case a notification is lost.
 _LOOK_S = 5.0
 _GATHER_S, _LATE_S = 0.05, 0.2
-# So many changes at a time are read one by one; of more, all jobs are read at once.
+# Up to this number of changed jobs, read each separately; above it, read whole submissions.
 _FEW = 16
 
 
 class JobFollower:
-    """One follower of some jobs, which has seen their logs up to the line ``after``."""
+    """Stream of the states and logs of some jobs. ``after`` is the number of the last log line that the client has."""
 
     def __init__(self, context: GatewayContext, call: Call, *, logs: bool, after: int) -> None:
         self._context, self._call, self._logs, self._after = context, call, logs, after
@@ -239,7 +239,7 @@ class JobFollower:
         self._open: set[str] = set()
 
     async def run(self, names: Collection[str]) -> None:
-        """Tell until all jobs have ended."""
+        """Stream while any job is active."""
         with self._context.pubsub.subscribed() as queue:
             async with self._context.db.transaction() as tx:
                 await self._find(tx, names)
@@ -248,26 +248,26 @@ class JobFollower:
             loop = asyncio.get_running_loop()
             looked = whole = loop.time()
             while self._open:
-                # Many changes that come one after another are looked at together.
+                # Process bursts of changes together.
                 await asyncio.sleep(looked + _GATHER_S - loop.time())
                 changes, looked = await drained(queue, _LOOK_S), loop.time()
                 await self._call.still_good()
                 touched = self._touched(changes)
-                # How the boards are is looked at now and then, for that changes often and matters rarely.
+                # Poll board states, which change often but rarely affect a job.
                 if looked - whole >= _LOOK_S:
                     touched = None
                 whole = looked if touched is None else whole
                 if touched is None or touched:
                     await self._look(touched)
                 if touched is None:
-                    await self._call.send(pb.FollowReply())  # its reader hears that this gateway is there
+                    await self._call.send(pb.FollowReply())  # keepalive
             if self._logs:
-                # What a job printed last goes another way than how it ended, and may come a little later.
+                # A job's last output is stored separately from the result, and may arrive a little later.
                 await asyncio.sleep(_LATE_S)
                 await self._look(set())
 
     def _touched(self, changes: list[Change]) -> set[str] | None:
-        """The jobs that changes are of, "" for logs alone; None where all must be looked at."""
+        """Return the names of changed jobs; "" stands for log output. None means that all jobs must be read."""
         if not changes or any(change["kind"] == "again" for change in changes):
             return None
         touched = set()
@@ -279,23 +279,24 @@ class JobFollower:
         return touched
 
     async def _find(self, tx: Tx, names: Collection[str]) -> None:
-        """Which jobs are meant: a submission's name means all of its jobs."""
+        """Find the requested jobs. A submission's name selects all of the jobs."""
         wanted = {(*parse_job(name), name) for name in names}
         query = f"select job.id, job.submission, job.number, {NAME} as name from {JOBS} where job.submission = any(%s)"
         rows = await fetched(tx, query, [list({submission for submission, _, _ in wanted})])
         for submission, number, name in wanted:
             found = [row for row in rows if row["submission"] == submission and number in (None, row["number"])]
             if not found:
-                raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them; old ones are deleted")
+                raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs; old jobs are deleted")
             if len(self._names) + len(found) > _MOST_JOBS:
-                raise UsageError(f"at most {_MOST_JOBS} jobs can be followed at a time")
+                raise UsageError(f"at most {_MOST_JOBS} jobs can be followed per call")
             self._names |= {row["id"]: row["name"] for row in found}
 
     async def _look(self, touched: set[str] | None) -> None:
-        """Read what may have changed, the states before the logs: what a job printed is told before its end."""
+        """Read changed jobs and send updates. Reads states before logs, so that output is sent before a job's end."""
         async with self._context.db.transaction() as tx:
             found = await self._jobs(tx, touched)
-            why = await unrunnable(tx, found)
+            hopeless = await unrunnable(tx, found)
+            waiting = await blocked(tx, found, self._context.settings)
             printed = await event_log.output_after(tx, list(self._names), self._after) if self._logs else []
         while printed:
             for row in printed:
@@ -304,12 +305,13 @@ class JobFollower:
             async with self._context.db.transaction() as tx:
                 printed = await event_log.output_after(tx, list(self._names), self._after)
         for job in found:
-            status = status_message(job, why.get(job["name"], ""))
-            if self._told.get(job["name"]) != status:
-                self._told[job["name"]] = status
+            name = job["name"]
+            status = status_message(job, unrunnable=hopeless.get(name, ""), blocked=waiting.get(name, ""))
+            if self._told.get(name) != status:
+                self._told[name] = status
                 await self._call.send(pb.FollowReply(job=status))
             if job["state"] in ENDED:
-                self._open.discard(job["name"])
+                self._open.discard(name)
 
     async def _jobs(self, tx: Tx, touched: set[str] | None) -> list[Mapping[str, Any]]:
         named = self._open if touched is None else touched & self._open

@@ -1,4 +1,4 @@
-"""The service ``Hosts``: workers attend with their boards, are given jobs, and report how those ended."""
+"""Service ``Hosts``: workers attach with their boards, receive jobs, and report results."""
 
 from __future__ import annotations
 
@@ -25,23 +25,27 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _TRACE = f"select submission.trace from {LEASES} where lease.id = %s"
 _MOST_LEASES = 100
 _MOST_TEXT = 1 << 20
-# Of one message; a host sends fewer.
+# Limit per message; hosts send fewer.
 _MOST_CASES = 2000
-# What a worker has not read yet of what it was told.
+# Limit of messages that a worker has not read.
 _MOST_UNREAD = 10_000
 
 
 class HostService:
-    """Coroutines of the service's methods."""
+    """Methods of the service."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
 
     async def attend(self, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
-        """A board's worker, until it leaves (it ends its side) or its link breaks (the board waits for it)."""
+        """Serve the stream of a board's worker.
+
+        If the worker ends the stream, the board is set offline. After a broken connection, the board waits for the
+        worker.
+        """
         first = await anext(aiter(requests), pb.FromBoard())
         if first.WhichOneof("kind") != "hello":
-            raise UsageError("a board's worker says hello first")
+            raise UsageError("expected a hello message first")
         attending = await self._hello(first.hello, call, None)
         writing = asyncio.create_task(self._write(attending, call))
         hearing = asyncio.create_task(self._hear(attending, requests, call))
@@ -50,7 +54,7 @@ class HostService:
             if writing.done():
                 writing.result()
             hearing.result()
-            # Its own end of the stream, not a link that broke: its board waits for nobody.
+            # The worker ended the stream on purpose, so the board does not wait for it.
             if await call.hung_up() and self._context.dispatch.leave(attending):
                 await self._context.dispatch.release(attending)
         finally:
@@ -58,7 +62,7 @@ class HostService:
             await end_tasks(writing, hearing)
 
     async def report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:
-        """How a job ended on the board."""
+        """Record the result of a job."""
         context, result, worker = self._context, result_of(request.result), _worker(request.worker)
         await context.log_buffer.flush(request.lease)
         context.dispatch.reported(request.lease, worker)
@@ -79,13 +83,13 @@ class HostService:
         return pb.ReportReply(recorded=recorded, reason=reason)
 
     async def accept(self, requests: AsyncIterator[pb.Piece], call: Call) -> None:
-        """The board's end of a connection that a lease's holder opened."""
+        """Serve the host's side of a connection that a lease holder opened."""
         await self._context.tunnels.find(call.metadata.get(DIAL_KEY, "")).join(requests, call)
 
     async def _hello(self, hello: pb.Hello, call: Call, before: AttachedWorker | None) -> AttachedWorker:
         card, worker = card_of(hello.card), _worker(hello.worker)
         if before is not None and (before.board, before.worker) != (card.name, worker):
-            raise UsageError("a worker that attends stays itself, and its board too")
+            raise UsageError("an attached worker cannot change its name or board")
         attending = before or AttachedWorker(card, worker)
         attending.card, attending.leases = card, set(_few(hello.leases))
         if before is None:
@@ -103,7 +107,7 @@ class HostService:
             attending.heard_at = time.monotonic()
             await call.still_good()
             if attending.outgoing.qsize() > _MOST_UNREAD:
-                raise UsageError("the worker does not read what it is told")
+                raise UsageError("the worker does not read its messages")
             kind = message.WhichOneof("kind")
             if kind == "hello":
                 await self._hello(message.hello, call, attending)
@@ -114,12 +118,12 @@ class HostService:
                 async with context.db.transaction() as tx:
                     await leases.started(tx, lease, attending.worker, direct)
             elif kind == "printed":
-                # Of the one board's leases alone: what another's job prints is none of this worker's business.
+                # Only accept output of leases of this worker's board.
                 if attending.has_had(message.printed.lease):
                     said = message.printed
                     await context.log_buffer.add(said.lease, said.text[:_MOST_TEXT], _ended(said.cases))
             else:
-                raise UsageError("a worker's message says nothing")
+                raise UsageError("empty message from the worker")
 
     async def _write(self, attending: AttachedWorker, call: Call) -> None:
         while True:
@@ -133,12 +137,12 @@ def _ended(cases: Iterable[pb.CaseEnded]) -> tuple[Case, ...]:
 
 def _worker(name: str) -> str:
     if not 1 <= len(name) <= 200 or not name.isprintable():
-        raise UsageError("a worker's name is 1 to 200 printable characters")
+        raise UsageError("worker name must have 1 to 200 printable characters")
     return name
 
 
 def _few(numbers: Iterable[int]) -> list[int]:
     held = list(numbers)
     if len(held) > _MOST_LEASES:
-        raise UsageError(f"a worker holds at most {_MOST_LEASES} leases")
+        raise UsageError(f"a worker can have at most {_MOST_LEASES} leases")
     return held

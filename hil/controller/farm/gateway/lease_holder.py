@@ -1,7 +1,7 @@
-"""Holding a board: an order for it waits in the queue, and its lease lives by the holder's beats until one ends it.
+"""Serve lease holders: queue the lease, then keep it with the holder's heartbeats.
 
-The holder's stream may break: the lease waits for it to come back (``ResumeLease``, at any gateway) for a while. A
-holder that ends its side gives the board back at once.
+If the holder's stream breaks, the lease waits a while for it to resume (``ResumeLease``, at any gateway). If the
+holder ends the stream, the board is returned at once.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from hil.errors import AccessRefused, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
-# Should a notification be lost, the job is looked at again so often.
+# Poll interval, in case a notification is lost.
 _LOOK_S = 2.0
-# So long the other gateways have to say that a holder is with them now.
+# Time for other gateways to report that they serve the holder now.
 _ANSWER_S = 5.0
 _BEAT, _LEFT = {"kind": "beat"}, {"kind": "left"}
 
 
 class LeaseHolder:
-    """One holder's stream."""
+    """Stream of a lease holder."""
 
     def __init__(self, context: GatewayContext, call: Call) -> None:
         self._context, self._call = context, call
         self._lease, self._key = 0, ""
-        # Beside what says so in the queue, which forgets where too much happens.
+        # Needed in addition to the queue entry: the queue drops entries when it is full.
         self._left = False
 
     async def run(self, requests: AsyncIterator[pb.LeaseRequest]) -> None:
-        """Until the holder ends it, or the lease is over."""
+        """Serve the holder's stream up to the end of the lease."""
         first = await anext(aiter(requests), pb.LeaseRequest())
         with self._context.pubsub.subscribed() as queue:
             hearing = asyncio.create_task(self._read(requests, queue))
@@ -53,7 +53,7 @@ class LeaseHolder:
                 elif kind == "resume":
                     await self._resume(first.resume)
                 else:
-                    raise UsageError("who holds a board says first which: open or resume")
+                    raise UsageError("expected an open or resume message first")
                 if self._lease:
                     await self._keep(queue)
             finally:
@@ -68,10 +68,10 @@ class LeaseHolder:
             await queue.put(_LEFT)
 
     async def _queue(self, wanted: pb.Submission, queue: asyncio.Queue[Change]) -> None:
-        """Wait in the queue until the board is there; one that leaves before calls its job off."""
+        """Queue a lease job and wait for a board. If the stream breaks, cancel the job after a while."""
         context, call, order = self._context, self._call, submission_of(wanted)
         if [spec.kind for spec in order.specs] != [Kind.LEASE]:
-            raise UsageError("who holds a board orders one job of kind lease")
+            raise UsageError("a lease request must contain a single job of kind lease")
         async with context.db.transaction() as tx:
             done = await submissions.submit(tx, context.engine, call.who, order, "", context.settings)
             [row] = await fetched(tx, "select id from hil.jobs where submission = %s", [done.submission])
@@ -81,9 +81,9 @@ class LeaseHolder:
         [name] = done.jobs
         try:
             await self._wait(name, row["id"], queue)
-        except BaseException:  # cancelled, or what a cancelled query became
+        except BaseException:  # cancelled, or the error of a cancelled query
             if not self._lease and not call.leaving:
-                # It may come back, with the order of the same key; what nobody holds does not stay.
+                # The holder may reconnect with the same submission key. A job without a holder is cancelled.
                 context.spawn(self._call_off(name, row["id"]))
             raise
 
@@ -99,6 +99,7 @@ class LeaseHolder:
                 granted = await self._granted(tx, lease) if lease is not None else None
                 if lease is not None and granted is None:
                     await leases.wait_for_start(tx, lease, context.settings)
+                waiting = await queries.blocked(tx, [found], context.settings)
                 if _of(changes, "holder?", job):
                     await tell(tx, {"kind": "holder", "job": job})
             if granted is not None and lease is not None:
@@ -108,7 +109,7 @@ class LeaseHolder:
             if found["state"] in ENDED:
                 await call.send(pb.LeaseReply(over=found["reason"] or found["outcome"] or found["state"]))
                 return
-            if (status := status_message(found)) != sent:
+            if (status := status_message(found, blocked=waiting.get(name, ""))) != sent:
                 sent = status
                 await call.send(pb.LeaseReply(waiting=status))
             else:
@@ -125,7 +126,7 @@ class LeaseHolder:
                 return
 
     async def _granted(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
-        """What the holder is told, once the board's host has made it ready."""
+        """Return the grant for the holder, or None while the board's host has not prepared it."""
         held = await leases.holding(tx, lease)
         grant = await leases.grant_of(tx, lease, self._context.settings)
         if held is None or not held.started or grant is None:
@@ -134,7 +135,7 @@ class LeaseHolder:
         return pb.LeaseGranted(grant=grant_message(grant), card=card_message(card), key=held.key)
 
     async def _resume(self, asked: pb.ResumeLease) -> None:
-        """The same lease again, for whoever has its key."""
+        """Resume a lease for a holder that presents the key."""
         async with self._context.db.transaction() as tx:
             known = asked.key.isprintable()
             held = known and await leases.renew_holder(tx, asked.lease, asked.key, self._context.settings)
@@ -144,19 +145,19 @@ class LeaseHolder:
             await self._call.send(pb.LeaseReply(over=why))
             return
         if granted is None:
-            raise AccessRefused(f"lease {asked.lease} is over, or the key that was shown is not its own")
+            raise AccessRefused(f"lease {asked.lease} has ended, or its key is invalid")
         self._lease, self._key = asked.lease, asked.key
         await self._call.send(pb.LeaseReply(granted=granted))
 
     async def _keep(self, queue: asyncio.Queue[Change]) -> None:
-        """Beats renew it; it ends with the holder's side, or by itself."""
+        """Renew the lease on each heartbeat. Release it when the holder leaves."""
         context, call = self._context, self._call
         while True:
             changes = await drained(queue, _LOOK_S)
             await call.still_good()
             if self._left:
                 async with context.db.transaction() as tx:
-                    await leases.release(tx, context.engine, self._lease, self._key, "given back", context.settings)
+                    await leases.release(tx, context.engine, self._lease, self._key, "released", context.settings)
                 context.dispatch.poke()
                 _LOG.info("released", extra={"lease": self._lease, "user": call.who.user})
                 return
@@ -164,19 +165,20 @@ class LeaseHolder:
                 if change["kind"] == "ended" and change["lease"] == self._lease:
                     await call.send(pb.LeaseReply(over=change["reason"]))
                     return
-            # A beat may find that it is over before that is told here.
+            # A heartbeat may find the lease ended before the notification arrives.
             if _BEAT in changes and (why := await self._beat()):
                 await call.send(pb.LeaseReply(over=why))
                 return
 
     async def _beat(self) -> str:
-        """Renew the lease; why it is over, where it is. While the database is away a beat is not answered, and
-        nothing expires.
+        """Renew the lease. Returns the reason if it has ended, otherwise "".
+
+        While the database is unavailable, heartbeats are not acknowledged and no lease expires.
         """
         try:
             async with self._context.db.transaction() as tx:
                 held = await leases.renew_holder(tx, self._lease, self._key, self._context.settings)
-                why = "" if held else await leases.end_of(tx, self._lease, self._key) or "the lease is over"
+                why = "" if held else await leases.end_of(tx, self._lease, self._key) or "the lease has ended"
         except DatabaseAway:
             return ""
         if held:
@@ -184,9 +186,9 @@ class LeaseHolder:
         return why
 
     async def _call_off(self, name: str, job: int) -> None:
-        """Cancel a job whose holder has not come back, to any gateway, after a while."""
+        """Cancel a job unless the holder reconnects to any gateway in time."""
         await asyncio.sleep(self._context.settings.holder_s)
-        # Should this fail: it is granted some day, and its lease expires without a holder.
+        # If this fails, the job is granted later and the lease expires without a holder.
         with contextlib.suppress(HilError):
             if await self._is_waited_for(job):
                 return
@@ -196,11 +198,11 @@ class LeaseHolder:
                     await submissions.cancel(tx, self._context.engine, self._call.who, name, self._context.settings)
 
     async def _is_waited_for(self, job: int) -> bool:
-        """Whether a holder waits for it, at any gateway."""
+        """Return True if any gateway serves a holder of the job."""
         with self._context.pubsub.subscribed() as queue:
             changes = [AGAIN]
             while True:
-                if AGAIN in changes:  # an answer may have been missed
+                if AGAIN in changes:  # notifications were lost: ask all gateways
                     async with self._context.db.transaction() as tx:
                         await tell(tx, {"kind": "holder?", "job": job})
                     deadline = time.monotonic() + _ANSWER_S
@@ -216,7 +218,7 @@ def _of(changes: list[Change], kind: str, job: int) -> bool:
 
 
 def _concerns(changes: list[Change], job: int) -> bool:
-    """Whether anything of a job may have changed, somebody asks for its holder, or that one left."""
+    """Return True if changes may concern a job, the holder, or the end of this stream."""
     return any(change["kind"] in ("again", "started", "left") for change in changes) or any(
         _of(changes, kind, job) for kind in ("job", "holder?")
     )

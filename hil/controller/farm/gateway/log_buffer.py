@@ -1,5 +1,6 @@
-"""What jobs print, and what their cases came to: gathered for a moment, then written down together, so that the order
-is kept and no line is lost.
+"""Buffer job output and case results briefly, then write them to the database together.
+
+This preserves their order and loses no line.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from hil.controller.farm.store.database import Database, DatabaseAway
 _LOG = logging.getLogger("hil.farm.gateway")
 _GATHER_S = 0.05
 _AWAY_S = 0.3
-# A worker that prints more than this beyond what was written down waits.
+# Buffer limit in characters. Above it, workers that print more must wait.
 _MOST = 4 << 20
-# The name, outcome and reason of a case that ended.
+# Name, outcome and reason of a finished case.
 Case = tuple[str, str, str]
 
 
 class LogBuffer:
-    """The one writer of logs at this gateway."""
+    """The only writer of logs in a gateway."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -32,7 +33,7 @@ class LogBuffer:
         self._written = asyncio.Condition()
 
     async def add(self, lease: int, text: str, cases: tuple[Case, ...] = ()) -> None:
-        """Lines of a lease's job, and cases of it that ended; waits while too much is on its way."""
+        """Add output and finished cases of a lease's job. Waits while the buffer is full."""
         async with self._written:
             await self._written.wait_for(lambda: self._size < _MOST)
         if self._growing and self._texts[-1][0] == lease:
@@ -45,7 +46,7 @@ class LogBuffer:
         self._some.set()
 
     async def flush(self, lease: int | None = None) -> None:
-        """Wait until what a lease's job has printed is written down; None: what all have."""
+        """Wait for the output of a lease's job to be written; None waits for all output."""
         if self._waits(lease):
             self._urgent.set()
             async with self._written:
@@ -55,7 +56,7 @@ class LogBuffer:
         return any(lease in (one, None) for one, *_ in self._texts)
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Task: write the buffer to the database."""
         while True:
             await self._some.wait()
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
@@ -64,7 +65,7 @@ class LogBuffer:
             self._urgent.clear()
             count, size = len(self._texts), sum(_size(text, cases) for _, text, cases in self._texts)
             now = self._texts[:count]
-            # What comes meanwhile begins a new text.
+            # Output that arrives during the write starts a new entry.
             self._growing = False
             try:
                 await self._write(now)
@@ -73,7 +74,7 @@ class LogBuffer:
                 self._some.set()
                 continue
             except Exception:
-                # What cannot be written must not hold up what comes after it.
+                # Drop output that cannot be written, so that it does not block later output.
                 _LOG.exception("logs.lost", extra={"leases": [lease for lease, *_ in now]})
             async with self._written:
                 del self._texts[:count]
@@ -83,7 +84,7 @@ class LogBuffer:
     async def _write(self, texts: list[tuple[int, str, tuple[Case, ...]]]) -> None:
         async with self._db.transaction() as tx:
             for lease, text, cases in texts:
-                # First: whoever is told of the lines looks at the cases.
+                # Cases first: clients read them when they are notified of output.
                 if cases:
                     await case_results.keep(tx, lease, cases)
                 if text:

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a gateway: counts of its own, and the farm's state from the database when it is asked."""
+"""Prometheus metrics: counters of a gateway, and the farm's state, read from the database on each scrape."""
 
 from __future__ import annotations
 
@@ -17,63 +17,66 @@ from hil.protocol.listening import host_port
 _WAITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
 _CALLS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 _READ_S = 5.0
-# Numbers say what users do: who wants other machines to read them says so with an address of its own.
+# Metrics reveal user activity, so other machines can read them only if an address is configured.
 _LOOPBACK = "127.0.0.1"
 
 Stats = Mapping[str, Any]
 
 
 class Metrics:
-    """The numbers of one gateway. Those that several gateways count apart are counted by one for each thing."""
+    """Metrics of one gateway. Each event is counted by only a single gateway."""
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
         counter = partial(prometheus.Counter, registry=self.registry)
         histogram = partial(prometheus.Histogram, registry=self.registry)
-        self._calls = histogram("hil_farm_rpc_seconds", "How long calls took.", ("call", "code"), buckets=_CALLS_S)
-        self._errors = counter("hil_farm_rpc_errors", "Calls that failed, by status.", ("call", "code"))
+        self._calls = histogram("hil_farm_rpc_seconds", "Duration of calls.", ("call", "code"), buckets=_CALLS_S)
+        self._errors = counter("hil_farm_rpc_errors", "Failed calls, by status.", ("call", "code"))
         self._waits = histogram(
-            "hil_farm_queue_wait_seconds", "From submitted to granted.", ("priority",), buckets=_WAITS_S
+            "hil_farm_queue_wait_seconds", "Time from submission to grant.", ("priority",), buckets=_WAITS_S
         )
-        self._grants = counter("hil_farm_grants", "Boards that were given to jobs.", ("kind",))
+        self._grants = counter("hil_farm_grants", "Boards granted to jobs.", ("kind",))
         self.results = counter("hil_farm_results", "Final results, by outcome.", ("outcome",))
-        self.expired = counter("hil_farm_leases_expired", "Leases whose worker was not heard of any more.")
+        self.expired = counter("hil_farm_leases_expired", "Leases that ended because the heartbeat stopped.")
         self.attending = prometheus.Gauge(
-            "hil_farm_attending", "Boards whose workers attend this gateway.", registry=self.registry
+            "hil_farm_attending", "Boards with a worker attached to this gateway.", registry=self.registry
         )
         self._server: Any = None
 
     def called(self, call: str, code: str, seconds: float | None) -> None:
-        """A call ended; a stream has no time."""
+        """Count a finished call. Streams have no duration."""
         if seconds is not None:
             self._calls.labels(call, code).observe(seconds)
         if code != "OK":
             self._errors.labels(call, code).inc()
 
     def granted(self, kind: str, priority: str, waited_s: float) -> None:
-        """A job was given its board."""
+        """Count a board granted to a job."""
         self._grants.labels(kind).inc()
         self._waits.labels(priority).observe(waited_s)
 
     def serve(self, listen: str, read: Callable[[], Awaitable[Stats]]) -> str:
-        """Answer ``GET /metrics``; returns the address, UsageError where it cannot listen there.
+        """Serve ``GET /metrics`` and return the address.
 
         Args:
-            listen: ``HOST:PORT``; port 0 is any free one, and without a host it is this machine alone.
-            read: the farm's ``stats``, called in the running event loop.
+            listen: ``HOST:PORT``; port 0 selects a free port, an empty host is loopback.
+            read: returns the farm's ``stats``; called in the running event loop.
+
+        Raises:
+            UsageError: the address cannot be used.
         """
         self.registry.register(_Farm(asyncio.get_running_loop(), read))
-        host, port = host_port(listen, what="address at which metrics can be served", hint="--metrics HOST:PORT")
+        host, port = host_port(listen, what="metrics address", hint="--metrics HOST:PORT")
         host = host or _LOOPBACK
         try:
             self._server, thread = prometheus.start_http_server(port, host, self.registry)
         except OSError as error:
-            raise UsageError(f"metrics cannot be served at {listen}: {error}") from error
+            raise UsageError(f"cannot serve metrics at {listen}: {error}") from error
         self._thread = thread
         return f"{listen.rpartition(':')[0] or _LOOPBACK}:{self._server.server_port}"
 
     def stop(self) -> None:
-        """Stop answering."""
+        """Stop the metrics server."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -82,7 +85,7 @@ class Metrics:
 
 
 class _Farm:
-    """The farm's state as gauges. Collected in the HTTP server's thread, read in the gateway's loop."""
+    """The farm's state as gauges. Collected in the HTTP server's thread, read in the gateway's event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[Stats]]) -> None:
         self._loop, self._read = loop, read
@@ -95,13 +98,13 @@ class _Farm:
         with contextlib.suppress(HilError, TimeoutError, asyncio.TimeoutError, RuntimeError):
             reading = asyncio.wait_for(self._read(), _READ_S)
             stats = asyncio.run_coroutine_threadsafe(reading, self._loop).result(_READ_S)
-        yield GaugeMetricFamily("hil_farm_database_up", "Whether the database answers.", float(stats is not None))
+        yield GaugeMetricFamily("hil_farm_database_up", "Whether the database responds.", float(stats is not None))
         if stats is None:
             return
         for name, label, text in (
             ("jobs", "state", "Jobs by state."),
             ("boards", "state", "Boards by state."),
-            ("queue", "priority", "Jobs that wait, by priority."),
+            ("queue", "priority", "Queued jobs, by priority."),
         ):
             gauge = GaugeMetricFamily(f"hil_farm_{name}", text, labels=(label,))
             for value, count in stats[name].items():

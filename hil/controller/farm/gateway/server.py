@@ -1,4 +1,4 @@
-"""A gateway: where it listens, what runs beside its calls, and its life from start to stop."""
+"""Gateway process: listening addresses, background tasks, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.farm_service import FarmService
 from hil.controller.farm.gateway.host_service import HostService
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import queries, sweeper
+from hil.controller.farm.store import presence, queries, sweeper
 from hil.controller.farm.store.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import fetched
@@ -43,22 +44,22 @@ _GRACE_S, _AGAIN_S = 1.0, 0.5
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """How a gateway runs."""
+    """Configuration of a gateway."""
 
     db: str
-    listen: tuple[str, ...]  # ``unix:PATH`` and ``HOST:PORT`` (port 0: any free one), one or more
-    artifacts: str  # folder or URL of the store of files
-    # tls_cert, tls_key: the server's, PEM files; needed beyond loopback.
+    listen: tuple[str, ...]  # at least one ``unix:PATH`` or ``HOST:PORT`` (port 0: any free port)
+    artifacts: str  # directory or URL of the artifact store
+    # Server certificate and key as PEM files; required beyond loopback.
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    metrics: str = ""  # ``HOST:PORT`` where Prometheus asks, "" for nowhere
-    advertise: str = ""  # where hosts reach this very gateway, where several stand behind one address
+    metrics: str = ""  # ``HOST:PORT`` for Prometheus metrics; "" disables them
+    advertise: str = ""  # address of this gateway for hosts, if several gateways share an address
     settings: FarmSettings = field(default_factory=FarmSettings)
-    patience_s: float = 30.0  # how long a database that is away is waited for at the start
+    patience_s: float = 30.0  # time to wait for the database at startup
 
 
 class Gateway:
-    """A gateway that serves. Made by :func:`serving`."""
+    """Running gateway. Created by :func:`serving`."""
 
     def __init__(self, config: GatewayConfig, context: GatewayContext) -> None:
         self._config, self.context = config, context
@@ -77,18 +78,19 @@ class Gateway:
             "Artifacts": ArtifactService(context.db, context.store),
         }
         self._server.add_generic_rpc_handlers([self._calls.handlers(*item) for item in services.items()])
-        self.addresses: list[str] = []  # where it really listens
-        self.metrics = ""  # where Prometheus asks, "" for nowhere
+        self.addresses: list[str] = []  # actual listening addresses
+        self.metrics = ""  # metrics address; "" if disabled
 
     async def start(self) -> None:
-        """Listen, and begin what runs beside the calls; UsageError where it cannot listen there."""
+        """Listen and start the background tasks. Raises UsageError if an address cannot be used."""
         config, context = self._config, self.context
         if config.advertise:
-            host_port(config.advertise, what="address where hosts reach a gateway", hint="--advertise HOST:PORT")
+            host_port(config.advertise, what="gateway address for hosts", hint="--advertise HOST:PORT")
         self.addresses = [
             listen_on(self._server, listen, cert=config.tls_cert, key=config.tls_key) for listen in config.listen
         ]
         context.advertise = config.advertise or self.addresses[0]
+        context.name = f"{os.uname().nodename} {context.advertise}"
         if config.metrics:
             self.metrics = context.metrics.serve(config.metrics, self._stats)
         beside: dict[str, Callable[[], Any]] = {
@@ -102,17 +104,25 @@ class Gateway:
             "printing": context.log_buffer.run,
             "clock": SweepTimer(context).run,
         }
+        async with context.db.transaction() as tx:
+            await presence.gateway_started(tx, context.name)
         self._tasks = [asyncio.create_task(_for_ever(name, run), name=name) for name, run in beside.items()]
         await self._server.start()
 
     async def stop(self) -> None:
-        """End every stream, so that their callers go elsewhere, then all else."""
+        """End every stream, so that callers reconnect to other gateways. Then stop the server and all tasks."""
         self._calls.stop()
         await self._server.stop(_GRACE_S)
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self.context.log_buffer.flush(), _GRACE_S)
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError, DatabaseAway):
+            await asyncio.wait_for(self._note_stop(), _GRACE_S)
         await end_tasks(*self._tasks, *self.context.tasks)
         await asyncio.to_thread(self.context.metrics.stop)
+
+    async def _note_stop(self) -> None:
+        async with self.context.db.transaction() as tx:
+            await presence.gateway_stopped(tx, self.context.name)
 
     async def _stats(self) -> Any:
         async with self.context.db.transaction() as tx:
@@ -121,11 +131,11 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
-    """A gateway, until the context ends. It brings the database's schema up to date first.
+    """Migrate the database and run a gateway inside the context.
 
     Raises:
-        UsageError: it cannot listen there, or may not without TLS.
-        DatabaseAway: the database does not answer.
+        UsageError: an address cannot be used, or requires TLS.
+        DatabaseAway: the database is unavailable.
     """
     _check(config)
     take_descriptors()
@@ -143,7 +153,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
 
 
 async def _connected(config: GatewayConfig) -> Database:
-    """The database, with the newest schema. One that is just starting is waited for."""
+    """Connect to the database and migrate the schema. Retries while the database starts."""
     deadline = time.monotonic() + config.patience_s
     while True:
         try:
@@ -157,7 +167,7 @@ async def _connected(config: GatewayConfig) -> Database:
 
 
 def _check(config: GatewayConfig) -> None:
-    """Refuse where it may not listen, before anything is opened."""
+    """Validate the listening addresses before opening anything."""
     check_tls_files(cert=config.tls_cert, key=config.tls_key, ca_needs_cert=True, listens=config.listen)
     for listen in config.listen:
         protected = bool(config.tls_cert and config.tls_key)
@@ -167,7 +177,7 @@ def _check(config: GatewayConfig) -> None:
 
 
 async def _for_ever(name: str, run: Callable[[], Any]) -> None:
-    """What runs beside the calls begins again where it fails: the gateway goes on, and its log says why."""
+    """Restart a background task when it fails, and log the error."""
     while True:
         try:
             await run()
@@ -179,7 +189,7 @@ async def _for_ever(name: str, run: Callable[[], Any]) -> None:
 
 
 _TICK_S = 1.0
-# The leases that this transaction ended because somebody was silent.
+# Leases that this transaction ended because a worker or a holder stopped sending heartbeats.
 _EXPIRED = """
     select lease.id as lease, lease.board, lease.reason
     from hil.events as event join hil.leases as lease on lease.id = event.lease
@@ -189,24 +199,24 @@ _EXPIRED = """
 
 
 class SweepTimer:
-    """Ticks, at every gateway: of several that are due at once one does it."""
+    """Timer for sweeps, in every gateway. For each sweep that is due, only a single gateway runs it."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
 
     async def run(self) -> None:
-        """Tick until cancelled. After an outage nobody expires who had no time yet to be heard of."""
+        """Task: sweep once a second. After an outage, peers first get time to send a heartbeat; then leases expire."""
         context = self._context
         heard_since = math.inf
-        # By the wall clock, as the database reckons: it goes on while the machine sleeps, and may be set.
+        # Wall clock time, as in the database: it advances during suspend, and may be set.
         last = time.time()
         while True:
             if time.time() - last > _TICK_S + context.settings.lease_s / 2:
-                # We were frozen, or waited for the database, and heard nobody meanwhile.
+                # This process was frozen or waited for the database, so it received no heartbeats.
                 heard_since = math.inf
             try:
                 await self._tick(heard_since)
-                # From here on they can be heard: a tick may have waited long for the database.
+                # Heartbeats count from here: the sweep may have waited long for the database.
                 heard_since = min(heard_since, time.monotonic())
             except DatabaseAway:
                 heard_since = math.inf
@@ -215,7 +225,7 @@ class SweepTimer:
             await asyncio.sleep(_TICK_S)
 
     async def _thaw(self) -> None:
-        """Perhaps it does answer, but all our connections wait for what a frozen gateway holds."""
+        """Open a separate connection and release locks of a frozen gateway, in case all connections wait for them."""
         with contextlib.suppress(DatabaseAway), seam():
             async with await connect(self._context.db.url) as beside:
                 await sweeper.thaw(beside)
@@ -223,6 +233,8 @@ class SweepTimer:
     async def _tick(self, heard_since: float) -> None:
         context = self._context
         async with context.db.transaction() as tx:
+            has_heard = time.monotonic() - heard_since >= presence.LOST_S
+            await presence.gateway_ticks(tx, context.name, may_miss=has_heard)
             happened = await sweeper.tick(tx, context.engine, context.settings, heard_since)
             expired = await fetched(tx, _EXPIRED) if happened else []
         if happened:

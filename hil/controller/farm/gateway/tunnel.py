@@ -1,6 +1,6 @@
-"""Connections to the agents of leased boards: a holder's Dial and a worker's Accept, joined in this process.
+"""Tunnels to the agents of leased boards: join a holder's Dial and a worker's Accept stream in this process.
 
-An empty piece says that nothing more comes in its direction: gRPC lets a server end a stream only in both at once.
+An empty piece marks the end of a direction. A gRPC server can only end both directions of a stream together.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Pieces = AsyncIterator[pb.Piece]
 
 
 class Tunnel:
-    """One connection, which ends with its lease: its holder's side serves it, the worker's side joins and waits."""
+    """Connection between a lease holder and a worker. Ends with the lease."""
 
     def __init__(self, lease: int) -> None:
-        self.id, self.lease = secrets.token_hex(16), lease  # the worker calls Accept with the id
+        self.id, self.lease = secrets.token_hex(16), lease  # the worker passes the id to Accept
         self._moved = self._sending = 0
         loop = asyncio.get_running_loop()
         self._joined: asyncio.Future[tuple[Pieces, Call]] = loop.create_future()
         self._over: asyncio.Future[str] = loop.create_future()
 
     def end(self, reason: str) -> None:
-        """End it, on both sides."""
+        """End the connection on both sides."""
         if not self._over.done():
             self._over.set_result(reason)
 
     async def join(self, pieces: Pieces, call: Call) -> None:
-        """The worker's side, until the connection has ended; UsageError where somebody joined before."""
+        """Attach the worker's stream and wait for the connection's end. Raises UsageError if already attached."""
         if self._joined.done():
-            raise UsageError("this connection was accepted already")
+            raise UsageError("connection already accepted")
         self._joined.set_result((pieces, call))
         try:
             await asyncio.shield(self._over)
@@ -48,13 +48,13 @@ class Tunnel:
             self.end("the board's host ended the connection")
 
     async def serve(self, pieces: Pieces, call: Call) -> None:
-        """The holder's side: bytes both ways until both are through."""
+        """Serve the holder's stream: wait for the worker, then copy data in both directions."""
         both: list[asyncio.Task[None]] = []
         try:
             await _first(self._joined, self._over, timeout_s=_ACCEPT_S)
             if not self._joined.done():
-                reason = self._over.result() if self._over.done() else f"it did not answer within {_ACCEPT_S:g} s"
-                raise FarmError(f"no connection to the board's host: {reason}")
+                reason = self._over.result() if self._over.done() else f"no response within {_ACCEPT_S:g} s"
+                raise FarmError(f"cannot connect to the board's host: {reason}")
             far_pieces, far = self._joined.result()
             both = [asyncio.create_task(self._copy(*way)) for way in ((pieces, far), (far_pieces, call))]
             await _first(*both, self._over)
@@ -70,7 +70,7 @@ class Tunnel:
             self.end("the holder ended the connection")
 
     async def _copy(self, pieces: Pieces, to: Call) -> None:
-        """Everything that comes, then an empty piece; waits while the other side does not read."""
+        """Copy all pieces, then send an empty piece. Waits while the receiver does not read."""
         async for piece in pieces:
             await self._send(piece, to)
             if not piece.data:
@@ -86,9 +86,7 @@ class Tunnel:
             self._sending -= 1
 
     async def _linger(self, both: list[asyncio.Task[None]]) -> None:
-        """One side is through: what the other one still sends is carried until it pauses, for it may never end. A
-        reader that is slow is waited for.
-        """
+        """After the end of a direction, copy the other up to a pause: it may never end. Waits for slow readers."""
         moved = -1
         whole: asyncio.Future[Any] = asyncio.gather(*both, return_exceptions=True)
         while (moved != self._moved or self._sending) and not whole.done() and not self._over.done():
@@ -97,14 +95,14 @@ class Tunnel:
 
 
 class Tunnels:
-    """The connections that go through this gateway."""
+    """Open tunnels of this gateway."""
 
     def __init__(self) -> None:
         self._open: dict[str, Tunnel] = {}
 
     @contextlib.contextmanager
     def opened(self, lease: int) -> Iterator[Tunnel]:
-        """A new one, known until the context ends."""
+        """Create a tunnel, registered inside the context."""
         tunnel = Tunnel(lease)
         self._open[tunnel.id] = tunnel
         try:
@@ -113,22 +111,22 @@ class Tunnels:
             del self._open[tunnel.id]
 
     def find(self, id: str) -> Tunnel:
-        """The connection that a worker was asked to accept; UsageError where there is none, or no more."""
+        """Return a registered tunnel. Raises UsageError if it does not exist."""
         if (tunnel := self._open.get(id)) is None:
-            raise UsageError("nobody waits for this connection any more")
+            raise UsageError("unknown or expired connection")
         return tunnel
 
     async def follow(self, hub: PubSub) -> None:
-        """End the connections of leases that are over, until cancelled."""
+        """Task: close the tunnels of ended leases."""
         with hub.subscribed() as queue:
             while True:
                 for change in await drained(queue):
                     if change["kind"] == "ended":
                         for one in list(self._open.values()):
                             if one.lease == change["lease"]:
-                                one.end(f"the lease is over: {change['reason']}")
+                                one.end(f"the lease has ended: {change['reason']}")
 
 
 async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
-    """Wait until one of them is done."""
+    """Wait for the first future to be done."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

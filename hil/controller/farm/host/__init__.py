@@ -1,1 +1,1 @@
-"""A lab host: for each of its boards a process that attends the farm's gateway and does what the board is given."""
+"""Lab host: one worker process per board. It attaches to the farm's gateway and runs the board's jobs."""

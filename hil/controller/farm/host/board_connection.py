@@ -1,4 +1,4 @@
-"""A worker's way to its board: opened once and kept, mended when it broke; and the board as the farm is shown it."""
+"""Connection of a worker to a board, reopened after failures. Also describes the board for the farm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.links.link import Link
-from hil.controller.devices.power import recover, switch
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_config, public_text
 from hil.controller.farm.labgrid import borrowed
@@ -32,13 +31,13 @@ _BROKEN = (BoardLost, BoardUnreachable, SessionEnded)
 
 @dataclass
 class BoardConnection:
-    """The way to one board."""
+    """Connection to one board."""
 
     post: BoardEntry
     site: HostInfo
     say: TextSink
-    config: BoardConfig = field(init=False)  # the board's; with what labgrid has of it, where it is labgrid's
-    info: dict[str, Any] = field(default_factory=dict)  # what its agent said last; empty while nothing is known
+    config: BoardConfig = field(init=False)  # board config; includes labgrid's settings if borrowed
+    info: dict[str, Any] = field(default_factory=dict)  # last Describe reply of the agent; empty if unknown
 
     def __post_init__(self) -> None:
         self.config = self.post.load()
@@ -50,16 +49,16 @@ class BoardConnection:
 
     @property
     def agentless(self) -> bool:
-        """Whether programs are run there by command: nothing keeps others from the board then."""
+        """Whether programs are run by command. Such a board has no sessions, so several users may access it at once."""
         return self.config.command.kind == "command"
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether the board is labgrid's, which only whoever owns it here may hold."""
+        """Whether labgrid manages the board. Only the board's owner may acquire the place."""
         return bool(self.config.labgrid.place)
 
     def card(self) -> BoardCard:
-        """The board as it is known now."""
+        """Return the board's description with the current data."""
         return BoardCard(
             name=self.post.name,
             site=self.site.site,
@@ -74,17 +73,17 @@ class BoardConnection:
 
     @property
     def target(self) -> Target | None:
-        """Where the agent is reached from here; None where there is none, or no way to it."""
+        """Address of the agent, or None without an agent or a connection."""
         return self._link.target if self._link else None
 
     @property
     def fence(self) -> int:
-        """The highest that the board has seen, as far as it was asked; one that makes no sense is not told."""
+        """Highest fence reported by the board; 0 if unknown or invalid."""
         fence = int(self.info.get("fence", 0))
         return fence if fence < MOST_FENCE else 0
 
     def look(self) -> None:
-        """Find out how the board is, opening the way to it where that is not done."""
+        """Connect if necessary, and read the board's description."""
         if self.agentless:
             self._borrow()
             return
@@ -93,13 +92,13 @@ class BoardConnection:
         fence = int(self.info.get("fence", 0))
         if fence >= MOST_FENCE:
             raise BoardError(
-                f"its agent has kept the fence {fence}, to which no board comes by being used",
+                f"invalid fence {fence} stored by the agent: normal use cannot reach it",
                 board=self.post.name,
-                hint=f"hil board reset-fence {self.post.name} mends it",
+                hint=f"reset it with hil board reset-fence {self.post.name}",
             )
 
     def _mending(self, call: Callable[[], T]) -> T:
-        """What a call to the board returns; a way that broke is opened anew, once."""
+        """Call the board, and retry once on a new connection if the old one broke."""
         try:
             return call()
         except _BROKEN:
@@ -110,18 +109,10 @@ class BoardConnection:
             self.close()
             raise
 
-    def revive(self, failures: int, say: TextSink) -> None:
-        """Have the board answer: its power is cycled first if checks failed before, and when it stays silent."""
-        power = self.config.power
-        if failures and power.can("cycle"):
-            say("its last check failed: power cycle")
-            switch(power, "cycle", board=self.post.name)
-            self.hang_up()
-        recover(self.look, power, board=self.post.name, say=say)
-
     def bring(self, runtime: str, say: TextSink) -> bool:
-        """See to it that the board's agent has a runtime, where we put agents on it: over SSH. To be called when the
-        board is ours; whether its agent may be another one now.
+        """Deploy a runtime to a board whose agents hil deploys over SSH. The worker must have the board.
+
+        Returns True if the agent may have been replaced.
         """
         if self._link is None:
             self.look()
@@ -134,7 +125,7 @@ class BoardConnection:
         return True
 
     def take(self, grant: Grant) -> None:
-        """Take the board with a lease's fence, until :meth:`release`: nobody has it by an older one from now on."""
+        """Open a session with a lease's fence; :meth:`release` closes it. Ends sessions with older fences."""
 
         def take() -> None:
             if self._link is None:
@@ -154,25 +145,25 @@ class BoardConnection:
             raise
 
     def release(self) -> None:
-        """Give the board back, where we have it."""
+        """Close the session, if any."""
         if self._client is not None:
             self._client.close_session()
 
     def is_held(self, fence: int) -> bool:
-        """Whether somebody has the board by this fence."""
+        """Return True if a session with this fence is open."""
         if self._link is None:
             return False
         seen = self._open().describe()
         return seen.HasField("holder") and seen.holder.fence == fence
 
     def choice(self, grant: Grant) -> BoardChoice:
-        """The board for a lease's job, by the lease's fence, and in the session that took it."""
+        """Return the board for a lease's job, with the lease's fence and open session."""
         address = self.target.address if self.target else ""
         config = lease_config(self.config, address, grant.fence, describe_lease(self.card(), grant))
         return BoardChoice(config, connect=self._hand_over if address else None)
 
     def _hand_over(self, board: str) -> AgentClient:
-        """Give the client away, with the session that took the board; a new one where either is gone already."""
+        """Hand over the client with the open session. If either no longer exists, return a new client."""
         assert self._link is not None
         client, self._client = self._client, None
         if client is not None and not client.has_session:
@@ -181,7 +172,7 @@ class BoardConnection:
         return client or AgentClient(self._link.target, board)
 
     def hang_up(self) -> None:
-        """End the link; it is opened again when it is needed."""
+        """Close the link. It is reopened on demand."""
         if self._client is not None:
             self._client.close()
         if self._link is not None:
@@ -189,7 +180,7 @@ class BoardConnection:
         self._client = self._link = None
 
     def close(self) -> None:
-        """Give up the way, and the board where labgrid has it."""
+        """Close the link and release the labgrid place."""
         self.hang_up()
         self._held.close()
         self._borrowed = False
@@ -210,11 +201,16 @@ class BoardConnection:
 
 
 def labels_of(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
-    """A board's labels; those of its config go before what was found out.
+    """Return a board's labels. Labels in the config override discovered ones.
 
-    ``arch``, ``cpu`` (its model), ``features`` (of the CPU), ``cores``, ``mem`` (bytes), ``system``, ``kernel``,
-    ``libc``, ``runtimes``, the version of each runtime under its name, ``devices`` (of all of them), ``agent`` (its
-    version), ``simulated``, and ``agentless`` where programs are run by command. ``info`` is what Describe said.
+    Discovered labels:
+        - ``arch``, ``cpu`` (model), ``features`` (of the CPU), ``cores``, ``mem`` (bytes)
+        - ``system``, ``kernel``, ``libc``, ``agent`` (version), ``simulated``
+        - ``runtimes``, a label per runtime (version), ``devices`` (of all runtimes)
+        - ``agentless`` if programs are run by command
+
+    Args:
+        info: Describe reply as a dict.
     """
     machine = info.get("machine", {})
     runtimes = {one["name"]: one for one in info.get("runtimes", ()) if not one.get("error")}

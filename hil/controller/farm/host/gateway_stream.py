@@ -1,4 +1,4 @@
-"""A board's worker at the farm: one stream to some gateway, made anew whenever it breaks."""
+"""A worker's stream to a gateway. Reconnects after failures."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from typing import Protocol
 from hil.controller.farm.host.uplink_call import UplinkCall
 from hil.controller.farm.messages import BoardCard, Grant
 from hil.controller.farm.rpc import card_message, grant_of
-from hil.errors import AccessRefused, FarmUnreachable, HilError
+from hil.errors import AccessRefused, FarmUnreachable, HilError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
 
-_BEAT_S = 1.5
-# A gateway that answers nothing for so many beats, and a little, is gone, whatever the stream says; if the next does
-# so too, they are only slow.
+# Default and allowed range of the heartbeat interval. Intervals outside the range are replaced by the default.
+_BEAT_S, _BEATS_S = 1.5, (0.01, 600.0)
+# A gateway that does not reply for this many heartbeats plus a margin is lost. The margin doubles up to a limit, in
+# case all gateways are slow.
 _SILENT_BEATS, _SILENT_S, _SLOW_S = 3, 3.0, 60.0
 _AGAIN_S = (0.1, 2.0)
-# One that refuses us is asked again only now and then: a person has to do something first.
+# Retry interval after a refusal, which only an operator can resolve.
 _REFUSED_S = 10.0
-# Lines are sent together; of those that nobody could be sent, the last so many are kept.
+# Lines are sent in batches. While disconnected, only the last lines are stored.
 _GATHER_S = 0.2
 _MOST_LINES = 2000
 
 
 class _Listener(Protocol):
-    """Who is told what the farm says. Called by a thread of the stream; none may take long."""
+    """Receiver of the farm's messages. Called by threads of the stream; implementations must return quickly."""
 
     def card(self) -> BoardCard: ...
-    def leases(self) -> list[int]: ...  # those that are worked on
-    def granted(self, grant: Grant) -> None: ...  # perhaps not for the first time
+    def leases(self) -> list[int]: ...  # running and waiting leases
+    def granted(self, grant: Grant) -> None: ...  # may repeat
     def ended(self, lease: int, reason: str) -> None: ...
-    def dialled(self, dial: pb.DialIn, gateway: str) -> None: ...  # by the gateway that we attend
-    def say(self, text: str) -> None: ...  # what a person who looks after the host should know
+    def dialled(self, dial: pb.DialIn, gateway: str) -> None: ...  # gateway: the connected one
+    def say(self, text: str) -> None: ...  # message for the operator of the host
 
 
 class GatewayStream:
-    """Presents a board to the farm, beats, and passes on what comes, until it is closed."""
+    """Presents a board to the farm, sends heartbeats and forwards messages."""
 
     def __init__(self, uplink: Path, worker: str, listener: _Listener) -> None:
         self._uplink, self._worker, self._listener = uplink, worker, listener
@@ -57,12 +58,12 @@ class GatewayStream:
         self._is_silent = False
         self._cancel: Callable[[], object] = lambda: None
         self._begun = False
-        self._problem = ""  # what keeps us from the farm, as it was told last
-        self.owner = False  # the board is ours, and not another host's for whom we stand by
+        self._problem = ""  # last reported connection problem
+        self.owner = False  # True for the owner, False for a standby worker
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._attend, self._beat)]
 
     def start(self) -> bool:
-        """Begin, where that was not done yet; whether it was not."""
+        """Start the threads. Returns False if they were started before."""
         with self._lock:
             first, self._begun = not self._begun, True
         if first:
@@ -71,7 +72,7 @@ class GatewayStream:
         return first
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Leave: the farm gives the board to nobody more."""
+        """Leave the farm: it sets the board offline."""
         self._closed.set()
         self.send_lines()
         self._send(None)
@@ -81,18 +82,18 @@ class GatewayStream:
         self._cancel()
 
     def present(self) -> None:
-        """Present the board anew: something of it has changed."""
+        """Present the board after a change of the description."""
         self._send(self._hello())
 
     def started(self, lease: int, direct: str) -> None:
-        """A job has the board now."""
+        """Report that a job's board session is open."""
         with self._lock:
             self._started[lease] = direct
             if self._outgoing is not None:
                 self._outgoing.put(_started(lease, direct))
 
     def printed(self, lease: int, text: str) -> None:
-        """A line of a job's progress."""
+        """Queue a line of a job's output."""
         with self._lock:
             lines = self._lines.setdefault(lease, [])
             lines.append(_sendable(text))
@@ -100,7 +101,7 @@ class GatewayStream:
         self._wake.set()
 
     def case_ended(self, lease: int, *told: str) -> None:
-        """What a case of a job came to: its name, outcome and reason."""
+        """Queue the name, outcome and reason of a finished case."""
         name, outcome, reason = map(_sendable, told)
         with self._lock:
             cases = self._cases.setdefault(lease, [])
@@ -109,7 +110,7 @@ class GatewayStream:
         self._wake.set()
 
     def finished(self, lease: int) -> None:
-        """A lease is not worked on any more; what it printed is sent first."""
+        """Send the remaining output of a lease's job."""
         self.send_lines()
         with self._lock:
             self._started.pop(lease, None)
@@ -122,12 +123,12 @@ class GatewayStream:
             began, refused = time.monotonic(), False
             try:
                 self._talk()
-                problem = "the gateway hung up; trying again"
+                problem = "the gateway closed the connection; retrying"
             except HilError as error:
-                refused = isinstance(error, AccessRefused) and not self._is_silent
-                problem = "the gateway is silent; trying again" if self._is_silent else _error_text(error)
-            except Exception as error:  # what the farm said makes no sense here; perhaps it does to another gateway
-                problem = f"{type(error).__name__}: {error}; trying again"
+                refused = isinstance(error, (AccessRefused, VersionMismatch)) and not self._is_silent
+                problem = "the gateway does not respond; retrying" if self._is_silent else _error_text(error)
+            except Exception as error:  # invalid message; a different gateway may send valid ones
+                problem = f"{type(error).__name__}: {error}; retrying"
             self.owner = False
             if time.monotonic() - began > 2 * _AGAIN_S[1]:
                 pause = _AGAIN_S[0]
@@ -146,7 +147,7 @@ class GatewayStream:
         sending = threading.Thread(target=_send_all, args=(outgoing, stream), daemon=True)
         sending.start()
         try:
-            # What is said from here on goes the same way: nothing is between what there is and what is new.
+            # Atomic: no message can get between the initial state and later changes.
             with self._lock:
                 outgoing.put(self._hello())
                 for lease, direct in self._started.items():
@@ -161,7 +162,7 @@ class GatewayStream:
         finally:
             with self._lock:
                 self._outgoing = None
-            # The thread that sends must not wait for ever.
+            # Unblock the sending thread.
             outgoing.put(None)
             stream.cancel()
             sending.join()
@@ -173,10 +174,11 @@ class GatewayStream:
             self._silent_s = _SILENT_S
         elif kind == "standing":
             self.owner = message.standing.owner
-            self._beat_s = message.standing.beat_s or _BEAT_S
+            beat_s = message.standing.beat_s
+            self._beat_s = beat_s if _BEATS_S[0] <= beat_s <= _BEATS_S[1] else _BEAT_S
             if self._problem:
                 self._problem = ""
-                self._listener.say("the farm is there again")
+                self._listener.say("reconnected to the farm")
         elif kind == "grant":
             self._listener.granted(grant_of(message.grant))
         elif kind == "ended":
@@ -197,7 +199,7 @@ class GatewayStream:
             self._outgoing.put(message)
             return True
 
-    # ---- beats, in a thread of their own
+    # ---- heartbeats, in a separate thread
 
     def _beat(self) -> None:
         due = time.monotonic()
@@ -215,7 +217,7 @@ class GatewayStream:
                 self._cancel()
 
     def send_lines(self) -> None:
-        """Send what was printed, and which cases ended, now."""
+        """Send queued output and finished cases now."""
         with self._lock:
             if self._outgoing is None:
                 return
@@ -228,7 +230,7 @@ class GatewayStream:
 
 
 def _send_all(outgoing: queue.SimpleQueue[pb.FromBoard | None], stream: UplinkCall) -> None:
-    """Send what comes, and None, which says that no more comes; a stream that breaks is found out by its reader."""
+    """Send queued messages. None ends the stream. The reader detects a broken stream."""
     with contextlib.suppress(FarmUnreachable):
         for message in iter(outgoing.get, None):
             stream.send(message)
@@ -236,12 +238,12 @@ def _send_all(outgoing: queue.SimpleQueue[pb.FromBoard | None], stream: UplinkCa
 
 
 def _next_beat(now: float, every_s: float) -> float:
-    """When to beat next: all workers of a host in the same moment, which costs it and the farm a fifth."""
+    """Return the time of the next heartbeat. All workers of a host send together, which costs host and farm a fifth."""
     return (now // every_s + 1) * every_s
 
 
 def _sendable(text: str) -> str:
-    """A text without halves of pairs of surrogates, which no message holds."""
+    """Return a text without lone surrogates, which protobuf rejects."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -250,6 +252,6 @@ def _started(lease: int, direct: str) -> pb.FromBoard:
 
 
 def _error_text(error: HilError) -> str:
-    """An error for who looks after the host; what only waiting mends needs no hint."""
+    """Format an error for the operator. Temporary errors have no hint."""
     hint = f"\n  hint: {error.hint}" if error.hint and not isinstance(error, FarmUnreachable) else ""
-    return f"{error.message.removesuffix('.')}; trying again{hint}"
+    return f"{error.message.removesuffix('.')}; retrying{hint}"

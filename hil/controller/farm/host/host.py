@@ -1,4 +1,4 @@
-"""The host of boards: a process a board, one more for each that it simulates, and one that talks with the farm."""
+"""Host of boards: a worker process per board, an agent process per simulated board, and the uplink process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from hil.controller.farm.host import uplink
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, checked, find_boards, make_simulators, sockets_for
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
+from hil.core.files import read_text
 from hil.errors import FarmError, StorageError, UsageError
 from hil.protocol.listening import take_descriptors
 
-# What workers and simulators use: imported once, before they are forked.
+# Modules of workers and simulators, imported once before the fork.
 _WORKER = "hil.controller.farm.host.worker"
 _SIMULATOR = "hil.sim.__main__"
 _PRELOADED = (
@@ -30,7 +31,7 @@ _PRELOADED = (
     "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.agent",
-    "hil.controller.devices.ssh.known_hosts",
+    "hil.controller.devices.ssh.openssh",
     "hil.controller.backends.compilers.executorch",
     "hil.controller.backends.compilers.tfcompile",
     "hil.controller.backends.references.onnx",
@@ -41,11 +42,11 @@ _PRELOADED = (
     "ml_dtypes",
     "numpy.random",
 )
-# numpy's threads do not outlive a fork.
+# numpy's threads do not survive a fork.
 _THREADS = "OPENBLAS_NUM_THREADS"
-# A host that was killed may have children that have not noticed yet.
+# Children of a killed host may take a moment to end.
 _LOCK_S = 15.0
-# However often the connection's process dies: no lease runs out meanwhile.
+# Restart delay limit of the uplink, short enough that no lease expires meanwhile.
 _UPLINK_PAUSE_S = 1.0
 _SHOWN = 8
 
@@ -64,15 +65,14 @@ def serve(
     """Serve boards to a farm until SIGTERM or Ctrl-C.
 
     Args:
-        home: the farm's folder on this machine; the host's own is below it.
-        name: the host's, which no other one of the farm may have; "" is the machine's, with something that tells it
-            from others that are called so.
-        boards: names or files of configs; none are all here that have an address, unless there are simulators.
+        home: the farm's directory on this machine; the host's directory is below it.
+        name: name of the host, unique in the farm. "" uses the machine's name with a unique suffix.
+        boards: names or config files. Empty: all configured boards with an address, unless simulators are requested.
 
     Raises:
         UsageError: there is nothing to serve.
-        FarmError: a host of this name runs here already.
-        StorageError: its folder cannot be written.
+        FarmError: a host of this name is already running on this machine.
+        StorageError: the host's directory cannot be written.
     """
     name = checked(name) if name else _own_name(home)
     folder = home / "hosts" / name
@@ -89,8 +89,8 @@ def serve(
             posts += find_boards(place, boards)
         if not posts:
             raise UsageError(
-                "there are no boards here",
-                hint="--board NAME|FILE, --sim N, or configs with an address in board_configs",
+                "no boards found on this host",
+                hint="use --board NAME|FILE or --sim N, or add configs with an address to board_configs",
             )
         place = replace(place, boards=len(posts))
         for post in posts:
@@ -107,7 +107,7 @@ def _children_of(post: BoardEntry, site: HostInfo) -> list[ForkedProcess]:
 
 
 def _uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
-    """The connection to the farm: it outlives the workers, which say how their last jobs ended."""
+    """Uplink process. Stops after the workers, which send their last reports over it."""
 
     def work() -> None:
         end_with_parent()
@@ -130,7 +130,7 @@ def _worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
 
 
 def _simulator(post: BoardEntry) -> ForkedProcess:
-    """The simulated board's agent; it ends when its standard input does, as the host's children have it."""
+    """Agent process of a simulated board. It ends when stdin closes."""
     main = module_main(_SIMULATOR, [*post.simulator, "--lifeline", "--fork-ahead"])
     return ForkedProcess(f"simulator {post.name}", main, post.folder / "agent.log", rank=1)
 
@@ -149,7 +149,7 @@ def _few(posts: Sequence[BoardEntry]) -> str:
 
 
 def _own_name(home: Path) -> str:
-    """The machine's name and a mark that stays with the folder: two machines may well be called raspberrypi."""
+    """Return the machine's name with a suffix stored in the home, because machines may share a name (raspberrypi)."""
     mark = home / "hosts" / "mark"
     try:
         mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -158,19 +158,21 @@ def _own_name(home: Path) -> str:
         with contextlib.suppress(FileExistsError):
             mark.hardlink_to(made)
         made.unlink()
-        return f"{os.uname().nodename}-{mark.read_text()}"
+        return f"{os.uname().nodename}-{read_text(mark)}"
     except OSError as error:
         raise StorageError(f"{mark} cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager
 def _exclusive(folder: Path, name: str) -> Iterator[None]:
-    """No other host of this name runs on this machine."""
+    """Lock the host's directory. Raises FarmError if a host of this name is already running."""
     lock = filelock.FileLock(folder / "lock", timeout=_LOCK_S, thread_local=False)
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise FarmError(f"a host {name} runs here already", hint="--name tells two on one machine apart") from None
+        raise FarmError(
+            f"host {name} is already running", hint="set --name to run a second host on this machine"
+        ) from None
     try:
         yield
     finally:

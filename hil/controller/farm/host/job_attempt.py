@@ -1,10 +1,9 @@
-"""One attempt at a job: its files laid out, the library called as the commands call it, what came of it stored."""
+"""Attempt at a job: fetch the files, call the library like the commands do, and upload the results."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +18,8 @@ from hil.controller.farm.job_files import inside, job_of, key_of, request_of
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.origin import coming_from
-from hil.controller.storage.runs import GO_ON
 from hil.core.digest import algorithm_of, check, digest_file
-from hil.core.files import write_atomic
+from hil.core.files import MAX_MODEL_BYTES, copy_file, read_file, write_atomic
 from hil.core.results import Outcome, exit_code_of
 from hil.core.runtimes import RUNTIMES
 from hil.core.text import jsonable
@@ -32,22 +30,22 @@ T = TypeVar("T")
 
 @dataclass
 class LineProgress:
-    """Progress of a run or a suite, as lines."""
+    """Progress of a run or a suite, printed as lines."""
 
     print: Callable[[str], None]
     case_ended: Callable[[str, str, str], None] = lambda name, outcome, reason: None
 
     def begin(self, name: Any, stages: Any) -> None:
-        """A case, or the suite, has begun."""
+        """Handle the start of a case or a suite."""
         if isinstance(name, int):
             self.print(f"{name} cases")
 
     def stage(self, name: str, number: int, text: str) -> None:
-        """A case has come to a stage."""
+        """Handle a new stage of a case."""
         self.print(f"{name}: {text}")
 
     def end(self, name: Any, outcome: str = "", reason: str = "") -> None:
-        """A case is over."""
+        """Handle the end of a case."""
         if isinstance(name, str):
             self.case_ended(name, outcome, reason)
         else:
@@ -55,13 +53,15 @@ class LineProgress:
             self.case_ended(name.id, name.outcome, name.message)
 
     def note(self, text: str) -> None:
-        """Something a person should know; how to go on with it is for where it runs, not for who submitted it."""
-        if not text.startswith(GO_ON):
-            self.print(text)
+        """Print a note."""
+        self.print(text)
+
+    def interrupt(self, command: str) -> None:
+        """Drop the command: it resumes the work on this host only."""
 
 
 def use_board(attempt: Attempt) -> JobResult:
-    """Do the job, and store what it wrote; a farm that is away for now is waited for."""
+    """Run the job and upload the results. Waits for a farm that is temporarily unavailable."""
     spec, timed, farm = attempt.grant.spec, attempt.timed, attempt.farm
     if spec.kind is Kind.HEALTH:
         return check_health(attempt)
@@ -80,7 +80,7 @@ def use_board(attempt: Attempt) -> JobResult:
 
 
 def _call(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
-    """Run what the job asks for; its record, and the folder that holds it."""
+    """Run the job. Returns the record and the run directory."""
     options, progress = attempt.grant.spec.options, LineProgress(attempt.print, attempt.case_ended)
     if attempt.grant.spec.kind is Kind.SUITE:
         from hil.controller.workloads.suites.job import run_suite
@@ -99,18 +99,18 @@ def _call(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path
         from hil.controller.workloads.run_job import run_job
 
         record = run_job(job, screen=progress, isolated=attempt.isolated, choice=attempt.board)
-    if not record["folder"]:  # the board let nobody in, and nothing was kept
+    if not record["folder"]:  # the board refused the session, so no directory was created
         out.mkdir(exist_ok=True)
     return record, Path(record["folder"] or out)
 
 
 def _heard(call: Callable[[], T]) -> T:
-    """What a call to the farm returns, as soon as it is there again; the lease's end ends that, as it ends all."""
+    """Retry a farm call while all gateways are unavailable. The end of the lease interrupts it."""
     while True:
         try:
             return call()
         except FarmUnreachable:
-            time.sleep(AGAIN_S)  # where no gateway listens, a call fails at once
+            time.sleep(AGAIN_S)  # without a listening gateway, calls fail immediately
 
 
 def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
@@ -124,48 +124,55 @@ def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
     return JobResult(code, outcome, reason[:REASON], infrastructure=broken, record=jsonable(record), files=stored)
 
 
-_MODEL = "tiny.onnx"
 _MAKE_S = 60.0
+# Timeout for loading and for running a check's model.
+_CHECK_RUN_S = 20.0
 
 
 def check_health(attempt: Attempt) -> JobResult:
-    """Do a health job on a board that answers: if hil has a program for its runtime, run it; the answer must be right.
+    """Run a health job: check the board's requirements, and compare a model's outputs.
 
-    The program stays in the host's folder.
+    Without a program for the board's runtime, only the requirements are checked. The model is cached in the host's
+    directory.
     """
     from hil.controller.pipeline.options import Job
+    from hil.controller.workloads.board_needs import check_needs
     from hil.controller.workloads.run_job import run_job
 
     runtime, board = attempt.runtime, attempt.board
+    is_large = check_needs(board, runtime, attempt.folder, attempt.print)
     if runtime not in RUNTIMES or not RUNTIMES[runtime].from_onnx:
-        return JobResult(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
-    model = _model(attempt.site.folder, attempt.isolated, attempt.folder)
-    job = Job((model,), board=board.name, out=attempt.folder / "out")
+        return JobResult(0, "PASS", f"the board responds; hil has no test program for {runtime}")
+    model = _model(attempt.site.folder, attempt.isolated, attempt.folder, weights=is_large)
+    job = Job((model,), board=board.name, out=attempt.folder / "out", timeout=_CHECK_RUN_S)
     record = run_job(job, screen=LineProgress(attempt.print), isolated=attempt.isolated, choice=board)
     (case,) = record["cases"]
-    reason = "" if record["exit_code"] == 0 else f"a tiny model: {case['outcome']}: {case['reason']}"
+    reason = "" if record["exit_code"] == 0 else f"small test model: {case['outcome']}: {case['reason']}"
     return JobResult(int(record["exit_code"]), case["outcome"], reason, record=jsonable(record))
 
 
-def write_model(folder: str) -> str:
-    """Write the model; in a worker of its own, so that what makes it is not kept in this process."""
-    from hil.controller.workloads.board_checks import tiny_model
+def make_model(path: str, weights: bool) -> None:
+    """Write the model. Runs in a worker process, so that this process does not load the libraries."""
+    from hil.controller.workloads.board_needs import write_model
 
-    return str(tiny_model(Path(folder)))
+    write_model(Path(path), weights=weights)
 
 
-def _model(kept: Path, isolated: Isolated, folder: Path) -> Path:
-    path = kept / _MODEL
+def _model(kept: Path, isolated: Isolated, folder: Path, *, weights: bool) -> Path:
+    path = kept / ("small.onnx" if weights else "tiny.onnx")
     if path.exists():
         return path
-    # All boards of a host are checked as it starts: one makes it, the others wait, though not for one that cannot.
-    lock = filelock.FileLock(kept / f"{_MODEL}.lock")
+    # All boards of a host are checked at startup: the first worker creates the model, the rest wait. If it takes too
+    # long, each creates the model.
+    lock = filelock.FileLock(f"{path}.lock")
     with contextlib.suppress(filelock.Timeout):
         lock.acquire(timeout=_MAKE_S)
     try:
         if not path.exists():
-            made = isolated.call(write_model, {"folder": str(folder)}, timeout=_MAKE_S, log=folder / "log")
-            write_atomic(path, Path(made).read_bytes())
+            made = folder / path.name
+            arguments = {"path": str(made), "weights": weights}
+            isolated.call(make_model, arguments, timeout=_MAKE_S, log=folder / "log")
+            write_atomic(path, read_file(made, MAX_MODEL_BYTES))
     finally:
         lock.release()
     return path
@@ -176,42 +183,42 @@ _TRIES = 3
 
 
 class Files:
-    """What a host fetched from the farm's store, kept while there is room; its workers share it."""
+    """Size-limited cache of files from the farm's store, shared by a host's workers."""
 
     def __init__(self, folder: Path, most_bytes: int = _MOST_BYTES) -> None:
         self._folder = folder
         self._most = most_bytes
 
     def lay_out(self, spec: JobSpec, folder: Path, client: FarmClient) -> None:
-        """Put a job's files into its folder."""
+        """Copy a job's files to the job directory."""
         fetched = False
         for name, digest in spec.files.items():
             target = inside(folder, name)
             try:
                 fetched = self._put(digest, target, client) or fetched
             except (FileExistsError, NotADirectoryError, IsADirectoryError, ValueError) as error:
-                raise UsageError(f"the job's file {name!r} cannot lie where it should: {error}") from error
+                raise UsageError(f"cannot create the job's file {name!r}: {error}") from error
         if fetched:
             self.tidy()
 
     def _put(self, digest: str, target: Path, client: FarmClient) -> bool:
-        """Put one file there; whether it had to be fetched."""
+        """Copy a file. Returns True if it was downloaded."""
         target.parent.mkdir(parents=True, exist_ok=True)
         kept = self._folder / check(digest).replace(":", "-")
         for number in range(_TRIES):
             try:
-                shutil.copyfile(kept, target)
-                # A machine that lost its power may have kept less than it had written.
+                copy_file(kept, target)
+                # After a power failure, the cached file may be incomplete.
                 if digest_file(target, algorithm_of(digest)) == digest:
                     os.utime(kept)
                     return number > 0
             except FileNotFoundError:
-                pass  # never fetched, or another worker tidied it away
+                pass  # not cached, or evicted by a concurrent worker
             client.download(digest, kept)
-        raise FarmError(f"there is no room for {digest} on the board's host", hint=f"see {self._folder}")
+        raise FarmError(f"not enough space for {digest} on the board's host", hint=f"see {self._folder}")
 
     def tidy(self) -> None:
-        """Delete what was used least lately, where it is too much altogether."""
+        """Evict the least recently used files above the size limit."""
         found = []
         for path in self._folder.glob("*"):
             with contextlib.suppress(OSError):
@@ -226,7 +233,7 @@ class Files:
 
 
 def upload_folder(folder: Path, client: FarmClient) -> Mapping[str, str]:
-    """Send all files of a folder to the store; path below it -> digest."""
+    """Upload all files of a directory. Returns path below it -> digest."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     paths = {str(path.relative_to(folder)): path for path in found}
     digests = {name: digest_file(path) for name, path in paths.items()}

@@ -1,4 +1,4 @@
-"""What a board's worker does with a board that was granted: taken by the lease's fence, used, given back."""
+"""Run granted jobs on a board: open a session with the lease's fence, use the board, close the session."""
 
 from __future__ import annotations
 
@@ -10,46 +10,59 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.recovery import recover_board
 from hil.controller.farm import telemetry
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_stream import GatewayStream
 from hil.controller.farm.host.inventory import HostInfo
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard, TunnelEndpoint
-from hil.controller.farm.messages import Grant, JobResult, Kind
+from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
 from hil.controller.storage.isolated import Isolated
+from hil.core.crash import report_crash
 from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
-from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE, BoardError, HilError, StorageError, UsageError
+from hil.core.text import TextSink
+from hil.errors import (
+    EXIT_BOARD,
+    EXIT_INTERNAL,
+    EXIT_OK,
+    BoardError,
+    BoardLost,
+    BoardUnfit,
+    HilError,
+    StorageError,
+    UsageError,
+)
 
 _FREE_S = 3.0
 _LOOK_S = 0.05
 _LONG_S = 10 * 366 * 86400.0
-# So much of what went wrong is kept.
+# Maximum length of an error text.
 REASON = 500
-# What a value of the wrong type or size in a job's options ends in, wherever that is found out: no board is blamed for
-# it, and no other one tried.
+# Internal errors, often caused by a job option with a wrong type or size. They are not blamed on the board, and the job
+# is not retried on another board.
 _JOBS_OWN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one attempt at a job has: its grant, the board that was taken for it, and what its host lends."""
+    """Inputs of one attempt at a job: grant, board and host resources."""
 
-    grant: Grant  # its ``trace`` is the attempt's span
-    board: BoardChoice  # by the lease's fence
-    runtime: str  # the board's first
+    grant: Grant  # ``trace`` is the attempt's span
+    board: BoardChoice  # with the lease's fence
+    runtime: str  # the board's default runtime
     site: HostInfo
-    folder: Path  # an empty one of its own
+    folder: Path  # empty directory for this attempt
     print: Callable[[str], None]
-    case_ended: Callable[[str, str, str], None]  # told of each case: its name, outcome and reason
-    isolated: Isolated  # outlives it
+    case_ended: Callable[[str, str, str], None]  # called for each finished case with name, outcome and reason
+    isolated: Isolated  # reused by later attempts
     farm: Callable[[], FarmClient]
-    timings: dict[str, float]  # seconds of each step, filled as they end
+    timings: dict[str, float]  # seconds per finished step
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Time a step."""
+        """Measure the duration of a step."""
         begin = time.monotonic()
         try:
             with telemetry.span(step, self.grant.trace):
@@ -59,9 +72,11 @@ class Attempt:
 
 
 class LeaseRunner:
-    """Does what a board is given; in the main thread. ``workers`` processes may compile at a time.
+    """Runs the jobs of a board in the main thread.
 
-    ``use`` does a job on the board that was taken for it.
+    Args:
+        workers: number of processes that may compile concurrently.
+        use: runs a job on the board.
     """
 
     def __init__(
@@ -69,11 +84,23 @@ class LeaseRunner:
     ) -> None:
         self.way, self._farm, self._workers, self._use_board = way, farm, workers, use
         self._isolated: Isolated | None = None
-        self.serving: TunnelEndpoint | None = None  # the lease that somebody holds now
+        self.serving: TunnelEndpoint | None = None  # endpoint of the interactive lease, if any
+
+    def probe(self, grant: Grant) -> JobResult:
+        """Check the board with a health job, within the lease of a failed job."""
+        check = replace(grant, spec=JobSpec(Kind.HEALTH))
+        try:
+            self.way.take(grant)
+            return self._use(check, lambda text: None, lambda name, outcome, reason: None, {})
+        except Exception as error:
+            return failed(error)
+        finally:
+            self.way.release()
 
     def do(self, grant: Grant, attendance: GatewayStream) -> JobResult:
-        """Do a job; what fails is its result."""
-        begun, timings = time.monotonic_ns(), dict[str, float]()
+        """Run a job. Errors become results."""
+        timings: dict[str, float] = {}
+        begun = time.monotonic_ns()
 
         def tell(text: str) -> None:
             attendance.printed(grant.lease, text)
@@ -81,7 +108,8 @@ class LeaseRunner:
         def ended(name: str, outcome: str, reason: str) -> None:
             attendance.case_ended(grant.lease, name, outcome, reason[:REASON])
 
-        with telemetry.span("job", grant.trace, job=grant.job, board=grant.board, attempt=grant.attempt) as span:
+        def attempt() -> JobResult:
+            nonlocal begun
             try:
                 before = self.way.card()
                 with telemetry.span("open", span.traceparent):
@@ -92,23 +120,46 @@ class LeaseRunner:
                     attendance.started(grant.lease, self.serving.address if self.serving else "")
                     if replace(self.way.card(), fence=before.fence) != before:
                         attendance.present()
-                    result = self._use(replace(grant, trace=span.traceparent), tell, ended, timings)
+                    return self._use(replace(grant, trace=span.traceparent), tell, ended, timings)
             except Exception as error:
                 if not isinstance(error, HilError):
-                    print(f"job {grant.job}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                result = failed(error)
+                    print(f"job {grant.job}: {report_crash(error)}", file=sys.stderr, flush=True)
+                return failed(error)
             finally:
                 self.way.release()
+
+        with telemetry.span("job", grant.trace, job=grant.job, board=grant.board, attempt=grant.attempt) as span:
+            result = self._recover(attempt, tell) if grant.spec.kind is Kind.HEALTH else attempt()
             span.set(exit_code=result.exit_code, outcome=result.outcome)
         return replace(result, timings=timings, board_ns=(begun, time.monotonic_ns()))
 
+    def _recover(self, check: Callable[[], JobResult], tell: TextSink) -> JobResult:
+        """Check the board. While the check fails, run the next configured recovery step and repeat it."""
+        results: list[JobResult] = []
+
+        def find_fault() -> HilError | None:
+            if results:
+                # A step may have restarted the board.
+                self.way.hang_up()
+            results.append(check())
+            return fault_of(results[-1])
+
+        recovery = recover_board(BoardChoice(self.way.config), find_fault, say=tell)
+        if not recovery.steps:
+            return results[-1]
+        if recovery.is_working:
+            problem = recovery.problem.message if recovery.problem else ""
+            return replace(results[-1], reason=f"recovered by {recovery.steps[-1].name}: {problem}"[:REASON])
+        tried = ", ".join(step.name for step in recovery.steps)
+        return replace(results[-1], reason=f"{results[-1].reason or results[-1].outcome}; tried {tried}"[:REASON])
+
     def clear_away(self, fence: int) -> bool:
-        """After a job that was ended: see to it that nothing of it is left; whether that is so."""
+        """Release all resources of a cancelled job. Returns True if the session has ended."""
         self.rest()
         deadline = time.monotonic() + _FREE_S
         try:
             while True:
-                # Asked first: who is stopped between the two looks at the board once more.
+                # Read the clock first, so that a process stopped in between checks the board once more.
                 late = time.monotonic() > deadline
                 if not self.way.is_held(fence):
                     return True
@@ -120,20 +171,18 @@ class LeaseRunner:
             return True
 
     def rest(self) -> None:
-        """Keep nothing ready."""
+        """Release resources prepared for the next job."""
         if self._isolated is not None:
             self._isolated.close()
             self._isolated = None
 
     def _take(self, grant: Grant, tell: Callable[[str], None]) -> None:
         try:
-            if grant.spec.kind is Kind.HEALTH:
-                self.way.revive(int(grant.spec.options.get("failures", 0)), tell)
             self.way.take(grant)
             if self.way.bring(str(grant.spec.options.get("needs", "")), tell):
                 self.way.take(grant)
         except UsageError as error:
-            # The board's config is wrong, or a file of it: that is no fault of the job's.
+            # The board's config or a file of it is invalid: not the job's fault.
             raise BoardError(error.message, board=self.way.post.name, hint=error.hint) from error
 
     def _use(
@@ -143,11 +192,11 @@ class LeaseRunner:
         ended: Callable[[str, str, str], None],
         timings: dict[str, float],
     ) -> JobResult:
-        """The board is ours: use it."""
+        """Use the board after the session is open."""
         if grant.spec.kind is Kind.LEASE:
-            # Somebody has the board, until the lease is over: that ends this as it ends any job.
+            # The holder uses the board until the lease ends, which interrupts this sleep.
             time.sleep(min(grant.timeout_s, _LONG_S))
-            return JobResult(EXIT_OK, reason="its time is over")
+            return JobResult(EXIT_OK, reason="time limit reached")
         folder = emptied(self.way.post.folder / "job")
         way, board = self.way, self.way.choice(grant)
         lent = way.config.runtime, way.site, folder, tell, ended, self._pool(), self._farm, timings
@@ -158,14 +207,14 @@ class LeaseRunner:
 
     @contextlib.contextmanager
     def _served(self, grant: Grant) -> Iterator[None]:
-        """Connections of whoever holds the board are led to it, from before anybody is told that it is there."""
+        """Serve the holder's connections to an interactive lease. Starts before the board is reported as ready."""
         if grant.spec.kind is not Kind.LEASE:
             yield
             return
         target = self.way.target
         if target is None or target.token:
-            why = "its agent asks for a token, which is its host's alone" if target else "it has no agent"
-            raise UsageError(f"nobody can hold {grant.board}: {why}", hint="a selector that leaves it out")
+            why = "its agent requires a token that only the host has" if target else "it has no agent"
+            raise UsageError(f"{grant.board} cannot be leased: {why}", hint="use a selector that excludes it")
         self.way.release()
         guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")
         self.serving = TunnelEndpoint(grant.lease, guard.address, self.way.site.farm, self.way.say)
@@ -183,18 +232,27 @@ class LeaseRunner:
 
 
 def emptied(folder: Path) -> Path:
-    """The folder, made anew."""
+    """Return an empty directory at this path."""
     remove_tree(folder)
     folder.mkdir(parents=True)
     return folder
 
 
+def fault_of(check: JobResult) -> HilError | None:
+    """Return the error of a failed check: BoardLost for a silent board, otherwise BoardUnfit."""
+    if check.exit_code == EXIT_OK:
+        return None
+    silent = (Outcome.BOARD_LOST.value, Outcome.BOARD_UNREACHABLE.value)
+    kind = BoardLost if check.outcome in silent else BoardUnfit
+    return kind(check.reason or check.outcome)
+
+
 def failed(error: HilError | Exception) -> JobResult:
-    """The result of an attempt that raised an error."""
+    """Return the result for an attempt that raised an error."""
     if isinstance(error, UsageError) and not isinstance(error, StorageError):
         return JobResult(error.exit_code, reason=_error_text(error))
     if isinstance(error, _JOBS_OWN) and not isinstance(error, HilError):
-        return JobResult(EXIT_STAGE, Outcome.RUN_ERROR.value, _error_text(error))
+        return JobResult(EXIT_INTERNAL, reason=_error_text(error))
     code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
     outcome = error.outcome if isinstance(error, BoardError) else BoardError.outcome
     return JobResult(code, outcome or "", _error_text(error), infrastructure=True)

@@ -1,9 +1,8 @@
-"""An interactive lease on its board's host: connections of its holder, led to the agent's guard.
+"""Host side of an interactive lease: forwards the holder's connections to the agent through a guard.
 
-A holder is a stranger to the board. One that opened a session with a fence of its own choice would lock out everybody
-after it, the farm first, so sessions are opened with the lease's fence and no other. The agent cannot tell a holder
-from the board's host, and a tunnel of bytes cannot see a fence: only a server in between can, and it works with every
-agent.
+The holder is not trusted. A session with a fence of the holder's choice would lock out all later sessions, including
+the farm's. So only the lease's fence is allowed. The agent cannot distinguish a holder from the host, and a byte
+tunnel cannot inspect the fence. A server in between can, and it works with every agent.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.grpc_call import agent_channel
+from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.controller.farm.client import open_channel, pass_on, pieces_from
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub
@@ -33,7 +33,11 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 
 class TunnelEndpoint:
-    """The connections of one lease, until it is over; the holder's calls are served at ``address``, ``unix:PATH``."""
+    """Connections of one lease.
+
+    Args:
+        address: socket that serves the holder's calls, ``unix:PATH``.
+    """
 
     def __init__(self, lease: int, address: str, farm: FarmAddress, say: TextSink) -> None:
         self.lease, self.address, self._farm, self._say = lease, address, farm, say
@@ -42,15 +46,15 @@ class TunnelEndpoint:
         self._over = False
 
     def dialled(self, dial: pb.DialIn, gateway: str) -> None:
-        """The holder wants a connection: it is made and carried by a thread of its own.
+        """Open a connection for the holder and forward it in a separate thread.
 
         Args:
-            gateway: where it waits, if the dial does not say.
+            gateway: address to connect to if the dial does not contain one.
         """
         threading.Thread(target=self._carry, args=(dial, gateway), daemon=True, name="farm-dial").start()
 
     def close(self) -> None:
-        """The lease is over: end all of them, and make no more."""
+        """Close all connections at the end of the lease, and refuse new ones."""
         with self._lock:
             self._over = True
             carried = list(self._open.items())
@@ -64,11 +68,11 @@ class TunnelEndpoint:
         try:
             channel = open_channel(dial.gateway or gateway, self._farm.ca)
         except HilError as error:
-            return self._say(f"a connection of lease {self.lease} could not be carried: {error}")
+            return self._say(f"connection of lease {self.lease} failed: {error}")
         try:
             with socket.socket(socket.AF_UNIX) as near:
                 near.connect(self.address.removeprefix("unix:"))
-                far = FarmStub(channel).Accept(pieces_from(near), metadata=metadata)
+                far = FarmStub(InterruptibleChannel(channel)).Accept(pieces_from(near), metadata=metadata)
                 with self._lock:
                     self._open[near] = far
                     if self._over:
@@ -79,26 +83,26 @@ class TunnelEndpoint:
                     with self._lock:
                         del self._open[near]
         except (OSError, HilError) as error:
-            self._say(f"a connection of lease {self.lease} could not be carried: {error}")
+            self._say(f"connection of lease {self.lease} failed: {error}")
         except grpc.RpcError:
-            pass  # the holder, or the gateway, hung up
+            pass  # the holder or the gateway closed the connection
         finally:
             grpc_calls.close_channel(channel)
 
 
-# Calls at a time, each of which has a thread: as many as an agent serves.
+# Concurrent calls, each with a thread: the agent's limit.
 _MOST_CALLS = 48
 _LONG_S = 366 * 86400.0
 _HOLD = f"/{wire.PACKAGE}.Sessions/Hold"
 _OPTIONS = (
     *(option for option in grpc_calls.GRPC_OPTIONS if option[0] != "grpc.max_receive_message_length"),
-    # A message of a holder's is held in memory whole, and an agent takes no larger one.
+    # Messages are read into memory, and agents do not accept larger ones.
     ("grpc.max_receive_message_length", wire.MESSAGE_MAX),
 )
 
 
 class LeaseGuard(grpc.GenericRpcHandler):
-    """Serves the agent to a lease's holder, on a Unix socket that only this user can open, until it is closed."""
+    """Server that gives a lease holder access to the agent, on a Unix socket that only this user can open."""
 
     def __init__(self, target: Target, fence: int, path: Path) -> None:
         self._fence = fence
@@ -115,13 +119,13 @@ class LeaseGuard(grpc.GenericRpcHandler):
         self._server.start()
 
     def close(self) -> None:
-        """End all calls, and serve no more."""
+        """Cancel all calls and stop the server."""
         self._server.stop(None).wait(grpc_calls.CLOSE_S)
         grpc_calls.close_channel(self._channel)
         self._threads.shutdown(wait=False)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a method; None of one that holders may not call. gRPC's interface."""
+        """Return the handler of a method, or None if holders may not call it. Part of gRPC's interface."""
         method = details.method
         service, _, _ = method.removeprefix(f"/{wire.PACKAGE}.").partition("/")
         if service not in wire.SERVICES:
@@ -130,7 +134,7 @@ class LeaseGuard(grpc.GenericRpcHandler):
         def pass_on(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             return self._pass_on(method, requests, context)
 
-        # To the protocol below, every kind of call is a stream both ways.
+        # On the wire, every call is a bidirectional stream.
         return grpc.stream_stream_rpc_method_handler(grpc_calls.guard_stream(pass_on))
 
     def _pass_on(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -145,14 +149,14 @@ class LeaseGuard(grpc.GenericRpcHandler):
             except HilError as error:
                 refused.append(error)
                 call.cancel()
-            except grpc.RpcError:  # the holder hung up
+            except grpc.RpcError:  # the holder closed the connection
                 call.cancel()
 
         kept = [(key, value) for key, value in context.invocation_metadata() if key == wire.SESSION_KEY]
         left = context.time_remaining()
-        # Without a deadline it is a number of years that is too large for a deadline.
+        # Without a deadline, gRPC returns a number of years that is not a valid timeout.
         timeout = left if left and left < _LONG_S else None
-        ask: Any = self._channel.stream_stream(method)
+        ask: Any = InterruptibleChannel(self._channel).stream_stream(method)
         call = ask(checked(), timeout=timeout, metadata=kept)
         if not context.add_callback(call.cancel):
             call.cancel()
@@ -165,13 +169,13 @@ class LeaseGuard(grpc.GenericRpcHandler):
             context.abort(error.code(), error.details() or "")
 
     def _check(self, request: bytes) -> None:
-        """Refuse to open a session with another fence than the lease's."""
+        """Refuse to open a session with a fence other than the lease's."""
         try:
             asked = agent_pb.HoldRequest.FromString(request)
         except DecodeError:
-            raise UsageError("the request is no message of this protocol") from None
+            raise UsageError("invalid request: not a message of this protocol") from None
         if asked.WhichOneof("kind") == "open" and asked.open.fence != self._fence:
             raise BoardError(
-                f"a session of this lease is opened with the lease's fence, {self._fence}, not with {asked.open.fence}",
-                hint="the lease's board config has it: hil farm lease prints its path",
+                f"sessions of this lease must use fence {self._fence}, got {asked.open.fence}",
+                hint="use the lease's board config; hil farm lease prints its path",
             )

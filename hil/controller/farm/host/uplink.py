@@ -1,10 +1,10 @@
-"""A host's connection to the farm, over which its boards' workers attend and report: one process has it.
+"""Uplink: the process with a host's only connection to the farm, shared by all workers.
 
-A gRPC channel of its own would cost each worker 0.1 % of a core for a beat every 1.5 s, for its threads look for more
-work 60 times after each message. A worker calls over a Unix socket instead, with frames as on a data connection of an
-agent (:mod:`hil.protocol.data_connection`), a connection a call: CALL with the method's name, then READY with the
-gateway's address from here, then MESSAGE from either side, and END, with a typed error where the call failed. Who hangs
-up without END cancels its call.
+With a separate gRPC channel, each worker would use 0.1 % of a core for a heartbeat every 1.5 s, because gRPC's threads
+poll 60 times after each message. Instead, workers call over a Unix socket, one connection per call. The frames are
+those of an agent's data connection (:mod:`hil.protocol.data_connection`): CALL with the method's name, READY with the
+gateway's address, MESSAGE in either direction, and END, with a typed error if the call failed. Closing the connection
+without END cancels the call.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from hil.controller.farm.client import (
     CONNECT_S,
@@ -31,25 +32,33 @@ from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import methods
 from hil.errors import FarmUnreachable, HilError, StorageError, UsageError
 from hil.protocol import wire_errors
+from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
 from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, READY
 from hil.protocol.listening import private_socket
+from hil.protocol.v1 import farm_pb2 as pb
+
+T = TypeVar("T")
 
 _PATHS = {name: path for name, path, *_ in methods("Hosts")}
-# Every worker of a host may call in the same moment. So many calls are accepted at a time.
+# All workers of a host may call at once. The second number limits the connections accepted per wakeup.
 _BACKLOG, _AT_ONCE = 1024, 16
-# What a worker says at a time. A gateway takes less of it, and says so.
+# Limit of a worker's message. Gateways have a lower limit and report it.
 _MESSAGE_MOST = 1 << 30
 _LOOKS, _LOOK_S = 25, 0.02
-# An event loop that stood still for so long does not go on. The host's boards are offline by then.
+# Heartbeats are sent together, at multiples of this interval. Separate heartbeats would wake the uplink and the gateway
+# each time, at four times the cost.
+_TOGETHER_S = 0.25
+_ATTEND = b"Attend"
+# An event loop that blocks for this long has hung. The host's boards are offline by then.
 _STUCK_S = 30.0
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen for calls of this user; who calls while no uplink runs waits for the next one.
+    """Listen for calls of this user. Calls made while no uplink runs wait for the next one.
 
     Raises:
-        StorageError: there can be no socket.
-        UsageError: something else lies there.
+        StorageError: the socket cannot be created.
+        UsageError: the path is in use by a different file.
     """
     try:
         with contextlib.ExitStack() as undo:
@@ -60,14 +69,14 @@ def listen(path: Path) -> socket.socket:
             undo.pop_all()
             return listening
     except OSError as error:
-        hint = "its folder must be writable, and its name short (some 100 bytes): TMPDIR names another one"
-        raise StorageError(f"{path} cannot be listened at: {error}", hint=hint) from error
+        hint = "the directory must be writable and the path at most about 100 bytes; set TMPDIR to change it"
+        raise StorageError(f"cannot listen on {path}: {error}", hint=hint) from error
 
 
 def run(farm: FarmAddress, listening: socket.socket) -> None:
-    """Carry calls to a farm for as long as this process lives.
+    """Forward calls to a farm while this process lives.
 
-    The kernel ends it (SIGALRM) where its event loop stands still: all boards of the host would be offline meanwhile.
+    If the event loop hangs, SIGALRM ends the process: all boards of the host would be offline otherwise.
     """
 
     async def serve() -> None:
@@ -84,14 +93,14 @@ async def _be_alive() -> None:
 
 
 class Uplink:
-    """Carries calls to a gateway of a farm: all over one connection, until that, or the gateway, fails one."""
+    """Forwards calls to a gateway over one connection. After a failed call, later calls use a new connection."""
 
     def __init__(self, farm: FarmAddress) -> None:
         self._farm = farm
         self._connecting: asyncio.Task[_Link] | None = None
 
     async def serve(self, listening: socket.socket) -> None:
-        """Carry the calls that come to a socket, until cancelled."""
+        """Task: forward the calls on a socket."""
         async with await asyncio.start_server(self._serve_call, sock=listening, backlog=_AT_ONCE) as server:
             listening.listen(_BACKLOG)
             await server.serve_forever()
@@ -104,7 +113,7 @@ class Uplink:
             writer.close()
 
     async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        """Carry a call; what it failed with, as its END carries that."""
+        """Forward a call. Returns the serialized error for the END frame; empty on success."""
         try:
             await self._carry(reader, writer)
             return b""
@@ -118,13 +127,13 @@ class Uplink:
         kind, name = await _read_frame(reader)
         path = _PATHS.get(name.decode(errors="replace")) if kind == CALL else None
         if path is None:
-            raise UsageError(f"an uplink carries calls of {', '.join(_PATHS)}")
+            raise UsageError(f"unsupported uplink call; supported: {', '.join(_PATHS)}")
         async with self._linked() as link:
             await _send_frame(writer, READY, link.gateway.encode())
-            # To the protocol below, every kind of call is a stream both ways.
+            # On the wire, every call is a bidirectional stream.
             call: Any = link.channel.stream_stream(path)(metadata=self._farm.metadata)
             ends = _Ends(call)
-            asking = asyncio.create_task(_ask(reader, call))
+            asking = asyncio.create_task(_ask(reader, call, gathers=name == _ATTEND))
             answering = asyncio.create_task(_answer(call, writer))
             try:
                 await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
@@ -140,7 +149,7 @@ class Uplink:
 
     @contextlib.asynccontextmanager
     async def _linked(self) -> AsyncIterator[_Link]:
-        """The connection for a call. One that failed a call is no other's; it ends with the last that it carries."""
+        """Yield the connection for a call. A failed connection is not reused, and closes after the last call."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         connecting = self._connecting
@@ -153,7 +162,7 @@ class Uplink:
         try:
             yield link
         except (FarmUnreachable, _HungUp):
-            # Who hangs up may do so because the gateway is silent.
+            # A worker may cancel a call because the gateway is silent.
             self._leave(connecting)
             raise
         finally:
@@ -179,7 +188,7 @@ class Uplink:
 
 
 class _Link:
-    """A connection to a gateway."""
+    """Connection to a gateway."""
 
     def __init__(self, channel: grpc.aio.Channel, gateway: str) -> None:
         self.channel, self.gateway = channel, gateway
@@ -187,34 +196,64 @@ class _Link:
 
 
 class _HungUp(Exception):
-    """The worker hung up before its call had ended."""
+    """The worker closed the connection before the end of the call."""
 
 
-async def _ask(reader: asyncio.StreamReader, call: Any) -> None:
-    """Send the gateway what a worker says, until that hangs up; raises _HungUp then.
+async def _ask(reader: asyncio.StreamReader, call: Any, *, gathers: bool) -> None:
+    """Forward a worker's messages to the gateway. Raises _HungUp when the worker closes the connection.
 
-    Nobody hears it hang up while the gateway takes no more, which is waited for no longer than it may be silent.
+    While the gateway accepts no data, a closed connection is not detected. This wait is limited to the time for which a
+    gateway may be silent.
+
+    Args:
+        gathers: delay heartbeats to the common send time of all workers. The worker's next message ends the delay.
     """
-    while True:
-        kind, content = await _read_frame(reader)
-        if kind not in (MESSAGE, END):
-            continue
-        sending = asyncio.ensure_future(call.write(content) if kind == MESSAGE else call.done_writing())
-        sending.add_done_callback(_heed)
-        # Not `wait_for`: before Python 3.12 who is cancelled there just when it was sent does not hear of it.
-        if not (await asyncio.wait({sending}, timeout=SILENT_S))[0]:
-            raise _HungUp
+    reading = _start(_read_frame(reader))
+    try:
+        while True:
+            kind, content = await reading
+            reading = _start(_read_frame(reader))
+            if kind not in (MESSAGE, END):
+                continue
+            if gathers and kind == MESSAGE and _is_beat(content):
+                await asyncio.wait({reading}, timeout=_until_together(asyncio.get_running_loop().time()))
+            sending = _start(call.write(content) if kind == MESSAGE else call.done_writing())
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that arrives together with the result.
+            if not (await asyncio.wait({sending}, timeout=SILENT_S))[0]:
+                raise _HungUp
+    finally:
+        reading.cancel()
 
 
-def _heed(sent: asyncio.Future[None]) -> None:
-    """A call that has ended takes no more; its answer is on its way."""
-    if not sent.cancelled():
-        sent.exception()
+def _is_beat(content: bytes) -> bool:
+    try:
+        return bool(parse_message(pb.FromBoard, content, MAX_FARM_FIELDS).WhichOneof("kind") == "beat")
+    except DecodeError:  # the gateway refuses it
+        return False
+
+
+def _until_together(now: float) -> float:
+    """Return the seconds to the next common send time."""
+    return _TOGETHER_S - now % _TOGETHER_S
+
+
+def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task and ignore errors: an ended call accepts no messages, and the reply is already on the way."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_heed)
+    return task
+
+
+def _heed(done: asyncio.Task[T]) -> None:
+    if not done.cancelled():
+        done.exception()
 
 
 class _Ends:
-    """The ends that a call comes to: the gateway's, and gRPC's own where a message could not be sent any more, for the
-    call was ending. In the call itself the later one hides the other.
+    """Final statuses of a call.
+
+    There may be two: the gateway's, and gRPC's if a message could not be sent to an ending call. The call object only
+    reports the later one.
     """
 
     def __init__(self, call: Any) -> None:
@@ -222,7 +261,7 @@ class _Ends:
         call.add_done_callback(self._note)
 
     async def error(self) -> grpc.RpcError | None:
-        """What the gateway ended the call with; None where it ended well."""
+        """Return the gateway's error, or None if the call succeeded."""
         for _ in range(_LOOKS):
             if theirs := [one for one in self._told if one.code() is not grpc.StatusCode.INTERNAL]:
                 return None if theirs[0].code() is grpc.StatusCode.OK else theirs[0]
@@ -235,7 +274,7 @@ class _Ends:
 
 
 def _returned(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine returns that has nothing to wait for."""
+    """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as ended:

@@ -1,4 +1,4 @@
-"""A worker's call of the farm's service ``Hosts``, carried by its host's uplink (:mod:`.uplink`)."""
+"""Calls of the farm's service ``Hosts`` by a worker, forwarded by the uplink (:mod:`.uplink`)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from hil.controller.farm.rpc import methods
-from hil.errors import FarmUnreachable
+from hil.errors import FarmError, FarmUnreachable
 from hil.protocol import wire_errors
+from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
 from hil.protocol.data_connection import CALL, END, MESSAGE, READY, ConnectionBroken, Frames
 
 _REPLIES = {name: answered for name, _, _, _, answered in methods("Hosts")}
-# An uplink tries every gateway first.
+# The uplink may try every gateway first.
 _READY_S = 30.0
+# Limit of a gateway's message: a grant contains a job's options and file names.
+_MAX_MESSAGE = 64 << 20
+_HINT = "check that the gateway has the same hil version"
 
 
 class UplinkCall:
-    """One call. One thread may send while another reads; any may cancel it.
+    """Call in progress. A thread may send while another reads; any thread may cancel it.
 
     Args:
-        uplink: the uplink's socket.
-        method: its name, ``Attend``.
-        ready_s: how long the uplink may take to find a gateway.
+        uplink: socket of the uplink.
+        method: method name, such as ``Attend``.
+        ready_s: timeout for the uplink to find a gateway.
 
     Raises:
-        FarmUnreachable: no gateway answers, or the uplink does not.
-        HilError: what the gateway ended the call with; so do all methods that read.
+        FarmUnreachable: no gateway is reachable, or the uplink is not.
+        HilError: error of the gateway; reading methods also raise it.
     """
 
     def __init__(self, uplink: Path, method: str, ready_s: float = _READY_S) -> None:
@@ -39,19 +45,19 @@ class UplinkCall:
             connected.connect(str(uplink))
         except OSError as error:
             connected.close()
-            raise FarmUnreachable(f"the host's connection to the farm is away: {error.strerror or error}") from error
+            raise FarmUnreachable(f"the host is not connected to the farm: {error.strerror or error}") from error
         self._frames = Frames(connected)
         try:
             with _broken():
                 self._frames.send(CALL, method.encode())
-            self.gateway = (self._read(READY) or b"").decode()  # its address, from this host
+            self.gateway = (self._read(READY) or b"").decode(errors="replace")  # the gateway's address
         except BaseException:
             self.close()
             raise
         self._frames.within(None)
 
     def send(self, message: Any) -> None:
-        """Send a message; None says that no more comes."""
+        """Send a message; None ends the requests."""
         with _broken():
             if message is None:
                 self._frames.send(END)
@@ -59,45 +65,54 @@ class UplinkCall:
                 self._frames.send(MESSAGE, message.SerializeToString())
 
     def replies(self) -> Iterator[Any]:
-        """The gateway's messages, until it ends the call."""
+        """Yield the gateway's messages."""
         while (content := self._read(MESSAGE)) is not None:
-            yield self._reply.FromString(content)
+            try:
+                reply = parse_message(self._reply, content, MAX_FARM_FIELDS)
+            except DecodeError as error:
+                raise FarmError("the gateway sent an invalid message", hint=_HINT) from error
+            yield reply
 
     def within(self, seconds: float) -> None:
-        """From now on each step takes so long at most."""
+        """Set a common timeout for all later steps."""
         self._frames.within(seconds)
 
     def cancel(self) -> None:
-        """End the call, and whoever waits in it."""
+        """Cancel the call and wake up waiting threads."""
         self._frames.cancel()
 
     def close(self) -> None:
-        """End the call, and give its socket back."""
+        """End the call and close the socket."""
         self._frames.close()
 
     def _read(self, wanted: int) -> bytes | None:
-        """The content of a frame of this kind; None where the call ends instead."""
+        """Return the content of the next frame of this type, or None at the end of the call."""
         with _broken():
             while (began := self._frames.begin()) is not None:
-                kind, content = began[0], self._frames.content(began[1])
+                kind, size = began
+                if size > _MAX_MESSAGE:
+                    raise FarmError(
+                        f"the gateway sent a message of {size} bytes; the limit is {_MAX_MESSAGE}", hint=_HINT
+                    )
+                content = self._frames.content(size)
                 if kind == wanted:
                     return content
                 if kind == END:
                     if (error := wire_errors.from_bytes(content)) is not None:
                         raise error
                     return None
-        raise FarmUnreachable("the host's connection to the farm broke off")
+        raise FarmUnreachable("the host lost the connection to the farm")
 
 
 def ask(uplink: Path, method: str, request: Any, limit_s: float) -> Any:
-    """Make a call of one message each way; FarmUnreachable where no step of it comes within so long."""
+    """Make a unary call. Raises FarmUnreachable after the timeout."""
     with contextlib.closing(UplinkCall(uplink, method, min(limit_s, _READY_S))) as call:
         call.within(limit_s)
         call.send(request)
         call.send(None)
         replies = list(call.replies())
     if not replies:
-        raise FarmUnreachable("the gateway ended the call without an answer")
+        raise FarmUnreachable("the gateway ended the call without a response")
     return replies[0]
 
 
@@ -106,4 +121,4 @@ def _broken() -> Iterator[None]:
     try:
         yield
     except ConnectionBroken as error:
-        raise FarmUnreachable(f"the host's connection to the farm broke off: {error}") from error
+        raise FarmUnreachable(f"the host lost the connection to the farm: {error}") from error

@@ -1,7 +1,7 @@
-"""A board's worker: a process that attends the farm for one board, and does one job after another on it.
+"""Worker process of a board: attaches to the farm and runs jobs in sequence.
 
-The main thread does the jobs, threads of GatewayStream talk with the farm meanwhile. They can end the main thread's
-work as Ctrl-C would: the library takes that well, wherever it is.
+The main thread runs the jobs. Threads of GatewayStream talk to the farm meanwhile. They can cancel the main thread's
+job like Ctrl-C, which the library handles at any point.
 """
 
 from __future__ import annotations
@@ -27,29 +27,36 @@ from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_stream import GatewayStream
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, emptied
+from hil.controller.farm.host.suspicion import after_probe, is_suspicious
 from hil.controller.farm.host.uplink_call import ask
-from hil.controller.farm.messages import BoardCard, Grant, JobResult, Kind
+from hil.controller.farm.messages import PROBE_S, BoardCard, Grant, JobResult, Kind
 from hil.controller.farm.rpc import result_message
+from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
 from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
-# A job that is to end is given so long; then this process ends, and all that it holds with it.
+# Time for a cancelled job to end. After it, this process ends and frees all resources.
 _END_S = 8.0
 _LEAVE_S = 2.0
 _REPORT_S = 60.0
-# Who is to stop tries so often, each time for so long: its host gives it 10 s.
+# A stopping worker retries its report this often, each with this timeout: the host allows 10 s.
 _LAST_TRIES, _LAST_S = 2, 3.0
-# Without a job for so long, nothing is kept ready for the next one.
+# Idle time after which resources prepared for the next job are released.
 _REST_S = 30.0
 _REMEMBERED = 1000
 _START_S, _LOOK_S = 20.0, 0.05
 _EARLY_S = 5.0
 _STOPPED = "the board's host was stopped"
+_STOPPED_RESULT = JobResult(EXIT_BOARD, Outcome.BOARD_LOST.value, _STOPPED, infrastructure=True)
 
 
 class Worker:
-    """Serves one board until it is told to stop (SIGTERM). To be made in the main thread; ``use`` does its jobs."""
+    """Serves a board. SIGTERM stops it. Create it in the main thread.
+
+    Args:
+        use: runs a job on the board.
+    """
 
     def __init__(self, post: BoardEntry, site: HostInfo, use: Callable[[Attempt], JobResult]) -> None:
         self.post, self.site = post, site
@@ -66,10 +73,10 @@ class Worker:
         self._attendance = GatewayStream(site.uplink, self.id, self)
 
     def serve(self) -> None:
-        """Attend the farm and do what comes."""
+        """Attach to the farm and run jobs."""
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # A board that takes long to look at (its agent is put there now) is presented meanwhile by its config alone.
+        # If the first inspection takes long (it may deploy the agent), present the board with the config only.
         early = threading.Timer(_EARLY_S, self._attendance.start)
         early.daemon = True
         early.start()
@@ -87,19 +94,19 @@ class Worker:
             self._hang_up()
             telemetry.flush()
 
-    # ---- what the attendance is told
+    # ---- listener of the gateway stream
 
     def card(self) -> BoardCard:
-        """The board as it is now."""
+        """Return the current description of the board."""
         return self._way.card()
 
     def leases(self) -> list[int]:
-        """Those that are worked on, or wait for it."""
+        """Return the running and the waiting leases."""
         with self._lock:
             return sorted(self._held)
 
     def granted(self, grant: Grant) -> None:
-        """The board was given to a job; one that is known is not begun again."""
+        """Queue a granted job. Repeated grants are ignored."""
         with self._lock:
             if grant.lease in self._held or grant.lease in self._over:
                 return
@@ -107,27 +114,28 @@ class Worker:
         self._grants.put(grant)
 
     def ended(self, lease: int, reason: str) -> None:
-        """A lease is over: what runs is ended, and nothing more is done to the board."""
+        """Cancel the job of an ended lease. The board is not accessed any more."""
         self._forget(lease, reason)
         self._work.end(lease, reason)
+        self._work.end(_probe_key(lease), reason)
 
     def dialled(self, dial: pb.DialIn, gateway: str) -> None:
-        """The holder of a lease wants a connection."""
+        """Handle a connection request of a lease holder."""
         serving = self._duty.serving
         if serving is not None and serving.lease == dial.lease:
             serving.dialled(dial, gateway)
 
     def say(self, text: str) -> None:
-        """Tell whoever looks after the host."""
+        """Print a message for the operator of the host."""
         print(f"{self.post.name}: {text}", file=sys.stderr, flush=True)
 
     # ---- jobs, in the main thread
 
     def _look(self) -> None:
-        """Find out what the board is; one that does not answer is presented all the same, to be checked."""
+        """Inspect the board. A board that does not respond is presented anyway, and then checked."""
         if self._way.is_borrowed:
-            return  # only its owner has it, who is told by the farm
-        # A simulator is starting just now, as we are.
+            return  # only the owner may access it, and the farm decides the owner
+        # The simulator starts at the same time as this process.
         deadline = time.monotonic() + (_START_S if self.post.simulator else 0.0)
         while True:
             try:
@@ -151,14 +159,14 @@ class Worker:
         if self._work.why:
             result = self._was_ended(grant)
         if result is not None:
-            self._report(grant, result)
+            self._report(grant, self._checked(grant, result))
         self._forget(grant.lease, "done")
         self._attendance.finished(grant.lease)
 
     def _do(self, grant: Grant) -> JobResult | None:
         if grant.lease in self._over:
             return None
-        too_long = f"it had the board for {grant.timeout_s:g} s, its limit"
+        too_long = f"time limit of {grant.timeout_s:g} s exceeded"
         late = threading.Timer(grant.timeout_s, self._work.end, [grant.lease, too_long])
         late.daemon = True
         if grant.spec.kind is not Kind.LEASE:
@@ -168,27 +176,49 @@ class Worker:
         finally:
             late.cancel()
 
+    def _checked(self, grant: Grant, result: JobResult) -> JobResult:
+        """Check the board after a job that failed or hung. Returns the job's result, or ``BOARD_UNFIT``."""
+        if not is_suspicious(grant.spec.kind, result) or grant.lease in self._over:
+            return result
+        self._attendance.printed(grant.lease, f"{result.outcome}: checking whether the board still runs programs")
+        key, too_long = _probe_key(grant.lease), f"board check exceeded {PROBE_S:g} s"
+        late = threading.Timer(PROBE_S, self._work.end, [key, too_long])
+        late.daemon = True
+        late.start()
+        probe = self._work.run(key, lambda: self._duty.probe(grant))
+        late.cancel()
+        if self._work.why:
+            self._hang_up()
+            if not self._duty.clear_away(grant.fence):
+                self._give_up()
+            probe = JobResult(EXIT_STAGE, Outcome.TIMEOUT.value, too_long)
+        if self._stopping:
+            return _STOPPED_RESULT
+        if grant.lease in self._over:
+            return result  # the end of the lease ended the check
+        return result if probe is None else after_probe(result, probe)
+
     def _was_ended(self, grant: Grant) -> JobResult:
-        """What came of a job that was ended: by the farm, because we are to stop, or because it took too long."""
+        """Return the result of a job cancelled by the farm, a shutdown or the time limit."""
         why = self._work.why
-        self.say(f"job {grant.job} was ended: {why}")
-        self._hang_up()  # it may have been ended in the middle of a call
-        # Whoever held the board may be frozen, session and all: the next lease's fence ends that.
+        self.say(f"job {grant.job} stopped: {why}")
+        self._hang_up()  # the job may have been cancelled in the middle of a call
+        # A frozen holder may keep the session: the fence of the next lease ends it.
         if grant.spec.kind is not Kind.LEASE and not self._duty.clear_away(grant.fence):
             self._give_up()
         if self._stopping:
-            return JobResult(EXIT_BOARD, "BOARD_LOST", _STOPPED, infrastructure=True)
+            return _STOPPED_RESULT
         return JobResult(EXIT_STAGE, "TIMEOUT", why)
 
     def _report(self, grant: Grant, result: JobResult) -> None:
-        """Say how a job ended, until the farm has heard it or does not want to know any more."""
+        """Report a job's result, with retries while the lease lasts."""
         self._attendance.send_lines()
         fence = self._way.fence if result.infrastructure else 0
         request = pb.ReportRequest(lease=grant.lease, worker=self.id, result=result_message(result), fence=fence)
         tries_left = _LAST_TRIES
         while grant.lease not in self._over:
             try:
-                # Saying it twice is no error.
+                # Reporting twice is not an error.
                 reply = ask(self.site.uplink, "Report", request, _LAST_S if self._stopping else _REPORT_S)
             except FarmUnreachable:
                 if self._stopping:
@@ -198,10 +228,10 @@ class Worker:
                 time.sleep(AGAIN_S)
                 continue
             except HilError as error:
-                self.say(f"the farm takes no result of job {grant.job}: {error}")
+                self.say(f"the farm rejected the result of job {grant.job}: {error}")
                 return
             if not reply.recorded:
-                self.say(f"the result of job {grant.job} counts for nothing: {reply.reason}")
+                self.say(f"the result of job {grant.job} was ignored: {reply.reason}")
             return
 
     def _client(self) -> FarmClient:
@@ -227,20 +257,25 @@ class Worker:
         self._work.end_here(_STOPPED)
 
     def _give_up(self) -> None:
-        """What runs cannot be ended: this process is, and all that it holds goes with it."""
-        self.say("a job that was ended goes on: its process ends with it")
+        """Kill this process group, because a job could not be cancelled."""
+        self.say("a cancelled job is still running; killing the worker process")
         with contextlib.suppress(OSError):
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
+
+
+def _probe_key(lease: int) -> int:
+    """Return the key of the check after a lease's job; it differs from the job's key."""
+    return -lease
 
 
 T = TypeVar("T")
 
 
 class CancellableTask:
-    """Runs one piece of work after another. To be made, and run, in the main thread.
+    """Runs cancellable tasks in sequence. Create and run it in the main thread.
 
-    Where work that is to end goes on for ``patience_s``, another thread calls ``give_up``.
+    If a cancelled task has not ended after ``patience_s`` seconds, a timer thread calls ``give_up``.
     """
 
     def __init__(self, patience_s: float, give_up: Callable[[], None]) -> None:
@@ -248,19 +283,19 @@ class CancellableTask:
         self._lock = threading.Lock()
         self._key: int | None = None
         self._last: int | None = None
-        # Which work is to end, and why: a thread that is slow to say so can mean no later one.
+        # Key of the cancelled task and the reason. The key prevents a late cancellation from ending a newer task.
         self._ended: tuple[int | None, str] = (None, "")
         self._raised = False
         signal.signal(signal.SIGUSR1, lambda *_: self.raise_if_ended())
 
     @property
     def why(self) -> str:
-        """For what reason the work that runs, or ran last, was ended; "" where it comes to its own end."""
+        """Reason for the cancellation of the current or last task; "" if it was not cancelled."""
         key, why = self._ended
         return why if key == self._last else ""
 
     def run(self, key: int, work: Callable[[], T]) -> T | None:
-        """Do some work, told from any other by its key; None where it was ended, for the reason :attr:`why`."""
+        """Run a task, identified by a key. Returns None if it was cancelled (see :attr:`why`)."""
         self._last, self._raised = key, False
         try:
             try:
@@ -271,11 +306,11 @@ class CancellableTask:
         except KeyboardInterrupt:
             self._key = None
             if not self.why:
-                raise  # a person's Ctrl-C
+                raise  # Ctrl-C by a user
             return None
 
     def end(self, key: int, why: str) -> None:
-        """End some work, if it runs. By any thread but the main one."""
+        """Cancel a task if it runs. Call it from any thread except the main thread."""
         with self._lock:
             if self._key != key or self.why:
                 return
@@ -286,13 +321,13 @@ class CancellableTask:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def end_here(self, why: str) -> None:
-        """End the work that runs, if any. By a signal's handler."""
+        """Cancel the running task, if any. Call it from a signal handler."""
         if self._key is not None:
             self._ended = (self._key, self.why or why)
             self.raise_if_ended()
 
     def raise_if_ended(self) -> None:
-        """In a signal's handler: leave the work that is to end, once."""
+        """Raise KeyboardInterrupt once in a cancelled task. Call it from a signal handler."""
         if self._key is not None and self.why and not self._raised:
             self._raised = True
             raise KeyboardInterrupt
@@ -304,9 +339,9 @@ class CancellableTask:
 
 @contextlib.contextmanager
 def scratch_folder(post: BoardEntry, site: HostInfo) -> Iterator[None]:
-    """Everything temporary of this process, and of what it starts, goes to the board's own folder.
+    """Redirect temporary files of this process and all children to the board's directory.
 
-    What a former worker of the board left there goes first. The path is short: sockets are made there too.
+    Leftovers of an earlier worker are deleted first. The path is short, because it also contains sockets.
     """
     mark = hashlib.sha256(post.name.encode()).hexdigest()[:8]
     folder = str(emptied(site.sockets / mark))

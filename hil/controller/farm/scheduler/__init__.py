@@ -1,1 +1,1 @@
-"""Scheduling decisions as pure functions: who gets which board, what becomes of boards and jobs. No SQL, no gRPC."""
+"""Scheduling decisions as pure functions: job assignment, board states, retries. No SQL, no gRPC."""

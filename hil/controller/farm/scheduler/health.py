@@ -1,9 +1,9 @@
-"""What becomes of a board by what happens to it. Pure.
+"""State machine of a board's health. Pure functions.
 
-An infrastructure error makes a board suspect, whoever's fault it was (LAVA's rule): only a health job is given to it
-then. A healthy one is online again; a failed one puts it into quarantine, from which it is checked again after ever
-longer times. A board that nobody attends is offline; once it is attended again it is online if it was healthy not long
-ago and nothing happened to it since, else suspect.
+An infrastructure error makes a board suspect, regardless of the cause (LAVA's rule). A suspect board only receives
+a health job. If the job passes, the board is online. If it fails, the board is quarantined and checked at
+increasing intervals. A board without a worker is offline. When the worker returns, the board is online if it was
+healthy recently and nothing happened since; otherwise it is suspect.
 """
 
 from __future__ import annotations
@@ -14,46 +14,47 @@ from enum import Enum
 from hil.controller.farm.messages import BoardState
 from hil.controller.farm.settings import FarmSettings
 
-# So many checks in a row that fail: the board is one that nobody need wait for. As many that are lost are a failure.
+# After this number of failed checks in a row, jobs do not wait for the board. The same number of lost checks counts as
+# a failure.
 GIVEN_UP = 3
-_DOUBLINGS = 30  # beyond them the longest time has long been reached
+_DOUBLINGS = 30  # limit of the exponent; quarantine_most_s applies earlier
 
 
 class EventKind(str, Enum):
-    """What can happen to a board."""
+    """Type of a board event."""
 
-    ATTENDED = "attended"  # a worker of a host presents it
-    HEALTHY = "healthy"  # its health job passed
-    UNHEALTHY = "unhealthy"  # its health job failed
-    CHECK_LOST = "check lost"  # its health job has no result: its worker let it go, or was not heard of
-    INFRASTRUCTURE = "infrastructure"  # a job on it failed, and not for the job's own sake
-    LOST = "lost"  # its worker is not heard of
-    UNCHECKED = "unchecked"  # nothing is known of its health for long
-    RETRY = "retry"  # its time in quarantine is over, or somebody says that it is mended
+    ATTENDED = "attended"  # a host's worker presents the board
+    HEALTHY = "healthy"  # health job passed
+    UNHEALTHY = "unhealthy"  # health job failed
+    CHECK_LOST = "check lost"  # health job without a result: the worker dropped it or was lost
+    INFRASTRUCTURE = "infrastructure"  # a job failed because of the board or the farm
+    LOST = "lost"  # no heartbeat of the worker
+    UNCHECKED = "unchecked"  # no recent health result
+    RETRY = "retry"  # quarantine expired, or an admin resumed the board
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a board."""
+    """Event of a board."""
 
     what: EventKind
-    reason: str = ""  # more of it, in words
-    # of ATTENDED: whether it was seen to be healthy not long ago, and nothing happened to it since.
+    reason: str = ""  # details as text
+    # For ATTENDED: True if the board was healthy recently and had no events since.
     checked: bool = False
 
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of the board."""
+    """New state of a board."""
 
     state: BoardState
     failures: int  # failed checks in a row
-    check_in_s: float | None  # check it after so long (0: as soon as it is free); None: nothing is to be checked
-    reason: str  # why, in words, for its row and its event
+    check_in_s: float | None  # delay of the next check (0: when the board is free); None: no check
+    reason: str  # reason as text, for the board's row and event
 
     @property
     def doubted(self) -> bool:
-        """Whether what was known of its health counts no more: it must pass a check before it is online."""
+        """Whether earlier health results are invalid, so the board must pass a check first."""
         return self.check_in_s is not None
 
 
@@ -61,39 +62,39 @@ _USUAL = FarmSettings()
 
 
 def after(state: BoardState, failures: int, event: Event, settings: FarmSettings = _USUAL) -> Change:
-    """The board's state after an event."""
+    """Return a board's new state after an event."""
     what, why = event.what, event.reason
     if what is EventKind.LOST:
-        return Change(BoardState.OFFLINE, failures, None, why or "its host is not heard of")
+        return Change(BoardState.OFFLINE, failures, None, why or "no heartbeat from the host")
     if what is EventKind.HEALTHY:
-        # What nobody attends any more stays offline; it is online once it is attended again.
+        # A board without a worker stays offline.
         now = BoardState.OFFLINE if state is BoardState.OFFLINE else BoardState.ONLINE
-        return Change(now, 0, None, why or "it passed its check")
+        return Change(now, 0, None, why or "health check passed")
     if (
         what is EventKind.CHECK_LOST
         and failures + 1 < GIVEN_UP
         and state not in (BoardState.OFFLINE, BoardState.QUARANTINED)
     ):
-        return Change(BoardState.SUSPECT, failures + 1, 0.0, why or "its check was lost")
+        return Change(BoardState.SUSPECT, failures + 1, 0.0, why or "health check lost")
     if what in (EventKind.UNHEALTHY, EventKind.CHECK_LOST):
         failed = failures + 1
         wait_s = min(settings.quarantine_s * 2 ** min(failed - 1, _DOUBLINGS), settings.quarantine_most_s)
-        reason = f"its check failed{f' {failed} times in a row' if failed > 1 else ''}: {why or 'no reason was given'}"
+        reason = f"health check failed{f' {failed} times in a row' if failed > 1 else ''}: {why or 'unknown reason'}"
         if state is BoardState.OFFLINE:
             return Change(state, failed, None, reason)
         return Change(BoardState.QUARANTINED, failed, wait_s, reason)
     if what is EventKind.ATTENDED:
         return _attended(state, failures, event)
     if state is BoardState.OFFLINE or (state is BoardState.QUARANTINED and what is not EventKind.RETRY):
-        # It is checked before it is online in any case; a quarantine that was set goes on.
+        # Offline boards are checked before they become online anyway; quarantines keep the delay.
         return Change(state, failures, None, why)
     return Change(BoardState.SUSPECT, failures, 0.0, why or _WHY[what])
 
 
 _WHY = {
-    EventKind.INFRASTRUCTURE: "a job on it failed for the infrastructure's sake",
-    EventKind.UNCHECKED: "it was not checked for long",
-    EventKind.RETRY: "it is to be checked again",
+    EventKind.INFRASTRUCTURE: "a job had an infrastructure failure",
+    EventKind.UNCHECKED: "health check overdue",
+    EventKind.RETRY: "health check requested",
 }
 
 
@@ -101,6 +102,6 @@ def _attended(state: BoardState, failures: int, event: Event) -> Change:
     if state is not BoardState.OFFLINE:
         return Change(state, failures, None, event.reason)
     if event.checked and not failures:
-        return Change(BoardState.ONLINE, 0, None, event.reason or "its host is back")
-    reason = "it was not checked since it failed" if failures else "it was not checked for long"
+        return Change(BoardState.ONLINE, 0, None, event.reason or "the host is back")
+    reason = "not checked since the last failure" if failures else "health check overdue"
     return Change(BoardState.SUSPECT, failures, 0.0, event.reason or reason)

@@ -1,26 +1,28 @@
-"""When it is a waiting job's turn, and why it waits: pure, and by the same rule as boards are given."""
+"""Queue positions and waiting reasons of jobs. Pure functions, with the rules of the scheduling policy."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hil.controller.farm.messages import BoardState
 from hil.controller.farm.scheduler.policy import BoardRow, Free, Use, Waiting, turns
 from hil.controller.farm.selector import nearest, parse
 
-# Of boards of which the same is to be said so many are named.
+# Limits of a reason text: boards per state, hold reasons, and characters per hold reason.
 _NAMED = 3
+_HOLD_REASONS, _HOLD_CHARACTERS = 3, 120
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a waiting job can expect."""
+    """Queue position of a waiting job."""
 
     job: int
-    position: int  # among the jobs that wait for any of the same boards, from 1; 0 where no board is like that
+    position: int  # among jobs that can use any of the same boards, from 1; 0 if no board matches
     why: str
 
 
@@ -31,11 +33,11 @@ def outlooks(
     aging_s: float,
     most: int,
 ) -> list[Outlook]:
-    """The waiting jobs in the order of their turns, at most so many; those that no board will ever do for come last.
+    """Return at most ``most`` waiting jobs in scheduling order. Jobs without a matching board are last.
 
     Args:
-        use: of each user and project that has or had boards.
-        aging_s: a job counts as one class higher each time it has waited for so long.
+        use: board use of each user and project.
+        aging_s: a job moves up one priority class for each such period of waiting.
     """
 
     @functools.cache
@@ -58,42 +60,63 @@ def outlooks(
 
 
 def why_waiting(job: Waiting, boards: Sequence[BoardRow], ahead: int) -> str:
-    """Why a job has none of the boards that it may have, in a line.
+    """Return a line with the reasons why a job has no matching board.
 
     Args:
-        ahead: how many jobs that wait for any of them come before it.
+        ahead: number of earlier jobs that can use any of the boards.
     """
     states: dict[str, list[str]] = {}
+    hold_reasons: set[str] = set()
     for one in boards:
-        states.setdefault(_state(job, one), []).append(one.name)
-    said = [f"{_names(names)} {state if len(names) == 1 else _PLURAL[state]}" for state, names in states.items()]
-    jobs = f"{ahead} {'job comes' if ahead == 1 else 'jobs come'} before it"
+        state = _state(job, one)
+        if state == _HELD and (one.hold_reason in hold_reasons or len(hold_reasons) < _HOLD_REASONS):
+            hold_reasons.add(one.hold_reason)
+            state = f"is {one.hold_reason[:_HOLD_CHARACTERS]}"
+        states.setdefault(state, []).append(one.name)
+    said = [f"{_names(names)} {state if len(names) == 1 else _plural(state)}" for state, names in states.items()]
+    jobs = f"{ahead} {'job' if ahead == 1 else 'jobs'} ahead"
     return "; ".join([*said, *([jobs] if ahead else [])])
 
 
-_PLURAL = {
-    "is busy": "are busy",
-    "is free": "are free",
-    "is held back": "are held back",
-    "is offline": "are offline",
-    "is quarantined": "are quarantined",
-    "is to be checked first": "are to be checked first",
-    "failed it before": "failed it before",
-}
+def blocked(jobs: Iterable[Mapping[str, Any]], boards: Sequence[BoardRow]) -> dict[str, str]:
+    """Return the reason for each queued job whose matching boards are all out of service.
+
+    Args:
+        jobs: rows of queued jobs, with ``name``, ``selector`` and ``pinned``.
+        boards: all boards of the farm.
+    """
+
+    @functools.cache
+    def reason(selector: str, pinned: str) -> str:
+        job = Waiting(0, "", selector=selector, board=pinned)
+        fit = [one for one in boards if job.matches(one.name, one.labels)]
+        if any(one.may_serve for one in fit):
+            return ""
+        return why_waiting(job, fit, 0) if fit else _no_board(job, boards)
+
+    reasons = {job["name"]: reason(job["selector"], job["pinned"]) for job in jobs}
+    return {name: why for name, why in reasons.items() if why}
+
+
+_HELD = "is drained"
+
+
+def _plural(state: str) -> str:
+    return f"are {state.removeprefix('is ')}" if state.startswith("is ") else state
 
 
 def _state(job: Waiting, board: BoardRow) -> str:
+    if board.held:
+        return _HELD
     if not board.attended or board.state is BoardState.OFFLINE:
         return "is offline"
-    if board.held:
-        return "is held back"
     if board.state is BoardState.QUARANTINED:
         return "is quarantined"
     if board.name in job.avoid:
-        return "failed it before"
+        return "failed this job before"
     if board.busy:
         return "is busy"
-    return "is to be checked first" if board.state is BoardState.SUSPECT or board.unchecked else "is free"
+    return "is waiting for a health check" if board.state is BoardState.SUSPECT or board.unchecked else "is free"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -103,6 +126,6 @@ def _names(names: Sequence[str]) -> str:
 
 def _no_board(job: Waiting, boards: Sequence[BoardRow]) -> str:
     if job.board and all(one.name != job.board for one in boards):
-        return f"the farm has no board {job.board}"
+        return f"board {job.board} not found"
     close = nearest(parse(job.selector), {one.name: one.labels for one in boards if job.board in ("", one.name)})
-    return "; ".join(["no board is like that", *(f"{name}: {', '.join(misses)}" for name, misses in close if misses)])
+    return "; ".join(["no board matches", *(f"{name}: {', '.join(misses)}" for name, misses in close if misses)])

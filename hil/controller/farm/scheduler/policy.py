@@ -1,21 +1,21 @@
-"""Which waiting job gets which free board, and which can get none. Pure: the same question has the same answer.
+"""Scheduling policy: assign free boards to waiting jobs. Pure and deterministic.
 
-A board that may only be checked goes to its health job, and health jobs go before all others. Then, one board after
-another:
+Health jobs are assigned first. A board that needs a check only receives a health job. The other boards are
+assigned in rounds:
 
-1. In each class (high, normal, low) the user comes next who has least of the boards now, then who had least of late;
-   of that user's projects likewise; of the project's jobs the one that has waited longest.
-2. Of the classes' next jobs the highest goes. A job counts as one class higher for every ``aging_s`` that it has
-   waited, up to high, so that a stream of high jobs starves nobody; among equals the user's share decides as above.
-   Waiting makes no job of a class pass another user's of the same class: sharing is for that.
-3. It gets, of the boards that match, the one that the fewest other waiting jobs could have; of several such boards
-   one that is warm for it.
+1. Each class (high, normal, low) selects the next job by fair share. First the user with the fewest boards now,
+   then with the least recent use. Then that user's project by the same rule. Then the project's oldest job.
+2. The highest class among these jobs wins. A job moves up one class per ``aging_s`` of waiting, up to high, so that
+   high jobs cannot starve others. Ties are decided by the user's share. Within a class, users are ordered
+   by fair share only: a longer wait does not move a job ahead of other users.
+3. The job receives the matching board that the fewest other waiting jobs can use. Among equal boards, a board that
+   is warm for the job is preferred.
 
-Of one project's jobs a later one goes first where a board is warm for it, unless the first has waited for ``aging_s``.
-What a job must avoid it is never given: the caller names there only boards without which there are others.
+Within a project, a later job may overtake the first if a board is warm for it, unless the first has waited
+``aging_s``. A job never receives a board in ``avoid``. Callers only fill that set if other boards match.
 
-A job that ended on a board is tried on another where the infrastructure failed: a wrong answer, a compile error or a
-time-out is what it was run to learn.
+After an infrastructure failure, a job is retried on a different board. A wrong result, a compile error or a timeout
+is a final result.
 """
 
 from __future__ import annotations
@@ -31,43 +31,44 @@ from typing import Any, TypeAlias
 from hil.controller.farm.messages import BoardState, JobResult, Kind, Priority
 from hil.controller.farm.scheduler.health import GIVEN_UP
 from hil.controller.farm.selector import parse
+from hil.core.results import Outcome
 
 _CLASS = {Priority.LOW: 0, Priority.NORMAL: 1, Priority.HIGH: 2}
 _HIGHEST = max(_CLASS.values())
 _Turn: TypeAlias = "tuple[float, ...]"
-# How far behind the first of a project's jobs one is looked for that a board is warm for.
+# Number of a project's jobs that are searched for a job with a warm board.
 _LOOK = 32
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued job, or what all jobs of a lane have in common."""
+    """Queued job, or the common properties of a lane's jobs."""
 
-    id: int  # 0 of a lane
-    # user, project: whom it is counted for.
+    id: int  # 0 for a lane
+    # Owner for fair sharing.
     user: str
     project: str = ""
     priority: Priority = Priority.NORMAL
-    waits_s: float = 0.0  # how long it has been queued
-    selector: str = ""  # what a board must be (:mod:`.selector`); "" is any
+    waits_s: float = 0.0  # seconds in the queue
+    selector: str = ""  # board selector (:mod:`.selector`); "" matches any board
     board: str = ""
-    avoid: frozenset[str] = frozenset()  # boards that it must not be given
-    affinity: str = ""  # what a board may be warm for; "" is nothing
-    kind: Kind = Kind.RUN  # what it does; health jobs are apart
+    avoid: frozenset[str] = frozenset()  # boards that the job must not receive
+    affinity: str = ""  # cache affinity key; "" for none
+    kind: Kind = Kind.RUN  # health jobs are scheduled separately
     lane: str = ""
 
     def matches(self, name: str, labels: Mapping[str, Any]) -> bool:
-        """Whether it may ever have this board."""
+        """Return True if the job can ever use this board."""
         return self.board in ("", name) and parse(self.selector).matches(labels)
 
     def takes(self, free: Free) -> bool:
-        """Whether it may have this board now."""
+        """Return True if the job can use this board now."""
         if (free.health_only and self.kind is not Kind.HEALTH) or free.name in self.avoid:
             return False
         return self.matches(free.name, free.labels)
 
     def allowed(self, boards: Iterable[BoardRow]) -> Waiting:
-        """The same today: it avoids the boards where it failed only while another may serve it."""
+        """Return a job with an empty ``avoid`` set if no other board can serve it, else the job itself."""
         others = (one for one in boards if one.may_serve and one.name not in self.avoid)
         if not self.avoid or any(self.matches(one.name, one.labels) for one in others):
             return self
@@ -76,30 +77,30 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Free:
-    """A board that has no job."""
+    """Board without a job."""
 
     name: str
-    labels: Mapping[str, Any] = field(default_factory=dict)  # what selectors see
-    warm: frozenset[str] = frozenset()  # the affinities of what lies on it
-    health_only: bool = False  # whether it must be checked before anything else
+    labels: Mapping[str, Any] = field(default_factory=dict)  # labels for selectors
+    warm: frozenset[str] = frozenset()  # affinity keys of data cached on the board
+    health_only: bool = False  # True if the board must be checked first
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a user's project has of the boards."""
+    """Board use of a user's project."""
 
-    running: int = 0  # boards that it has now
-    board_s: float = 0.0  # seconds of boards that it had, those long ago counted less
+    running: int = 0  # number of boards in use now
+    board_s: float = 0.0  # past board time in seconds, with older use weighted less
 
 
 def assign(
     waiting: Sequence[Waiting], free: Sequence[Free], use: Mapping[tuple[str, str], Use], aging_s: float
 ) -> list[tuple[int, str]]:
-    """Give free boards to waiting jobs: job and board, the most urgent first; no job and no board twice.
+    """Assign free boards to waiting jobs. Returns pairs of job and board, most urgent first, without duplicates.
 
     Args:
-        use: of each user and project that has or had boards.
-        aging_s: a job counts as one class higher each time it has waited for so long.
+        use: board use of each user and project.
+        aging_s: a job moves up one priority class for each such period of waiting.
     """
     given = _health(waiting, free)
     taken = {board for _, board in given}
@@ -111,9 +112,9 @@ def assign(
 def turns(
     waiting: Sequence[Waiting], boards: Sequence[Free], use: Mapping[tuple[str, str], Use], aging_s: float
 ) -> list[int]:
-    """The order in which waiting jobs would be given boards if each board came free again and again.
+    """Return the order of assignment if each board became free after every assignment.
 
-    Jobs that none of the boards will do for are not in it, and neither are checks of boards.
+    Health jobs and jobs without a matching board are left out.
     """
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
     return [job for job, _ in _Round(jobs, boards, use, aging_s, endless=True).grants()]
@@ -133,7 +134,7 @@ def _age(job: Waiting) -> tuple[float, int]:
 
 
 class _Shares:
-    """Who has how much of the boards, as the boards are given away."""
+    """Board use per user and project, updated during assignment."""
 
     def __init__(self, use: Mapping[tuple[str, str], Use]) -> None:
         self._of: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0, 0.0])
@@ -141,19 +142,20 @@ class _Shares:
             self.add(user, project, had)
 
     def add(self, user: str, project: str, had: Use) -> None:
-        """A user's project has, or had, something of the boards."""
+        """Add board use of a user's project."""
         for key in ((user,), (user, project)):
             self._of[key][0] += had.running
             self._of[key][1] += had.board_s
 
     def of(self, job: Waiting) -> tuple[float, ...]:
-        """What the job's user has, and its project: the less, the sooner it is its turn."""
+        """Return the use of the job's user and project as a sort key; less use goes first."""
         return (*self._of.get((job.user,), (0, 0.0)), *self._of.get((job.user, job.project), (0, 0.0)))
 
 
 class _Round:
-    """One giving away of boards; where it is ``endless`` each is free again at once. Sets of boards are bits of an int:
-    bit N is board N.
+    """One round of assignments. With ``endless``, a board is free right after the assignment.
+
+    Sets of boards are bit masks: bit N is board N.
     """
 
     def __init__(
@@ -185,13 +187,13 @@ class _Round:
         for mask, count in many.items():
             for number in _bits(mask):
                 self._wanted[number] += count
-        # Of each class: whose turn it was when that was last asked, and their jobs. It only ever becomes later.
+        # Per class: a heap of projects by their turn when last computed, with their jobs. A turn only ever moves later.
         self._heaps: dict[int, list[tuple[_Turn, deque[Waiting]]]] = defaultdict(list)
         for (rank, _, _), queue in queues.items():
             heapq.heappush(self._heaps[rank], (self._turn(queue[0]), queue))
 
     def grants(self) -> list[tuple[int, str]]:
-        """Job and board until no job is left that a board would do for."""
+        """Assign boards while there are boards and matching jobs."""
         given: list[tuple[int, str]] = []
         while self._left and (queue := self._next()):
             job = self._warmed(queue)
@@ -204,12 +206,12 @@ class _Round:
         return given
 
     def _next(self) -> deque[Waiting] | None:
-        """The jobs of the project whose turn it is."""
+        """Return the jobs of the project with the next turn."""
         heads = [(rank, queue) for rank, heap in self._heaps.items() if (queue := self._first(heap))]
         return max(heads, key=lambda one: self._urgency(*one), default=(0, None))[1]
 
     def _first(self, heap: list[tuple[_Turn, deque[Waiting]]]) -> deque[Waiting] | None:
-        """Of a class: the jobs of the project whose turn it is."""
+        """Return the jobs of the class's project with the next turn."""
         while heap:
             turn, queue = heap[0]
             while queue and not self._mask(queue[0]) & self._left:
@@ -223,17 +225,17 @@ class _Round:
         return None
 
     def _turn(self, job: Waiting) -> _Turn:
-        """When it is a job's turn in its class: less is sooner."""
+        """Return the sort key of a job within the class; less is sooner."""
         return (*self._shares.of(job), *_age(job))
 
     def _urgency(self, rank: int, queue: deque[Waiting]) -> tuple[float, ...]:
-        """Of a class's next job: the highest class, then the least share, then who has waited longest, all told."""
+        """Return the urgency of a class's next job: highest class, least share, longest wait including the class."""
         job = queue[0]
         aged = min(rank + job.waits_s // self._aging_s, _HIGHEST)
         return (aged, *(-one for one in self._shares.of(job)), rank * self._aging_s + job.waits_s, -job.id)
 
     def _warmed(self, queue: deque[Waiting]) -> Waiting:
-        """The first job, or one behind it that is warm on a board which the first would have had cold."""
+        """Return the first job, or a later job with a warm board if the first has none."""
         first = queue[0]
         could = self._mask(first) & self._left
         if first.waits_s >= self._aging_s or could & self._warm.get(first.affinity, 0):
@@ -242,13 +244,13 @@ class _Round:
         return next(behind, first)
 
     def _best(self, job: Waiting) -> int:
-        """The board that a job gets."""
+        """Return the number of the best board for a job."""
         warm = self._warm.get(job.affinity, 0)
         free = _bits(self._mask(job) & self._left)
         return min(free, key=lambda number: (self._wanted[number], not warm >> number & 1, number))
 
     def _mask(self, job: Waiting) -> int:
-        """The boards that will do for a job."""
+        """Return the boards that match a job, as a bit mask."""
         key = (job.selector, job.board, job.avoid)
         if key not in self._masks:
             mask = self._matches(job.selector)
@@ -275,40 +277,46 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def after_attempt(
-    result: JobResult, kind: Kind, attempts: int, max_attempts: int, *, held: bool = False
+    result: JobResult, kind: Kind, attempts: int, max_attempts: int, *, held: bool = False, others: bool = False
 ) -> JobResult | None:
-    """A job's final result after an attempt; None where it goes back to the queue. A lease whose holder had (``held``)
-    the board does not: another board would be a surprise.
+    """Return a job's final result after an attempt, or None to retry.
+
+    A lease that was in use (``held``) is not retried: the holder does not expect a different board.
+
+    Args:
+        others: whether other matching boards exist where the job has not failed. If so, ``BOARD_UNFIT`` results do not
+            use up attempts.
     """
     if not result.infrastructure or kind is Kind.HEALTH or held:
         return result
-    if attempts < max_attempts:
+    if attempts < max_attempts or (others and result.outcome == Outcome.BOARD_UNFIT.value):
         return None
-    reason = f"{result.reason or 'the infrastructure failed'} (attempt {attempts} of {max_attempts})"
+    reason = f"{result.reason or 'infrastructure failure'} (attempt {attempts} of {max_attempts})"
     return replace(result, reason=reason)
 
 
 @dataclass(frozen=True)
 class BoardRow:
-    """A board, as far as matching goes."""
+    """Board with the properties needed for scheduling."""
 
     name: str
-    labels: Mapping[str, Any]  # with its name, site, host and kind of hardware among them
+    labels: Mapping[str, Any]  # including name, site, host and hardware type
     state: BoardState
-    held: bool  # whether nothing new may begin on it
-    attended: bool  # whether its worker is heard of
-    busy: bool  # whether a lease on it is not over
-    unchecked: bool  # whether nothing is known of its health for long
+    held: bool  # True if the board is drained
+    attended: bool  # True if the worker sends heartbeats
+    busy: bool  # True if it has an active lease
+    unchecked: bool  # True if a health check is overdue
     warm: frozenset[str]
+    hold_reason: str = ""  # user who drained it, and the reason
 
     @property
     def may_serve(self) -> bool:
-        """Whether jobs may have it, now or as soon as it is free and checked."""
+        """Whether jobs may use it, now or after the current job or check."""
         return self.attended and not self.held and self.state in (BoardState.ONLINE, BoardState.SUSPECT)
 
     @property
     def free(self) -> Free | None:
-        """The board as one that is free, be it for health jobs alone; None where it is not."""
+        """The board as a free board, possibly for health jobs only; None if it is not free."""
         if self.busy or self.held or not self.attended or self.state is BoardState.OFFLINE:
             return None
         healthy = self.state is BoardState.ONLINE and not self.unchecked
@@ -316,14 +324,15 @@ class BoardRow:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is free and thought to be healthy, but nobody has looked for long."""
+        """Whether the board is free and online, but a health check is overdue."""
         return self.free is not None and self.state is BoardState.ONLINE and self.unchecked
 
 
 def unrunnable(jobs: Iterable[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Find the queued jobs that no board can run, and why: all that match failed their checks again and again.
+    """Return queued jobs that no board can run, with the reason: all matching boards failed their checks repeatedly.
 
-    A board that is offline or held back may come back at any moment, so it counts as no reason: ``boards`` has none.
+    Args:
+        boards: boards in service. Offline and drained boards are left out, because they may return at any time.
     """
 
     @functools.cache

@@ -1,22 +1,22 @@
--- The farm's own tables, beside procrastinate's (which are in `public`).
+-- Tables of the farm. procrastinate's tables are in the schema `public`.
 create schema if not exists hil;
 
 create table hil.boards (
     name          text primary key,
-    card          jsonb not null,                       -- as its host presented it last
+    card          jsonb not null,                       -- last description presented by the host
     site          text not null default '',
     host          text not null default '',
     hw_type       text not null default '',
     labels        jsonb not null default '{}',
     state         text not null check (state in ('online', 'suspect', 'quarantined', 'offline')),
-    hold          text not null default '' check (hold in ('', 'draining')),  -- by hand
+    hold          text not null default '' check (hold in ('', 'draining')),  -- set by an admin
     reason        text not null default '',
-    fence         bigint not null default 0,            -- the highest that was ever given
-    worker        text not null default '',             -- who owns it now
+    fence         bigint not null default 0,            -- highest fence ever granted
+    worker        text not null default '',             -- current owner
     owned_until   timestamptz,
-    checked_at    timestamptz,                          -- when it was last seen to be healthy
+    checked_at    timestamptz,                          -- last time it was healthy
     failures      int not null default 0,               -- failed checks in a row
-    check_at      timestamptz,                          -- quarantined: when it is checked again
+    check_at      timestamptz,                          -- quarantined: time of the next check
     added_at      timestamptz not null default now()
 );
 
@@ -32,7 +32,7 @@ create table hil.submissions (
     timeout_s     double precision not null,
     max_attempts  int not null,
     trace         text not null default '',
-    key           text not null unique,                 -- an order sent twice is queued once
+    key           text not null unique,                 -- idempotency key: a repeated submission is queued once
     jobs          int not null
 );
 
@@ -43,8 +43,8 @@ create table hil.jobs (
     kind          text not null,
     spec          jsonb not null,
     state         text not null check (state in ('queued', 'running', 'done', 'cancelled')),
-    attempts      int not null default 0,               -- leases that counted
-    avoid         text[] not null default '{}',         -- boards where it failed for the infrastructure's sake
+    attempts      int not null default 0,               -- number of counted leases
+    avoid         text[] not null default '{}',         -- boards with an infrastructure failure of this job
     queued_at     timestamptz not null default clock_timestamp(),
     started_at    timestamptz,
     finished_at   timestamptz,
@@ -60,20 +60,20 @@ create table hil.leases (
     worker        text not null,
     fence         bigint not null,
     attempt       int not null,
-    queue_id      bigint,                               -- procrastinate's job that brings it to the worker
-    key           text not null default '',             -- shows that one holds it (kind lease)
+    queue_id      bigint,                               -- procrastinate job that delivers it to the worker
+    key           text not null default '',             -- secret of the holder (kind lease)
     granted_at    timestamptz not null default clock_timestamp(),
     started_at    timestamptz,
-    expires_at    timestamptz not null,                 -- unless its worker is heard of
-    until         timestamptz not null,                 -- in any case
-    holder_until  timestamptz,                          -- unless its holder is heard of (kind lease)
+    expires_at    timestamptz not null,                 -- without a heartbeat of the worker
+    until         timestamptz not null,                 -- regardless of heartbeats
+    holder_until  timestamptz,                          -- without a heartbeat of the holder (kind lease)
     direct        text not null default '',
     ended_at      timestamptz,
     reason        text not null default '',
-    result        jsonb,                                -- what its worker reported, whether or not it counted
+    result        jsonb,                                -- report of the worker, even if it did not count
     unique (board, fence)
 );
--- A board has one job at a time, and a job one board.
+-- At most one active lease per board and per job.
 create unique index leases_one_a_board on hil.leases (board) where ended_at is null;
 create unique index leases_one_a_job on hil.leases (job) where ended_at is null;
 create index on hil.leases (job);
@@ -121,7 +121,7 @@ create table hil.audit (
 
 create table hil.tokens (
     id            bigint generated always as identity primary key,
-    digest        text not null unique,                 -- SHA-256 of the token; the token itself is nowhere
+    digest        text not null unique,                 -- SHA-256 of the token; the token is not stored
     user_name     text not null,
     project       text not null default '',
     role          text not null check (role in ('viewer', 'submitter', 'host', 'admin')),

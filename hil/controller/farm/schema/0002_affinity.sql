@@ -1,7 +1,7 @@
--- What a board is warm for, so that a job goes where its program already lies.
+-- Affinity keys of the data cached on a board. A job prefers a board with its program.
 alter table hil.jobs add column affinity text not null default '';
 update hil.jobs set affinity = coalesce(spec ->> 'affinity', '');
-alter table hil.boards add column warm text[] not null default '{}';  -- the last first
+alter table hil.boards add column warm text[] not null default '{}';  -- most recent first
 update hil.boards as board set warm = found.keys
     from (
         select lease.board, array_agg(distinct job.affinity) as keys

@@ -1,11 +1,11 @@
--- Granting reads few rows however long the queue is: jobs that no matching can tell apart form a lane.
+-- Jobs with equal scheduling properties form a lane, so that a grant reads few rows of a long queue.
 create function hil.lane(
     user_name text, project text, priority text, selector text, board text, checks text, avoid text[]
 ) returns text language sql immutable
     return md5(jsonb_build_array(user_name, project, priority, selector, board, coalesce(checks, ''), avoid)::text);
 
 alter table hil.jobs add column lane text not null default '';
-alter table hil.jobs add column checks text;                         -- the board that a health job is for
+alter table hil.jobs add column checks text;                         -- board of a health job
 update hil.jobs as job set checks = submission.board
     from hil.submissions as submission
     where submission.id = job.submission and job.kind = 'health' and not exists (
@@ -15,16 +15,16 @@ update hil.jobs as job set lane = hil.lane(
         submission.user_name, submission.project, submission.priority, submission.selector, submission.board,
         job.checks, job.avoid)
     from hil.submissions as submission where submission.id = job.submission;
--- By time, so that no plan takes the primary key's order and reads all the jobs that are done.
+-- Ordered by time, so that the planner does not scan all finished jobs in primary key order.
 create index jobs_lanes on hil.jobs (lane, queued_at, id) where state = 'queued';
 drop index hil.jobs_queued_at_idx;
--- A board has one open check at a time.
+-- At most one open check per board.
 create unique index jobs_one_check_a_board on hil.jobs (checks) where state in ('queued', 'running');
 
--- The labels of boards are read once in each form that they take.
+-- Digest for caching: each version of a board's labels is read only once.
 alter table hil.boards add column labels_digest text generated always as (md5(labels::text)) stored;
 
--- What each user had of the boards, in seconds that count half after a half-life; as of `at`.
+-- Past board use of each user in seconds, with exponential decay; computed at time `at`.
 create table hil.shares (
     user_name     text not null,
     project       text not null default '',

@@ -1,2 +1,2 @@
--- Boards that are none of the farm's any more. Their leases tell what happened, and their fences must not be given again.
+-- Boards removed from the farm. Their rows remain for the history, and so that their fences are not reused.
 alter table hil.boards add column forgotten boolean not null default false;

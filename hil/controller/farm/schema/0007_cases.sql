@@ -1,4 +1,4 @@
--- What the cases of jobs that run came to; a job's result has them all.
+-- Case results of running jobs. A finished job's result contains all cases.
 create table hil.cases (
     lease         bigint not null references hil.leases on delete cascade,
     number        bigint generated always as identity,

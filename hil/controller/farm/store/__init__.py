@@ -1,1 +1,1 @@
-"""The farm's desk: its database, and all that is decided and noted there. Only gateways come here."""
+"""The farm's database and all decisions stored in it. Used only by gateways."""

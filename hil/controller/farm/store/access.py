@@ -1,4 +1,4 @@
-"""Who may come in: tokens, of which only digests are kept, and the audit of what was done with them."""
+"""Tokens and audit. Only digests of tokens are stored."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hil.errors import UsageError
 PREFIX = "hilf_"
 _BYTES = 32
 _LONGEST_NAME = 100
-# Health jobs are the farm's own.
+# Reserved user name for health jobs.
 _OURS = "farm"
 
 
 async def add_token(
     tx: Tx, user: str, role: Role, project: str = "", note: str = "", expires_at: datetime | None = None
 ) -> str:
-    """A new token, which is nowhere but in what this returns; UsageError where nobody can be called that."""
+    """Create a token and return it; only the digest is stored. Raises UsageError for an invalid name or expiry time."""
     for name in (user, project):
         if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip():
-            raise UsageError(f"{name!r} is no name", hint=f"up to {_LONGEST_NAME} letters without line ends")
+            raise UsageError(f"invalid name {name!r}", hint=f"use at most {_LONGEST_NAME} printable characters")
     if user in ("", _OURS):
-        raise UsageError(f"no user can be called {user!r}", hint="hil farm token add USER")
+        raise UsageError(f"invalid user name {user!r}", hint="hil farm token add USER")
     if expires_at is not None and expires_at.tzinfo is None:
-        raise UsageError(f"{expires_at} says no time zone")
+        raise UsageError(f"missing time zone in {expires_at}")
     token = PREFIX + secrets.token_urlsafe(_BYTES)
     await tx.execute(
         "insert into hil.tokens (digest, user_name, project, role, note, expires_at) values (%s, %s, %s, %s, %s, %s)",
@@ -40,16 +40,16 @@ async def add_token(
 
 
 async def revoke(tx: Tx, number: int) -> str:
-    """A token is good no more; returns whose it was. Once more is no error; UsageError where there is no such token."""
+    """Revoke a token and return the user name. Idempotent. Raises UsageError if the token does not exist."""
     query = "update hil.tokens set revoked_at = coalesce(revoked_at, now()) where id = %s returning user_name"
     rows = await fetched(tx, query, [number])
     if not rows:
-        raise UsageError(f"the farm has no token {number}", hint="hil farm token list")
+        raise UsageError(f"token {number} not found", hint="hil farm token list")
     return str(rows[0]["user_name"])
 
 
 async def principal_of(tx: Tx, token: str) -> Principal | None:
-    """Whom a token stands for; None where it is none of ours, or good no more."""
+    """Return the principal of a token, or None if it is unknown, expired or revoked."""
     query = (
         "select id as token, user_name as user, project, role from hil.tokens where digest = %s and revoked_at is null"
         " and (expires_at is null or expires_at > now())"
@@ -61,7 +61,7 @@ async def principal_of(tx: Tx, token: str) -> Principal | None:
 async def note_audit(
     tx: Tx, who: Principal, action: str, object: str = "", allowed: bool = True, detail: Mapping[str, Any] | None = None
 ) -> None:
-    """Note that somebody did something, or was not let."""
+    """Record an action or a refusal in the audit."""
     await tx.execute(
         "insert into hil.audit (user_name, role, peer, action, object, allowed, detail)"
         " values (%s, %s, %s, %s, %s, %s, %s)",
@@ -70,5 +70,5 @@ async def note_audit(
 
 
 def _digest(token: str) -> str:
-    # The tokens are random and long: a plain digest tells nothing of them.
+    # A plain digest is safe, because tokens are long and random.
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

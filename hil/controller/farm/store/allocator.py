@@ -1,8 +1,9 @@
-"""Who gets which board. The rule itself is :mod:`hil.controller.farm.scheduler.policy`; here is what it is asked about.
+"""Grant boards to waiting jobs. :mod:`hil.controller.farm.scheduler.policy` decides; this module
+reads the input.
 
-Granting happens in the transaction that made it possible, so that a free board and a job that may have it never wait
-beside each other. Jobs that no matching can tell apart form a lane (``hil.lane`` in the schema); of each lane only as
-many are read as there are free boards for it, and a few more to choose from.
+Grants are made in the transaction that makes them possible, so a free board never waits next to a matching job.
+Jobs with equal scheduling properties form a lane (``hil.lane`` in the schema). Only as many jobs of a lane are read as
+it has free boards, and a few more to choose from.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from hil.controller.farm.messages import Kind, Priority, Submission
+from hil.controller.farm.messages import PROBE_S, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
 from hil.controller.farm.scheduler.policy import BoardRow, Free, Waiting
 from hil.controller.farm.settings import FarmSettings
@@ -22,8 +23,10 @@ from hil.controller.farm.store.event_log import note_granted
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import JOBS, LEASES, NAME, board_rows, fetched
 
-# More of a lane than there are boards for it: among them may be one that a board is warm for.
+# Extra jobs to read per lane: a board may be warm for one of them.
 _CHOICE = 16
+# Time for a worker to report after it checks the board of a timed-out job.
+_REPORT_S = 10.0
 _LANES = f"""
     with recursive lanes (lane) as (
         (select lane from hil.jobs where state = 'queued' order by lane limit 1)
@@ -73,7 +76,8 @@ _LEASES = f"""
         select job.id, board.name, board.worker, board.fence, job.attempts,
             case when job.kind = 'lease' then chosen.key else '' end,
             clock_timestamp() + make_interval(secs => %(lease_s)s),
-            clock_timestamp() + make_interval(secs => submission.timeout_s),
+            clock_timestamp() + make_interval(secs => submission.timeout_s
+                + case when job.kind in ('lease', 'health') then 0 else %(probe_s)s end),
             case when job.kind = 'lease' then clock_timestamp() + make_interval(secs => %(holder_s)s) end
         from chosen
         join board on board.name = chosen.board
@@ -94,10 +98,12 @@ _QUEUE_IDS = """
 
 
 async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Sequence[str] | None = None) -> list[str]:
-    """Give free boards to waiting jobs; returns those that were given. For callers within :func:`.records.serialized`.
+    """Grant free boards to waiting jobs and return the granted boards. Call it in a ``serialized`` function.
 
-    Only ``boards`` may have become free; None is any, and any job may be new. One of whose health nothing is known for
-    long is checked first.
+    A board with an overdue health check is checked first.
+
+    Args:
+        boards: boards that may have become free. None: any board may be free, and any job may be new.
     """
     known = await board_rows(tx, settings, boards)
     for one in known:
@@ -122,11 +128,11 @@ async def grant_new(
     jobs: Sequence[int],
     known: Iterable[BoardRow],
 ) -> None:
-    """Give free boards to an order's jobs, which have just come. Nobody else waits for a board that is free.
+    """Grant free boards to the new jobs of a submission. No older job can use a board that is free now.
 
     Args:
-        jobs: their numbers, in the order of its specs.
-        known: all boards. Of those that are free only the warm ones and as many as there are jobs are looked at.
+        jobs: job ids in the order of the specs.
+        known: all boards. Considers all warm boards that are free, and up to one cold board per job.
     """
     affinities = {spec.affinity for spec in order.specs}
     free = _free(known)
@@ -139,7 +145,7 @@ async def grant_new(
 
 
 async def queued_lanes(tx: Tx) -> list[Waiting]:
-    """The lanes in which jobs wait."""
+    """Return the lanes with waiting jobs."""
     rows = await fetched(tx, _LANES)
     read = {"kind": Kind, "priority": Priority, "avoid": frozenset}
     return [Waiting(**{**row, **{name: kind(row[name]) for name, kind in read.items()}}) for row in rows]
@@ -150,20 +156,20 @@ def _free(boards: Iterable[BoardRow]) -> list[Free]:
 
 
 async def shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.Use]:
-    """What each user and project has of the boards, and had."""
+    """Return the current and past board use of each user and project."""
     rows = await fetched(tx, _USE, {"half_life_s": settings.share_half_life_s})
     return {(row["user_name"], row["project"]): policy.Use(row["running"], row["board_s"]) for row in rows}
 
 
 async def waiting_jobs(tx: Tx, lanes: Sequence[Waiting], most: Sequence[int]) -> list[Waiting]:
-    """Of each lane the jobs that wait longest, so many."""
+    """Return the oldest jobs of each lane, limited by ``most``."""
     by_name = {lane.lane: lane for lane in lanes}
     jobs = await fetched(tx, _WAITING, {"lanes": list(by_name), "most": list(most)})
     return [replace(by_name[job["lane"]], **job) for job in jobs]
 
 
 async def _waiting(tx: Tx, free: Sequence[Free], lanes: Sequence[Waiting]) -> list[Waiting]:
-    """The jobs that may have one of the free boards: of each lane as many as it could use, and some to choose from."""
+    """Return jobs that can use a free board: per lane as many as it has boards, and some to choose from."""
     wanted = [(lane, sum(lane.takes(one) for one in free)) for lane in lanes]
     wanted = [(lane, count) for lane, count in wanted if count]
     if not wanted:
@@ -174,17 +180,17 @@ async def _waiting(tx: Tx, free: Sequence[Free], lanes: Sequence[Waiting]) -> li
 async def _assign(
     tx: Tx, queue: LeaseQueue, settings: FarmSettings, waiting: Sequence[Waiting], free: Sequence[Free]
 ) -> list[str]:
-    """Ask the policy, and do as it says."""
+    """Assign boards by policy and create the leases."""
     if not waiting or not free:
         return []
-    # Shares decide between users alone.
+    # Shares only matter between users.
     several = len({(one.user, one.project) for one in waiting}) > 1
     use = await shares(tx, settings) if several else {}
     return await _lease(tx, queue, settings, policy.assign(waiting, free, use, settings.aging_s))
 
 
 async def _lease(tx: Tx, queue: LeaseQueue, settings: FarmSettings, pairs: Sequence[tuple[int, str]]) -> list[str]:
-    """Write the leases down, and have them brought to the boards' workers."""
+    """Insert the leases and queue them for the boards' workers."""
     if not pairs:
         return []
     values = {
@@ -192,6 +198,7 @@ async def _lease(tx: Tx, queue: LeaseQueue, settings: FarmSettings, pairs: Seque
         "boards": [board for _, board in pairs],
         "keys": [secrets.token_urlsafe(24) for _ in pairs],
         "lease_s": settings.lease_s,
+        "probe_s": PROBE_S + _REPORT_S,
         "holder_s": settings.holder_s,
     }
     leases = await fetched(tx, _LEASES, values)

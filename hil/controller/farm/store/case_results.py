@@ -1,4 +1,4 @@
-"""What the cases of jobs came to: of jobs that run as their hosts tell it, of those that ended as their results say."""
+"""Case results of jobs: reported by hosts while a job runs, read from the result afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.records import JOBS, NAME, as_json, fetched, storable
 
-# Of each text so many characters, of a lease so many cases.
+# Maximum characters per text, and maximum cases per lease.
 LONGEST, _MOST_CASES = 500, 10_000
 
 _KEEP = """
@@ -19,7 +19,7 @@ _KEEP = """
         and (select count(*) from hil.cases where cases.lease = lease.id) < %(most)s
     on conflict (lease, name) do update set outcome = excluded.outcome, reason = excluded.reason
 """
-# A record is its host's, and may be anything.
+# Records come from hosts, so their form is not trusted.
 _READ = f"""
     with found as (
         select job.id, {NAME} as job, running.number, running.name, running.outcome, running.reason
@@ -43,8 +43,8 @@ _READ = f"""
 
 
 async def keep(tx: Tx, lease: int, cases: Sequence[tuple[str, str, str]]) -> None:
-    """Keep the name, outcome and reason of cases that ended, while their job runs."""
-    # The last word on a case counts, and a statement can say only one.
+    """Store name, outcome and reason of finished cases of a running job."""
+    # Keep the last result of each case: an upsert cannot change a row twice.
     last = {storable(name[:LONGEST]): (outcome, reason) for name, outcome, reason in cases}
     given = [
         {"name": name, "outcome": storable(outcome[:LONGEST]), "reason": storable(reason[:LONGEST])}
@@ -55,12 +55,12 @@ async def keep(tx: Tx, lease: int, cases: Sequence[tuple[str, str, str]]) -> Non
 
 
 async def forget(tx: Tx, lease: int) -> None:
-    """Delete what is kept of a lease: it is over, and its job has a result, or begins anew."""
+    """Delete the stored cases of an ended lease."""
     await tx.execute("delete from hil.cases where lease = %s", [lease])
 
 
 async def of_jobs(tx: Tx, jobs: Sequence[int], limit: int) -> dict[str, Any]:
-    """What the cases of jobs came to until now: how many there are, and so many, those that failed first."""
+    """Return the total number of cases and up to ``limit`` cases of jobs, failures first."""
     found = await fetched(tx, _READ, {"jobs": list(jobs), "limit": limit, "longest": LONGEST})
     total = found[0]["total"] if found else 0
     return {"total": total, "cases": [{key: row[key] for key in row if key != "total"} for row in found]}

@@ -1,7 +1,7 @@
-"""The connections to the farm's database, its errors as ours, and its schema, made or brought up to date.
+"""Connections to the farm's database, error conversion, and schema migrations.
 
-The schema is procrastinate's own and ours, each from numbered files. Which files were done is noted in
-``hil.migrations``, each in the transaction that does it: it can be cut off at any moment and goes on the next time.
+The schema consists of procrastinate's and hil's tables, each from numbered files. ``hil.migrations`` records each
+applied file in the same transaction, so an interrupted migration continues the next time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from hil.errors import FarmError, UsageError
 
 Tx = psycopg.AsyncConnection[DictRow]
-"""A connection in a transaction; rows are dicts."""
+"""Connection with an open transaction; rows are dicts."""
 
 _CONNECT_S = 5
 _MOST_CONNECTIONS = 16
-# A program that is frozen in a transaction must not hold up all others: its locks go after this.
-# A plan that is kept was made for tables as they were then: small, and read whole.
+# The timeouts release the locks of a frozen program. Cached plans are disabled: they were made when tables were small,
+# and use full scans.
 _CONFIGURE = """
     set idle_in_transaction_session_timeout = '5s'; set lock_timeout = '20s'; set timezone = 'UTC';
     set plan_cache_mode = force_custom_plan
 """
-# A machine that vanished is noticed, though it says nothing any more.
+# Keepalives detect a machine that disappeared.
 _ALIVE = {"keepalives_idle": "5", "keepalives_interval": "2", "keepalives_count": "3", "tcp_user_timeout": "10000"}
-# Beside the connection's own: we were silent for too long, or this server only follows another one by now.
+# Besides connection errors: this session exceeded the idle timeout, or the server became a read-only replica.
 _AWAY = (
     psycopg.OperationalError,
     psycopg.errors.IdleInTransactionSessionTimeout,
@@ -45,11 +45,11 @@ _AWAY = (
 
 
 class DatabaseAway(FarmError):
-    """The farm's database does not answer for now; what was asked may be asked again."""
+    """the farm's database is unavailable; retry"""
 
 
 class Database:
-    """A pool of connections. Made by :meth:`open`; outages end by themselves."""
+    """Connection pool. Created by :meth:`open`; reconnects after outages."""
 
     def __init__(self, url: str, pool: AsyncConnectionPool[Tx]) -> None:
         self.url = url
@@ -57,10 +57,14 @@ class Database:
 
     @classmethod
     async def open(cls, url: str, *, patience_s: float = _CONNECT_S) -> Database:
-        """Connect; a transaction that waits for a connection gives up where nobody was given one for ``patience_s``."""
-        # Its warnings are our errors; who wants them in a log can have them.
+        """Connect to the database.
+
+        Args:
+            patience_s: a transaction fails if the pool served no connection for this long.
+        """
+        # The pool's warnings become errors here. Logging configuration can still enable them.
         logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
-        # After a failure the next one who asks tries again: the pool's own waits would grow to minutes.
+        # Each request retries after a failure: the pool's backoff would grow to minutes.
         pool = _Pool(
             url,
             kwargs={**parameters(url), "row_factory": dict_row},
@@ -75,7 +79,7 @@ class Database:
         )
         database = cls(url, pool)
         try:
-            # The pool would go on trying, and not say why it cannot.
+            # Fail early with a cause: the pool would retry without reporting it.
             await (await connect(url)).close()
             with seam():
                 await pool.open(wait=True, timeout=_CONNECT_S)
@@ -85,16 +89,15 @@ class Database:
         return database
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self.pool.close()
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
-        """All or nothing: committed at the end, rolled back where an error leaves it.
+        """Open a transaction that commits at the end and rolls back on an error.
 
         Raises:
-            DatabaseAway: it does not answer, or stopped answering. Where that happens at the very end, what was done
-                may have been done nevertheless.
+            DatabaseAway: the database is unavailable. If it fails during the commit, the changes may have been made.
         """
         with seam():
             async with self.pool.connection() as connection:
@@ -102,7 +105,7 @@ class Database:
 
 
 class _Pool(AsyncConnectionPool[Tx]):
-    """Busy is not away: whoever gets no connection in time, while others do, asks again."""
+    """Pool that keeps waiting while it is only busy: a timeout counts only if no other caller got a connection."""
 
     _served = 0.0
 
@@ -120,17 +123,17 @@ class _Pool(AsyncConnectionPool[Tx]):
 
 
 async def connect(url: str) -> Tx:
-    """One connection beside the pool, where each statement is its own transaction."""
+    """Open a connection outside the pool in autocommit mode."""
     with seam():
         return await psycopg.AsyncConnection.connect(url, autocommit=True, row_factory=dict_row, **parameters(url))
 
 
 def parameters(url: str) -> dict[str, Any]:
-    """What we say of a connection beside its URL, which goes first; UsageError where this is no URL of a PostgreSQL."""
+    """Return the default connection parameters that a URL does not set. Raises UsageError for an invalid URL."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        said_of_it = _without_password(f"{url!r} is no URL of a database: {str(error).strip()}")
+        said_of_it = _without_password(f"invalid database URL {url!r}: {str(error).strip()}")
         raise UsageError(said_of_it, hint="postgresql://USER@HOST:PORT/DATABASE") from None
     ours = {"connect_timeout": _CONNECT_S, "application_name": "hil-farm", **_ALIVE}
     return {name: value for name, value in ours.items() if name not in given}
@@ -138,16 +141,16 @@ def parameters(url: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def seam() -> Iterator[None]:
-    """The database's failures leave it as :class:`DatabaseAway`; what is our own mistake stays what it is."""
+    """Convert outages of the database to :class:`DatabaseAway`. Other errors pass through."""
     try:
         yield
     except psycopg.errors.ProgramLimitExceeded:
-        # It would be refused for ever: what is too long for an index, above all.
+        # A retry would also fail; usually a value exceeds the size limit of an index.
         raise
     except _AWAY as error:
         raise DatabaseAway(
-            f"the farm's database does not answer: {str(error).strip() or type(error).__name__}",
-            hint="it is tried again; does it run, and may we connect to it? The farm's own is started by hil farm up",
+            f"the farm's database does not respond: {str(error).strip() or type(error).__name__}",
+            hint="hil retries; check that the database accepts connections; hil farm up starts the built-in database",
         ) from error
 
 
@@ -167,11 +170,10 @@ _CANCEL_AGAIN_S = 2.0
 
 
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks, and wait until all have ended, with whatever they raise; whoever is cancelled meanwhile waits, too.
+    """Cancel tasks and wait for all to end; ignore errors. If the caller is cancelled, it still waits.
 
-    They are told again until they hear: before Python 3.12 a task that is cancelled in the very moment in which what it
-    waits for comes, in ``asyncio.wait_for`` (which psycopg calls as well), goes on as if nothing had been said. So who
-    cleans up for more than two seconds is interrupted at it.
+    Cancels repeatedly. Before Python 3.12, ``asyncio.wait_for`` (also called by psycopg) ignores a cancellation that
+    arrives together with the result. So a cleanup of more than two seconds is interrupted.
     """
     cancelled: asyncio.CancelledError | None = None
     while running := [task for task in tasks if not task.done()]:
@@ -186,7 +188,7 @@ async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
         raise cancelled
 
 
-# Any number that nobody else takes; who has its lock migrates.
+# Advisory lock for migrations; any unused number.
 _LOCK = 0x68696C01
 
 _NOTES = """
@@ -199,20 +201,20 @@ create table if not exists hil.migrations (
 
 @dataclass(frozen=True)
 class Part:
-    """One part's schema."""
+    """Schema of one component."""
 
     name: str
-    steps: dict[str, str]  # SQL by name, from the first to the last
-    whole: str = ""  # SQL that does what all of them do, for a new database; "" where there is none
-    sign: str = ""  # a table that is there only where some of it is done
+    steps: dict[str, str]  # migration name -> SQL, in order
+    whole: str = ""  # SQL that creates the newest schema in a new database; "" if unavailable
+    sign: str = ""  # table that exists only if the component is installed
 
 
 async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:
-    """Bring a database's schema up to date; returns the names of what was done. One at a time does it.
+    """Migrate a database and return the names of the applied migrations. A lock excludes concurrent migrations.
 
     Raises:
-        FarmError: the database is newer than this program, or is used for something else.
-        DatabaseAway: it does not answer.
+        FarmError: the database is newer than this program, or belongs to a different application.
+        DatabaseAway: the database is unavailable.
     """
     parts = shipped() if parts is None else parts
     done: list[str] = []
@@ -221,7 +223,7 @@ async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:
             await connection.execute("set lock_timeout = '60s'")
             await connection.execute("select pg_advisory_lock(%s)", [_LOCK])
             await connection.execute(_NOTES)
-            # First all is looked at, then something is done.
+            # Check everything before the first change.
             plans = [(part, await _plan(connection, part)) for part in parts]
             for part, steps in plans:
                 for names, sql in steps:
@@ -236,19 +238,20 @@ async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:
 
 
 async def _plan(connection: Tx, part: Part) -> list[tuple[list[str], str]]:
-    """What is still to do: SQL, and the steps that are done with it."""
+    """Return the pending migrations: lists of names with their SQL."""
     asked = await connection.execute("select name from hil.migrations where part = %s", [part.name])
     noted = {row["name"] for row in await asked.fetchall()}
     if unknown := sorted(noted - part.steps.keys()):
         raise FarmError(
-            f"the farm's database is newer than this program: it has {part.name}'s {unknown[-1]}",
-            hint="install the hil that its other gateways have: pip install --upgrade 'hil[farm]'",
+            f"the farm's database is newer than this hil: it contains the {part.name} migration {unknown[-1]}",
+            hint="install the hil version of the other gateways: pip install --upgrade 'hil[farm]'",
         )
     if not noted and part.sign:
         asked = await connection.execute("select 1 where to_regclass(%s) is not null", [part.sign])
         if asked.rowcount:
             raise FarmError(
-                f"the database has {part.name}'s tables, but no farm made them", hint="give the farm one of its own"
+                f"the database contains {part.name} tables that hil did not create",
+                hint="use a separate database for the farm",
             )
     if not noted and part.whole:
         return [(list(part.steps), part.whole)]
@@ -256,7 +259,7 @@ async def _plan(connection: Tx, part: Part) -> list[tuple[list[str], str]]:
 
 
 def shipped() -> tuple[Part, ...]:
-    """All that this program knows."""
+    """Return the schemas that this program contains."""
     theirs = resources.files("procrastinate") / "sql"
     ours = _read("hil.controller.farm", "schema")
     return (
@@ -271,7 +274,7 @@ def shipped() -> tuple[Part, ...]:
 
 
 def _read(package: str, *folders: str) -> dict[str, str]:
-    """The SQL files of a folder by name, in order."""
+    """Return name -> SQL of the files in a package directory, in order."""
     folder = resources.files(package).joinpath(*folders)
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return {file.name.removesuffix(".sql"): file.read_text("utf-8") for file in files}

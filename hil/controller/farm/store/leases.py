@@ -1,4 +1,4 @@
-"""Leases from the grant to the report: what workers and holders say of them."""
+"""Leases from grant to report: heartbeats, holders and results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GRANT = f"""
         submission.timeout_s, submission.user_name as user, submission.trace
     from {LEASES} where lease.ended_at is null
 """
-# A beat waits for nobody: what somebody is changing just now it passes over, and the next one comes soon.
+# Heartbeats do not wait for locks: they skip locked rows, and the next heartbeat follows soon.
 _KEEP = """
     with kept as (
         select lease.id from hil.leases as lease
@@ -55,9 +55,9 @@ _OWN = """
 """
 _OVER = """
     select said.lease, said.worker, case
-            when lease.id is null then 'the farm has no such lease'
-            when lease.worker <> said.worker then 'it was never this worker''s'
-            else coalesce(nullif(lease.reason, ''), 'it is over')
+            when lease.id is null then 'unknown lease'
+            when lease.worker <> said.worker then 'lease of a different worker'
+            else coalesce(nullif(lease.reason, ''), 'ended')
         end as reason
     from unnest(%(leases)s::bigint[], %(workers)s::text[]) as said (lease, worker)
     left join hil.leases as lease on lease.id = said.lease
@@ -85,16 +85,16 @@ _READYING = """
 
 @dataclass(frozen=True)
 class BeatReply:
-    """What a worker's beat is answered with."""
+    """Reply to a worker's heartbeat."""
 
-    owner: bool  # whether its board is its own
-    vacant: bool = False  # whether the board is nobody's, so that who stands by for it may present it again
-    over: dict[int, str] = field(default_factory=dict)  # of the leases that it works on, those that are over, and why
+    owner: bool  # True if the worker owns the board
+    vacant: bool = False  # True if the board has no owner, so that a standby worker may present it
+    over: dict[int, str] = field(default_factory=dict)  # reported leases that have ended -> reason
 
 
 @dataclass(frozen=True)
 class WorkerBeat:
-    """A worker's beat: its board, and the leases that it works on."""
+    """Heartbeat of a worker: board and current leases."""
 
     board: str
     worker: str
@@ -103,33 +103,33 @@ class WorkerBeat:
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """What a lease's holder is told."""
+    """Lease data for the holder."""
 
     card: BoardCard
-    key: str  # shows that one holds it
-    direct: str  # the agent's address for whoever is on the board's host
-    started: bool  # whether the board's session is open
+    key: str  # secret of the holder
+    direct: str  # agent address for processes on the board's host
+    started: bool  # True if the board session is open
 
 
 async def grant_of(tx: Tx, lease: int, settings: FarmSettings) -> Grant | None:
-    """What a lease's host and holder are told; None once it is over."""
+    """Return the grant of a lease, or None if the lease has ended."""
     return next(iter(await grants_of(tx, [lease], settings)), None)
 
 
 async def grants_of(tx: Tx, leases: Collection[int], settings: FarmSettings) -> list[Grant]:
-    """What the hosts of leases are told, of those that are not over."""
+    """Return the grants of the active leases among ``leases``."""
     rows = await fetched(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
     return [Grant(**{**row, "spec": JobSpec.of_json(row["spec"]), "ttl_s": settings.lease_s}) for row in rows]
 
 
 async def lease_of_job(tx: Tx, job_id: int) -> int | None:
-    """The lease that a job has now."""
+    """Return the active lease of a job, or None."""
     rows = await fetched(tx, "select id from hil.leases where job = %s and ended_at is null", [job_id])
     return rows[0]["id"] if rows else None
 
 
 async def holding(tx: Tx, lease: int) -> LeaseStatus | None:
-    """What a lease's holder is told besides its grant; None once it is over."""
+    """Return the data of a lease for the holder, besides the grant. None if the lease has ended."""
     query = (
         "select lease.key, lease.direct, lease.started_at is not null as started, board.card"
         " from hil.leases as lease join hil.boards as board on board.name = lease.board"
@@ -140,7 +140,7 @@ async def holding(tx: Tx, lease: int) -> LeaseStatus | None:
 
 
 async def beats(tx: Tx, given: Sequence[WorkerBeat], settings: FarmSettings) -> list[BeatReply]:
-    """Workers were heard of: their boards stay their own, and the leases that they work on stay theirs."""
+    """Process heartbeats: extend the ownership of boards and the expiry of leases."""
     boards, workers = [one.board for one in given], [one.worker for one in given]
     pairs = [(lease, one.worker) for one in given for lease in one.leases]
     kept = {"leases": [lease for lease, _ in pairs], "workers": [worker for _, worker in pairs]}
@@ -162,7 +162,7 @@ async def beats(tx: Tx, given: Sequence[WorkerBeat], settings: FarmSettings) -> 
 
 
 async def over(tx: Tx, pairs: Sequence[tuple[int, str]]) -> dict[tuple[int, str], str]:
-    """Of leases that workers work on: those that are over or never were theirs, and why."""
+    """Return (lease, worker) -> reason for leases that have ended or belong to a different worker."""
     if not pairs:
         return {}
     values = {"leases": [lease for lease, _ in pairs], "workers": [worker for _, worker in pairs]}
@@ -171,7 +171,11 @@ async def over(tx: Tx, pairs: Sequence[tuple[int, str]]) -> dict[tuple[int, str]
 
 
 async def started(tx: Tx, lease: int, worker: str, direct: str) -> None:
-    """A lease's board has begun: its session is open. ``direct``: where its holder on the same machine reaches it."""
+    """Record that a lease's board session is open.
+
+    Args:
+        direct: agent address for a holder on the same machine.
+    """
     async with tx.pipeline():
         begun = await fetched(tx, _STARTED, {"lease": lease, "worker": worker, "direct": direct})
         row = await lease_row(tx, lease) if begun else None
@@ -183,66 +187,70 @@ async def started(tx: Tx, lease: int, worker: str, direct: str) -> None:
 async def report(
     tx: Tx, queue: LeaseQueue, lease: int, worker: str, result: JobResult, fence: int, settings: FarmSettings
 ) -> tuple[bool, str]:
-    """How a lease's job ended, of its board's worker; whether that counted, and why not. What comes late does not.
+    """Record the result of a lease's job.
 
-    A fence (the highest that the board has seen) that makes no sense is told and not stored; the result counts.
+    Late results are not counted. An invalid fence is logged but not stored; the result still counts.
+
+    Args:
+        fence: highest fence that the board has accepted.
+
+    Returns:
+        True if the result counted; otherwise False and the reason.
     """
     result = stored(result)
     row = await lease_row(tx, lease)
     if row is None or row.worker != worker:
-        return False, "the farm has given this worker no such lease"
+        return False, "this lease was not granted to this worker"
     if row.ended_at is not None:
         return await _repeated(tx, row, result)
     if 0 <= fence < MOST_FENCE:
         await tx.execute("update hil.boards set fence = greatest(fence, %s) where name = %s", [fence, row.board])
     else:
-        await note_board(
-            tx, "fence", row.board, f"its host reports the fence {fence}, which no board comes to: not kept"
-        )
+        await note_board(tx, "fence", row.board, f"ignored invalid fence {fence} from the host")
     await transitions.lease_reported(tx, queue, row, result, settings)
-    # A job that failed for the infrastructure's sake may go to any board, and so may those that had to avoid this one.
+    # A job with an infrastructure failure may move to any board. Jobs that had to avoid this board may use it then.
     everywhere = result.infrastructure or row.job.kind is Kind.HEALTH
     await grant(tx, queue, settings, None if everywhere else [row.board])
     return True, ""
 
 
 async def _repeated(tx: Tx, row: LeaseRow, result: JobResult) -> tuple[bool, str]:
-    """A report of a lease that is over: the same once more, or too late."""
-    # Compared where it is kept: a number may come back as another one of the same value.
+    """Handle a report for an ended lease: a repetition of the same result counts, a late one does not."""
+    # Compare in the database: numbers may change their notation in jsonb.
     [stored] = await fetched(tx, _SAID, {"lease": row.id, "result": as_json(result.to_json())})
     if stored["same"]:
         return True, ""
-    reason = "it has its result already" if row.result is not None else row.reason
-    late = f"{reason}; this counts for nothing: {result.outcome or result.exit_code} {result.reason}"
+    reason = "result already recorded" if row.result is not None else row.reason
+    late = f"{reason}; ignored late result: {result.outcome or result.exit_code} {result.reason}"
     await note_lease(tx, "late_report", row, late.strip())
-    return False, f"the lease is over: {reason}"
+    return False, f"the lease has ended: {reason}"
 
 
 async def renew_holder(tx: Tx, lease: int, key: str, settings: FarmSettings) -> bool:
-    """A lease's holder was heard of; False: it is over, or the key is not its own."""
+    """Extend a lease for the holder. Returns False if the lease has ended or the key is wrong."""
     values = {"lease": lease, "key": key, "holder_s": settings.holder_s}
     return bool(await fetched(tx, _HOLD, values))
 
 
 async def end_of(tx: Tx, lease: int, key: str) -> str | None:
-    """Why a lease is over; None: there is none of that key."""
+    """Return why a lease ended, or None if no lease has this key."""
     rows = await fetched(tx, "select reason, key from hil.leases where id = %s", [lease])
     if not rows or not key or not hmac.compare_digest(rows[0]["key"].encode(), key.encode()):
         return None
-    return rows[0]["reason"] or "it is over"
+    return rows[0]["reason"] or "ended"
 
 
 async def wait_for_start(tx: Tx, lease: int, settings: FarmSettings) -> None:
-    """A lease's holder waits while its board is made ready, however long that takes."""
+    """Extend a holder's deadline while the board is being prepared."""
     await tx.execute(_READYING, {"lease": lease, "holder_s": settings.holder_s})
 
 
 @serialized
 async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, settings: FarmSettings) -> None:
-    """A lease's holder gives it back. One that is over already is over; AccessRefused where the key is not its own."""
+    """Return a lease's board. An ended lease is not an error. Raises AccessRefused if the key is wrong."""
     row = await lease_row(tx, lease)
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
-        raise AccessRefused(f"this key is not that of lease {lease}")
+        raise AccessRefused(f"invalid key for lease {lease}")
     if row.ended_at is None:
         await transitions.lease_over(tx, queue, row, JobResult(EXIT_OK, reason=storable(reason)), settings)
         await grant(tx, queue, settings, [row.board])

@@ -1,6 +1,4 @@
-"""What happens in the farm, told to all gateways at once by PostgreSQL's NOTIFY, when the transaction is committed, and
-handed to whoever at this gateway waits for it.
-"""
+"""Notify all gateways of changes with PostgreSQL's NOTIFY on commit, and distribute them within a gateway."""
 
 from __future__ import annotations
 
@@ -16,22 +14,24 @@ from psycopg import sql
 from hil.controller.farm.store.database import DatabaseAway, Tx, connect
 
 CHANNEL = "hil_farm"
-# PostgreSQL takes 8000 bytes; longer texts can be read where they are kept.
+# PostgreSQL allows 8000 bytes per notification; readers get full texts from the tables.
 _LONGEST_TEXT = 200
 _AGAIN_S = (0.1, 2.0)
-# So often a silent connection is tried.
+# Interval for probing a silent connection.
 _SILENCE_S = 15.0
 
 
 async def tell(tx: Tx, change: Mapping[str, Any]) -> None:
-    """Tell a change, if this transaction is committed: ``kind`` and what else belongs to it."""
+    """Send a change when this transaction commits: ``kind`` and further fields."""
     short = {key: value[:_LONGEST_TEXT] if isinstance(value, str) else value for key, value in change.items()}
     await tx.execute("select pg_notify(%s, %s)", [CHANNEL, json.dumps(short)])
 
 
 async def listen(url: str) -> AsyncGenerator[dict[str, Any], None]:
-    """The changes as they come, without end. ``{"kind": "again"}`` comes first, and after each outage: from then on
-    nothing is missed, but what was before must be looked up.
+    """Yield changes endlessly.
+
+    ``{"kind": "again"}`` is yielded first and after each outage. From then on no change is missed, but earlier changes
+    must be read from the tables.
     """
     async with contextlib.aclosing(hear(url, CHANNEL)) as heard:
         async for text in heard:
@@ -39,7 +39,7 @@ async def listen(url: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 async def hear(url: str, channel: str) -> AsyncGenerator[str | None, None]:
-    """What is said in a channel, without end; None at first and after each outage."""
+    """Yield the payloads of a channel endlessly; None at first and after each outage."""
     wait_s = _AGAIN_S[0]
     while True:
         with contextlib.suppress(DatabaseAway, psycopg.OperationalError):
@@ -57,19 +57,19 @@ async def hear(url: str, channel: str) -> AsyncGenerator[str | None, None]:
 
 Change = Mapping[str, Any]
 AGAIN: Change = {"kind": "again"}
-# Whoever is so far behind looks at everything again instead.
+# Queue limit; a subscriber that falls further behind must read all data.
 _MOST = 10_000
 
 
 class PubSub:
-    """One listener on the database, many inside."""
+    """Distributes the changes of one database listener to many subscribers."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Queue[Change]] = set()
 
     @contextlib.contextmanager
     def subscribed(self) -> Iterator[asyncio.Queue[Change]]:
-        """A queue of what changes from now on; ``{"kind": "again"}`` where something may have been missed."""
+        """Yield a queue of future changes. ``{"kind": "again"}`` means that changes may be missing."""
         queue: asyncio.Queue[Change] = asyncio.Queue(_MOST)
         self._waiting.add(queue)
         try:
@@ -78,7 +78,7 @@ class PubSub:
             self._waiting.discard(queue)
 
     def tell(self, change: Change) -> None:
-        """Hand a change to everybody."""
+        """Send a change to all subscribers."""
         for queue in self._waiting:
             if queue.full():
                 while not queue.empty():
@@ -88,13 +88,13 @@ class PubSub:
                 queue.put_nowait(change)
 
     async def run(self, url: str) -> None:
-        """Listen until cancelled."""
+        """Task: listen and distribute changes."""
         async for change in listen(url):
             self.tell(change)
 
 
 async def drained(queue: asyncio.Queue[Change], timeout_s: float | None = None) -> list[Change]:
-    """All that waits in a queue: at least one, or none when nothing comes in time."""
+    """Return all queued changes. Waits for at least one; returns an empty list after the timeout."""
     try:
         found = [await asyncio.wait_for(queue.get(), timeout_s)]
     except (TimeoutError, asyncio.TimeoutError):

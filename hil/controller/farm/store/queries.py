@@ -1,5 +1,6 @@
-"""What can be asked of a farm, as JSON (docs/farm.schema.json says of what form). Lists go from the oldest to the
-newest, and where they are cut it is the oldest that are left out.
+"""Queries of a farm. Results are JSON, described in docs/farm.schema.json.
+
+Lists are ordered from oldest to newest. If they are cut, the oldest entries are missing.
 """
 
 from __future__ import annotations
@@ -9,22 +10,23 @@ from datetime import datetime
 from typing import Any
 
 from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, parse_job
-from hil.controller.farm.scheduler import policy
+from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, event_log, waiting_room
 from hil.controller.farm.store.database import Tx
-from hil.controller.farm.store.records import JOBS, NAME, fetched, storable
+from hil.controller.farm.store.records import JOBS, NAME, board_rows, fetched, storable
 from hil.errors import UsageError
 
 _MOST = 100_000
 _USUAL = 200
-# Users' texts in an answer: titles, selectors, reasons of jobs (characters), results and specs (bytes). Many jobs with
-# long ones would take the gateway's memory. So many jobs are read at a time.
+# Limits that protect the gateway's memory: characters of text fields of listed jobs, bytes of results and specs, and
+# number of jobs per page.
 _MOST_TEXT, _MOST_RESULTS, _PAGE = 16 << 20, 64 << 20, 1000
 _TEXTS = ("title", "selector", "project", "pinned", "board", "reason", "outcome")
-# The board is that of the last lease; what went wrong last is the reason, until there is a result.
+# The board is that of the last lease. Without a result, the reason is that of the last failure.
 _QUERY = f"""
-    select job.id, job.number, {NAME} as name, job.submission, submission.title, job.kind, submission.project,
+    select job.id, job.number, {NAME} as name, job.submission,
+        coalesce(nullif(job.title, ''), submission.title) as title, job.kind, submission.project,
         submission.priority, submission.selector, job.state, job.attempts, submission.user_name as user,
         coalesce(lease.board, '') as board, submission.board as pinned, job.queued_at, job.started_at, job.finished_at,
         result.exit_code, coalesce(result.outcome, '') as outcome,
@@ -40,16 +42,16 @@ _QUERY = f"""
 async def ask(
     tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings, who: Principal | None = None
 ) -> Any:
-    """Answer a question, a field of ``AskRequest``; UsageError where there is no such job, or a value is impossible."""
+    """Run a query named by a field of ``AskRequest``. Raises UsageError for an unknown job or an invalid argument."""
     for name, value in arguments.items():
         if isinstance(value, str) and storable(value) != value:
-            raise UsageError(f"there is no {name} {value!r}")
+            raise UsageError(f"unknown {name} {value!r}")
     more: dict[str, Any] = {"settings": settings} if what in ("stats", "queue") else {}
     return await _ANSWERS[what](tx, **arguments, **(more if what != "me" else {"who": who}))
 
 
 async def me(tx: Tx, who: Principal | None) -> dict[str, Any]:
-    """Whoever asks: the user, role and project of the token."""
+    """Return the caller's user, role and project."""
     assert who is not None
     return {"user": who.user, "role": who.role.value, "project": who.project}
 
@@ -61,21 +63,37 @@ async def jobs(
     submission: int | None = None,
     limit: int = _USUAL,
     health: bool = False,
+    before: str = "",
 ) -> list[dict[str, Any]]:
-    """The farm's jobs; its own ones, which check boards, where ``health`` is set."""
-    states, known = list(state), [one.value for one in JobState]
-    if unknown := [one for one in states if one not in known]:
-        raise UsageError(f"a job is never {unknown[0]!r}", hint=f"it is {', '.join(known)}")
+    """Return jobs of the farm.
+
+    Args:
+        health: include the farm's health jobs.
+        before: only return jobs older than this job.
+    """
+    states = _states(state)
     where = ["job.kind <> 'health'"] if not health and submission is None else []
     where += ["job.state = any(%(states)s)"] if states else []
     where += ["submission.user_name = %(user)s"] if user else []
     where += ["job.submission = %(submission)s"] if submission is not None else []
-    values = {"states": states, "user": user, "submission": submission}
+    values: dict[str, Any] = {"states": states, "user": user, "submission": submission}
+    if before:
+        where.append("(job.submission, job.number) < (%(before_submission)s, %(before_number)s)")
+        number_of_submission, number = parse_job(before)
+        values |= {"before_submission": number_of_submission, "before_number": number or 1}
     return [_job(row) for row in await _newest(tx, where, values, _limit(limit))]
 
 
+def _states(state: Sequence[str]) -> list[str]:
+    """Validate names of job states."""
+    known = [one.value for one in JobState]
+    if unknown := [one for one in state if one not in known]:
+        raise UsageError(f"unknown job state {unknown[0]!r}", hint=f"job states: {', '.join(known)}")
+    return list(state)
+
+
 async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """So many of the newest jobs, the newest last; UsageError where their texts are too long together."""
+    """Return the newest jobs, newest last. Raises UsageError if their text fields are too long in total."""
     found: list[dict[str, Any]] = []
     size, before = 0, 2**62
     conditions = " and ".join([*where, "job.id < %(before)s"])
@@ -87,8 +105,8 @@ async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: in
         size += sum(len(row[name]) for row in rows for name in _TEXTS)
         if size > _MOST_TEXT:
             raise UsageError(
-                f"what these jobs say of themselves is longer than {_MOST_TEXT >> 20} million characters",
-                hint="ask for fewer: --limit N, or one job by its name",
+                f"the texts of these jobs exceed {_MOST_TEXT >> 20} million characters",
+                hint="request fewer jobs with --limit N, or a job by name",
             )
         if len(rows) < page:
             break
@@ -97,10 +115,12 @@ async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: in
 
 
 async def job(tx: Tx, name: str) -> dict[str, Any]:
-    """One job, with all attempts at it; UsageError where there is none of this name, or it names more than one."""
+    """Return a job with all attempts. Raises UsageError if the name is unknown or matches several jobs."""
     found = await _named(tx, name)
     if len(found) > 1:
-        raise UsageError(f"{name} is {len(found)} jobs", hint=f"they are {found[0]['name']} to {found[-1]['name']}")
+        raise UsageError(
+            f"{name} has {len(found)} jobs", hint=f"use a job name from {found[0]['name']} to {found[-1]['name']}"
+        )
     query = (
         "select id as lease, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
         " where job = %s order by id"
@@ -110,9 +130,10 @@ async def job(tx: Tx, name: str) -> dict[str, Any]:
 
 
 async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]:
-    """The results of a submission's jobs, or of one of them; a job that has none yet says its state alone.
+    """Return the results of a submission or a single job. A job without a result only has a name and a state.
 
-    With ``specs`` each also has its ``spec``: what it was to do.
+    Args:
+        specs: also return the ``spec`` of each job.
     """
     found = {row["id"]: row for row in await _named(tx, name)}
     joined = "hil.jobs as job left join hil.results as result on result.job = job.id where job.id = any(%s)"
@@ -122,8 +143,8 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
         if row["size"] > _MOST_RESULTS:
             has, most = int(row["size"]) >> 20, _MOST_RESULTS >> 20
             raise UsageError(
-                f"the results of {name} are {has} MiB, and an answer has at most {most}",
-                hint=f"ask for its jobs one by one: {name}.1, ...",
+                f"the results of {name} have {has} MiB; the limit is {most}",
+                hint=f"request the jobs separately: {name}.1, ...",
             )
     spec = ", job.spec" if specs else ""
     rows = await fetched(tx, f"select job.id, result.result{spec} from {joined} order by job.id", [list(found)])
@@ -135,20 +156,21 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
 
 
 async def cases(tx: Tx, name: str, limit: int = _USUAL) -> dict[str, Any]:
-    """What the cases of a submission's jobs, or of one of them, came to until now; those that failed first."""
+    """Return the case results so far of a submission or a single job, failures first."""
     return await case_results.of_jobs(tx, [row["id"] for row in await _named(tx, name)], _limit(limit))
 
 
-# A submission's name means all of its jobs.
+# A submission's name matches all jobs of the submission.
 _NAMED = """exists (
     select from unnest(%(submissions)s::bigint[], %(numbers)s::int[]) as named (submission, number)
     where named.submission = job.submission and coalesce(named.number, job.number) = job.number)"""
 
 
 async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The jobs that wait, those whose turn comes first before the others, each with its place and why it waits.
+    """Return the waiting jobs in scheduling order, with position and waiting reason.
 
-    ``jobs``: only these, whatever their place.
+    Args:
+        jobs: only return these jobs, at any position.
     """
     named = [parse_job(str(name)) for name in jobs]
     found = await waiting_room.outlooks(tx, settings, _MOST if named else _limit(limit))
@@ -158,21 +180,23 @@ async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Seque
         where.append(_NAMED)
         values |= {"submissions": [one for one, _ in named], "numbers": [number for _, number in named]}
     rows = {row["id"]: row for row in await _newest(tx, where, values, _MOST)}
-    # One may have been given a board since.
+    # A job may have received a board meanwhile.
     told = [(rows[one.job], one) for one in found if one.job in rows]
     return [{**_job(row), "position": one.position, "why": one.why} for row, one in told]
 
 
-# As people see it: one that is held back drains while it has a job.
+# State for display: a drained board is draining while it has a job.
 _BOARD_STATE = "case when hold = '' then board.state when lease.id is null then 'maintenance' else 'draining' end"
+# The drain reason takes precedence over later reasons.
+_BOARD_REASON = "case when hold = '' then board.reason else board.hold_reason end"
 _BOARDS = "hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null"
 
 
 async def boards(tx: Tx) -> list[dict[str, Any]]:
-    """All boards."""
+    """Return all boards."""
     query = f"""
-        select board.name, board.site, board.host, board.hw_type, board.reason, board.labels, board.failures,
-            board.warm, {_BOARD_STATE} as state, coalesce({NAME}, '') as job,
+        select board.name, board.site, board.host, board.hw_type, {_BOARD_REASON} as reason, board.labels,
+            board.failures, board.warm, {_BOARD_STATE} as state, coalesce({NAME}, '') as job,
             coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at
         from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
     """
@@ -180,10 +204,10 @@ async def boards(tx: Tx) -> list[dict[str, Any]]:
 
 
 async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[dict[str, Any]]:
-    """What happened to boards and jobs, and why."""
+    """Return the events of boards and jobs."""
     where = [f"{name} = %({name})s" for name, value in (("board", board), ("job", job)) if value]
     query = (
-        "select id, at, what, board, job, lease, reason from hil.events"
+        "select id, at, what, board, job, lease, host, reason from hil.events"
         f" where {' and '.join(where) or 'true'} order by id desc limit %(limit)s"
     )
     rows = await fetched(tx, query, {"board": board, "job": job, "limit": _limit(limit)})
@@ -191,7 +215,7 @@ async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) ->
 
 
 async def audit(tx: Tx, limit: int = _USUAL) -> list[dict[str, Any]]:
-    """Who did what, and what was refused."""
+    """Return the audit: actions and refusals."""
     query = (
         'select id, at, user_name as "user", role, peer, action, object, allowed, detail'
         " from hil.audit order by id desc limit %(limit)s"
@@ -200,7 +224,7 @@ async def audit(tx: Tx, limit: int = _USUAL) -> list[dict[str, Any]]:
 
 
 async def tokens(tx: Tx) -> list[dict[str, Any]]:
-    """All tokens: whose they are, not what."""
+    """Return all tokens with their users, but without the secrets."""
     query = (
         'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
         " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
@@ -209,18 +233,22 @@ async def tokens(tx: Tx) -> list[dict[str, Any]]:
 
 
 async def printed(tx: Tx, name: str, after: int = 0) -> list[dict[str, Any]]:
-    """What a submission's jobs, or one of them, printed."""
+    """Return the output of a submission or a single job after a log number."""
     ids = [row["id"] for row in await _named(tx, name)]
     return await event_log.output_after(tx, ids, after)
 
 
 _JOB_COUNTS = "select state, count(*) as n from hil.jobs where kind <> 'health' group by state"
+_USER_COUNTS = f"""
+    select job.state, count(*) as n from {JOBS}
+    where job.kind <> 'health' and submission.user_name = %s group by job.state
+"""
 _BOARD_COUNTS = f"select {_BOARD_STATE} as state, count(*) as n from {_BOARDS} where not forgotten group by 1"
 _QUEUE_COUNTS = f"""
     select submission.priority as state, count(*) as n from {JOBS}
     where job.state = 'queued' and job.kind <> 'health' group by 1
 """
-# Of the last hour.
+# Median and 95th percentile of the last hour.
 _WAITED = """
     select percentile_cont(array[0.5, 0.95]) within group (order by extract(epoch from started_at - queued_at)) as s
     from hil.jobs where started_at > now() - interval '1 hour' and kind <> 'health'
@@ -239,13 +267,20 @@ _USERS = f"""
 """
 
 
-async def stats(tx: Tx, settings: FarmSettings) -> dict[str, Any]:
-    """Jobs, boards and what waits, by state and class; how long jobs waited (s); who has and had what."""
+async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user: str = "") -> dict[str, Any]:
+    """Return statistics: jobs, boards and queue by state, queue times in seconds, and board use per user.
+
+    ``matching`` counts the jobs with these states (empty: all) and this user ("": all).
+    """
+    states = _states(state) or [one.value for one in JobState]
     [waited] = await fetched(tx, _WAITED)
     half, most = waited["s"] or (None, None)
     users = await fetched(tx, _USERS, [settings.share_half_life_s])
+    counts = await _counts(tx, _JOB_COUNTS, [state.value for state in JobState])
+    of_user = {row["state"]: row["n"] for row in await fetched(tx, _USER_COUNTS, [user])} if user else counts
     return {
-        "jobs": await _counts(tx, _JOB_COUNTS, [state.value for state in JobState]),
+        "jobs": counts,
+        "matching": sum(of_user.get(one, 0) for one in states),
         "boards": await _counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
         "queue": await _counts(tx, _QUEUE_COUNTS, [priority.value for priority in Priority]),
         "waiting_s": {"p50": _seconds(half), "p95": _seconds(most)},
@@ -279,22 +314,22 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
 
 
 async def _named(tx: Tx, name: str) -> list[dict[str, Any]]:
-    """The jobs of a name, at least one."""
+    """Return the jobs with a name. Raises UsageError if there are none."""
     submission, number = parse_job(str(name))
     values = {"submission": submission, "number": number}
     only = "" if number is None else " and job.number = %(number)s"
-    # A number that no column can hold is no job's either.
+    # Numbers outside the column's range cannot match.
     known = submission < 2**63 and (number or 0) < 2**31
     where = [f"job.submission = %(submission)s{only}"]
     found = await _newest(tx, where, values, _MOST) if known else []
     if not found:
-        raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them; old ones are deleted")
+        raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs; old jobs are deleted")
     return found
 
 
 def _limit(limit: int) -> int:
     if not 0 < limit <= _MOST:
-        raise UsageError(f"a limit is a number from 1 to {_MOST}, not {limit}")
+        raise UsageError(f"limit must be a number from 1 to {_MOST}, got {limit}")
     return limit
 
 
@@ -313,6 +348,12 @@ _CANDIDATE_BOARDS = """
 
 
 async def unrunnable(tx: Tx, jobs: list[Mapping[str, Any]]) -> dict[str, str]:
-    """Of jobs as :func:`jobs` returns them: those that no board can run, and why (:func:`.policy.unrunnable`)."""
+    """Return the jobs of :func:`jobs` that no board can run, with reasons (:func:`.policy.unrunnable`)."""
     waiting = [job for job in jobs if job["state"] == JobState.QUEUED.value]
     return policy.unrunnable(waiting, await fetched(tx, _CANDIDATE_BOARDS)) if waiting else {}
+
+
+async def blocked(tx: Tx, jobs: list[Mapping[str, Any]], settings: FarmSettings) -> dict[str, str]:
+    """Return the jobs of :func:`jobs` without a board in service, with reasons (:func:`.outlook.blocked`)."""
+    waiting = [job for job in jobs if job["state"] == JobState.QUEUED.value]
+    return outlook.blocked(waiting, await board_rows(tx, settings)) if waiting else {}

@@ -1,4 +1,4 @@
-"""Rows of the farm's tables, the queries that read them, and values made fit for a table."""
+"""Typed rows of the farm's tables, their queries, and conversion of values for the database."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 D = TypeVar("D", bound=Document)
 
-# Whoever changes what the farm promises about jobs, leases and boards does it alone: one after the other, in the whole
-# farm. What only lengthens a promise (beats) does not need it.
+# Advisory lock for transactions that change jobs, leases or board ownership: they run one at a time in the whole farm.
+# Heartbeats only extend deadlines and do not need it.
 SERIALIZED = 0x4_68_69_6C  # "hil"
 
-# What a job is called: see :func:`hil.controller.farm.messages.job_name`.
+# Name of a job in SQL: see :func:`hil.controller.farm.messages.job_name`.
 NAME = "case submission.jobs when 1 then submission.id::text else submission.id || '.' || job.number end"
 JOBS = "hil.jobs as job join hil.submissions as submission on submission.id = job.submission"
 LEASES = (
@@ -46,11 +46,11 @@ _LEASE = f"""
 
 
 _LABELS_MOST = 4096
-# Labels by their digest: what a board says of itself is read once in each form that it takes.
+# Cache of board labels by digest, so that each version of the labels is read only once.
 _labels: dict[str, Mapping[str, Any]] = {}
 
 _BOARDS = """
-    select name, labels_digest, state, hold <> '' as held, warm,
+    select name, labels_digest, state, hold <> '' as held, hold_reason, warm,
         worker <> '' and owned_until > clock_timestamp() as attended,
         exists (select from hil.leases where board = name and ended_at is null) as busy,
         coalesce(checked_at < clock_timestamp() - make_interval(secs => %(health_every_s)s), true) as unchecked
@@ -60,24 +60,24 @@ _BOARDS = """
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job, with what its submission says of it."""
+    """Job with fields of the submission."""
 
     id: int
     name: str
     submission: int
     kind: Kind
     state: JobState
-    attempts: int  # leases that it had
-    max_attempts: int  # leases that it may have
+    attempts: int  # number of leases so far
+    max_attempts: int  # maximum number of leases
     user: str
     project: str
-    pinned: str  # the board that it must have, "" for any
-    affinity: str  # what a board is warm for once it ran this
-    avoid: tuple[str, ...]  # boards where it failed for the infrastructure's sake
+    pinned: str  # required board; "" for any
+    affinity: str  # cache affinity key
+    avoid: tuple[str, ...]  # boards with an infrastructure failure of this job
 
     @classmethod
     def of(cls, row: Row) -> JobRow:
-        """Of a row that has the columns of a job."""
+        """Build a job from a row with the job columns."""
         same = {name: row[name] for name in cls.__dataclass_fields__ if name != "id"}
         kind, state = Kind(row["kind"]), JobState(row["state"])
         return cls(**{**same, "id": row["job_id"], "kind": kind, "state": state, "avoid": tuple(row["avoid"])})
@@ -85,7 +85,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class LeaseRow:
-    """A lease, over or not, with the job that it is for."""
+    """Active or ended lease with the job."""
 
     id: int
     job: JobRow
@@ -98,11 +98,11 @@ class LeaseRow:
     ended_at: datetime | None
     reason: str
     result: Mapping[str, Any] | None
-    held_back: bool  # nothing new may begin on its board
+    held_back: bool  # True if the board is drained
 
     @classmethod
     def of(cls, row: Row) -> LeaseRow:
-        """Of a row of the query that reads leases."""
+        """Build a lease from a row of the lease query."""
         own = {name: row[name] for name in cls.__dataclass_fields__ if name != "job"}
         return cls(job=JobRow.of(row), **own)
 
@@ -110,9 +110,9 @@ class LeaseRow:
 def serialized(
     function: Callable[Concatenate[Tx, P], Awaitable[T]],
 ) -> Callable[Concatenate[Tx, P], Coroutine[Any, Any, T]]:
-    """A function that changes what the farm promises: it runs alone in the whole farm until its transaction is over.
+    """Decorate a function to exclude all other decorated functions in the farm for the rest of the transaction.
 
-    Its statements are pipelined: only those whose rows it asks for are waited for.
+    Statements are pipelined: only statements with fetched rows are waited for.
     """
 
     @functools.wraps(function)
@@ -125,30 +125,30 @@ def serialized(
 
 
 async def fetched(tx: Tx, query: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Row]:
-    """All rows of a query."""
+    """Return all rows of a query."""
     return await (await tx.execute(query, values)).fetchall()
 
 
 async def job_rows(tx: Tx, where: str, values: Mapping[str, Any] | Sequence[Any]) -> list[JobRow]:
-    """The jobs for which a condition in SQL holds, in their order, kept from changing."""
+    """Lock and return the jobs that match a SQL condition, ordered by id."""
     query = f"select {_JOB} from {JOBS} where {where} order by job.id for update of job"
     return [JobRow.of(row) for row in await fetched(tx, query, values)]
 
 
 async def lease_row(tx: Tx, lease: int) -> LeaseRow | None:
-    """The lease of this number, kept from changing; None where there is none."""
+    """Lock and return a lease, or None if it does not exist."""
     rows = await fetched(tx, f"{_LEASE} where lease.id = %s for update of lease", [lease])
     return LeaseRow.of(rows[0]) if rows else None
 
 
 async def active_leases(tx: Tx, where: str = "true", values: Mapping[str, Any] | None = None) -> list[LeaseRow]:
-    """The leases that are not over, of those that a condition in SQL names, kept from changing."""
+    """Lock and return the active leases that match a SQL condition."""
     query = f"{_LEASE} where lease.ended_at is null and ({where}) order by lease.id for update of lease"
     return [LeaseRow.of(row) for row in await fetched(tx, query, values or {})]
 
 
 async def board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None = None) -> list[BoardRow]:
-    """The boards that the farm has, attended or not: all or some."""
+    """Return all boards of the farm or the named ones, with or without a worker."""
     where = "" if names is None else " and name = any(%(names)s)"
     values = {"names": list(names or ()), "health_every_s": settings.health_every_s}
     rows = await fetched(tx, f"{_BOARDS}{where} order by name", values)
@@ -161,7 +161,7 @@ async def board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None
 
 
 async def _learn(tx: Tx, digests: set[str]) -> None:
-    """Read the labels that are not known yet."""
+    """Read the labels that are not cached yet."""
     if len(_labels) > _LABELS_MOST:
         _labels.clear()
     lacking = list(digests - _labels.keys())
@@ -175,27 +175,27 @@ _NUL = "\\u0000"
 
 
 def as_json(value: Any) -> str:
-    """A document as text for a jsonb column."""
-    # Nearly all are storable as they are, which shows in their text.
+    """Return a JSON document as text for a jsonb column."""
+    # Fast path: nearly all documents are storable as they are.
     with contextlib.suppress(ValueError):
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         if not text.isascii():
-            text.encode()  # no half of a pair of surrogates
+            text.encode()  # raises for lone surrogates
         if _NUL not in text:
             return text
     return json.dumps(storable(value), ensure_ascii=False)
 
 
 def stored(document: D) -> D:
-    """A document as it is read back from a jsonb column; UsageError where there is no end to what is in it."""
+    """Return a document as it is read back from a jsonb column. Raises UsageError if it is nested too deeply."""
     try:
         return type(document).of_json(storable(document.to_json()))
     except RecursionError as error:
-        raise UsageError(f"this {type(document).__name__} is nested too deeply") from error
+        raise UsageError(f"{type(document).__name__} is nested too deeply") from error
 
 
 def storable(value: Any) -> Any:
-    """JSON values without what a jsonb or text column cannot hold: NUL, half of a pair of surrogates, NaN."""
+    """Return a JSON value without NUL, lone surrogates and non-finite numbers, which jsonb and text columns reject."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Orders: queued once however often they are sent, called off, put into another class."""
+"""Submissions: queue (idempotent), cancel and change priority."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, NoSuchBoard, 
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
 _LONGEST_PROJECT = 100
-_TIMEOUTS = f"from a moment to {_LONGEST_S / 86400:.0f} days"
+_TIMEOUTS = f"above 0 s and at most {_LONGEST_S / 86400:.0f} days"
 
-# Orders of one user that wait: each may be a lane of its own, which every granting looks at.
+# Limit of waiting submissions per user: each may be a separate lane, and every grant reads all lanes.
 _MOST_WAITING = 1000
 _MANY = "select count(*) as many from (select from hil.jobs where state = 'queued' limit %s) as waiting"
 _WAITING = f"""
@@ -60,7 +60,7 @@ _PRIORITY = """
 
 @dataclass(frozen=True)
 class Submitted:
-    """An order in the queue: its number, and its jobs' names."""
+    """Number and job names of a queued submission."""
 
     submission: int
     jobs: list[str]
@@ -70,13 +70,13 @@ class Submitted:
 async def submit(
     tx: Tx, queue: LeaseQueue, who: Principal, order: Submission, trace: str, settings: FarmSettings
 ) -> Submitted:
-    """Queue an order's jobs, all of them or none, and give them boards that are free.
+    """Queue all jobs of a submission, and grant them free boards.
 
     Raises:
         NoSuchBoard: no board of the farm can ever match.
-        UsageError: the order makes no sense.
-        AccessRefused: the project is not this user's.
-        FarmError: too many of this user's orders wait already.
+        UsageError: the submission is invalid.
+        AccessRefused: the project belongs to other users.
+        FarmError: too many submissions of this user are waiting.
     """
     _check(order)
     order = replace(order, title=storable(order.title), specs=tuple(stored(spec) for spec in order.specs))
@@ -85,7 +85,9 @@ async def submit(
     boards = await board_rows(tx, settings)
     for before in await sent.fetchall():
         if before["user_name"] != who.user:
-            raise UsageError("somebody else has sent an order with this key", hint="a key is one order's own")
+            raise UsageError(
+                "a different user already used this submission key", hint="use a new key for each submission"
+            )
         return Submitted(before["id"], _names(before["id"], before["jobs"]))
     _satisfiable(order, boards)
     await _check_quota(tx, who)
@@ -99,7 +101,7 @@ async def submit(
 
 @serialized
 async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> list[str]:
-    """End a job, or all jobs of a submission; returns the names of those that had not ended."""
+    """Cancel a job, or all jobs of a submission. Returns the names of the cancelled jobs."""
     submission, number = await _own(tx, who, name)
     result = JobResult(EXIT_INTERRUPTED, reason=f"cancelled by {who.user}")
     leases = {lease.job.id: lease for lease in await active_leases(tx, "submission.id = %(id)s", {"id": submission})}
@@ -117,7 +119,7 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
 
 @serialized
 async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> list[str]:
-    """Put a submission into another class; returns the names of its jobs that have not ended."""
+    """Change a submission's priority. Returns the names of unfinished jobs."""
     submission, _ = await _own(tx, who, name)
     jobs = await _open_jobs(tx, submission, None)
     if jobs:
@@ -132,73 +134,79 @@ def _names(submission: int, jobs: int) -> list[str]:
 
 
 def _check(order: Submission) -> None:
-    """Refuse an order that makes no sense, before anything of it is stored."""
+    """Validate a submission before storing anything."""
     if not order.key:
         raise UsageError("the submission has no key")
     if not 1 <= len(order.specs) <= _MOST_JOBS:
-        raise UsageError(f"an order has 1 to {_MOST_JOBS} jobs, not {len(order.specs)}")
+        raise UsageError(f"a submission must have 1 to {_MOST_JOBS} jobs, got {len(order.specs)}")
     if not 0 < order.timeout_s <= _LONGEST_S:
-        raise UsageError(f"a job's time limit is {_TIMEOUTS}, not {order.timeout_s} s")
+        raise UsageError(f"a job's time limit must be {_TIMEOUTS}, got {order.timeout_s} s")
     if not 1 <= order.max_attempts <= _MOST_ATTEMPTS:
-        raise UsageError(f"a job is tried 1 to {_MOST_ATTEMPTS} times, not {order.max_attempts}")
+        raise UsageError(f"max_attempts must be 1 to {_MOST_ATTEMPTS}, got {order.max_attempts}")
     if len(order.project) > _LONGEST_PROJECT:
-        raise UsageError(f"a project's name has at most {_LONGEST_PROJECT} characters")
+        raise UsageError(f"project name exceeds {_LONGEST_PROJECT} characters")
     kinds = {spec.kind for spec in order.specs}
     if Kind.HEALTH in kinds:
-        raise UsageError("the farm orders the checks of its boards itself", hint="hil farm resume BOARD asks for one")
+        raise UsageError(
+            "health jobs cannot be submitted; the farm creates them",
+            hint="request a health check with hil farm resume BOARD",
+        )
     if Kind.LEASE in kinds and len(order.specs) > 1:
-        raise UsageError("a board is held by an order of its own")
+        raise UsageError("a lease must be the only job of its submission")
     parse(order.selector)
 
 
 async def _check_quota(tx: Tx, who: Principal) -> None:
-    """Refuse one more order where too many of a user's wait. They are counted only where that many jobs wait at all."""
+    """Raise FarmError if too many submissions of a user are waiting. The exact count is only made for a long queue."""
     [all_] = await fetched(tx, _MANY, [_MOST_WAITING])
     if all_["many"] < _MOST_WAITING:
         return
     [own] = await fetched(tx, _WAITING, [who.user])
     if own["waiting"] >= _MOST_WAITING:
         raise FarmError(
-            f"{_MOST_WAITING} orders of {who.user} wait already", hint="one order may have many jobs; or wait for some"
+            f"{who.user} already has {_MOST_WAITING} waiting submissions",
+            hint="combine jobs in a submission, or wait until some have finished",
         )
 
 
 def _project(who: Principal, order: Submission) -> str:
-    """Whom an order is counted for, beside its user."""
+    """Return the project that a submission is counted for. Raises AccessRefused if the caller may not use it."""
     if order.project and order.project != who.project and who.role is not Role.ADMIN:
         raise AccessRefused(
-            f"this token is not of the project {order.project!r}",
-            hint=f"it is of {who.project!r}" if who.project else "it is of no project",
+            f"this token is not valid for project {order.project!r}",
+            hint=f"its project is {who.project!r}" if who.project else "the token has no project",
         )
     return order.project or who.project
 
 
 def _satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
-    """Refuse what no board that the farm ever knew could be, however it is now."""
+    """Raise NoSuchBoard if no known board can match, in any state."""
     boards = {one.name: one.labels for one in known}
     selector = parse(order.selector)
     if order.board:
         if order.board not in boards:
-            hint = did_you_mean(order.board, boards) + "hil farm boards lists those that it has"
-            raise NoSuchBoard(f"the farm has no board {order.board!r}", hint=hint)
+            hint = did_you_mean(order.board, boards) + "hil farm boards lists all boards"
+            raise NoSuchBoard(f"board {order.board!r} not found", hint=hint)
         boards = {order.board: boards[order.board]}
     if any(selector.matches(labels) for labels in boards.values()):
         return
     if not boards:
-        raise NoSuchBoard("the farm has no boards yet", hint="hil farm host --site S presents a machine's boards")
+        raise NoSuchBoard("the farm has no boards yet", hint="add a machine's boards with hil farm host --site S")
     close = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in nearest(selector, boards))
-    raise NoSuchBoard(f"no board of the farm is {order.selector!r}", hint=f"nearest: {close}")
+    raise NoSuchBoard(f"no board matches {order.selector!r}", hint=f"nearest: {close}")
 
 
 async def _own(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:
-    """The submission, and the job's number in it, that a name stands for and this bearer may change."""
+    """Return submission and job number for a name. Raises AccessRefused if the caller may not change it."""
     submission, number = parse_job(name)
     where = "submission.id = %s and (%s::numeric is null or job.number = %s) limit 1"
     owners = await fetched(tx, f"select submission.user_name from {JOBS} where {where}", [submission, number, number])
     if not owners:
-        raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them")
+        raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs")
     if owners[0]["user_name"] != who.user and who.role is not Role.ADMIN:
-        raise AccessRefused(f"job {name} is {owners[0]['user_name']}'s", hint="an admin may change it too")
+        raise AccessRefused(
+            f"job {name} belongs to {owners[0]['user_name']}", hint="only its owner or an admin can change it"
+        )
     return submission, number
 
 

@@ -1,6 +1,6 @@
-"""What nobody's call brings about: leases and boards that time runs out for, checks that are due. Once a second.
+"""Periodic work, every second: expire leases and boards, and queue due health checks.
 
-What is old is deleted: `hil farm gc`. The audit stays.
+`hil farm gc` also deletes old data here. The audit is never deleted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import SERIALIZED, active_leases, fetched, serialized
 from hil.errors import EXIT_OK
 
-_TICK = 0x4_74_69_63_6B  # one gateway's tick is enough at a time
+_TICK = 0x4_74_69_63_6B  # advisory lock: only a single gateway sweeps at a time
 _FROZEN_S = 5.0
 
-# A gateway that was frozen while it was alone, or had changed a board or a lease, holds up the whole farm. PostgreSQL's
-# own limit for idle transactions does not see that: in the middle of a pipeline it takes the connection for active.
+# A gateway that froze while it had the serialization lock or changed a board or lease blocks the whole farm.
+# PostgreSQL's timeout for idle transactions does not help: within a pipeline, the connection counts as active.
 _THAW = """
     select pg_terminate_backend(pid) from pg_stat_activity
     where datname = current_database() and state = 'active' and wait_event_type = 'Client'
@@ -37,10 +37,12 @@ _THAW = """
 
 
 async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
-    """Let time pass; returns how much happened.
+    """Run the periodic work and return the number of changes.
 
-    Until all workers and holders had the time to be heard, and to report what ended meanwhile, nothing expires:
-    ``heard_since`` is when this gateway began to hear them, by `time.monotonic()` (`math.inf`: not yet).
+    First, all workers and holders get time to send heartbeats and reports. Only then leases expire.
+
+    Args:
+        heard_since: `time.monotonic()` when this gateway began to receive heartbeats; `math.inf` if it has not.
     """
     await thaw(tx)
     await tx.execute("set local lock_timeout = '5s'")
@@ -49,7 +51,7 @@ async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: f
 
 
 async def thaw(tx: Tx) -> None:
-    """Let go of what a frozen gateway holds. Where all connections of a pool wait for that, by one beside the pool."""
+    """Terminate connections of frozen gateways. Use a separate connection if the pool waits for their locks."""
     await tx.execute(_THAW, {"serialized": SERIALIZED, "frozen_s": _FROZEN_S})
 
 
@@ -61,16 +63,17 @@ async def _pass(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: 
 
 
 async def _expired(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
-    """End what nobody speaks for any more, and what took too long: when this transaction began, for its gateway may
-    have been frozen since, and have heard nobody.
+    """End leases and boards without heartbeats, and leases past their time limit.
+
+    Compares with the start of the transaction: this gateway may have been frozen since, and missed heartbeats.
     """
     silent = await active_leases(tx, "lease.expires_at < now()")
     for lease in silent:
-        reason = f"nothing was heard of it on {lease.board} for {settings.lease_s:g} s"
+        reason = f"no heartbeat from {lease.board} for {settings.lease_s:g} s"
         await transitions.lease_lost(tx, queue, lease, reason, settings)
     left = await active_leases(tx, "lease.holder_until < now()")
     for lease in left:
-        gone = JobResult(EXIT_OK, reason=f"its holder was not heard of for {settings.holder_s:g} s")
+        gone = JobResult(EXIT_OK, reason=f"no heartbeat from the lease holder for {settings.holder_s:g} s")
         await transitions.lease_over(tx, queue, lease, gone, settings)
     lost = await boards.lose_silent(tx, queue, settings)
     late = await active_leases(tx, "lease.until < now()")
@@ -79,14 +82,14 @@ async def _expired(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
     return len(silent) + len(left) + lost + len(late)
 
 
-# A file that came, or was asked for, so lately may be of an order that is still to come.
+# A file used this recently may belong to a submission that is not queued yet.
 _GRACE = "1 day"
-# So long after a user's last lease nothing is left of it in the sharing.
+# After this time without leases, a user's share is negligible.
 _FADED = "30 days"
-# Files at a time: while they are deleted, whoever would use the very same ones waits.
+# Limit of files per call: users of these files wait during the deletion.
 _MOST_FILES = 2000
 
-# All of its jobs have ended, and the last long ago.
+# Submissions whose jobs all ended long ago.
 _OLD = """
     select id from hil.submissions as submission
     where at < now() - make_interval(secs => %(keep_s)s) and not exists (
@@ -100,7 +103,7 @@ _DELETED = {
     "submissions": "delete from hil.submissions where id = any(%(old)s)",
     "events": "delete from hil.events where at < now() - make_interval(secs => %(keep_s)s)",
 }
-# Boards that were taken away, and what users had of the boards so long ago that it has faded to nothing.
+# Removed boards, and board use that has decayed to nothing.
 _DELETED_LAST = {
     "boards": "delete from hil.boards as board where state = 'offline' and worker = '' and hold = ''"
     " and (forgotten or coalesce(owned_until, added_at) < now() - make_interval(secs => %(keep_s)s))"
@@ -124,24 +127,26 @@ _UNUSED = f"""
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What was deleted, or would be."""
+    """Numbers of rows that `gc` deleted, or would delete."""
 
     counts: dict[str, int]
-    bytes: int = 0  # of the artifacts
-    artifacts: list[str] = field(default_factory=list)  # digests of the files that nothing refers to any more
+    bytes: int = 0  # total size of the artifacts
+    artifacts: list[str] = field(default_factory=list)  # digests of unreferenced files
 
 
 async def gc(
     tx: Tx, keep_s: float, delete: Callable[[list[str]], Awaitable[None]], *, dry_run: bool = False
 ) -> Cleaned:
-    """Delete submissions that ended long ago with all that belongs to them, old events, boards that are gone, and
-    files that nothing refers to (at most 2000 of them: to be called again).
+    """Delete old submissions with their data, old events, removed boards and unreferenced files.
 
-    ``delete``, which takes files from the store, is called in the transaction: who wants one of them meanwhile waits,
-    and is then told that it is lacking.
+    Deletes at most 2000 files per call, so call it repeatedly.
+
+    Args:
+        delete: deletes files from the store. Called inside the transaction, so that clients that need such a file wait
+            and then see that it is missing.
     """
     async with tx.transaction(force_rollback=dry_run):
-        # The files may take their time.
+        # Deleting files may take long.
         await tx.execute("set local idle_in_transaction_session_timeout = '10min'")
         old = [row["id"] for row in await fetched(tx, _OLD, {"keep_s": keep_s})]
         values = {"keep_s": keep_s, "old": old, "most": _MOST_FILES}
@@ -155,7 +160,8 @@ async def gc(
         digests = [row["digest"] for row in unused]
         if digests and not dry_run:
             await delete(digests)
-        # Not before the files, which may take long: who presents such a board waits, and the whole farm for them.
+        # After the files, which may take long: a host that presents such a board waits for this lock, and so does the
+        # whole farm.
         for name, query in _DELETED_LAST.items():
             counts[name] = (await tx.execute(query, values)).rowcount
     return Cleaned({**counts, "artifacts": len(digests)}, sum(row["size"] for row in unused), digests)

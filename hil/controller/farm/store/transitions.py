@@ -1,7 +1,7 @@
-"""Changes of state, each with its event in the log: of jobs, of leases that end, and of boards.
+"""State changes of jobs, leases and boards, each with an event in the log.
 
-How a board is after an event is decided by :mod:`hil.controller.farm.scheduler.health`, whether a job is tried again by
-:mod:`hil.controller.farm.scheduler.policy`.
+:mod:`hil.controller.farm.scheduler.health` decides the new state of a board, and
+:mod:`hil.controller.farm.scheduler.policy` whether a job is retried.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hil.controller.farm.store import case_results
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_ended, note_job, note_queued
 from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.records import JobRow, LeaseRow, Row, as_json, fetched, job_rows
+from hil.controller.farm.store.records import JobRow, LeaseRow, Row, as_json, board_rows, fetched, job_rows
 from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
 
-# Health jobs are the farm's own: no token is anybody's of this name.
+# User of health jobs; no token can have this name.
 FARM = "farm"
 
 _NEW = """
@@ -29,8 +29,9 @@ _NEW = """
             %(max_attempts)s, %(trace)s, %(key)s, %(jobs)s)
         returning *
     )
-    insert into hil.jobs (submission, number, kind, spec, affinity, checks, state, lane)
-    select new.id, given.number, given.spec ->> 'kind', given.spec, given.spec ->> 'affinity', %(checks)s, 'queued',
+    insert into hil.jobs (submission, number, kind, spec, affinity, title, checks, state, lane)
+    select new.id, given.number, given.spec ->> 'kind', given.spec, given.spec ->> 'affinity',
+        coalesce(given.spec ->> 'title', ''), %(checks)s, 'queued',
         hil.lane(new.user_name, new.project, new.priority, new.selector, new.board, %(checks)s, '{}')
     from new cross join jsonb_array_elements(%(specs)s::jsonb) with ordinality as given (spec, number)
     order by given.number
@@ -56,7 +57,11 @@ _RESULT = """
 async def enqueue(
     tx: Tx, order: Submission, user: str, project: str, trace: str = "", *, checks: str | None = None
 ) -> tuple[int, list[int]]:
-    """Queue an order's jobs; returns the submission's number and theirs. ``checks``: the board a health job is for."""
+    """Queue the jobs of a submission. Returns the submission's number and the job ids.
+
+    Args:
+        checks: board of a health job.
+    """
     same = ("title", "selector", "board", "timeout_s", "max_attempts", "key")
     values = {name: getattr(order, name) for name in same} | {"user": user, "project": project, "trace": trace}
     specs = as_json([spec.to_json() for spec in order.specs])
@@ -68,7 +73,7 @@ async def enqueue(
 
 
 async def queue_again(tx: Tx, job: JobRow, failed_on: str, reason: str) -> None:
-    """The job waits once more, at its old place in the queue, and rather for another board."""
+    """Requeue a job at the old queue position, and avoid the board of the failure."""
     await tx.execute(_AGAIN, {"job": job.id, "avoid": sorted({*job.avoid, failed_on})})
     await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=failed_on)
 
@@ -76,7 +81,7 @@ async def queue_again(tx: Tx, job: JobRow, failed_on: str, reason: str) -> None:
 async def finish(
     tx: Tx, job: JobRow, result: JobResult, lease: int | None = None, *, state: JobState = JobState.DONE
 ) -> None:
-    """The job has its one result, and nothing more happens to it."""
+    """Store a job's final result."""
     values = {
         "job": job.id,
         "lease": lease,
@@ -108,7 +113,7 @@ _UNCHECKED = """
 
 
 async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSettings) -> None:
-    """Something happened to a board: note what it is now, and have it checked where that is due."""
+    """Apply an event to a board: store the new state, and queue a health job if it is due."""
     [row] = await fetched(tx, "select state, failures, reason from hil.boards where name = %s for update", [board])
     state, failures = BoardState(row["state"]), row["failures"]
     to = health.after(state, failures, event, settings)
@@ -131,10 +136,10 @@ async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSe
 
 
 async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
-    """Queue a health job for each board that is to be checked now and has none; returns how many."""
+    """Queue a health job for each board that is due for a check and has none. Returns their number."""
     found = await fetched(tx, _UNCHECKED, {"boards": boards})
     for row in found:
-        # Its host may switch the power of a board that failed already.
+        # Hosts of older releases switch the power of a board that failed before.
         options = {"state": row["state"], "failures": row["failures"]}
         order = Submission(
             title=f"check of {row['name']}",
@@ -149,9 +154,9 @@ async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
 
 
 async def call_off_check(tx: Tx, board: str, reason: str) -> None:
-    """A check that only waits is not waited for: its board is gone."""
+    """Cancel a board's queued health job, because the board is not available."""
     for job in await job_rows(tx, "job.checks = %s and job.state = 'queued'", [board]):
-        result = JobResult(EXIT_BOARD, "BOARD_LOST", f"called off: {reason}", infrastructure=True)
+        result = JobResult(EXIT_BOARD, "BOARD_LOST", f"cancelled: {reason}", infrastructure=True)
         await finish(tx, job, result, state=JobState.CANCELLED)
 
 
@@ -168,16 +173,20 @@ _WARM = """
     update hil.boards set warm = (array_prepend(%(affinity)s, array_remove(warm, %(affinity)s)))[:%(most)s]
     where name = %(board)s
 """
-# A job ran through on an online board: that is as good as a check.
+# A completed job on an online board counts as a passed check.
 _WORKED = "update hil.boards set checked_at = clock_timestamp() where name = %s and state = 'online'"
-# So many programs a board is remembered to be warm for.
+# Maximum number of affinity keys stored per board.
 _WARM_MOST = 64
 
 
 async def _end(
     tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, result: JobResult | None = None
 ) -> None:
-    """The lease is over (by its worker's report, if any): its board is free, what it took is counted, all are told."""
+    """End a lease: free the board, add the time to the user's share, and notify listeners.
+
+    Args:
+        result: report of the worker, if any.
+    """
     stored = None if result is None else as_json(result.to_json())
     await tx.execute(_END, {"lease": lease.id, "reason": reason, "result": stored})
     share: Row = {"user": lease.job.user, "project": lease.job.project, "granted_at": lease.granted_at}
@@ -186,27 +195,27 @@ async def _end(
     await case_results.forget(tx, lease.id)
     await note_ended(tx, lease, reason)
     if lease.held_back:
-        await note_board(tx, "maintenance", lease.board, "drained, and nothing runs on it any more")
+        await note_board(tx, "maintenance", lease.board, "drained and idle")
 
 
 async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings) -> None:
-    """The farm lost a board during a lease: the job goes elsewhere, or that is its result."""
+    """End a lease because the board was lost: retry the job, or finish it with ``BOARD_LOST``."""
     await _end(tx, queue, lease, reason, settings)
-    await _decide(tx, lease, JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True))
+    await _decide(tx, lease, JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True), settings)
     what = health.EventKind.CHECK_LOST if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
-    doubt = health.Event(what, f"job {lease.job.name} was lost on it: {reason}")
+    doubt = health.Event(what, f"job {lease.job.name} was lost: {reason}")
     await change_board(tx, lease.board, doubt, settings)
 
 
 async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: FarmSettings) -> None:
-    """The lease's own time is over. For a job that is its result; who held a board has had what they asked for."""
+    """End a lease at the time limit. A job gets the result ``TIMEOUT``; a held lease ends normally."""
     if lease.job.kind is Kind.LEASE:
-        return await lease_over(tx, queue, lease, JobResult(EXIT_OK, reason="its time is over"), settings)
-    reason = "it took longer than its time limit"
+        return await lease_over(tx, queue, lease, JobResult(EXIT_OK, reason="time limit reached"), settings)
+    reason = "time limit exceeded"
     await _end(tx, queue, lease, reason, settings)
-    await _decide(tx, lease, JobResult(EXIT_STAGE, "TIMEOUT", reason))
+    await _decide(tx, lease, JobResult(EXIT_STAGE, "TIMEOUT", reason), settings)
     what = health.EventKind.UNHEALTHY if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
-    doubt = f"job {lease.job.name} outlived its time limit on it"
+    doubt = f"job {lease.job.name} exceeded its time limit"
     await change_board(tx, lease.board, health.Event(what, doubt), settings)
 
 
@@ -218,37 +227,49 @@ async def lease_over(
     settings: FarmSettings,
     state: JobState = JobState.DONE,
 ) -> None:
-    """A lease, and its job, has come to its end by somebody's will."""
+    """End a lease and the job on request, with a given result."""
     await _end(tx, queue, lease, result.reason, settings)
     await finish(tx, lease.job, result, lease.id, state=state)
 
 
 async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
-    """A board's worker said how its job ended."""
+    """End a lease with the worker's report, and update job and board."""
     await _end(tx, queue, lease, result.reason or result.outcome, settings, result)
-    await _decide(tx, lease, result)
+    await _decide(tx, lease, result, settings)
     await _learn(tx, lease, result, settings)
 
 
-async def _decide(tx: Tx, lease: LeaseRow, result: JobResult) -> None:
-    """The job after an attempt: again, or over."""
+async def _has_others(tx: Tx, job: JobRow, board: str, settings: FarmSettings) -> bool:
+    """Return True if a board can serve a job that has not failed on it yet."""
+    [order] = await fetched(tx, "select selector from hil.submissions where id = %s", [job.submission])
+    wanted = policy.Waiting(job.id, job.user, selector=order["selector"], board=job.pinned)
+    avoid = {*job.avoid, board}
+    return any(
+        one.may_serve and one.name not in avoid and wanted.matches(one.name, one.labels)
+        for one in await board_rows(tx, settings)
+    )
+
+
+async def _decide(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
+    """Retry or finish a job after an attempt."""
     job = lease.job
     held = lease.started_at is not None and job.kind is Kind.LEASE
-    final = policy.after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held)
+    others = result.infrastructure and await _has_others(tx, job, lease.board, settings)
+    final = policy.after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held, others=others)
     if final is None:
-        await queue_again(tx, job, lease.board, result.reason or "the infrastructure failed")
+        await queue_again(tx, job, lease.board, result.reason or "infrastructure failure")
     else:
         await finish(tx, job, final, lease.id)
 
 
 async def _learn(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
-    """What an attempt tells of its board: an infrastructure's failure makes it suspect, a check decides."""
+    """Update a board after an attempt: infrastructure failures make it suspect, health jobs decide the state."""
     job, what = lease.job, health.EventKind
     if job.kind is Kind.HEALTH:
         event = health.Event(what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY, result.reason)
         return await change_board(tx, lease.board, event, settings)
     if result.infrastructure:
-        reason = f"job {job.name} failed on it: {result.reason or 'the infrastructure failed'}"
+        reason = f"job {job.name} failed: {result.reason or 'infrastructure failure'}"
         return await change_board(tx, lease.board, health.Event(what.INFRASTRUCTURE, reason), settings)
     if result.board_ns[1] and result.exit_code == EXIT_OK:
         await tx.execute(_WORKED, [lease.board])

@@ -1,8 +1,8 @@
-"""Becomes another program that root may not be (PostgreSQL refuses to run as root) and that ends with its parent.
+"""Run a program without root privileges, and end it with the parent process. PostgreSQL refuses to run as root.
 
-Run as a script, by the path of this file: ``unprivileged.py FOLDER PARENT COMMAND...``. Started by root, it gives up
-root's rights: where the system lets it, in a user namespace, in which root's files still are its own; else as a user
-that may do little, who is then given the folder.
+Run it as a script, by the path of this file: ``unprivileged.py FOLDER PARENT COMMAND...``. If started by root, it drops
+the privileges. If possible it enters a user namespace, in which it still owns root's files. Otherwise it switches to
+an unprivileged user and changes the owner of the directory to that user.
 """
 
 import ctypes
@@ -16,13 +16,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: str, parent: str, *command: str) -> None:
-    """Become the command."""
+    """Execute the command in place of this process."""
     if os.geteuid() == 0:
         _give_up_root(folder)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
         if os.getppid() != int(parent):
-            sys.exit("whoever started this is gone")
+            sys.exit("the parent process has ended")
     os.execv(command[0], command)
 
 
@@ -40,7 +40,7 @@ def _give_up_root(folder: str) -> None:
 
 
 def _enter_namespace(nobody: pwd.struct_passwd) -> bool:
-    """Into a user namespace in which we, root outside, are nobody; false where the system does not let us."""
+    """Enter a user namespace that maps root to the user nobody. Returns False if the system does not allow it."""
     if sys.platform != "linux" or ctypes.CDLL(None).unshare(_CLONE_NEWUSER) != 0:
         return False
     user, group = f"{nobody.pw_uid} 0 1", f"{nobody.pw_gid} 0 1"

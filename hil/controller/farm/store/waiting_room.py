@@ -1,4 +1,4 @@
-"""What the jobs that wait can expect: see :mod:`hil.controller.farm.scheduler.outlook`."""
+"""Queue positions of waiting jobs: see :mod:`hil.controller.farm.scheduler.outlook`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hil.controller.farm.store.records import board_rows
 
 
 async def outlooks(tx: Tx, settings: FarmSettings, most: int) -> list[outlook.Outlook]:
-    """The waiting jobs in the order of their turns, at most so many; checks of boards are not among them."""
+    """Return at most ``most`` waiting jobs in scheduling order, without health jobs."""
     lanes = [lane for lane in await queued_lanes(tx) if lane.kind is not Kind.HEALTH]
     if not lanes:
         return []
     boards = await board_rows(tx, settings)
-    # What comes after so many of a lane comes after so many of all.
+    # A job beyond this number in a lane is also beyond it in the whole queue.
     waiting = await waiting_jobs(tx, [lane.allowed(boards) for lane in lanes], [most] * len(lanes))
     return outlook.outlooks(waiting, boards, await shares(tx, settings), settings.aging_s, most)

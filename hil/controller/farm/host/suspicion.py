@@ -1,0 +1,36 @@
+"""Detect failed jobs that may be the board's fault. Pure functions; a check of the board decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hil.controller.farm.messages import JobResult, Kind
+from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.errors import EXIT_BOARD, EXIT_OK
+
+# Failures of a single program, or of every program on a stuck board. Wrong results are not included.
+_FAILURES = frozenset({Outcome.LOAD_ERROR, Outcome.RUN_ERROR, Outcome.RUN_CRASH, Outcome.TIMEOUT})
+# Outcomes of a check that blame the board. Failures on the host do not.
+_UNFIT = _FAILURES | BOARD_OUTCOMES | {Outcome.FAIL, Outcome.UNSTABLE}
+_JOBS = (Kind.RUN, Kind.BUNDLE, Kind.SUITE)
+_MOST_REASON = 500
+
+
+def is_suspicious(kind: Kind, result: JobResult) -> bool:
+    """Return True if a job failed or hung like every job on a stuck board."""
+    if kind not in _JOBS or result.infrastructure:
+        return False
+    outcomes = {result.outcome, *(str(case.get("outcome", "")) for case in result.record.get("cases", ()))}
+    return not outcomes.isdisjoint(one.value for one in _FAILURES)
+
+
+def after_probe(result: JobResult, probe: JobResult) -> JobResult:
+    """Return a job's result after a check of the board. If the check failed, the result is ``BOARD_UNFIT``."""
+    if probe.exit_code == EXIT_OK or probe.outcome not in {one.value for one in _UNFIT}:
+        return result
+    reason = (
+        f"the board can no longer run programs: {probe.reason or probe.outcome}; "
+        f"the job itself ended with {result.outcome or result.exit_code}: {result.reason}"
+    )
+    unfit = Outcome.BOARD_UNFIT.value
+    return replace(result, exit_code=EXIT_BOARD, outcome=unfit, reason=reason[:_MOST_REASON], infrastructure=True)
