@@ -1,1 +1,1 @@
-"""Pages of what is stored: sessions, comparisons, history, tensors, graphs, traces, boards (docs/web.md)."""
+"""Web pages for stored sessions, comparisons, history, tensors, graphs, traces and boards (docs/web.md)."""

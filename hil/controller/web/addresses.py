@@ -1,4 +1,4 @@
-"""What addresses of pages say: what a view asks for, and which session is meant."""
+"""Build and parse URL queries: page filters and references to sessions."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlencode
 
-# Between a folder of runs' number and an id, which never has two slashes.
+# Separates a runs directory's number from a session id. Ids never contain two slashes.
 ROOT_MARK = "//"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a page is asked: its fields are those of the address's query, one of them the ``page`` of its table."""
+    """Query parameters of a page. Subclasses define the fields; ``page`` is the page number of the table."""
 
     def query(self, **other: Any) -> str:
-        """The query, of the first page, with some values replaced; what is as it would be anyway is left out."""
+        """Return the query for the first page with some values replaced. Default values are omitted."""
         usual = {one.name: one.default for one in fields(self)}
         values = {one.name: getattr(self, one.name) for one in fields(self)} | {"page": 1} | other
         return urlencode({name: value for name, value in values.items() if value != usual[name]})
 
 
 def link_of(session: str, root: int) -> str:
-    """The query that names a session by its id and the number of its folder of runs."""
+    """Return the query that identifies a session by id and runs directory number."""
     return urlencode({"id": session, **({"root": root} if root else {})})
 
 
 def reference_of(session: str, root: int) -> str:
-    """What names a session in one word of an address."""
+    """Return a session reference that fits in a single query value."""
     return f"{root}{ROOT_MARK}{session}" if root else session
 
 
 def page_at(page: int, total: int, rows: int) -> tuple[int, int]:
-    """Where a page of a table begins, or the nearest that there is, and how many pages there are."""
+    """Return the first row of a table's page, and the page count. The page number is clamped to the valid range."""
     pages = max(1, -(-total // rows))
     return (min(max(1, page), pages) - 1) * rows, pages

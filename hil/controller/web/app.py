@@ -1,4 +1,4 @@
-"""The server: pages, what they are drawn with, and errors as pages."""
+"""Create the FastAPI application: pages, their shared state, and error pages."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ from hil.controller.web.pages import (
 )
 from hil.controller.web.published import PUBLISHED, PublishedStore
 from hil.controller.web.security import HEADERS, Access, Guard
+from hil.controller.web.sharing import FairShare
 from hil.controller.web.site import Site, site_of
 from hil.controller.web.templating import environment
-from hil.errors import AccessRefused, FarmUnreachable, HilError
+from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
 
 PAGES = (
     sessions,
@@ -61,7 +62,7 @@ PAGES = (
     csv_tensors,
     csv_farm,
 )
-_STATUS = {AccessRefused: 403, FarmUnreachable: 503}
+_STATUS = {AccessRefused: 403, FarmUnreachable: 503, StorageError: 507}
 
 
 def create_app(
@@ -72,15 +73,16 @@ def create_app(
     farm: FarmLink | None = None,
     published: PublishedStore | None = None,
 ) -> FastAPI:
-    """The application over folders of runs and the index of them, which somebody else keeps up to date.
+    """Create the application for runs directories and their index. A separate process updates the index.
 
     Args:
-        published: where it is kept what `hil publish` sends; None is a folder ``published`` in the first one.
+        published: store for sessions sent by `hil publish`. Default: the ``published`` directory in the first root.
     """
     app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.site = Site(roots, Reader(index), progress, environment(), farm)
     app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
+    app.state.streams = {}  # event streams of :mod:`.live`, oldest first
     app.state.publishing = asyncio.Semaphore(publish.AT_A_TIME)
     for page in PAGES:
         app.include_router(page.router)
@@ -93,12 +95,12 @@ def create_app(
     for unreadable in (OSError, UnicodeError, RecursionError):
         app.add_exception_handler(unreadable, _unreadable)
     app.add_exception_handler(Exception, _broken)
+    app.add_middleware(FairShare)
     app.add_middleware(Guard, access=access)
     return app
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """A page that says what was wrong, and what to do."""
     assert isinstance(error, HilError)
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 404)
     return _page(request, status, error.message, error.hint)
@@ -112,34 +114,34 @@ def _refused(request: Request, error: Exception) -> Response:
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     names = ", ".join(str(one["loc"][-1]) for one in error.errors()[:5])
-    return _page(request, 400, f"what the address says cannot be understood: {names}", "")
+    return _page(request, 400, f"invalid URL parameters: {names}", "")
 
 
 def _unanswered(request: Request, error: Exception) -> Response:
-    """The index was asked for what it cannot answer, or was deleted, or is damaged."""
+    """Handle index errors: an invalid query, or a deleted or damaged index."""
     return _page(
         request,
         400,
-        f"the index could not answer: {error}",
-        "ask for less; an index that was lost is made anew in a moment",
+        f"index query failed: {error}",
+        "narrow the query, or retry in a moment: hil rebuilds a missing index",
     )
 
 
 def _unreadable(request: Request, error: Exception) -> Response:
-    """A record names what no file can be called, or a file went away, or is nobody's to read."""
-    why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text, or nested too deeply"
-    return _page(request, 404, f"something that the record names cannot be read: {why}", "")
+    """Handle read errors: an invalid file name in a record, a deleted file, or missing permissions."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else "not valid text, or nested too deeply"
+    return _page(request, 404, f"cannot read a file named in the record: {why}", "")
 
 
 def _broken(request: Request, error: Exception) -> Response:
-    """What should not happen. Nothing of it is shown: it stands on the server's own stderr."""
-    response = _page(request, 500, "hil web itself failed to make this page", "the server's terminal says how")
+    """Handle unexpected errors. The page shows no details; the traceback is on the server's stderr."""
+    response = _page(request, 500, "internal error in hil web", "see the traceback in the server's terminal")
     response.headers.update(HEADERS)
     return response
 
 
 def _page(request: Request, status: int, message: str, hint: str) -> Response:
-    # A script that asked for data shows the text itself.
+    # API requests get plain text instead of HTML.
     if request.headers.get("accept", "").startswith("application/json") and "/api/" in request.url.path:
         return PlainTextResponse(f"{message}; {hint}" if hint else message, status)
     return site_of(request).page(request, "error.html", status=status, message=message, hint=hint)

@@ -1,4 +1,4 @@
-"""Results that took a while, kept for whoever asks again: a bounded number of bytes, the oldest forgotten first."""
+"""Cache for slow results, bounded by bytes. The least recently used result is evicted first."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+from hil.core.cancellation import holding
+
 T = TypeVar("T")
 
 
 class _Turn:
-    """Whoever has the lock makes a result; the others wait for it."""
+    """Lock for computing a single key, with a caller count."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -19,12 +21,12 @@ class _Turn:
 
 
 class Results:
-    """Made once for each key, by at most so many threads at a time.
+    """Cache that computes every key a single time, with a thread limit.
 
     Args:
-        most_bytes: how many bytes are kept.
-        at_once: how many are made at the same time, and beside them as many of those that take long: what each takes in
-            memory is its maker's to bound.
+        most_bytes: maximum bytes to cache.
+        at_once: maximum concurrent computations. Slow computations have a separate limit of the same size. Each
+            ``make`` function must bound its memory itself.
     """
 
     def __init__(self, most_bytes: int, at_once: int) -> None:
@@ -41,34 +43,35 @@ class Results:
 
     @property
     def bytes(self) -> int:
-        """How many are kept."""
+        """Bytes currently cached."""
         with self._lock:
             return self._bytes
 
     def get(self, key: Hashable, make: Callable[[], tuple[T, int]], *, slow: bool = False) -> T:
-        """What is kept for a key, or what is made now; who asks meanwhile waits for it.
+        """Return the cached result for a key, or compute it. Concurrent callers with the same key wait for the result.
 
         Args:
-            make: gives the result and how many bytes it takes.
-            slow: it takes long; nothing that does not has to wait for it.
+            make: returns the result and its size in bytes.
+            slow: use the separate limit for slow computations, so that fast computations need not wait.
         """
         with self._lock:
             turn = self._making.setdefault(key, _Turn())
             turn.asking += 1
         try:
-            with turn.lock:
+            with holding(turn.lock):
                 with self._lock:
                     if key in self._kept:
                         self._kept.move_to_end(key)
                         found: T = self._kept[key][0]
                         return found
-                with self._turns[slow]:
+                with holding(self._turns[slow]):
                     made, size = make()
                 self._keep(key, made, size)
                 return made
         finally:
             with self._lock:
-                # As long as somebody waits, who asks next waits with them: none makes what another makes.
+                # Remove the lock only after the last caller, so that later callers share it and the result is computed
+                # once.
                 turn.asking -= 1
                 if not turn.asking:
                     del self._making[key]

@@ -1,6 +1,6 @@
-"""The cases of a session as columns of numbers, kept for whoever compares the session again.
+"""Cases of a session as numeric columns, cached for later comparisons.
 
-Texts are the keys of the index' words (:class:`Words`).
+Texts are stored as keys in the index' ``words`` table (:class:`Words`).
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _TYPE = np.dtype(
     [
         *((name, np.int32) for name in ("name", "number", "outcome", "ended", "message", "output")),
         *((name, np.int64) for name in ("program", "iterations")),
-        # None is NaN, which the index does not hold.
+        # NaN means None, since the index never stores NaN.
         *((name, np.float64) for name in ("device_p50_ns", "device_p90_ns", "program_bytes", "max_abs", "sqnr_db")),
     ]
 )
 _OUTPUT = np.dtype([("name", np.int32), ("output", np.int32), ("max_abs", np.float64), ("sqnr_db", np.float64)])
 NO_OUTPUTS = np.empty(0, _OUTPUT)
-# So many outputs of cases with several are compared.
+# Maximum outputs to compare, for cases with multiple outputs.
 MOST_OUTPUTS = 1_000_000
-# Of a million cases these are 80 MB: those of six sessions of 50,000 are kept, or of 600 of 500.
+# A million cases need 80 MB, so the cache fits 6 sessions with 50,000 cases or 600 sessions with 500.
 RESULTS = Results(24 << 20, at_once=2)
 
 
 def columns_of(database: sqlite3.Connection, session: Session, only: Mapping[str, str]) -> Columns:
-    """The cases of a session in their order, or those of them whose texts are these."""
+    """Return the cases of a session in order. ``only`` filters by column values."""
     return _kept(database, session, lambda: _read(database, session.key, only), *only.items())
 
 
 def outputs_of(database: sqlite3.Connection, session: Session) -> Columns:
-    """The outputs of a session's cases, of those that have several."""
+    """Return the outputs of cases with multiple outputs."""
     return _kept(database, session, lambda: _read_outputs(database, session.key), "outputs")
 
 
 def _kept(database: sqlite3.Connection, session: Session, read: Callable[[], Columns], *what: object) -> Columns:
-    """Columns of a session as they are now."""
+    """Return cached columns. The key contains the session's stamp, so that changed sessions are read afresh."""
     found = database.execute(
         "select stamp, read_bytes, cases, (select seed from made) from sessions where key = ?", (session.key,)
     ).fetchone()
@@ -82,14 +82,14 @@ _NAMES = _TYPE.names or ()
 
 
 class Words:
-    """The texts of an index by their keys, read where they are asked for; a key below 0 is a text that it lacks."""
+    """Texts of an index by key, read on demand. Negative keys are texts that are not in the index."""
 
     def __init__(self, database: sqlite3.Connection, others: Mapping[int, str]) -> None:
         self._database = database
         self._known = dict(others)
 
     def of(self, keys: Iterable[Any]) -> list[str]:
-        """The texts of keys."""
+        """Return the texts for keys."""
         asked = [int(key) for key in keys]
         missing = {key for key in asked if key not in self._known}
         if missing:
@@ -100,7 +100,7 @@ class Words:
         return [self._known.get(key, "") for key in asked]
 
     def keys(self, texts: Iterable[str]) -> Keys:
-        """The keys of those texts that are in the index."""
+        """Return the keys of the texts that are in the index."""
         rows = self._database.execute(
             "select key from words where word in (select value from json_each(?))", (json.dumps([*texts]),)
         )

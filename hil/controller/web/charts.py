@@ -1,4 +1,4 @@
-"""A history as a chart: what its script draws, as JSON says it."""
+"""Convert a history to a chart's JSON data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = {"device_p50_ns": "ns", "host_s": "s", "compile_s": "s", "program_bytes"
 
 
 def case_chart(series: Series, measure: Measure, asked: HistoryFilter, remarks: Mapping[int, Any]) -> dict[str, Any]:
-    """A case's history; ``remarks`` are those of each point."""
+    """Return the chart for a case's history. ``remarks`` maps point indices to remarks."""
     places, labels = _places(series.points, asked.x)
     chart = _chart(
         measure.title,
@@ -73,7 +73,11 @@ def plain_chart(
     kinds: Sequence[str],
     remarks: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """A series over time that is no case's; ``worse`` is 1 where more is worse and -1 where less is."""
+    """Return the chart for a series over time that does not belong to a case.
+
+    Args:
+        worse: 1 if larger values are worse, -1 if smaller values are worse.
+    """
     chart = _chart(title, unit, [one or 0.0 for one in times], [], values, judged, levels)
     chart |= {"kinds": list(kinds), "remarks": list(remarks)}
     chart["steps"] = [
@@ -84,7 +88,7 @@ def plain_chart(
 
 
 def _places(points: Sequence[Point], by: str) -> tuple[list[float], list[str]]:
-    """Where each point stands, and what the places are called where they are no times."""
+    """Return the points' x coordinates, and the axis labels. Labels are empty if x is a time."""
     if not by or by == "time":
         return [one.created or 0.0 for one in points], []
     if by == "session":
@@ -95,7 +99,7 @@ def _places(points: Sequence[Point], by: str) -> tuple[list[float], list[str]]:
 
 
 def label_of(point: Point, by: str) -> str:
-    """What a point is called on an axis of commits, compilers or a package's versions."""
+    """Return a point's label on an axis with commits, compilers or package versions."""
     if by == "commit":
         return point.commit[:9] or "no commit"
     if by == "compiler":
@@ -104,7 +108,7 @@ def label_of(point: Point, by: str) -> str:
 
 
 def _in_order(chart: dict[str, Any]) -> dict[str, Any]:
-    """The same with its points from left to right."""
+    """Return the chart with points sorted by x."""
     order = sorted(range(len(chart["x"])), key=lambda index: chart["x"][index])
     if order == list(range(len(order))):
         return chart

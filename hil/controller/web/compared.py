@@ -1,4 +1,4 @@
-"""What a comparison's page shows of it: one table at a time, sorted, and an overview of all."""
+"""Tables for a comparison page: a single sorted table, or an overview."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TITLES: Mapping[str, str] = {
     "broke": "Newly failing",
     "mended": "Fixed",
     "still_failing": "Still failing",
-    "new": "Only in the compared",
-    "gone": "Only in the baseline",
-    "other": "Outcome changed otherwise",
+    "new": "Only in compared",
+    "gone": "Only in baseline",
+    "other": "Other outcome changes",
     "device_p50_ns": "Device time",
     "artifact_bytes": "Program size",
     "max_abs": "Largest error",
@@ -37,18 +37,18 @@ _MOVER_ORDERS = (*_PAIR_ORDERS, "change", "ratio", "verdict")
 
 @dataclass(frozen=True)
 class View(Asked):
-    """Which table of a comparison: the query of the page's address beside its sides'."""
+    """Query parameters that select a table of a comparison. The sides are separate parameters."""
 
-    show: str = ""  # a kind of move or a number; "" is the overview
-    q: str = ""  # a text that occurs in the case's name
-    all: str = ""  # anything: numbers that did not change, too
+    show: str = ""  # a move or a number; "" shows the overview
+    q: str = ""  # filter for the case name
+    all: str = ""  # if not empty, include unchanged numbers
     order: str = ""
     page: int = 1
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a comparison: either pairs or movers."""
+    """Table of a comparison, with either pairs or movers."""
 
     show: str
     title: str
@@ -59,14 +59,14 @@ class Table:
 
 
 def tables(found: Compared, asked: View, rows: int = ROWS) -> list[Table]:
-    """The table that a page asks for, or an overview of all that have something to tell.
+    """Return the requested table, or an overview of all non-empty tables.
 
     Raises:
-        UsageError: there is no such table, or no such order.
+        UsageError: unknown table or sort order.
     """
     if asked.show:
         if asked.show not in TITLES:
-            raise UsageError(f"a comparison has no table {asked.show[:40]!r}", hint=f"one of {', '.join(TITLES)}")
+            raise UsageError(f"unknown comparison table {asked.show[:40]!r}", hint=f"valid tables: {', '.join(TITLES)}")
         return [_table(found, asked, asked.show, rows)]
     shown = [_table(found, asked, show, OVERVIEW_ROWS) for show in (*MOVES, *NUMBERS) if found.counts[show]]
     return [one for one in shown if one.total]
@@ -87,7 +87,7 @@ def _table(found: Compared, asked: View, show: str, rows: int) -> Table:
 
 
 def _named(found: Compared, places: Places, q: str, pairs: Callable[[Places], Places]) -> Places:
-    """Those places whose cases' names have every word."""
+    """Filter places by case names that contain every word of ``q``."""
     words = q.lower().split()
     if not words:
         return places
@@ -128,18 +128,18 @@ def _order_of_movers(found: Compared, movers: Movers, places: Places, order: str
 def _asked(order: str, orders: Sequence[str]) -> str:
     by = order.removeprefix("-")
     if by not in orders:
-        raise UsageError(f"this cannot be ordered by {order[:40]!r}", hint=f"one of {', '.join(orders)}")
+        raise UsageError(f"invalid order {order[:40]!r}", hint=f"valid orders: {', '.join(orders)}")
     return by
 
 
 def _ranks(texts: Sequence[str]) -> Floats:
-    """The place of each text among all in order."""
+    """Return every text's rank in sorted order."""
     rank = {text: place for place, text in enumerate(sorted(set(texts)))}
     return np.fromiter((rank[text] for text in texts), np.float64, len(texts))
 
 
 def _sorted(keys: Floats, order: str) -> Places:
-    """The order of keys; those that are equal stay as they are. What is no number comes after all others."""
+    """Return the sort order of keys. The sort is stable; NaN counts as infinity."""
     keys = np.where(np.isnan(keys), np.inf, keys)
     return np.argsort(-keys if order.startswith("-") else keys, kind="stable")
 
@@ -151,7 +151,7 @@ def _part(found: Places, page: int, rows: int) -> tuple[Places, int]:
 
 @dataclass(frozen=True)
 class BenchVerdict:
-    """What one stored bench decided of its own two sides."""
+    """Stored verdict from a two-sided bench."""
 
     session: Session
     ratio: float
@@ -162,7 +162,7 @@ class BenchVerdict:
 
 
 def bench_verdicts(sessions: Sequence[Session]) -> list[BenchVerdict]:
-    """What those of the sessions that are benches of two sides decided, as `hil bench` wrote it down."""
+    """Return the stored verdicts from all two-sided benches among the sessions."""
     found = []
     for session in sessions:
         if session.kind != "bench":
@@ -173,5 +173,5 @@ def bench_verdicts(sessions: Sequence[Session]) -> list[BenchVerdict]:
             numbers = (float(told["ratio"]), float(interval["low"]), float(interval["high"]), float(interval["level"]))
             found.append(BenchVerdict(session, *numbers, str(told["verdict"])))
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            continue  # it has one side, or cannot be read: its own page says so
+            continue  # single-sided or unreadable; the session's page shows this
     return found

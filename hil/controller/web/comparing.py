@@ -1,7 +1,7 @@
-"""Compare two sides case by case: what broke or was fixed, and which numbers changed by how much.
+"""Compare two sides case by case: new failures, fixes, and changed numbers.
 
-Everything is decided for all cases at once, as columns (:mod:`hil.controller.web.moves`,
-:mod:`hil.controller.web.movers`); :class:`Pair` and :class:`Mover` are made of those that are shown.
+All cases are compared at once, as columns (:mod:`hil.controller.web.moves`, :mod:`hil.controller.web.movers`).
+:class:`Pair` and :class:`Mover` objects are created only for displayed cases.
 """
 
 from __future__ import annotations
@@ -28,120 +28,120 @@ __all__ = ["MOVES", "NOTHING", "NUMBERS", "SAME", "Compared", "Ends", "Mover", "
 
 @dataclass(frozen=True)
 class Ends:
-    """How a case ended on one side."""
+    """A case's outcomes on one side."""
 
-    outcomes: Mapping[str, int]  # outcome regardless of expectations -> in how many sessions; the latest first
-    session: Session | None = None  # the latest that has it; None where no session does
-    message: str = ""  # of several sessions that of one that fails
-    samples: int = 0  # in how many sessions it is
+    outcomes: Mapping[str, int]  # outcome before expectations are applied -> session count; latest first
+    session: Session | None = None  # the latest session with this case, if any
+    message: str = ""  # preferably from a failing session
+    samples: int = 0  # how many sessions have this case
 
     @property
     def word(self) -> str:
-        """The outcome that decides: the latest of those that fail, if any does, and else the latest."""
+        """The decisive outcome: the latest failing outcome, or the latest outcome if none fails."""
         return next((word for word in self.outcomes if is_failing(word)), next(iter(self.outcomes)))
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A case of both sides, or of one."""
+    """Case that exists on one or both sides."""
 
     name: str
     before: Ends
     after: Ends
-    move: str  # of MOVES; "" is a case that has nothing to tell
+    move: str  # from MOVES; "" if unchanged
 
     @property
     def message(self) -> str:
-        """Why: of the later side, or else of the earlier one."""
+        """The message of the later side, or of the earlier side if the later is empty."""
         return self.after.message or self.before.message
 
 
 @dataclass(frozen=True)
 class Mover:
-    """A number of a case on both sides."""
+    """A case's number on both sides."""
 
     pair: Pair
-    what: str  # of NUMBERS
-    # before, after: of several samples the median.
+    what: str  # from NUMBERS
+    # before, after: the median if there are multiple samples.
     before: float
     after: float
-    # how many samples that are; of device times those of enough iterations
+    # sample counts; for device times, only samples with enough iterations
     count_before: int
     count_after: int
-    ratio: float | None  # after by before; of several samples of times by their geometric means; None: see Change
-    comparison: Comparison | None  # where there are samples enough for an interval
+    ratio: float | None  # after / before; for multiple device times, from geometric means
+    comparison: Comparison | None  # set if there are enough samples for an interval
     verdict: str
-    why: str = ""  # what the verdict rests on
-    cases: int = 1  # how many cases share the program whose size this is
-    output: str = ""  # of a case with several outputs the one whose number this is
+    why: str = ""  # reason for the verdict
+    cases: int = 1  # for program sizes: how many cases share the program
+    output: str = ""  # output name, if the case has multiple outputs
 
     @property
     def decided(self) -> bool:
-        """Whether it changed."""
+        """Whether the number changed."""
         return self.verdict not in (SAME, NOTHING)
 
     @property
     def worse(self) -> bool:
-        """Whether it changed for the worse."""
+        """Whether the number got worse."""
         return self.verdict == WORDS[self.what][1]
 
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Two sides, case by case."""
+    """Result from comparing two sides case by case."""
 
     a: SideCases
     b: SideCases
     words: Words
     columns: Pairs
-    numbers: Mapping[str, Movers]  # of NUMBERS -> every case that has it on both sides
+    numbers: Mapping[str, Movers]  # NUMBERS key -> all cases with that number on both sides
 
     @property
     def total(self) -> int:
-        """How many cases there are."""
+        """Case count."""
         return self.columns.names.size
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Kind of move -> number of cases; and of each number, how many changed."""
+        """Case counts by move, and counts of changed cases by NUMBERS key."""
         return {**self.columns.counts(), **{what: int(one.decided.sum()) for what, one in self.numbers.items()}}
 
     @property
     def device_cases(self) -> int:
-        """How many cases' device times were measured well enough on both sides to be compared."""
+        """How many cases have enough device samples on both sides to compare."""
         return int((self.numbers["device_p50_ns"].count_before > 0).sum())
 
     @property
     def device_few(self) -> int:
-        """Of how many cases they are not compared, since a side timed too few iterations."""
+        """How many cases have device times that are not compared, because a side has not enough iterations."""
         return self.numbers["device_p50_ns"].pair.size - self.device_cases
 
     @property
     def device_ratio(self) -> float | None:
-        """Geometric mean of the ratios of device times, over :attr:`device_cases`; None without any."""
+        """Geometric mean of the device time ratios over :attr:`device_cases`, or None without such cases."""
         times = self.numbers["device_p50_ns"]
         ratios = times.ratio[(times.count_before > 0) & (times.ratio > 0)]
         return float(np.exp(np.log(ratios).mean())) if ratios.size else None
 
     @property
     def pairs(self) -> list[Pair]:
-        """Every case."""
+        """All cases."""
         return self.pairs_at(np.arange(self.total))
 
     @property
     def movers(self) -> list[Mover]:
-        """Every number of every case of both sides."""
+        """All numbers for all cases that exist on both sides."""
         return [mover for what, one in self.numbers.items() for mover in self.movers_at(what, np.arange(one.pair.size))]
 
     def names(self, pairs: Places) -> list[str]:
-        """The names of cases."""
+        """Return the names of cases."""
         return self.words.of(self.columns.names[pairs])
 
     def pairs_at(self, places: Places) -> list[Pair]:
-        """Some of the cases."""
+        """Return the cases at the given places."""
         columns = self.columns
         for side, cases in ((self.a, columns.before[places]), (self.b, columns.after[places])):
-            self.words.of(side.messages(cases[cases >= 0]))  # all at once
+            self.words.of(side.messages(cases[cases >= 0]))  # read all messages in a single query
         found = []
         for place, name in zip(places, self.names(places), strict=True):
             before = self._ends(self.a, columns.before[place], columns.was[place])
@@ -150,7 +150,7 @@ class Compared:
         return found
 
     def movers_at(self, what: str, places: Places) -> list[Mover]:
-        """Some of the cases that have a number on both sides."""
+        """Return the movers of number ``what`` at the given places."""
         one = self.numbers[what]
         found = []
         for place, pair in zip(places, self.pairs_at(one.pair[places]), strict=True):
@@ -183,12 +183,12 @@ class Compared:
 
 
 def _plain(value: float, what: str) -> float:
-    """A number as it is stored: sizes are whole ones."""
+    """Convert whole program sizes back to int."""
     return int(value) if what == "artifact_bytes" and value.is_integer() else value
 
 
 def compare_sides(database: sqlite3.Connection, a: Side, b: Side) -> Compared:
-    """Compare a baseline ``a`` with ``b``. Raises UsageError: a side has too many results."""
+    """Compare the baseline ``a`` with ``b``. Raises UsageError if a side exceeds the result limit."""
     words = Words(database, LACKING)
     old, new = (side_cases(database, side, words) for side in (a, b))
     pairs = pairs_of(old, new, words)

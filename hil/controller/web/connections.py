@@ -1,47 +1,74 @@
-"""Connections that keep a server busy without saying anything are ended, and only so many requests work at a time.
+"""Server that closes idle connections and limits concurrent requests.
 
-uvicorn waits without end for a request's head and body, and for whoever does not read an answer.
+uvicorn has no timeout for request headers, request bodies, or clients that do not read the response. It also continues
+requests after the client disconnects. This module adds timeouts and cancels requests on closed connections
+(:mod:`hil.core.cancellation`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import threading
+from types import FrameType
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# Of the lines of a request's head with all its headers.
+from hil.core.cancellation import cancelled_by
+
+# Maximum bytes for the request line and all headers.
 MOST_HEAD = 32 << 10
-# Each open page holds one connection for what is told live.
+# Every open page uses a connection for events.
 MOST_CONNECTIONS = 256
-# So many requests are worked on at a time; the others wait. With what each may read it bounds the server's memory.
+# Maximum concurrent requests; others wait. Together with the read limits this bounds the server's memory.
 MOST_WORKING = 8
-# Until a request's head is there; until its body is; until who asked reads on.
+# Timeouts in seconds for request headers, for the request body, and for a client that does not read the response.
 HEAD_S = 15.0
 BODY_S = 120.0
 READER_S = 60.0
-_CANCELLED_S = 0.2
+# Shutdown times in seconds: delay before active requests are cancelled, wait for cancelled requests, and limit after
+# which the process exits even if threads still run.
+CANCEL_S, _CANCELLED_S, EXIT_S = 0.2, 0.2, 0.9
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, that works on :data:`MOST_WORKING` requests at a time."""
+    """uvicorn server that processes at most :data:`MOST_WORKING` requests at a time.
+
+    Args:
+        owns_process: exit the process at most :data:`EXIT_S` after a signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, owns_process: bool) -> None:
+        super().__init__(config)
+        self._owns_process = owns_process
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Shut down after a signal. A thread that ignores cancellation cannot block the exit of the process."""
+        if self._owns_process and not self.should_exit:
+            timer = threading.Timer(EXIT_S, os._exit, [128 + sig])
+            timer.daemon = True
+            timer.start()
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, in the loop whose threads work on requests."""
+        """Start the server. Limit worker threads of the current event loop."""
         anyio.to_thread.current_default_thread_limiter().total_tokens = MOST_WORKING
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End, without a word about the answers that are cut off by it: what is told live never ends by itself."""
+        """Shut down without log messages about interrupted responses. Event streams always end this way."""
         told = logging.getLogger("uvicorn.error")
         told.addFilter(_nothing)
         try:
             await super().shutdown(sockets)
-            if self.server_state.tasks:  # cancelled just now; they have no more to do than to end
+            if self.server_state.tasks:  # just cancelled; wait until they end
                 await asyncio.wait(list(self.server_state.tasks), timeout=_CANCELLED_S)
         finally:
             told.removeFilter(_nothing)
@@ -52,19 +79,21 @@ def _nothing(record: logging.LogRecord) -> bool:
 
 
 class Connection(H11Protocol):
-    """A connection with a deadline for whatever it is waited for.
+    """Connection with a timeout per request phase.
 
-    Where there are too many, the one that has waited longest for a request's head makes room.
+    At the connection limit, the server closes the connection that has waited longest for request headers.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        self.app = _Cancellable(self, self.app)
+        self.work: _Work | None = None  # the active request
         self._timer: asyncio.TimerHandle | None = None
-        self._waits_since: float | None = None  # for a head, by the loop's clock
-        self._unread = False  # whether nobody reads the answer
+        self._waits_since: float | None = None  # waiting for headers since this loop time
+        self._unread = False  # whether the client has stopped reading the response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a first head."""
+        """Wait for the first request headers."""
         super().connection_made(transport)
         self._look()
         if len(self.connections) >= MOST_CONNECTIONS:
@@ -74,45 +103,50 @@ class Connection(H11Protocol):
                 min(waiting, key=lambda pair: pair[0])[1]._end()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; they set no deadline anew unless they complete what was waited for."""
+        """Process bytes. The deadline is extended only if they complete the headers or the body."""
         super().data_received(data)
         self._look()
 
     def on_response_complete(self) -> None:
-        """Wait for the next head."""
+        """Wait for the next request headers."""
         super().on_response_complete()
         self._look()
 
     def pause_writing(self) -> None:
-        """Nobody reads the answer: wait for so long."""
+        """Start the timeout for a client that does not read the response."""
         super().pause_writing()
         self._unread = True
         self._set(READER_S)
 
     def resume_writing(self) -> None:
-        """Somebody does."""
+        """Stop the timeout after the client reads."""
         super().resume_writing()
         self._unread = False
         self._clear()
         self._look()
 
     def shutdown(self) -> None:
-        """Nothing more is asked for here. An answer that has begun ends: whoever is told live asks again."""
+        """Accept no more requests. Close started responses, and abort others after :data:`CANCEL_S`."""
         super().shutdown()
         cycle: Any = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.close()
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started:
+                self.transport.close()
+            else:
+                self.loop.call_later(CANCEL_S, self._end)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Stop the timer and cancel the request, since the client cannot receive a response."""
         self._clear()
         self._waits_since = None
         super().connection_lost(exc)
+        if self.work is not None:
+            self.work.cancel()
 
     def _look(self) -> None:
         if self._unread:
             return
-        cycle: Any = self.cycle  # uvicorn's None until a head is there
+        cycle: Any = self.cycle  # None in uvicorn until headers arrive
         if cycle is None or cycle.response_complete:
             if self._waits_since is None:
                 self._waits_since = self.loop.time()
@@ -139,3 +173,35 @@ class Connection(H11Protocol):
         self._waits_since = None
         self.connections.discard(self)
         self.transport.abort()
+
+
+class _Work:
+    """Work for a single request, in the event loop and in threads."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.flag = threading.Event()
+
+    def cancel(self) -> None:
+        """Cancel tasks in the event loop, and threads that check for cancellation."""
+        self.flag.set()
+        self.scope.cancel()
+
+
+class _Cancellable:
+    """ASGI wrapper that makes a connection's requests cancellable."""
+
+    def __init__(self, connection: Connection, app: ASGIApp) -> None:
+        self._connection, self._app = connection, app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request. Cancel it if the connection closes."""
+        work = self._connection.work = _Work()
+        try:
+            with work.scope, cancelled_by(work.flag):
+                await self._app(scope, receive, send)
+        except BaseException:
+            if not work.flag.is_set():
+                raise
+        finally:
+            self._connection.work = None

@@ -1,4 +1,4 @@
-"""A table of a page as CSV: the same rows, sent as they are read, none of whose cells is a formula to a spreadsheet."""
+"""Stream the rows of a table as CSV. Cells are escaped so that spreadsheets do not run them as formulas."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from fastapi.responses import Response, StreamingResponse
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.suites.reports.tables import csv_text
 
-# Rows are read and sent so many at a time; a table has so many at most.
+# Rows per chunk, and maximum rows per table.
 AT_A_TIME = 2_000
 MOST_ROWS = 200_000
 Rows = Sequence[Sequence[Any]]
 
 
 def csv_rows(name: str, columns: Sequence[str], rows: Rows) -> Response:
-    """A table that is there already."""
+    """Return a response with rows from memory."""
     parts = [rows[at : at + AT_A_TIME] for at in range(0, len(rows), AT_A_TIME)] or [()]
     return csv_pages(name, columns, lambda page: (parts[page - 1], len(parts)))
 
 
 def csv_pages(name: str, columns: Sequence[str], part: Callable[[int], tuple[Rows, int]]) -> Response:
-    """A table, a page of it after the other; the first one is made before anything is sent: it may be refused.
+    """Return a streaming response.
+
+    The first page is computed before the response starts, so that errors still set the status.
 
     Args:
-        part: gives the rows of a page, from 1, and how many pages there are.
+        part: returns the rows of a page, counted from 1, and the page count.
     """
     first, pages = part(1)
 
@@ -37,7 +39,7 @@ def csv_pages(name: str, columns: Sequence[str], part: Callable[[int], tuple[Row
             text = csv_text((), part(page)[0])
             yield text.partition("\n")[2].encode(errors="replace")
         if pages > most:
-            yield f"only the first {MOST_ROWS} rows are here: filter the table\n".encode()
+            yield f"truncated after {MOST_ROWS} rows: filter the table\n".encode()
 
     file = safe_name(name).encode("ascii", "replace").decode().replace("?", "_")
     headers = {"content-disposition": f'attachment; filename="{file}.csv"'}

@@ -1,4 +1,4 @@
-"""What the index keeps of a stored folder: a session, and its cases."""
+"""Index entries for a stored session and its cases."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from hil.controller.workloads.suites.reports.results import kind_of
 
-# The kinds of outcomes, from the gravest down: a session has the gravest of its cases'. ``unfinished`` is a session's
-# that is not over.
+# Outcome kinds, most severe first. A session has its cases' most severe kind. Only sessions can be
+# ``unfinished``.
 KINDS = ("board", "error", "fail", "unfinished", "pass", "quiet")
-# Of a text that a record may make as long as it likes, so much is indexed.
+# Maximum characters to index per text, since records do not limit text.
 TEXT_CHARS = 500
-# Of a list of names so many.
+# Maximum entries to index per list.
 NAMES = 2000
 
 
 @dataclass(frozen=True)
 class OutputEntry:
-    """How far an output of a case is from its reference; None where nothing was compared."""
+    """Differences between an output and its reference, or None if they were not compared."""
 
     name: str
     max_abs: float | None = None
@@ -28,20 +28,20 @@ class OutputEntry:
 
 @dataclass(frozen=True)
 class CaseEntry:
-    """A case of a session: what tables, comparisons and history show of it without opening its record."""
+    """Case of a session, as tables, comparisons and history show it without reading its record."""
 
     name: str
-    number: int  # its place in the session, from 0
+    number: int  # position in the session, from 0
     model: str = ""
     op: str = ""
     flow: str = ""
     runtime: str = ""
     board: str = ""
     outcome: str = ""
-    ended: str = ""  # the outcome without regard to what was expected; "" where that is the outcome
+    ended: str = ""  # outcome before expectations are applied, if different
     stage: str = ""
     message: str = ""
-    # device_p50_ns, device_p90_ns, host_s, compile_s: None where it was not measured.
+    # device_p50_ns, device_p90_ns, host_s, compile_s: None if not measured.
     device_p50_ns: float | None = None
     device_p90_ns: float | None = None
     iterations: int = 0
@@ -49,33 +49,33 @@ class CaseEntry:
     host_s: float | None = None
     compile_s: float | None = None
     program_bytes: int | None = None
-    program: int = 0  # tells programs apart: see :func:`program_number`; 0 where nobody knows which it was
-    # max_abs, max_ulp, sqnr_db: of all outputs the worst of each; None where nothing was compared.
+    program: int = 0  # identifies the program, see :func:`program_number`; 0 if unknown
+    # max_abs, max_ulp, sqnr_db: worst value in all outputs; None if not compared.
     max_abs: float | None = None
     max_ulp: float | None = None
     sqnr_db: float | None = None
-    output: str = ""  # the name of its only output
-    outputs: tuple[OutputEntry, ...] = ()  # where there are several
+    output: str = ""  # output name, for cases with a single output
+    outputs: tuple[OutputEntry, ...] = ()  # for cases with multiple outputs
     started: float | None = None  # seconds since the epoch
-    # place, length: bytes of the session's file of lines that hold its whole record; 0, 0 where that is no line.
+    # place, length: byte range for the case's record in the session's lines file; 0, 0 for other records.
     place: int = 0
     length: int = 0
 
 
 @dataclass(frozen=True)
 class SessionEntry:
-    """A stored folder: a run, a suite's run, a bench, a bisection, a study, a trace, or a matrix of these."""
+    """Stored session: a run, a suite run, a bench, a bisection, a study, a trace, or a matrix of sessions."""
 
-    id: str  # its folder as seen from the folder of all runs
-    kind: str  # run, suite, bench, bisect, study, trace, matrix; "damaged" where its record cannot be read
+    id: str  # directory relative to the runs directory
+    kind: str  # run, suite, bench, bisect, study, trace, matrix; "damaged" if the record is unreadable
     title: str
     created: float | None = None  # seconds since the epoch
     finished: bool = True
     exit_code: int | None = None
     suite: str = ""
-    place: str = ""  # the folder that a suite's models are of; "" where it is hil's own, or nobody knows
+    place: str = ""  # the suite's model directory; "" for a built-in suite, or if unknown
     flow: str = ""
-    # boards, runtimes, compilers, models: names, each once.
+    # boards, runtimes, compilers, models: unique names.
     boards: tuple[str, ...] = ()
     runtimes: tuple[str, ...] = ()
     compilers: tuple[str, ...] = ()
@@ -83,17 +83,20 @@ class SessionEntry:
     labels: tuple[str, ...] = ()
     branch: str = ""
     commit: str = ""
-    command: str = ""  # does it again; "" where nobody knows
+    command: str = ""  # command that repeats the session; "" if unknown
     versions: Mapping[str, str] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)  # model -> digest of its file, where that is known
-    planned: int = 0  # number of cases that it is to have; 0 where nobody knows
-    error: str = ""  # why its record cannot be read
-    outcome: str = ""  # its own, where that is not its cases'
-    lines: str = ""  # the file, in the folder, of its cases' records a line each; "" where its one record has all
+    digests: Mapping[str, str] = field(default_factory=dict)  # model -> file digest, if known
+    planned: int = 0  # planned cases; 0 if unknown
+    error: str = ""  # reason why the record is unreadable
+    outcome: str = ""  # the session's outcome, if it does not follow from its cases
+    lines: str = ""  # file name for one case record per line; "" if a single record contains all cases
 
 
 def gravest_kind(outcomes: Iterable[str], *, finished: bool) -> str:
-    """The gravest kind among outcomes, in the order of :data:`KINDS`; without one ``quiet``, or ``unfinished``."""
+    """Return the outcomes' most severe kind, in :data:`KINDS` order.
+
+    Without outcomes, return ``quiet``, or ``unfinished`` if the session is not finished.
+    """
     found = {kind_of(outcome) for outcome in outcomes if outcome}
     if not finished:
         found.add("unfinished")
@@ -101,24 +104,24 @@ def gravest_kind(outcomes: Iterable[str], *, finished: bool) -> str:
 
 
 def text(value: Any) -> str:
-    """A value of a record as text, cut to :data:`TEXT_CHARS`; "" for what is no text or number."""
+    """Return a record's value as text, cut to :data:`TEXT_CHARS`. Values that are not text or numbers become ""."""
     if isinstance(value, str):
-        # Half of a pair of surrogates, which JSON may name, is no text that a database or a page can hold.
+        # JSON can contain a lone surrogate, which neither a database nor a page can encode.
         return value[:TEXT_CHARS].encode(errors="replace").decode()
     try:
         return str(value)[:TEXT_CHARS] if isinstance(value, (int, float)) else ""
-    except ValueError:  # more digits than Python writes
+    except ValueError:  # the integer exceeds Python's limit for digits
         return ""
 
 
 def texts(values: Any) -> tuple[str, ...]:
-    """Values of a record as texts, each once, in order; nothing for what is no list."""
+    """Return the unique texts in a record's list, in order. A value that is not a list becomes ()."""
     found = values[:NAMES] if isinstance(values, (list, tuple)) else ()
     return tuple(dict.fromkeys(filter(None, map(text, found))))
 
 
 def program_number(digest: Any) -> int:
-    """A program's digest as a number that SQLite holds: of 2**60, so that two programs hardly share one."""
+    """Return 60 bits from a digest, which fit in an SQLite integer and rarely collide. Return 0 if invalid."""
     found = text(digest).rpartition(":")[2][:15]
     try:
         return int(found, 16)
@@ -127,7 +130,7 @@ def program_number(digest: Any) -> int:
 
 
 def real(value: Any) -> float | None:
-    """A number of a record, which may be written as a text (inf, nan); None for anything else."""
+    """Return a record's number as float, including texts such as "inf" and "nan". Return None for other values."""
     if value is None or isinstance(value, bool):
         return None
     try:
@@ -137,7 +140,7 @@ def real(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of a record that SQLite can hold; None for anything else."""
+    """Return a record's integer if SQLite can store it, else None."""
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         return None
     return value

@@ -1,4 +1,4 @@
-"""The times and boards of a farm's charts, each with the numbers that its table shows."""
+"""Data for the farm's charts: board use and queue times."""
 
 from __future__ import annotations
 
@@ -11,47 +11,48 @@ from typing import Any
 from hil.controller.farm.timeline import Row, Stay, Waits, board_use, queue_times
 from hil.errors import UsageError
 
-# How far back: hours -> what it is called. Each is cut into so many parts.
+# Time spans in hours and their labels. A span has PARTS intervals.
 SPANS = {1: "hour", 24: "day", 168: "week", 720: "30 days"}
 PARTS = 24
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart over time, drawn by the page from ``data``."""
+    """Chart over time. The page's script draws ``data``."""
 
     hours: int
-    times: Sequence[float]  # where each part begins, in seconds since the epoch
+    times: Sequence[float]  # interval starts, in seconds since the epoch
     lines: dict[str, Sequence[float | None]]
-    known_since: float | None = None  # where what was read does not go as far back
+    known_since: float | None = None  # set if the records do not cover the whole span
 
     @property
     def data(self) -> str:
-        """What its script draws."""
+        """The chart's data as JSON."""
         return json.dumps({"times": list(self.times), "lines": {name: list(one) for name, one in self.lines.items()}})
 
     def of(self, names: Sequence[str]) -> Chart:
-        """The same with some of its lines alone."""
+        """Return the chart with only the named lines."""
         return replace(self, lines={name: self.lines[name] for name in names if name in self.lines})
 
 
 def no_chart(hours: int) -> Chart:
-    """One with nothing in it."""
+    """Return an empty chart."""
     return Chart(hours, (), {})
 
 
 def span_of(hours: int) -> int:
-    """How many hours a chart goes back. Raises UsageError: there is no such chart."""
+    """Validate a chart's time span in hours. Raises UsageError if it is not in :data:`SPANS`."""
     if hours not in SPANS:
-        raise UsageError(f"there is no chart of {hours} hours", hint=f"one of {', '.join(map(str, SPANS))}")
+        raise UsageError(f"invalid chart length: {hours} hours", hint=f"valid lengths: {', '.join(map(str, SPANS))}")
     return hours
 
 
 def stays_chart(had: Sequence[Stay], cut: bool, boards: Sequence[str], hours: int, now: float | None = None) -> Chart:
-    """Each board's use: the percentage of each part's time in which a job had it, from who had which.
+    """Return a chart with board use: the time with a job, in percent per interval.
 
     Args:
-        cut: whether it may be that what was before is not known.
+        had: which jobs used which boards.
+        cut: whether earlier records may be missing.
     """
     until = time.time() if now is None else now
     since = until - hours * 3600
@@ -62,13 +63,13 @@ def stays_chart(had: Sequence[Stay], cut: bool, boards: Sequence[str], hours: in
 
 
 def wait_chart(jobs: Sequence[Row], hours: int, now: float | None = None) -> tuple[Chart, list[Waits]]:
-    """How long jobs waited, in seconds: half of those that began in each part, and 95 of 100."""
+    """Return a chart with queue times in seconds: median and 95th percentile per interval."""
     until = time.time() if now is None else now
     since = until - hours * 3600
     waits = queue_times(jobs, since, until, PARTS)
     lines: dict[str, Sequence[float | None]] = {
-        "half within": [one.half for one in waits],
-        "95 of 100 within": [one.most for one in waits],
+        "median": [one.half for one in waits],
+        "95th percentile": [one.most for one in waits],
     }
     return Chart(hours, _times(since, hours), lines), waits
 

@@ -1,5 +1,6 @@
-"""The server's one connection to a farm: kept up by a thread of its own, so that no page ever waits for a farm that is
-away.
+"""The web server's connection to a farm.
+
+A separate thread maintains the connection, so that pages never wait for an unreachable farm.
 """
 
 from __future__ import annotations
@@ -18,33 +19,35 @@ from hil.controller.web.farm_past import FarmPast
 from hil.controller.web.visitors import Visitor, Visitors
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError
 
-# How often the farm is asked whether anything happened, and called while it is away.
+# Seconds between polls for new events, and between connection attempts.
 LOOK_S, _AGAIN_S = 1.0, 2.0
+# Seconds to wait for the thread on exit.
+_END_S = 0.2
 T = TypeVar("T")
-# Charts are made anew at most so often, and so many are kept.
+# Seconds to cache charts, and maximum cached charts.
 _LATELY_S, _MOST_LATELY = 15.0, 100
-# A page waits for an answer at most so long.
+# Farm call timeout, in seconds.
 _CALL_S = 10.0
-# What reading an answer may come to that lacks what it should have, or has something else there.
+# Exceptions while reading a response with missing or invalid values.
 ILL_FORMED = (LookupError, TypeError, ValueError, AttributeError)
 
 
 class FarmLink:
-    """The connection. A context manager: inside it a thread keeps it up.
+    """Connection to a farm, maintained by a thread inside the context manager.
 
     Args:
-        address: where the farm is; asked before each try, for a farm of this machine may not be there yet.
-        connect: makes the connection.
+        address: returns the farm's address. Called before every attempt, since a local farm may not exist yet.
+        connect: creates the client.
     """
 
     def __init__(
         self, address: Callable[[], FarmAddress], connect: Callable[[FarmAddress], FarmClient] | None = None
     ) -> None:
-        self.own = Visitor("", Role.VIEWER)  # whose token the server has
-        self.trouble, self.hint = "It was not called yet.", ""  # why it is away; "" while it is there
-        self.runs: Path | None = None  # where what its jobs made is kept: see `farm_mirror.py`
+        self.own = Visitor("", Role.VIEWER)  # the visitor for the server's token
+        self.trouble, self.hint = "not connected yet", ""  # reason for a failed connection; "" while connected
+        self.runs: Path | None = None  # directory with the fetched results, see `farm_mirror.py`
         self.past = FarmPast()
-        self.generation = 0  # grows with each change at the farm, and when it goes or comes back
+        self.generation = 0  # increments after farm events, connects and disconnects
         self._changed = threading.Condition()
         self._address, self._connect = address, connect or _connected
         self._client: FarmClient | None = None
@@ -60,33 +63,33 @@ class FarmLink:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._tell()
-        # It may be in a call that takes its time to fail.
-        self._thread.join(LOOK_S)
+        # The thread may be in a call that fails slowly.
+        self._thread.join(_END_S)
         self._drop()
 
     def wait(self, seen: int) -> int:
-        """Wait until something is other than it was at a generation; returns the new one."""
+        """Wait for a generation other than ``seen``, or for the server's end. Return the current generation."""
         with self._changed:
             self._changed.wait_for(lambda: self.over or self.generation != seen)
             return self.generation
 
     @property
     def over(self) -> bool:
-        """Whether the server ends."""
+        """True if the server is shutting down."""
         return self._over.is_set()
 
     def ask(self, what: str, token: str = "", **arguments: Any) -> Any:
-        """Read something, as whoever has the token; "" is the server's own.
+        """Query the farm with a token. "" is the server's token.
 
         Raises:
-            FarmUnreachable: the farm is away.
-            AccessRefused: the token does not let us.
-            UsageError: there is no such thing.
+            FarmUnreachable: the farm is not connected.
+            AccessRefused: the token lacks permission.
+            UsageError: the farm does not know the object.
         """
         return self.client(token).ask(what, **arguments)
 
     def lately(self, key: str, make: Callable[[], T]) -> T:
-        """What was made within the last seconds under this name, or is made now: a chart is drawn of much."""
+        """Return a cached result up to :data:`_LATELY_S` seconds old, or compute it. Charts need many records."""
         made, found = self._lately.get(key, (-_LATELY_S, None))
         if time.monotonic() - made >= _LATELY_S:
             found = make()
@@ -97,24 +100,24 @@ class FarmLink:
         return kept
 
     def do(self, action: str, token: str, **arguments: Any) -> Any:
-        """Change something, as whoever has the token; errors are those of :meth:`ask`."""
+        """Change something at the farm with a token. Raises the errors of :meth:`ask`."""
         answer = self.client(token).do(action, **arguments)
         self._tell()
         return answer
 
-    def download(self, digest: str, to: Path) -> None:
-        """Fetch a file of the farm's store."""
-        self.client().download(digest, to)
+    def download(self, digest: str, to: Path, on_bytes: Callable[[int], None]) -> None:
+        """Download a file from the farm's store; see :meth:`.FarmClient.download`."""
+        self.client().download(digest, to, on_bytes=on_bytes)
 
     def client(self, token: str = "") -> FarmClient:
-        """The connection as it is now, for whoever has the token; FarmUnreachable while the farm is away."""
+        """Return the current client for a token. Raises FarmUnreachable if the farm is not connected."""
         client = self._client
         if client is None:
-            raise FarmUnreachable(f"the farm is away: {self.trouble}", hint=self.hint)
+            raise FarmUnreachable(f"farm unreachable: {self.trouble}", hint=self.hint)
         return client.as_bearer(token) if token else client
 
     def visitors(self) -> Visitors:
-        """Who knows whom the farm's tokens stand for."""
+        """Return a lookup from farm tokens to visitors."""
         return Visitors(lambda token: visitor_of(self.client(token), token))
 
     def _watch(self) -> None:
@@ -129,13 +132,13 @@ class FarmLink:
             self._over.wait(wait_s)
 
     def _looked(self) -> HilError | None:
-        """Look at the farm; why it counts as away, None where it is there."""
+        """Poll the farm. Return the error if it is unreachable."""
         try:
             self._look()
         except HilError as error:
             return error
         except ILL_FORMED:
-            return FarmError("the farm answers what this hil does not know", hint="is it of this release?")
+            return FarmError("unexpected response from the farm", hint="run the same hil release on the farm")
         return None
 
     def _look(self) -> None:
@@ -173,9 +176,11 @@ def _connected(address: FarmAddress) -> FarmClient:
 
 
 def visitor_of(client: FarmClient, token: str) -> Visitor:
-    """Whom a client's token stands for; AccessRefused where the farm does not know it."""
+    """Return the user and role for a token. Raises AccessRefused if the farm does not know the token."""
     said = client.ask("me")
     try:
         return Visitor(said["user"], Role(said["role"]), token)
     except ILL_FORMED as error:
-        raise AccessRefused("the farm does not say who that is", hint="is it of this release?") from error
+        raise AccessRefused(
+            "the farm response does not name the user", hint="run the same hil release on the farm"
+        ) from error

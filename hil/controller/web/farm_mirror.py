@@ -1,5 +1,6 @@
-"""What a farm's jobs made, as folders that the index reads like any other: fetched once they have ended, each content
-once, the newest first.
+"""Mirror a farm's job results as directories for the index.
+
+Results are fetched after all jobs in a submission end, newest first. Blobs are stored without duplicates.
 """
 
 from __future__ import annotations
@@ -8,35 +9,36 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.messages import ENDED, Kind
 from hil.controller.farm.results import EndedJob, fetch_run, fetch_suite
 from hil.controller.web.farm_link import ILL_FORMED, FarmLink
+from hil.controller.web.mirror_room import MirrorRoom, NoRoom, TooLarge
 from hil.core.digest import check
-from hil.core.files import write_atomic
+from hil.core.files import copy_file, read_text, write_atomic
 from hil.errors import FarmUnreachable, HilError, UsageError
 
-# So many of the newest submissions are looked at, and of what they made so much is kept.
+# Maximum submissions to mirror, newest first, and maximum bytes to store.
 _MOST_SUBMISSIONS, MOST_BYTES = 200, 8 << 30
 _MADE = (Kind.RUN.value, Kind.BUNDLE.value, Kind.SUITE.value)
 
 
 class FarmMirror:
-    """Fetches results in a thread of its own. A context manager.
+    """Context manager with a thread that fetches results.
 
-    ``runs`` has a folder for each submission, named as it is; ``blobs`` each content once, which the folders share;
-    ``done`` a mark for each submission that is there whole.
+    ``runs`` has a directory per submission. ``blobs`` has the files, which the directories share as hard links.
+    ``done`` has a marker per complete submission.
     """
 
     def __init__(self, link: FarmLink, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.runs, self._blobs, self._done = folder / "runs", folder / "blobs", folder / "done"
-        self._link, self._most_bytes = link, most_bytes
+        self._link, self._room = link, MirrorRoom(folder, most_bytes)
         link.runs = self.runs
-        self._nothing: set[str] = set()  # submissions that made nothing, or whose files the farm has no more
-        self._floor = 0  # submissions up to this one went, for want of room
+        self._nothing: set[str] = set()  # submissions without results, or with results that the farm has deleted
+        self._floor = 0  # newest submission deleted to free space
         for one in (self.runs, self._blobs, self._done):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._thread = threading.Thread(target=self._watch, name="hil-farm-mirror", daemon=True)
@@ -46,23 +48,23 @@ class FarmMirror:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The link ended first, so that nothing goes on for long.
-        self._thread.join(1.0)
+        # The link ends first, so the thread stops soon.
+        self._thread.join(0.1)
 
     def _watch(self) -> None:
         seen = -1
         while not self._link.over:
             seen = self._link.wait(seen)
-            # A farm may answer anything: the next answer may be right again.
+            # Ignore invalid responses, since the next one may be valid.
             with contextlib.suppress(HilError, OSError, *ILL_FORMED):
                 self.look()
 
     def look(self) -> None:
-        """Fetch what has ended and is not here yet.
+        """Fetch new results.
 
         Raises:
-            FarmUnreachable: the farm is away.
-            OSError: it cannot be written.
+            FarmUnreachable: the farm is not connected.
+            OSError: a file cannot be written.
         """
         rows = self._link.ask("jobs", state=[state.value for state in ENDED], limit=_MOST_SUBMISSIONS)
         made = {int(row["submission"]) for row in rows if row["kind"] in _MADE}
@@ -77,80 +79,119 @@ class FarmMirror:
 
     def _mark(self, name: str) -> str:
         try:
-            return (self._done / name).read_text()
+            return read_text(self._done / name)
         except OSError:
             return ""
 
     def _ended(self, submission: int) -> list[Mapping[str, Any]] | None:
-        """The jobs of a submission; None where some have not ended."""
+        """Return a submission's jobs, or None if some are still active."""
         jobs: list[Mapping[str, Any]] = self._link.ask("jobs", submission=submission, limit=100_000)
         return None if any(job["state"] not in ENDED for job in jobs) else jobs
 
     def _fetch(self, name: str, key: str, jobs: Sequence[Mapping[str, Any]]) -> None:
-        # A farm that was made anew has other jobs of the same names.
-        shutil.rmtree(self.runs / name, ignore_errors=True)
-        farm: Any = _Contents(self._link, self._blobs)
+        # A recreated farm reuses names for different jobs.
+        self._delete(name)
+        self._room.begin()
+        if not self._room.is_half_free:
+            self._delete_unshared()
         try:
             ended = [EndedJob.of_row(row) for row in self._results(name, jobs)]
-            made = [one for one in ended if one.result.files]
-            if not made:
+            if not any(one.result.files for one in ended):
                 self._nothing.add(key)
                 return
-            if made[0].spec.kind is Kind.SUITE:
-                fetch_suite(farm, ended, self.runs / name)
-            for one in made if made[0].spec.kind is not Kind.SUITE else ():
-                fetch_run(farm, one, self.runs / name if len(jobs) == 1 else self.runs / name / one.name)
+            while not self._fetch_files(name, ended):
+                if not self._evict(before=int(name)):
+                    self._floor = max(self._floor, int(name))
+                    return
         except (HilError, *ILL_FORMED) as error:
-            shutil.rmtree(self.runs / name, ignore_errors=True)
+            self._delete(name)
             if isinstance(error, FarmUnreachable):
                 raise
             self._nothing.add(key)
             return
         write_atomic(self._done / name, key)
-        self._tidy()
+
+    def _fetch_files(self, name: str, ended: Sequence[EndedJob]) -> bool:
+        """Fetch job results. If there is not enough space, delete them and return False.
+
+        Raises:
+            TooLarge: the submission exceeds the size limit.
+        """
+        self._room.begin()
+        farm: Any = _Contents(self._link, self._blobs, self._room)
+        made = [one for one in ended if one.result.files]
+        try:
+            if made[0].spec.kind is Kind.SUITE:
+                fetch_suite(farm, ended, self.runs / name)
+            for one in made if made[0].spec.kind is not Kind.SUITE else ():
+                fetch_run(farm, one, self.runs / name if len(ended) == 1 else self.runs / name / one.name)
+            # Include directories and reports in the measurement.
+            self._room.begin()
+            self._room.take(0)
+        except (NoRoom, TooLarge) as error:
+            self._delete(name)
+            self._delete_unshared()
+            if isinstance(error, TooLarge):
+                raise
+            return False
+        return True
 
     def _results(self, name: str, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         try:
             found: list[Mapping[str, Any]] = self._link.ask("result", name=name, specs=True)
-        except UsageError:  # too much for one answer
+        except UsageError:  # the response exceeds the size limit
             return [row for job in jobs for row in self._link.ask("result", name=job["name"], specs=True)]
         return found
 
-    def _tidy(self) -> None:
-        """Delete the oldest where it is too much, and contents that no folder shares any more."""
-        kept = sorted((int(path.name) for path in self._done.iterdir() if path.name.isdecimal()), reverse=True)
-        while len(kept) > 1 and sum(size for _, size in self._sizes()) > self._most_bytes:
-            self._floor = kept.pop()
-            (self._done / str(self._floor)).unlink(missing_ok=True)
-            shutil.rmtree(self.runs / str(self._floor), ignore_errors=True)
-            for path, _ in self._sizes():
-                if path.stat().st_nlink == 1:
-                    path.unlink(missing_ok=True)
+    def _evict(self, before: int) -> bool:
+        """Delete older submissions to free half the space. Return False if there were none."""
+        older = sorted(number for number in self._kept() if number < before)
+        for number in older:
+            self._floor = max(self._floor, number)
+            self._delete(str(number))
+            self._delete_unshared()
+            self._room.measure()
+            if self._room.is_half_free:
+                break
+        return bool(older)
 
-    def _sizes(self) -> Iterator[tuple[Path, int]]:
+    def _kept(self) -> list[int]:
+        return [int(path.name) for path in self._done.iterdir() if path.name.isdecimal()]
+
+    def _delete(self, name: str) -> None:
+        (self._done / name).unlink(missing_ok=True)
+        shutil.rmtree(self.runs / name, ignore_errors=True)
+
+    def _delete_unshared(self) -> None:
+        """Delete blobs without hard links in ``runs``."""
         for path in self._blobs.iterdir():
             with contextlib.suppress(OSError):
-                yield path, path.stat().st_size
+                if path.stat().st_nlink == 1:
+                    path.unlink()
 
 
 def _key(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """What tells a submission from another farm's of the same number."""
+    """Return a key that distinguishes submissions with the same number from different farms."""
     return f"{jobs[-1]['submission']} {jobs[-1]['queued_at']}"
 
 
 class _Contents:
-    """A farm's files, of which each content comes once."""
+    """Farm downloader that fetches missing blobs. Also raises the errors of :class:`MirrorRoom`."""
 
-    def __init__(self, link: FarmLink, folder: Path) -> None:
-        self._link, self._folder = link, folder
+    def __init__(self, link: FarmLink, folder: Path, room: MirrorRoom) -> None:
+        self._link, self._folder, self._room = link, folder, room
 
-    def download(self, digest: str, to: Path) -> None:
-        """Put a file there."""
+    def download(self, digest: str, *places: Path) -> None:
+        """Download a blob if it is missing, then link it to all places."""
         kept = self._folder / check(digest).replace(":", "-")
         if not kept.exists():
-            self._link.download(digest, kept)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(kept, to)
-        except OSError:  # a file system without links
-            shutil.copyfile(kept, to)
+            self._room.take_entry()
+            self._link.download(digest, kept, self._room.take)
+        for to in places:
+            self._room.take_entry()
+            to.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(kept, to)
+            except OSError:  # the file system does not support hard links
+                self._room.take(kept.stat().st_size)
+                copy_file(kept, to)

@@ -1,4 +1,4 @@
-"""What a farm told of its past, read once and then only as far as it is new: charts are drawn of much of it."""
+"""Cached farm history. Charts need many events, so only new ones are fetched."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hil.controller.farm.messages import ENDED, JobState
 from hil.controller.farm.timeline import Row, Stay, stays
 from hil.errors import UsageError
 
-# So many of the newest events and jobs are read.
+# Maximum events and jobs to cache, newest first.
 MOST_EVENTS, MOST_JOBS = 20_000, 5_000
-# So many of the newest are read again to learn what is new; where much is, more events.
+# Newest events and jobs to fetch for an update. _MORE_EVENTS applies if many events are new.
 _EVENTS_AGAIN, _MORE_EVENTS, _JOBS_AGAIN = 200, 2000, 100
-# An event may be told after one of a greater number: so many that were known are looked at again.
+# Events can arrive out of order, so an update also fetches this many known events.
 _LATE = 50
-# So many jobs are asked for one by one, rather than all.
+# Fetch up to this many jobs separately, or else fetch all jobs.
 _ONE_BY_ONE = 10
 _BOARDS_KEPT = 8
-# A farm where so much happened is read before somebody asks.
+# Prefetch a farm's jobs if it has at least this many events.
 _MANY = 2000
 _BEGUN = [state.value for state in JobState if state is not JobState.QUEUED]
 
@@ -28,9 +28,9 @@ Ask = Callable[..., Any]
 
 
 class FarmPast:
-    """The newest events and jobs, as :meth:`.FarmLink.ask` tells them, each the oldest first.
+    """Newest events and jobs as :meth:`.FarmLink.ask` returns them, oldest first.
 
-    Each of its methods is given what asks the farm, and raises what that raises.
+    Methods take a function that queries the farm, and raise the errors of that function.
     """
 
     def __init__(self) -> None:
@@ -38,21 +38,23 @@ class FarmPast:
         self._every = _Events("")
         self._of_boards: dict[str, _Events] = {}
         self._jobs = _Jobs()
-        self._stays: dict[str, tuple[Sequence[Row], Sequence[Stay]]] = {}  # of which events, by the board
+        self._stays: dict[
+            str, tuple[Sequence[Row], Sequence[Stay]]
+        ] = {}  # board -> events and the stays derived from them
 
     def prepare(self, ask: Ask) -> None:
-        """Read what takes a while."""
+        """Prefetch events and, for a busy farm, jobs."""
         if len(self.events(ask)) >= _MANY:
             self.jobs(ask)
 
     def events(self, ask: Ask, board: str = "") -> Sequence[Row]:
-        """The newest events, or those of a board."""
+        """Return the newest events, optionally for a single board."""
         with self._lock:
             if not board or self._every.count < MOST_EVENTS:
                 every = self._every.read(ask)
                 if not board:
                     return every
-                if len(every) < MOST_EVENTS:  # there never were others
+                if len(every) < MOST_EVENTS:  # the farm has no older events
                     return [one for one in every if one["board"] == board]
             if board not in self._of_boards:
                 if len(self._of_boards) >= _BOARDS_KEPT:
@@ -61,7 +63,7 @@ class FarmPast:
             return self._of_boards[board].read(ask)
 
     def stays(self, ask: Ask, board: str = "") -> tuple[Sequence[Stay], bool]:
-        """Who had which board when, as far as the newest events tell; and whether there may have been others."""
+        """Return which jobs used which boards when, and True if earlier records may be missing."""
         with self._lock:
             events = self.events(ask, board)
             kept, found = self._stays.get(board, (None, []))
@@ -73,7 +75,7 @@ class FarmPast:
             return found, len(events) >= MOST_EVENTS
 
     def jobs(self, ask: Ask) -> Sequence[Row]:
-        """The newest jobs: of each its name, and when it was queued and begun."""
+        """Return the newest jobs with names, queue times and start times."""
         with self._lock:
             return self._jobs.read(ask, self._every.read(ask))
 
@@ -81,12 +83,12 @@ class FarmPast:
 class _Events:
     def __init__(self, board: str) -> None:
         self._which = {"board": board} if board else {}
-        self._known: dict[int, Row] = {}  # by their numbers, in the order of these
+        self._known: dict[int, Row] = {}  # sorted by event id
         self._listed: list[Row] = []
 
     @property
     def count(self) -> int:
-        """How many are known."""
+        """Known event count."""
         return len(self._known)
 
     def read(self, ask: Ask) -> Sequence[Row]:
@@ -113,7 +115,7 @@ class _Events:
         return found
 
     def _goes_on(self, new: Sequence[Row], limit: int) -> bool:
-        """Whether the newest events reach back to those that are known, and are of the same farm."""
+        """Return True if the new events overlap the known ones and belong to the same farm."""
         if not (self._known and new):
             return False
         last, again = next(reversed(self._known)), self._known.get(new[0]["id"])
@@ -125,7 +127,7 @@ class _Events:
 class _Jobs:
     def __init__(self) -> None:
         self._known: dict[str, Row] = {}
-        self._seen = 0  # up to which event
+        self._seen = 0  # last processed event id
 
     def read(self, ask: Ask, events: Sequence[Row]) -> Sequence[Row]:
         seen, self._seen = self._seen, events[-1]["id"] if events else 0
@@ -138,24 +140,24 @@ class _Jobs:
         return list(self._known.values())
 
     def _follow(self, ask: Ask, stirred: set[str]) -> bool:
-        """Learn of new jobs, and of those that something happened to; whether that can be done."""
+        """Fetch new and changed jobs. Return False if all jobs must be fetched."""
         new: Sequence[Row] = ask("jobs", limit=_JOBS_AGAIN) if self._known else ()
         again = self._known.get(new[0]["name"]) if new else None
         if again is None or again["queued_at"] != new[0]["queued_at"]:
             return False
         self._put(new)
-        # Those that began last are mostly the last of all that began.
+        # The last jobs to start are usually among the newest started jobs.
         begun: Sequence[Row] = ask("jobs", state=_BEGUN, limit=_JOBS_AGAIN)
         self._put([one for one in begun if one["name"] in self._known])
         told = {one["name"] for one in (*new, *begun)}
-        # What has ended stays as it was.
+        # Ended jobs do not change.
         left = [name for name in stirred - told if name in self._known and not self._known[name]["ended"]]
         if len(left) > _ONE_BY_ONE:
             return False
         for name in left:
             try:
                 self._put([ask("job", name=name)])
-            except UsageError:  # the farm has deleted it
+            except UsageError:  # the farm has deleted the job
                 del self._known[name]
         return True
 

@@ -1,4 +1,4 @@
-"""The farm as whoever made a request sees it: with their token, and what it may."""
+"""Farm view with a request's token and permissions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from fastapi.responses import HTMLResponse, Response
 from hil.controller.web.farm_link import FarmLink
 from hil.controller.web.site import is_saved, site_of
 from hil.controller.web.visitors import Visitor
+from hil.core.cancellation import check_cancelled
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
 
-# A board's state -> the kind of outcome that it is coloured like.
+# Board state -> outcome kind with the same color.
 STATE_KINDS = {
     "online": "pass",
     "suspect": "unfinished",
@@ -24,80 +25,84 @@ STATE_KINDS = {
     "draining": "error",
     "maintenance": "error",
 }
-# Fields of a form of ours.
+# Maximum fields in a form.
 _MOST_FIELDS = 20
 
 
 @dataclass(frozen=True)
 class FarmView:
-    """A farm, and who looks at it."""
+    """Farm and the visitor who views it."""
 
     link: FarmLink
     visitor: Visitor
-    may_change: bool  # whether they have shown a token; what it may, the farm says
+    may_change: bool  # True if the request has a token. The farm checks the token's permissions.
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """Read something; errors are those of :meth:`.FarmLink.ask`."""
+        """Query the farm. Raises the errors of :meth:`.FarmLink.ask`."""
+        check_cancelled()
         return self.link.ask(what, self.visitor.token, **arguments)
 
     def do(self, action: str, **arguments: Any) -> Any:
-        """Change something: the farm refuses what the token may not, with the errors of :meth:`.FarmLink.ask`."""
+        """Change something at the farm. The farm checks permissions. Raises the errors of :meth:`.FarmLink.ask`."""
         if not self.may_change:
-            raise AccessRefused("changing anything at the farm takes a token of its own", hint="open ?token=TOKEN")
+            raise AccessRefused("farm token required for changes", hint="open ?token=TOKEN")
         return self.link.do(action, self.visitor.token, **arguments)
 
     def may_cancel(self, job: Mapping[str, Any]) -> bool:
-        """Whether a job can still be ended, and by whoever looks."""
+        """Return True if the job is active and the visitor may cancel it."""
         return self.may_change and not job["finished_at"] and self.visitor.may_cancel(job["user"])
 
     @property
     def may_hold(self) -> bool:
-        """Whether whoever looks may hold boards back."""
+        """True if the visitor may take boards out of service."""
         return self.may_change and self.visitor.may_hold
 
 
 def view_of(request: Request) -> FarmView:
-    """The farm as a request's sender sees it.
+    """Return the farm as a request's sender sees it.
 
-    Who shows a token of the farm's is its user. On loopback everybody else sees what the server's own token shows, and
-    who has the server's token does what that may. On another address that token only looks.
+    A request with a farm token acts as that user. A request with the server's token reads with the server's farm token.
+    On loopback it can also change the farm with that token.
 
     Raises:
-        UsageError: the server was started without a farm.
+        UsageError: the server runs without a farm.
+        AccessRefused: the request has no token.
     """
     link = site_of(request).farm
     if link is None:
-        raise UsageError("these pages show no farm", hint="start them with hil web --farm local, or --farm HOST:PORT")
+        raise UsageError("not connected to a farm", hint="start hil web --farm local, or --farm HOST:PORT")
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     if visitor is not None:
         return FarmView(link, visitor, not is_saved(request))
+    if not getattr(request.state, "has_token", False):
+        raise AccessRefused("token required for farm pages", hint="open the URL printed by hil web")
     return FarmView(link, link.own, getattr(request.state, "is_owner", False) and not is_saved(request))
 
 
 def farm_page(request: Request, template: str, values: Mapping[str, Any]) -> Response:
-    """A page that updates itself by what happens at the farm."""
+    """Render a page that updates after farm events."""
     return site_of(request).page(request, template, address=_address(request), **values)
 
 
 def is_update(request: Request) -> bool:
-    """Whether only what changes by itself is asked for: charts are left out then."""
+    """Return True if the request only updates the live part of a page, without charts."""
     return request.headers.get("hx-target", "") == "farm"
 
 
 def away_page(request: Request, error: FarmUnreachable) -> HTMLResponse:
-    """A page that says that the farm is away, and becomes what was asked for when it is back."""
-    # htmx takes nothing but what went well into a page.
+    """Render a page for an unreachable farm. It reloads after the farm is back."""
+    # htmx ignores responses with an error status.
     status = 200 if "hx-request" in request.headers else 503
     values = {"message": error.message, "hint": error.hint, "address": _address(request)}
     return site_of(request).page(request, "farm_away.html", status=status, **values)
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; UsageError where it is none of ours."""
+    """Parse a form's fields. Raises UsageError if the form is invalid."""
     try:
         found = parse_qs((await request.body()).decode(), max_num_fields=_MOST_FIELDS)
     except ValueError as error:
-        raise UsageError("this is no form of these pages") from error
+        raise UsageError("invalid form data") from error
     return {name: values[-1] for name, values in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""Find the folders that hold sessions and profiles, again and again: what has not changed is not listed again."""
+"""Scan directories for sessions and profiles. Unchanged directories are not listed again."""
 
 from __future__ import annotations
 
@@ -15,47 +15,46 @@ from hil.controller.web.readers import BENCH, RECORDS, TRACE
 from hil.controller.workloads.suites.store import HEAD, LINES
 from hil.controller.workloads.traces.stored import COMPARISON
 
-# Folders of sessions lie at most so deep below the ones that are named: hil-traces/MODULE/BACKEND/traces/TRACE, and one
-# more.
+# Maximum depth to scan below a root. The deepest known layout is hil-traces/MODULE/BACKEND/traces/TRACE.
 _DEPTH = 6
-# A file system's clock may be coarse: a folder that was changed just now may be changed again within the same tick.
+# Do not cache directories changed within this time: a coarse file system clock may hide a second change.
 _SETTLED_NS = 2_000_000_000
-# The files of a session that nobody has written to for so long are looked at in one of so many looks, unless its folder
-# has changed, as it does when a record is replaced.
+# After an hour without writes, check a session's files only in every _TURNS-th scan. A changed directory, such as after
+# replacing a record, is always checked.
 _QUIET_NS, _TURNS = 3600 * 1_000_000_000, 8
-# What else of a session's folder is read with its record.
+# Other files that are read together with a record.
 _BESIDE = {HEAD: (LINES,), BENCH: (RECORD,), TRACE: (COMPARISON,)}
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a folder held."""
+    """Cached directory contents."""
 
     changed_ns: int
-    record: str  # the record of a session; "" where it holds none
-    below: tuple[str, ...]  # names of the folders in which sessions may lie
-    profiles: tuple[tuple[str, str, str], ...]  # as profiles_among() has them
+    record: str  # a session's record file; "" if the directory is not a session
+    below: tuple[str, ...]  # subdirectories that may contain sessions
+    profiles: tuple[tuple[str, str, str], ...]  # as profiles_among() returns them
 
 
 @dataclass(frozen=True)
 class _Stamp:
-    """That of a session which nobody has written to for long."""
+    """Cached stamp for a session without recent writes."""
 
     stamp: str
-    folder_ns: int  # when its folder had changed
+    folder_ns: int  # the directory's modification time
     turn: int
 
 
 @dataclass(frozen=True)
 class Found:
-    """What lies below a folder."""
+    """Sessions and profiles below a directory."""
 
-    sessions: Sequence[tuple[str, str, str]]  # of each its id, its record's name and its stamp
-    profiles: Sequence[tuple[str, str, float]]  # of each the way to it as it is said, its kind, and when it was written
+    sessions: Sequence[tuple[str, str, str]]  # id, record name, stamp
+    profiles: Sequence[tuple[str, str, float]]  # escaped relative path, kind, modification time
 
 
 class Folders:
-    """What the folders below some hold."""
+    """Scanner for sessions and profiles that caches listings between scans."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Listing] = {}
@@ -63,7 +62,7 @@ class Folders:
         self._looks = 0
 
     def look(self, root: Path) -> Found:
-        """The sessions below a folder, and the profiles that are not within one; links are not followed."""
+        """Scan for sessions below a directory, and for profiles outside sessions. Symbolic links are not followed."""
         self._looks += 1
         base = str(root)
         skipped = len(base.rstrip("/")) + 1
@@ -84,7 +83,7 @@ class Folders:
         return Found(sessions, profiles)
 
     def _stamp(self, place: str, listing: _Listing) -> str:
-        """The stamp of a session; that of one which nobody has written to for long is taken only now and then."""
+        """Return a session's stamp. Sessions without recent writes are checked only in some scans."""
         known = self._stamps.get(place)
         if known and known.folder_ns == listing.changed_ns and (self._looks + known.turn) % _TURNS:
             return known.stamp
@@ -120,7 +119,7 @@ class Folders:
 
 
 def stamp_of(folder: str, record: str) -> str:
-    """What changes whenever a session's files do."""
+    """Return a stamp that changes if any of a session's files change."""
     return " ".join(_file_stamp(f"{folder}/{name}") for name in (record, *_BESIDE.get(record, ())))
 
 
@@ -133,7 +132,7 @@ def _file_stamp(path: str) -> str:
 
 
 def _changed_ns(stamp: str) -> int:
-    """When a file was written, as its stamp says; 0 for none."""
+    """Return the modification time in a file's stamp, or 0 for a missing file."""
     parts = stamp.split(":")
     return int(parts[1]) if len(parts) > 1 else 0
 
@@ -146,5 +145,5 @@ def _changed(path: str) -> float:
 
 
 def index_stamp(path: Path) -> str:
-    """What changes whenever somebody else writes to an index."""
+    """Return a stamp that changes if a process writes to the index."""
     return " ".join(_file_stamp(f"{path}{suffix}") for suffix in ("", "-wal"))

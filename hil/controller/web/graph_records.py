@@ -1,4 +1,4 @@
-"""What a session's record says of a model's nodes, in one form for runs, suites and bisections."""
+"""Read data about a model's nodes in a common format, from runs, suites and bisections."""
 
 from __future__ import annotations
 
@@ -14,59 +14,64 @@ from hil.controller.web.kept import bases, own
 from hil.controller.web.models import NamedModel
 from hil.controller.web.readers import BISECT
 from hil.controller.web.readers.analyses import model_digest
-from hil.controller.web.readers.fields import MOST_BYTES, mapping, mappings, parsed
+from hil.controller.web.readers.fields import MOST_BYTES, mapping, mappings
 from hil.controller.web.records import profile_names
 from hil.controller.web.sessions import SELECT_CASES, Session, find_case
 from hil.controller.workloads.suites.sources import BUILT_IN, look
 from hil.controller.workloads.suites.store import HEAD
+from hil.core.bounded_json import parse_json
 from hil.core.files import open_file, read_file
 from hil.errors import HilError, UsageError
 
-# Of a suite so many cases of one model are read, and so many bytes of their records.
+# Maximum cases to read for a model in a suite. MOST_BYTES limits their records.
 _MOST_CASES = 5000
-# Of the folder that a suite was made from so many files are looked through for a model.
+# Maximum files to search in a suite's source directory.
 _MOST_FILES = 20_000
 _IMPORTED = "imported.mlir"
 
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """A model of a session."""
+    """Model in a session."""
 
     session: Session
-    case: str  # of the whole model; "" where there is none
+    case: str  # the whole model's case; "" if missing
     model: str
     named: NamedModel
     document: Mapping[str, Any] = field(default_factory=dict)
-    cases: Sequence[Mapping[str, Any]] = ()  # a suite's records of the model's layers
+    cases: Sequence[Mapping[str, Any]] = ()  # layer records in a suite
     group: str = "node"
     runtime: str = ""
-    built_in: str = ""  # the suite of hil's own that the model is from
-    outputs: Any = ()  # compared, of the whole model
+    built_in: str = ""  # built-in suite that contains the model
+    outputs: Any = ()  # the whole model's compared outputs
     placement: Any = ()
     profiles: Sequence[str] = ()
-    imported: Path | None = None  # the imported program, where it was kept
+    imported: Path | None = None  # imported program's path, if stored
     ways: Sequence[str] = ()
 
 
 def read_graph_record(
     database: sqlite3.Connection, session: Session, case: str, roots: Sequence[Path], model: str = ""
 ) -> GraphRecord:
-    """Read what a session says of a model: of the case's, or of one by its name, or of its first.
+    """Read a session's record about a model.
+
+    The model is selected by ``case`` or by the name ``model``. The default is the session's first model.
 
     Raises:
-        UsageError: the session has none, or its record cannot be read.
+        UsageError: the session has no model, or the record is unreadable.
     """
     row = find_case(database, session, case) if case else _first_case(database, session, model)
     if session.kind == "bisect":
         return _of_bisect(session, roots)
     if row is None:
-        raise UsageError(f"{session.title} has no case{f' of {model}' if model else ''}, and so no graph")
+        raise UsageError(f"graph unavailable: {session.title} has no case{f' for model {model}' if model else ''}")
     if session.kind == "suite":
         return _of_suite(database, session, str(row["model"]), roots)
     if session.kind in ("run", "bench"):
         return _of_run(session, str(row["model"]), roots)
-    raise UsageError(f"a {session.kind} has no graph", hint="runs, suites and bisections have")
+    raise UsageError(
+        f"graph unavailable for a {session.kind}", hint="graphs are available for runs, suites and bisections"
+    )
 
 
 def _first_case(database: sqlite3.Connection, session: Session, model: str) -> sqlite3.Row | None:
@@ -145,15 +150,15 @@ def _of_suite(database: sqlite3.Connection, session: Session, model: str, roots:
 
 
 def _own_suite(head: Mapping[str, Any]) -> str:
-    """Return the name of hil's own suite that a run is of, which has no place; "" for models of the user's."""
+    """Return the built-in suite's name for a run, or "" for user models. Built-in suites have no place."""
     name = _text(head.get("suite"))
     return name if head.get("place") == "" and name in BUILT_IN.values() else ""
 
 
 def _suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: Sequence[Path]) -> tuple[str, str]:
-    """The file of a suite's model and its digest, which records of before do not tell.
+    """Return a suite model's path and digest. The digest is missing in old records.
 
-    No file where the suite is built in, or what it was made from is not served.
+    The path is empty for a built-in suite, and if the suite's source is not served.
     """
     source, file = _text(head.get("source")), mapping(mapping(head.get("models")).get(model))
     digest = _text(file.get("digest"))
@@ -165,7 +170,7 @@ def _suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: Seque
 
 
 def _named_so(source: str, model: str, folder: Path, roots: Sequence[Path]) -> str:
-    """The file of what a suite was made from that is called as the model is."""
+    """Return the file with the model's name in a suite's source."""
     for start in bases(folder, roots):
         place = start / source
         try:
@@ -182,7 +187,7 @@ def _named_so(source: str, model: str, folder: Path, roots: Sequence[Path]) -> s
 
 
 def _is_small(place: Path) -> bool:
-    """Whether a folder has so few files, those below counted, that a request may look through them."""
+    """Return True if a directory tree is small enough to search during a request."""
     left = _MOST_FILES
     for _, folders, files in os.walk(place):
         left -= len(folders) + len(files)
@@ -192,7 +197,7 @@ def _is_small(place: Path) -> bool:
 
 
 def _kept(folder: str, name: str, session: Session, roots: Sequence[Path]) -> Path | None:
-    """The imported program that ``--debug-ir`` kept, in the folders that are served."""
+    """Return the program that ``--debug-ir`` stored, if it is in a served directory."""
     if not folder or "\0" in folder:
         return None
     for start in bases(Path(session.folder), roots):
@@ -203,7 +208,7 @@ def _kept(folder: str, name: str, session: Session, roots: Sequence[Path]) -> Pa
 
 
 def _lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, Any]]:
-    """Records of a suite's lines; one that cannot be read is left out, and what is beyond the bound."""
+    """Read records from a suite's lines file. Skip unreadable lines, and stop after MOST_BYTES."""
     found: list[Mapping[str, Any]] = []
     left = MOST_BYTES
     try:
@@ -215,7 +220,7 @@ def _lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, Any]]:
                 file.seek(row["place"])
                 try:
                     record = _parsed(file.read(row["length"]))
-                except (ValueError, RecursionError):
+                except ValueError:
                     continue
                 if isinstance(record, dict) and record.get("id") == row["name"]:
                     found.append(record)
@@ -228,15 +233,15 @@ def _document(path: Path) -> Mapping[str, Any]:
     try:
         found = _parsed(read_file(path, MOST_BYTES))
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path.name} cannot be read: {error}") from error
     return found
 
 
 def _parsed(data: bytes) -> Any:
-    """JSON, in which half a surrogate pair, which no page can hold, is a question mark."""
-    found = parsed(data)
+    """Parse JSON. Replace lone surrogates, which a page cannot encode, with question marks."""
+    found = parse_json(data)
     return _whole(found) if b"\\ud" in data.lower() else found
 
 

@@ -1,4 +1,4 @@
-"""Graphs that were read lately: a click on a node must not read thousands of layers again."""
+"""Cache recent graphs, so that a click on a node does not read thousands of layers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hil.controller.web.readers import RECORDS
 from hil.controller.web.sessions import Session
 from hil.controller.web.site import Site
 
-# So many nodes are kept, of however many graphs: some hundred bytes each.
+# Maximum nodes in all cached graphs. A node takes a few hundred bytes.
 MOST_NODES = 50_000
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Sides:
-    """The graphs that were read last, each as long as no file of its changes."""
+    """Cache for recent graphs. A graph becomes stale after a source file changes."""
 
     def __init__(self, most: int = MOST_NODES) -> None:
         self._most = most
@@ -29,7 +29,7 @@ class Sides:
         self._known: OrderedDict[tuple[object, ...], tuple[_Stamp, Side]] = OrderedDict()
 
     def get(self, key: tuple[object, ...], record: Iterable[Path]) -> Side | None:
-        """A graph by what was asked; None where it is not known, or a file has changed."""
+        """Return a cached graph, or None if it is missing or stale."""
         with self._lock:
             if key not in self._known:
                 return None
@@ -38,7 +38,7 @@ class Sides:
         return side if stamp == _stamp((*record, *side.files)) else None
 
     def put(self, key: tuple[object, ...], record: Iterable[Path], side: Side) -> None:
-        """Keep a graph; the ones that were asked for least lately make room."""
+        """Cache a graph, and evict the least recently used graphs."""
         with self._lock:
             self._known[key] = (_stamp((*record, *side.files)), side)
             self._known.move_to_end(key)
@@ -63,11 +63,11 @@ _sides = Sides()
 def read_side(
     database: sqlite3.Connection, site: Site, session: Session, kind: str, way: str, *, case: str = "", model: str = ""
 ) -> Side:
-    """A graph of a session: of a case's model, of one by its name, or of its first.
+    """Return a session's graph. ``case`` or ``model`` select the model; the default is the first one.
 
     Raises:
-        UsageError: as :func:`hil.controller.web.graph_records.read_graph_record` and
-            :func:`hil.controller.web.graphs.make_side` say.
+        UsageError: see :func:`hil.controller.web.graph_records.read_graph_record` and
+            :func:`hil.controller.web.graphs.make_side`.
     """
     folder = Path(session.folder)
     files = [folder / name for name in (*RECORDS, session.lines) if name]
@@ -76,7 +76,7 @@ def read_side(
         return known
     before = _stamp(files)
     side = make_side(site, read_graph_record(database, session, case, site.roots, model), kind, way)
-    # What was written while it was read is another record.
+    # Do not cache a graph if its record changed during reading.
     if side.files and before == _stamp(files):
         _sides.put(key, files, side)
     return side

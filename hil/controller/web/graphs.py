@@ -1,4 +1,4 @@
-"""A session's graph: which model it ran, where its nodes stand, and what its records say of each."""
+"""Build a session's graph: find the model, lay out nodes, and attach the recorded values."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from hil.controller.storage.isolated import Isolated, IsolatedFunction, naming_e
 from hil.controller.storage.run_context import RunContext
 from hil.controller.web.graph_records import GraphRecord
 from hil.controller.web.index import joined
+from hil.controller.web.made import check_room
 from hil.controller.web.models import FoundModel, digest_now, find_model, is_recorded, kept_onnx
 from hil.controller.web.profiles import named_profiles
 from hil.controller.web.sessions import Session
@@ -42,63 +43,63 @@ from hil.errors import HilError, ImportFailed, UsageError
 KINDS = {"onnx": "ONNX", "imported": "imported program", "dispatches": "operations of the program"}
 WAYS = ("isolated", "cumulative")
 TIMEOUT_S = 60.0
-# A profile's table is read through, and its sums are kept: of a larger one the page says so.
+# Maximum bytes for a profile's table. The page reports an error for larger profiles.
 MOST_TABLE_BYTES = 512 << 20
-# Increase this when graphs of the same model change.
+# Increase this when graphs change for the same model.
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Side:
-    """One graph, with what is known of its nodes."""
+    """Graph with values for nodes."""
 
     session: Session
     case: str
-    kind: str  # of KINDS
-    model: str  # its name
+    kind: str  # from KINDS
+    model: str  # model name
     graph: ModelGraph
     layout: Mapping[str, Any]
     values: Mapping[str, NodeValue]
     notes: Sequence[str] = ()
-    ways: Sequence[str] = ()  # the ways in which a bisection judged its layers
-    files: Sequence[Path] = ()  # what it was read from, beside the record
+    ways: Sequence[str] = ()  # a bisection's ways to judge layers, see WAYS
+    files: Sequence[Path] = ()  # source files other than the record
 
     @property
     def title(self) -> str:
-        """What it is, for its head."""
+        """Graph title."""
         boards = ", ".join(self.session.boards)
         title = self.session.title if self.session.title != self.model else self.session.id
         return " · ".join(filter(None, (self.model, KINDS[self.kind], boards, title)))
 
     @functools.cached_property
     def places(self) -> dict[str, int]:
-        """Name of a node -> its place."""
+        """Node name -> index in the graph."""
         return {node.name: place for place, node in enumerate(self.graph.nodes)}
 
 
 def make_side(site: Site, record: GraphRecord, kind: str, way: str) -> Side:
-    """Make a graph of what a session's record says.
+    """Build a graph from a session's record.
 
-    Where the model cannot be had, the nodes that the record names stand in their order.
+    If the model is not available, show the recorded nodes in order, without edges.
 
     Raises:
-        UsageError: nothing is known of any node, or the kind of graph is unknown, or cannot be had here.
+        UsageError: no node is known, or this kind of graph is unknown or not available.
     """
     if kind not in KINDS:
-        raise UsageError(f"there is no graph {kind!r}", hint=f"one of {', '.join(KINDS)}")
+        raise UsageError(f"unknown graph {kind!r}", hint=f"valid graphs: {', '.join(KINDS)}")
     if way not in WAYS:
-        raise UsageError(f"layers are not judged {way!r}", hint=f"one of {', '.join(WAYS)}")
+        raise UsageError(f"invalid layer mode {way!r}", hint=f"valid modes: {', '.join(WAYS)}")
     found = _built_in(record) or find_model(record.named, Path(record.session.folder), site.roots)
     notes: list[str] = []
     drawn = _as_onnx(found, record)
     model = _model(found, drawn, record, notes)
     layers = _layers(record, drawn, way, model, notes)
     operations, profile = _operations(site, record, notes)
-    # A model that is not there, or cannot be drawn, may come: such a graph is read anew each time.
+    # Without a model, return no files, so that the graph is not cached: the model may become available later.
     files = [file for file in (found.path, record.imported, profile) if file] if model else []
     alone, timed = of_layers(layers), of_totals(operations)
     if timed:
-        # A layer's time by itself is another thing than its time within the whole program.
+        # Do not mix isolated layer times with times from the whole program.
         alone = {name: replace(value, time_ns=None) for name, value in alone.items()}
     values = merged(
         alone,
@@ -108,7 +109,7 @@ def make_side(site: Site, record: GraphRecord, kind: str, way: str) -> Side:
     )
     if kind == "dispatches":
         if not operations:
-            raise UsageError("\n".join([f"{record.session.title} has no profile to draw", *notes]), hint=_PROFILE_HINT)
+            raise UsageError("\n".join([f"{record.session.title} has no profile", *notes]), hint=_PROFILE_HINT)
         graph = dispatch_graph(operations, record.model, model[0] if model else None)
         return _side(record, kind, graph, {}, of_operations(graph, operations, values), notes, files)
     if kind == "imported":
@@ -118,11 +119,11 @@ def make_side(site: Site, record: GraphRecord, kind: str, way: str) -> Side:
     holders = graph.holders()
     named = {graph.nodes[holders[name]].name: value for name, value in values.items() if name in holders}
     if lost := sorted(set(values) - set(holders) - set(of_outputs(record.outputs, record.case))):
-        notes.append(f"{len(lost)} nodes that the record names are not in the model's file, such as {lost[0]}")
+        notes.append(f"{len(lost)} nodes of the record are missing from the model file, such as {lost[0]}")
     return _side(record, kind, graph, layout, named, notes, files)
 
 
-_PROFILE_HINT = "hil run MODEL --profile DIR makes one"
+_PROFILE_HINT = "hil run MODEL --profile DIR writes a profile"
 
 
 def _side(
@@ -140,7 +141,7 @@ def _side(
 
 
 def _built_in(record: GraphRecord) -> FoundModel | None:
-    """The file of one of hil's own models, which is made anew where it is not there."""
+    """Return a built-in model's file. A missing file is generated."""
     if record.built_in != "models":
         return None
     model = next((one for one in zoo_models(_context(default_root())) if one.name == record.model), None)
@@ -151,7 +152,7 @@ Drawn = tuple[ModelGraph, Mapping[str, Any]]
 
 
 def _as_onnx(found: FoundModel, record: GraphRecord) -> FoundModel:
-    """The ONNX file that shows a model: itself, or what it was made into."""
+    """Return the model as an ONNX file: the file itself, or its cached conversion."""
     if found.path is None or found.path.suffix.lower() == ".onnx":
         return found
     return kept_onnx(found, record.named, _context(default_root()))
@@ -164,30 +165,30 @@ def _model(found: FoundModel, drawn: FoundModel, record: GraphRecord, notes: lis
     try:
         document = graph_of(onnx_graph.read_onnx, drawn.digest, path=str(drawn.path), dims=dict(record.named.dims))
     except HilError as error:
-        notes.append(f"{found.path.name} cannot be drawn: {error.message}")
+        notes.append(f"cannot draw {found.path.name}: {error.message}")
         return None
     same = is_recorded(record.named, found, document["external"] if drawn is found else ())
     if same is False:
         if not found.inside:
-            notes.append(f"{found.path.name} is not the file that was run, and lies outside of the folders served")
+            notes.append(f"{found.path.name} has changed since the run, and is outside the served directories")
             return None
-        notes.append(f"{found.path.name} has changed since the run: this is the graph of the file that is there now")
+        notes.append(f"{found.path.name} has changed since the run: the graph shows the current file")
     return ModelGraph.from_json(document), document["layout"]
 
 
 def _imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> Drawn:
     kept = record.imported
     if record.runtime not in ("", "iree"):
-        raise UsageError(f"a program for {record.runtime} is not imported: only IREE's are")
+        raise UsageError(f"a program for {record.runtime} is not imported: only IREE programs are")
     if kept is None and (found.path is None or found.path.suffix.lower() != ".onnx"):
         raise UsageError(
-            "the imported program was not kept, and there is no ONNX file to import again",
-            hint="hil run --debug-ir DIR keeps it",
+            "imported program not stored, and ONNX file unavailable",
+            hint="hil run --debug-ir DIR stores it",
         )
     if kept is None and is_recorded(record.named, found, ()) is not True and not found.inside:
-        raise UsageError(f"{record.named.path} is not the file that was run")
+        raise UsageError(f"cannot verify that {record.named.path} is the file of the run")
     if kept is None:
-        notes.append("the program was imported again to be drawn: hil run --debug-ir DIR keeps the one that ran")
+        notes.append("the program was reimported for this graph: hil run --debug-ir DIR stores the imported program")
     document = graph_of(
         imported.read_imported,
         found.digest if kept is None else str(kept.stat().st_mtime_ns),
@@ -199,11 +200,12 @@ def _imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> Drawn
 
 
 def graph_of(function: IsolatedFunction, digest: str, **arguments: Any) -> Any:
-    """What a function of an isolated process says of a file, kept in the user's cache by the file's digest."""
+    """Return a function's result for a file from an isolated process. The user's cache stores results by digest."""
     context = _context(default_root())
     key = Cache.key("graph", function=getattr(function, "__name__", ""), digest=digest, version=_VERSION, **arguments)
 
     def compute() -> Any:
+        check_room(context.cache)
         with (
             tempfile.TemporaryDirectory(prefix="hil-graph-") as folder,
             naming_errors("import", "reading the graph", functools.partial(ImportFailed, stage="import"), ""),
@@ -231,29 +233,29 @@ def _layers(
         try:
             nodes = dict(graph_of(onnx_graph.named_layers, found.digest, **arguments))
         except HilError as error:
-            notes.append(f"the nodes of layers are unknown: {error.message}")
+            notes.append(f"layer nodes unknown: {error.message}")
     else:
-        # Without the model a layer stands for its nodes.
+        # Without the model, layers become nodes.
         nodes = {str(one.get("layer")): [str(one.get("layer"))] for one in record.cases}
     layers, missing = suite_layers(record.cases, nodes)
     if missing:
-        notes.append(f"{len(missing)} layers of the suite are not in the model's file, such as {missing[0]}")
+        notes.append(f"{len(missing)} layers of the suite are missing from the model file, such as {missing[0]}")
     return layers
 
 
 def _operations(site: Site, record: GraphRecord, notes: list[str]) -> tuple[list[Total], Path | None]:
     found = named_profiles(site.roots, Path(record.session.folder), record.case, {"run": record.profiles})
     if not (found and found[0].key):
-        notes += ["its profile is gone, or outside of the folders that are served"] if record.profiles else []
+        notes += ["profile deleted, or outside the served directories"] if record.profiles else []
         return [], None
     folder = found[0].folder
     try:
         look = (folder / TABLE).stat()
         if look.st_size > MOST_TABLE_BYTES:
-            raise UsageError(f"its profile has {look.st_size >> 20} MiB: more than is read for a page")
+            raise UsageError(f"profile exceeds the size limit for pages: {look.st_size >> 20} MiB")
         return _timed(folder, look.st_size, look.st_mtime_ns), folder / TABLE
     except OSError as error:
-        notes.append(f"its profile cannot be read: {error.strerror}")
+        notes.append(f"cannot read the profile: {error.strerror}")
     except HilError as error:
         notes.append(error.message)
     return [], None
@@ -267,33 +269,33 @@ def _timed(folder: Path, size: int, changed: int) -> list[Total]:
 def _from_record(
     record: GraphRecord, layers: Sequence[LayerValue], values: Mapping[str, NodeValue], notes: Sequence[str]
 ) -> Drawn:
-    """The nodes that a record names, which nothing joins: all that is left where the model is gone."""
+    """Return the recorded nodes without edges, for a model that is not available."""
     outputs = of_outputs(record.outputs, record.case)
     own = (name for name in values if name not in outputs)
     names = list(dict.fromkeys([*(name for layer in layers for name in layer.nodes), *own]))
     if not names:
         raise UsageError(
-            f"nothing is known of the nodes of {record.model or record.session.title}: {'; '.join(notes)};"
-            " and there are neither layers nor a profile",
-            hint="hil bisect, hil suite run (layers) and hil run --profile tell of nodes",
+            f"nodes unknown for {record.model or record.session.title}: {'; '.join(notes)};"
+            " layers and profile not found",
+            hint="hil bisect, hil suite run (layers) and hil run --profile record nodes",
         )
     ops = {layer.nodes[0]: layer.op for layer in layers if len(layer.nodes) == 1}
     nodes = [GraphNode(name, ops.get(name, "")) for name in names[:MOST_NODES]]
-    note = "what takes from what is not known: nodes stand in the record's order, and nothing joins them"
+    note = "connections unknown: the nodes are in the order of the record"
     graph = ModelGraph("onnx", record.model, nodes, [], notes=(note,))
     return graph, layered(len(nodes), [])
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a list offers, by the words that it shows: another of a session's models, a session beside it."""
+    """Option in a list: a model in the session, or a session with the same model."""
 
     value: str
     name: str
 
 
 def models_of(database: sqlite3.Connection, session: Session) -> list[Choice]:
-    """The models of a session, each by its first case."""
+    """Return the session's models with their first cases."""
     if session.kind == "bisect":
         return []
     rows = database.execute(
@@ -306,10 +308,10 @@ def models_of(database: sqlite3.Connection, session: Session) -> list[Choice]:
 
 
 def beside(database: sqlite3.Connection, session: Session, model: str) -> list[Choice]:
-    """The sessions with cases of the same model, the newest first."""
+    """Return the sessions that contain the same model, newest first."""
     stem = model.removesuffix(".onnx")
     names = (stem, f"{stem}.onnx")
-    # A session's list of models, in which what no case ran may stand too, spares looking through the cases of all.
+    # The session's model list may include models without cases. It limits the search to matching sessions.
     rows = database.execute(
         "select root, id, kind, boards, created from sessions where (instr(models, ?) or instr(models, ?)) and exists"
         " (select 1 from cases where session = sessions.key"

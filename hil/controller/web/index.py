@@ -1,13 +1,14 @@
-"""The SQLite index of what is stored: only an index, which may be deleted at any time.
+"""SQLite index for stored sessions. It only caches data and can be deleted at any time.
 
-Texts that many cases share stand once, in ``words``. One process writes (:class:`Writer`); any number of threads read
-(:func:`reading`).
+Repeated texts are keys into ``words``. A single process writes (:class:`Writer`); multiple threads read
+(:class:`Reader`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 import threading
 from collections import Counter
@@ -22,9 +23,10 @@ from hil.controller.storage.runs import storing
 from hil.controller.web.entries import CaseEntry, SessionEntry, gravest_kind
 from hil.controller.web.names import said
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
+from hil.core.cancellation import is_cancelled
 
 T = TypeVar("T")
-# Raise it when a table changes: an index of another version is made anew.
+# Increase this when a table changes. An index with a different version is rebuilt.
 VERSION = 9
 _TABLES = """
 -- tells this index from one that is made anew
@@ -69,7 +71,7 @@ create table unjudged (name integer, board integer, primary key (name, board)) w
 create table profiles (root integer, way text, kind text, changed real, primary key (root, way)) without rowid;
 create virtual table session_texts using fts5 (text, tokenize = 'trigram');
 """
-# The columns of ``cases`` that hold the key of a word, and those that hold a number.
+# Columns in ``cases`` with word keys, and columns with numbers.
 WORDS = ("name", "model", "op", "flow", "runtime", "board", "outcome", "ended", "stage", "message", "output")
 NUMBERS = (
     *(
@@ -90,15 +92,15 @@ _CASE = f"insert or replace into cases (session, {', '.join((*WORDS, *NUMBERS))}
 )
 _OUTPUT = "insert or replace into outputs (session, name, output, number, max_abs, sqnr_db) values (?, ?, ?, ?, ?, ?)"
 _words_of, _numbers_of = attrgetter(*WORDS), attrgetter(*NUMBERS)
-# The tables that say something of a session, and which column names it.
+# Tables with rows for a session, and the column with the session's key.
 _OF_SESSIONS = (("sessions", "key"), ("cases", "session"), ("outputs", "session"), ("session_texts", "rowid"))
-# Lists of names in one column: each between two of these, so that one name can be asked for.
+# Separator around every name in a list column, so that queries can match a single name.
 SEPARATOR = "\n"
 
 
 @dataclass(frozen=True)
 class Known:
-    """What the index knows of a folder."""
+    """A session directory's indexed state."""
 
     key: int
     stamp: str
@@ -108,10 +110,10 @@ class Known:
 
 
 class Writer:
-    """The one who writes the index, if no other process does. A context manager.
+    """Index writer, unless a different process has the lock. A context manager.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the index is not writable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,8 +122,8 @@ class Writer:
         self.path = path
         self._lock = filelock.FileLock(f"{path}.lock", timeout=0, thread_local=False)
         self._opened: sqlite3.Connection | None = None
-        self._file = 0  # the number of the file that is open
-        self.opened = 0  # how often an index was opened: another one may have taken its place
+        self._file = 0  # the open file's inode
+        self.opened = 0  # increments when an index is opened, since it may be a new index
         self._gathers = False
         self._words: dict[str, int] = {}
         self.take()
@@ -140,7 +142,7 @@ class Writer:
         return self._opened
 
     def take(self) -> bool:
-        """Whether this is the one who writes; then the index is open, made anew where somebody has deleted it."""
+        """Acquire the lock and open the index, or rebuild it. Return False if a different process has the lock."""
         import filelock
 
         if self._opened is not None and _file_number(self.path) == self._file:
@@ -158,10 +160,11 @@ class Writer:
         return True
 
     def recover(self, error: sqlite3.Error) -> None:
-        """After an error: delete a damaged index, so that the next :meth:`take` makes it anew."""
+        """After an error of SQLite, delete a damaged index, so that the next :meth:`take` rebuilds it."""
         with contextlib.suppress(sqlite3.Error):
             self._close()
-        if not any(word in str(error) for word in _PASSING):
+        # OperationalError: a missing table, or a lock, rights or the disk, which say nothing about the index.
+        if not isinstance(error, sqlite3.OperationalError) or _lacks_tables(self.path):
             remove(self.path)
 
     def _close(self) -> None:
@@ -171,14 +174,14 @@ class Writer:
         self._words.clear()
 
     def known(self, root: int) -> dict[str, Known]:
-        """Session id -> what is known of it, of one folder of runs."""
+        """Return a runs directory's indexed sessions by id."""
         rows = self._database.execute(
             "select id, key, stamp, read_bytes, cases, damaged from sessions where root = ?", (root,)
         )
         return {row[0]: Known(*row[1:]) for row in rows}
 
     def keep_profiles(self, root: int, found: Sequence[tuple[str, str, float]]) -> bool:
-        """Keep the profiles of a folder of runs, each its way, kind and time of writing; whether that is new."""
+        """Store a runs directory's profiles as path, kind and modification time. Return True if they changed."""
         known = self._database.execute("select way, kind, changed from profiles where root = ?", (root,)).fetchall()
         if known == sorted(found):
             return False
@@ -190,7 +193,7 @@ class Writer:
         return True
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Take sessions out."""
+        """Delete sessions from the index."""
         with self._transaction():
             for key in keys:
                 self._unjudge(key)
@@ -199,7 +202,10 @@ class Writer:
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
-        """What is written is not seen until :meth:`commit`, or the end: much is cheaper together than one by one."""
+        """Delay commits to :meth:`commit` or to the block's end.
+
+        A large transaction is cheaper than many small transactions.
+        """
         self._gathers = True
         try:
             yield
@@ -208,7 +214,7 @@ class Writer:
             self.commit()
 
     def commit(self) -> None:
-        """Let others see what was written."""
+        """Make written data visible to readers."""
         if self._opened is not None:
             self._opened.commit()
 
@@ -219,7 +225,7 @@ class Writer:
             yield
         except BaseException:
             database.rollback()
-            self._words.clear()  # some may have gone with it
+            self._words.clear()  # the rollback may have removed cached keys
             raise
         if not self._gathers:
             database.commit()
@@ -236,12 +242,12 @@ class Writer:
         damaged: int = 0,
         fresh: bool = True,
     ) -> int:
-        """Write a session and cases of it, together or not at all; returns its key.
+        """Write a session and cases in one transaction. Return the session's key.
 
         Args:
-            read_bytes: how far into its file of lines the cases go.
-            damaged: how many lines of that file cannot be read.
-            fresh: forget the cases that are known of it.
+            read_bytes: offset after the last case in the session's lines file.
+            damaged: unreadable lines in that file.
+            fresh: delete the session's previous cases.
         """
         with self._transaction():
             row = self._database.execute(
@@ -264,7 +270,7 @@ class Writer:
         return key
 
     def work(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do something else with the index, wholly or not at all."""
+        """Run a function on the database in one transaction."""
         with self._transaction():
             return work(self._database)
 
@@ -337,7 +343,7 @@ class Writer:
         return {"device_ns": row[0], "device_cases": row[1]}
 
     def _row(self, key: int, case: CaseEntry, outputs: list[tuple[object, ...]]) -> tuple[object, ...]:
-        """A row of ``cases``; those of its outputs, where there are several, are added to the list."""
+        """Return a row of ``cases``. Append output rows to ``outputs`` if there are multiple."""
         for one in case.outputs:
             names = self._word(case.name), self._word(one.name)
             outputs.append((key, *names, case.number, one.max_abs, one.sqnr_db))
@@ -353,9 +359,10 @@ class Writer:
         return key
 
 
-# Errors that say nothing against the index itself.
-_PASSING = ("locked", "full", "readonly", "not open")
-# Bounds the memory of the writer: reasons of failures may all differ.
+_TABLE_NAMES = re.compile(r"^create (?:virtual )?table (\w+)", re.MULTILINE)
+# SQLite steps between checks for cancellation.
+_STEPS = 100_000
+# Bounds the writer's memory, since every failure reason may be different.
 _WORDS_HELD = 200_000
 
 
@@ -364,18 +371,18 @@ def _failing(outcome: str) -> bool:
 
 
 def _held(text: str) -> str:
-    """A text as SQLite can hold it: without halves of surrogate pairs."""
+    """Replace lone surrogates, which SQLite cannot store."""
     return text.encode(errors="replace").decode()
 
 
 def joined(names: Iterable[str]) -> str:
-    """Names in one column: see :data:`SEPARATOR`."""
+    """Join names for a single column; see :data:`SEPARATOR`."""
     found = [name.replace(SEPARATOR, " ") for name in names]
     return SEPARATOR.join(("", *found, "")) if found else ""
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """The index, made if there is none, or made anew if it is another version's or damaged."""
+    """Open the index. Create it if it is missing, damaged or from a different version."""
     try:
         return _connected(path)
     except sqlite3.DatabaseError:
@@ -383,15 +390,15 @@ def _opened(path: Path) -> sqlite3.Connection:
         return _connected(path)
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=30, check_same_thread=False)
+def _connected(path: Path, wait_s: float = 30.0) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=wait_s, check_same_thread=False)
     try:
         found = database.execute("pragma user_version").fetchone()[0]
         if found not in (0, VERSION):
             raise sqlite3.DatabaseError("another version's")
         database.execute("pragma journal_mode = wal")
         database.execute("pragma synchronous = normal")
-        # A page that many sessions change (cases by name) is held, and written to its place now and then.
+        # Cache pages that many sessions change, such as the index by case name, and checkpoint rarely.
         database.execute("pragma cache_size = -32000")
         database.execute("pragma wal_autocheckpoint = 4000")
         if not found:
@@ -402,8 +409,20 @@ def _connected(path: Path) -> sqlite3.Connection:
         raise
 
 
+def _lacks_tables(path: Path) -> bool:
+    """Return True if an index lacks tables, or SQLite cannot read it."""
+    try:
+        with contextlib.closing(_connected(path, wait_s=0.0)) as database:
+            tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
+    except sqlite3.OperationalError:
+        return False
+    except sqlite3.DatabaseError:
+        return True
+    return not tables >= set(_TABLE_NAMES.findall(_TABLES))
+
+
 def _file_number(path: Path) -> int:
-    """What tells the file of an index from another one in its place; 0 where there is none."""
+    """Return the inode, which detects a replaced index, or 0 if the file is missing."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -411,13 +430,13 @@ def _file_number(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Delete an index with all that belongs to it."""
+    """Delete an index and the related SQLite files."""
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 class Reader:
-    """Who asks the index: a connection a thread, that cannot write."""
+    """Read-only access to the index, with a connection per thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -425,7 +444,7 @@ class Reader:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """This thread's connection, within one snapshot. Raises sqlite3.Error: the index is away, or damaged."""
+        """Open a snapshot on this thread's connection. Raises sqlite3.Error if the index is missing or damaged."""
         database = self._connection()
         try:
             database.execute("begin")
@@ -438,7 +457,7 @@ class Reader:
                 database.rollback()
 
     def _connection(self) -> sqlite3.Connection:
-        """The connection to the index that is there now: it may have been deleted and made anew."""
+        """Return this thread's connection. Reconnect if the index was replaced."""
         number = _file_number(self._path)
         database: sqlite3.Connection | None = getattr(self._local, "database", None)
         if database is not None and number == self._local.file:
@@ -446,6 +465,7 @@ class Reader:
         self._close()
         database = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
         database.row_factory = sqlite3.Row
+        database.set_progress_handler(is_cancelled, _STEPS)
         self._local.database, self._local.file = database, number
         return database
 

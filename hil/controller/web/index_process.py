@@ -1,6 +1,6 @@
-"""The indexer in a process of its own: pages answer while it reads as fast as when it does not.
+"""Run the indexer in a separate process, so that pages stay fast during indexing.
 
-The process writes what it has come to on its standard output, a line of JSON each; it ends when its input does.
+The process writes its progress to stdout as lines of JSON. It exits when stdin closes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from hil.core.processes import module_command, wait_or_kill
 from hil.errors import StorageError
 
 _TOLD = ("sessions", "to_read", "read", "cases", "first_done")
-# A page that shows how far it is need not be told more often.
+# Minimum seconds between progress reports.
 _PACE_S = 0.1
-_END_S = 10.0
+# Seconds before the process is killed. An interrupted transaction is rolled back, and the session is read later.
+_END_S = 0.3
 _NICE = 5
 
 
 class IndexProcess:
-    """Keeps an index as the folders are, as :class:`~hil.controller.web.indexer.Indexer` does. A context manager.
+    """Context manager that keeps an index current, as :class:`~hil.controller.web.indexer.Indexer` does.
 
     Raises:
-        StorageError: there is no place for the index.
+        StorageError: the index cannot be created.
     """
 
     def __init__(self, path: Path, roots: Sequence[Path]) -> None:
@@ -52,7 +53,7 @@ class IndexProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """Process ID of the indexer."""
         return self._process.pid
 
     def __exit__(self, *_: object) -> None:
@@ -68,7 +69,7 @@ class IndexProcess:
                 self._hear(json.loads(line))
             if self._stop.wait(POLL_S):
                 return
-            # It was killed, by whatever is short of memory: what it wrote stays.
+            # The process was killed, for example by the OOM killer. The index remains valid.
             self._ended()
             with self._starting:
                 if self._stop.is_set():
@@ -82,15 +83,15 @@ class IndexProcess:
         self.progress.tell()
 
     def _started(self) -> subprocess.Popen[str]:
-        # Ctrl-C is for us alone: the process ends when we do.
+        # The new session keeps Ctrl-C from the child. It exits with this process.
         return subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
 
     def _line(self) -> str:
-        """What it says next; "" when it has ended."""
+        """Return the next output line, or "" after the process ends."""
         assert self._process.stdout
-        with contextlib.suppress(ValueError):  # closed
+        with contextlib.suppress(ValueError):  # stdout is closed
             line = self._process.stdout.readline()
             return line if line.endswith("\n") else ""
         return ""
@@ -104,8 +105,8 @@ class IndexProcess:
 
 
 def main(path: str, *roots: str) -> None:
-    """Index until standard input closes."""
-    # Pages come first: whoever waits for one waits in front of it.
+    """Run the indexer. Exit when stdin closes."""
+    # Requests have priority over indexing.
     os.nice(_NICE)
     closed = threading.Event()
     try:
@@ -136,7 +137,7 @@ def _until_closed(closed: threading.Event, progress: Progress) -> None:
 
 
 def _say(told: dict[str, Any]) -> bool:
-    """Tell who started us; False: there is nobody any more."""
+    """Report to the parent process. Return False if it has exited."""
     try:
         print(json.dumps(told), flush=True)
     except OSError:

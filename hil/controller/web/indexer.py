@@ -1,4 +1,4 @@
-"""Keep the index as the folders are: look at them all the time, and read what is new or was changed."""
+"""Keep the index current: scan directories periodically, and read new and changed sessions."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from hil.core.digest import digest_of
 from hil.core.files import open_file
 from hil.errors import StorageError, UsageError
 
-# How often the folders are looked at: what is new is seen within twice that.
+# Seconds between scans. New sessions appear within twice that time.
 POLL_S = 0.8
-# Of many folders a look takes long: then they are looked at less often, so that this is the share of the time.
+# Maximum time share for scans. Slow scans run less often.
 _SHARE = 0.25
-# So many cases of a session are shown at once, so that pages show a long run while it is read.
+# Cases per commit, so that pages show a large run during reading.
 _BATCH = 20_000
-# Of many sessions pages show what was read so far so often.
+# Seconds between commits while reading many sessions.
 _SHOWN_S = 0.5
-# A record that could be read, and cannot since it was written so lately, may be on its way here: it is not damaged yet.
+# A known record that becomes unreadable may still be in transfer. It counts as damaged after this time.
 _SETTLED_S = 2.0
-# So many bytes before the place that was read to tell whether a file of lines was only written on since.
+# Bytes before the last read position to compare. If they match, the lines file was only appended to.
 _MARK_BYTES = 512
 _MARKED = "|"
 
 
 @dataclass
 class Progress:
-    """How far the indexer is; read by pages, written by the indexer."""
+    """Progress of the indexer, for pages."""
 
-    sessions: int = 0  # seen at the last look
-    to_read: int = 0  # new or changed ones at the last look
-    read: int = 0  # of these, those that are read
-    cases: int = 0  # read since the start
-    generation: int = 0  # grows with each change of the index
-    first_done: bool = False  # whether every folder was read once
+    sessions: int = 0  # sessions in the last scan
+    to_read: int = 0  # new or changed sessions in the last scan
+    read: int = 0  # sessions among ``to_read`` that were read
+    cases: int = 0  # cases read since the start
+    generation: int = 0  # increments after index changes
+    first_done: bool = False  # True after all directories were read
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def tell(self) -> None:
-        """Wake who waits for a change."""
+        """Notify threads that wait for a change."""
         with self.changed:
             self.generation += 1
             self.changed.notify_all()
@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class _Job:
-    """A session to be read."""
+    """Session to read."""
 
     root: int
     folder: Path
@@ -66,10 +66,9 @@ class _Job:
 
 
 class Indexer:
-    """Reads the folders of runs into the index, in a thread of its own. A context manager.
+    """Context manager with a thread that reads runs directories into the index.
 
-    Where another process writes the index already, that one reads the folders, and this one only tells that the index
-    has changed; when the other ends, this one takes its place.
+    If a different process writes the index, this process only reports changes. It takes over after that process ends.
     """
 
     def __init__(self, writer: Writer, roots: Sequence[Path]) -> None:
@@ -77,11 +76,11 @@ class Indexer:
         self._writer = writer
         self._roots = roots
         self._folders = [Folders() for _ in roots]
-        # Files that are called like records and are none: root and id -> stamp.
+        # Other tools' files with a record's name: (root, id) -> stamp.
         self._foreign: dict[tuple[int, str], str] = {}
-        self._quiet: object = None  # what the last look saw, where it found nothing to do
-        self._others = ""  # the stamp of an index that somebody else writes
-        self._looked_s = 0.0  # how long the last look took, without what was read after it
+        self._quiet: object = None  # the last scan's result, if it found no changes
+        self._others = ""  # index stamp, if a different process writes
+        self._looked_s = 0.0  # last scan's duration, without reading sessions
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hil-indexer", daemon=True)
 
@@ -101,13 +100,13 @@ class Indexer:
 
     @property
     def pause_s(self) -> float:
-        """How long until the next look, however long what was found took to be read."""
+        """Seconds to the next scan. Only scan time counts, not the time for reading sessions."""
         return max(POLL_S, self._looked_s * (1 / _SHARE - 1))
 
     def look(self) -> None:
-        """Look at every folder once and read what is new; what is gone is forgotten.
+        """Scan all directories, read new sessions, and delete missing ones from the index.
 
-        An index that was deleted or damaged meanwhile is made anew, by this look or the next one.
+        A deleted or damaged index is rebuilt by this scan or the next.
         """
         try:
             if self._writer.take():
@@ -117,7 +116,7 @@ class Indexer:
         except sqlite3.Error as error:
             self._writer.recover(error)
         except StorageError:
-            pass  # there is no room for it now, or no right to write it: what it has stays readable
+            pass  # the disk is full or not writable; the existing index remains readable
 
     def _follow(self) -> None:
         stamp = index_stamp(self._writer.path)
@@ -148,7 +147,7 @@ class Indexer:
             if self._writer.keep_profiles(number, there[number].profiles):
                 progress.tell()
         self._looked_s = time.monotonic() - begun
-        jobs.sort(key=_changed_ns, reverse=True)  # what people look for first
+        jobs.sort(key=_changed_ns, reverse=True)  # newest sessions first
         progress.sessions, progress.to_read, progress.read = found, len(jobs), 0
         if gone:
             self._writer.forget(gone)
@@ -167,7 +166,7 @@ class Indexer:
             self.progress.tell()
 
     def _read_all(self, jobs: Sequence[_Job]) -> None:
-        """Read sessions; what is read is shown now and then, and in the end."""
+        """Read sessions. Commit periodically and at the end."""
         with self._writer.gathering():
             shown, changed = time.monotonic(), False
             for job in jobs:
@@ -183,7 +182,7 @@ class Indexer:
             self.progress.tell()
 
     def _read(self, job: _Job) -> bool:
-        """Read a session into the index; whether that changed it."""
+        """Read a session into the index. Return True if the index changed."""
         found = read_session(job.folder, job.record, job.id)
         if found is None:
             self._foreign[job.root, job.id] = job.stamp
@@ -199,7 +198,7 @@ class Indexer:
         return True
 
     def _read_lines(self, job: _Job, session: SessionEntry) -> None:
-        """Read the cases of a suite's run: those that were added since, where its file of lines was only written on."""
+        """Read a suite run's cases. If the lines file was only appended to, read only new lines."""
         path, old = job.folder / session.lines, job.old
         grown = old is not None and bool(old.read_bytes) and _mark(path, old.read_bytes) == _marked(old.stamp)
         start, number, damaged = (old.read_bytes, old.cases, old.damaged) if grown and old else (0, 0, 0)
@@ -230,13 +229,13 @@ class Indexer:
 
 
 def _changed_ns(job: _Job) -> int:
-    """When a session's record was written, as its stamp says; 0 where nobody knows."""
+    """Return the record's modification time from the session's stamp, or 0 if unknown."""
     parts = job.stamp.split(" ")[0].split(":")
     return int(parts[1]) if len(parts) > 1 else 0
 
 
 def _is_coming(path: Path, *, known: bool) -> bool:
-    """Whether a record that cannot be read is gone, or replaces one that was read and may be on its way here."""
+    """Return True if an unreadable record was deleted, or recently replaced and may still be in transfer."""
     try:
         changed = path.stat().st_mtime
     except FileNotFoundError:
@@ -247,7 +246,7 @@ def _is_coming(path: Path, *, known: bool) -> bool:
 
 
 def _mark(path: Path, end: int) -> str:
-    """What tells the bytes before a place in a file from others; "" where it is not that long."""
+    """Return a digest for the bytes before an offset, or "" if the file is shorter."""
     try:
         with open_file(path) as file:
             file.seek(max(0, end - _MARK_BYTES))

@@ -1,4 +1,4 @@
-"""Ask this server itself, within one request of it: the same checks, no connection, a bounded answer."""
+"""Send internal requests to this server, with the same checks, without a connection, and with a size limit."""
 
 from __future__ import annotations
 
@@ -14,60 +14,61 @@ from starlette.types import Message
 
 from hil.errors import UsageError
 
-# What shows who asks goes on to the inner request, so that it sees what the outer one may see, and no more.
+# Credentials are copied to the inner request, so that it has the same permissions.
 _PASSED_ON = (b"host", b"cookie", b"authorization")
 _COPIED = ("type", "asgi", "http_version", "scheme", "server", "client")
-# Where the server tells of what went wrong in it.
+# Logger for server errors.
 _LOG = logging.getLogger("uvicorn.error")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server answered."""
+    """Response of the server."""
 
     status: int
-    type: str  # its media type, without parameters
+    type: str  # media type without parameters
     body: bytes
 
 
 class _TooLong(Exception):
-    """An answer has more bytes than it may have."""
+    """The response exceeds the size limit."""
 
 
 class _OfAnotherType(Exception):
-    """An answer is of a type that was not asked for: a stream of events never ends."""
+    """The response has an unexpected media type. An event stream, for example, never ends."""
 
 
 async def ask(request: Request, address: str, *, types: Iterable[str], most: int) -> Answer | None:
-    """The answer to GET, as a page that is to be saved; None if it has more than ``most`` bytes.
+    """Send a GET request for a page to save. Return None if the response exceeds ``most`` bytes.
 
-    Of a page that the server fails to make it is the one that says so: that is the page's error, not who asked for it.
+    If the server fails to render the page, the response is an error page with status 500. No exception is raised.
 
     Args:
-        address: a path of this server's, with its query.
-        types: media types that are taken, or beginnings of them.
+        address: path with query on this server.
+        types: accepted media types, or prefixes of them.
+        most: maximum bytes in the response body.
 
     Raises:
-        UsageError: the address is another server's, or the answer is of another type.
+        UsageError: the address is on a different server, or the media type is wrong.
     """
     if not is_ours(address):
-        raise UsageError(f"{address[:200]!r} is no address of this server")
+        raise UsageError(f"{address[:200]!r} is not a URL of this server")
     answer = _Collected(tuple(types), most)
     try:
         await request.app(_scope(request, address), _receiver(), answer.take)
     except _TooLong:
         return None
     except _OfAnotherType as error:
-        raise UsageError(f"{urlsplit(address).path} is no page: {error}") from error
+        raise UsageError(f"{urlsplit(address).path} is not a page: {error}") from error
     except Exception as error:
-        # It goes on past the page that tells of it; and what had begun well is cut off.
+        # Starlette re-raises the error after the error page. A response that had started is incomplete.
         _LOG.error("%s", urlsplit(address).path, exc_info=error)
         return Answer(500, answer.type, bytes(answer.body))
     return Answer(answer.status, answer.type, bytes(answer.body))
 
 
 def is_ours(address: str) -> bool:
-    """Whether an address is a path of this server's: "//" and "/\\" before a name lead to another."""
+    r"""Return True if an address is a path on this server. "//" and "/\" lead to other hosts."""
     return address.startswith("/") and not address.startswith(("//", "/\\"))
 
 
@@ -87,7 +88,7 @@ def _scope(request: Request, address: str) -> dict[str, Any]:
 
 
 def _receiver() -> Any:
-    """The request's empty body; and then nothing more, for a disconnected one would end the answer."""
+    """Return a receiver with an empty body. It then waits, since a disconnect message would end the response."""
     sent = False
 
     async def receive() -> Message:

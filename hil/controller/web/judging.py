@@ -1,7 +1,7 @@
-"""Judge the histories of cases: of each the sessions since which it fails or is slower are kept in the index.
+"""Judge cases' histories. Store the sessions since which a case fails or is slower.
 
-They are judged bit by bit after what changed in them was read, by the rules of the page of a history
-(:mod:`hil.controller.web.series`). What changed is a case on a board: the others of its histories stay.
+Changed histories are judged in small batches after indexing, with the history page's rules
+(:mod:`hil.controller.web.series`). A change affects only a case on a board, not the case's other histories.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hil.controller.web.series import MEASURES, MOST_SAMPLES, flips_among, steps
 from hil.controller.workloads.suites.reports.results import is_failing
 
 BROKE, SLOWER = "broke", "slower"
-# So long is judged in one go: what is new is read in between.
+# Seconds per batch. Between batches, the indexer reads new sessions.
 _JUDGE_S = 0.3
 _SAMPLE = np.dtype(
     [
@@ -34,7 +34,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def judge_some(database: sqlite3.Connection) -> bool:
-    """Judge histories that changed, as many as a moment allows; whether there were any."""
+    """Judge a batch of changed histories. Return False if there were none."""
     end = time.monotonic() + _JUDGE_S
     changed = database.execute("select name, board from unjudged limit 1000").fetchall()
     if not changed:
@@ -48,7 +48,7 @@ def judge_some(database: sqlite3.Connection) -> bool:
 
 
 class _Judge:
-    """Judges histories of an index, whose sessions stay as they are meanwhile."""
+    """Judge for an index' histories. Sessions must not change in the meantime."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -56,16 +56,16 @@ class _Judge:
         self._created = [row[1] for row in sessions]
         kinds: dict[tuple[str, str], int] = {}
         self._kind = np.array([kinds.setdefault(row[2:], len(kinds)) for row in sessions], np.int64)
-        # Session -> its place in the order of time.
+        # Session key -> position in time order.
         self._place = np.full(1 + max((row[0] for row in sessions), default=0), -1)
         self._place[[row[0] for row in sessions]] = np.arange(len(sessions))
-        # Outcome -> whether it tells something, and whether it needs attention.
+        # Outcome -> (is a result, is a failure).
         self._words: dict[int, tuple[bool, bool]] = {}
         nothing = database.execute("select key from words where word = ''").fetchone()
         self._nothing = nothing[0] if nothing else -1
 
     def judge(self, name: int, board: int) -> None:
-        """Judge the histories of a case on a board."""
+        """Judge a case's histories on a board."""
         samples = np.fromiter(self._database.execute(_SELECT, (name, board)), _SAMPLE, -1)
         self._database.execute("delete from changes where name = ? and board = ?", (name, board))
         if samples.size > 1:
@@ -76,7 +76,7 @@ class _Judge:
         self._database.execute("delete from unjudged where name = ? and board = ?", (name, board))
 
     def _histories(self, samples: Samples) -> Iterator[Samples]:
-        """The samples of those sessions alone that ran the same, in the order of time."""
+        """Split samples by configuration (session kind, suite, flow, runtime, model), in time order."""
         samples = samples[self._place[samples["session"]] >= 0]
         samples = samples[np.argsort(self._place[samples["session"]])]
         same = (self._kind[self._place[samples["session"]]], *(samples[name] for name in ("flow", "runtime", "model")))
@@ -100,18 +100,18 @@ class _Judge:
         _, levels, steps = steps_of(history["device_p50_ns"], history["iterations"], MEASURES["device"])
         for step in steps:
             if step.worse:
-                # It is over where the last level is no longer nearer to the slow one than to the one before.
+                # The change is over if the last level is closer to the level before it than to the slow level.
                 over = levels[-1].median ** 2 < step.before * step.after
                 yield self._row(history, SLOWER, (step.befores, step.afters), step.before, step.after, over)
 
     def _row(self, history: Samples, what: str, sides: Sides, before: Any, after: Any, over: bool) -> Any:
-        """A row of a change: the samples next to it on each side, the earlier ones in the order of time."""
+        """Return a row for a change. Both lists of samples are in time order."""
         was, now = (history["session"][list(side)].tolist() for side in sides)
         compared = json.dumps([was, now])
         return now[0], what, was[-1], before, after, self._created[self._place[now[0]]], over, compared
 
     def _outcomes(self, ended: npt.NDArray[np.int64]) -> tuple[Mask, Mask]:
-        """Whether each outcome tells something, and whether it needs attention."""
+        """Return two masks for outcomes: is a result, is a failure."""
         found, which = np.unique(ended, return_inverse=True)
         for key in map(int, found):
             if key not in self._words:

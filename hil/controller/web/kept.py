@@ -1,4 +1,4 @@
-"""Files that a session keeps: found below its folder and nowhere else, and few enough to be listed."""
+"""List a session's files. Only files in the session's directory are found, up to a limit."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 
 from hil.controller.web.names import said
 
-# Of one place so many files are listed, of so many looked at.
+# Maximum files to list per directory, and to look at.
 _LISTED, _LOOKED = 200, 5000
 
 
 @dataclass(frozen=True)
 class KeptFile:
-    """A file of a session, or a place elsewhere that its record names."""
+    """Session file, or an external path from the record."""
 
-    what: str  # ir, run profile, ...; "" is what the case's own folder has
+    what: str  # ir, run profile, ...; "" for files in the case's directory
     name: str
-    # name, file: as `names.said` writes them.
-    file: str = ""  # relative to the session's folder; "" where it lies elsewhere: then its name is the whole path
+    # name, file: escaped by `names.said`.
+    file: str = ""  # relative to the session's directory; "" for external files, with the whole path as name
     bytes: int = 0
 
 
 def own(folder: Path, path: Path) -> bool:
-    """Whether a path lies in a session's folder, links followed: a record may name any."""
+    """Return True if the resolved path is inside the directory. Records may contain arbitrary paths."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError):
@@ -34,23 +34,23 @@ def own(folder: Path, path: Path) -> bool:
 
 
 def bases(folder: Path, roots: Sequence[Path]) -> list[Path]:
-    """The folders that a relative path of a session's record may start from, the nearest first."""
+    """Return base directories for relative paths in a session's record, nearest first."""
     found = [folder]
     root = next((one for one in roots if own(one, folder)), None)
     if root is not None:
         found += [one for one in folder.parents if one == root or root in one.parents]
-        # Runs are stored in a folder below the one that `hil run` was called in.
+        # `hil run` stores sessions below the current directory.
         found.append(root.parent)
     return list(dict.fromkeys([*found, folder.parent.parent, Path.cwd()]))
 
 
 def kept_files(folder: Path, place: Path | None, left: Mapping[str, str]) -> list[KeptFile]:
-    """What a case keeps beside its tensors and logs: IR, profiles, pictures, models.
+    """Return a case's files other than tensors and logs: IR, profiles, pictures, models.
 
     Args:
-        folder: the session's.
-        place: the case's own; None is none.
-        left: what else it left, by what that is: folders, relative to the session's or not.
+        folder: the session's directory.
+        place: the case's directory, or None.
+        left: kind -> directory with other files, absolute or relative to ``folder``.
     """
     found: list[KeptFile] = []
     if place is not None and own(folder, place):
@@ -64,7 +64,7 @@ def kept_files(folder: Path, place: Path | None, left: Mapping[str, str]) -> lis
 
 
 def own_files(folder: Path) -> list[KeptFile]:
-    """The files of a session's folder itself: its record, reports, tables."""
+    """Return the files directly in a session's directory: record, reports, tables."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
     except OSError:
@@ -74,7 +74,7 @@ def own_files(folder: Path) -> list[KeptFile]:
 
 
 def logs_below(folder: Path, place: Path | None = None) -> list[Path]:
-    """The logs in ``logs`` of a session, or of a case's folder."""
+    """Return the log files in a session's or case's ``logs`` directory."""
     base = (place or folder) / "logs"
     return [path for path in _files(base) if path.suffix == ".log" and own(folder, path)] if own(folder, base) else []
 
@@ -83,7 +83,7 @@ def _below(folder: Path, place: Path, what: str) -> list[KeptFile]:
     found = []
     for path in _files(place):
         inner = path.relative_to(place)
-        # Tensors and logs have links of their own; what hil keeps for itself begins with a dot.
+        # Tensors and logs have separate links. Names with a leading dot are internal.
         if path.suffix in (".npy", ".log") or any(part.startswith(".") for part in inner.parts):
             continue
         if own(folder, path):
@@ -92,7 +92,7 @@ def _below(folder: Path, place: Path, what: str) -> list[KeptFile]:
 
 
 def _files(place: Path) -> list[Path]:
-    """Plain files below a place, in order; links are not followed."""
+    """Return the regular files below a directory, sorted. Symbolic links are not followed."""
 
     def walk() -> Iterator[Path]:
         for parent, folders, names in os.walk(place):

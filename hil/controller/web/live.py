@@ -1,32 +1,47 @@
-"""Tell a page whenever something changed, as server-sent events."""
+"""Notify pages about changes with server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-# A page is told at most so often: of a run that writes all the time it need not show each case.
+# Minimum seconds between events to a page, since a run may write constantly.
 PACE_S = 1.0
-# A connection that nobody reads is found by this, and closed.
+# Seconds between keep-alive comments, which detect dead connections.
 ALIVE_S = 15.0
+# Maximum streams, so that they do not use up all connections. The oldest stream ends first. Its browser
+# reconnects.
+MOST_STREAMS = 128
 
 
 def told_of(event: str, request: Request, count: Callable[[], int], is_over: Callable[[], bool]) -> StreamingResponse:
-    """An event of a name, with how far it is, whenever a count changed; until it is over, or nobody listens."""
+    """Return an event stream that sends the count after each change. It ends with the server or the connection."""
+
+    streams: dict[asyncio.Event, None] = request.app.state.streams
 
     async def stream() -> AsyncIterator[str]:
-        seen, quiet = -1, 0.0
-        while not (is_over() or await request.is_disconnected()):
-            if count() != seen:
-                seen, quiet = count(), 0.0
-                yield f"event: {event}\ndata: {seen}\n\n"
-            elif quiet >= ALIVE_S:
-                quiet = 0.0
-                yield ": still here\n\n"
-            await asyncio.sleep(PACE_S)
-            quiet += PACE_S
+        ended, seen, quiet = asyncio.Event(), -1, 0.0
+        streams[ended] = None
+        if len(streams) > MOST_STREAMS:
+            oldest = next(iter(streams))
+            del streams[oldest]
+            oldest.set()
+        try:
+            while not (ended.is_set() or is_over() or await request.is_disconnected()):
+                if count() != seen:
+                    seen, quiet = count(), 0.0
+                    yield f"event: {event}\ndata: {seen}\n\n"
+                elif quiet >= ALIVE_S:
+                    quiet = 0.0
+                    yield ": still here\n\n"
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ended.wait(), PACE_S)
+                quiet += PACE_S
+        finally:
+            streams.pop(ended, None)
 
     return StreamingResponse(stream(), media_type="text/event-stream")

@@ -1,4 +1,4 @@
-"""Find the model that a record names by a path. It may be gone, changed, or somebody else's."""
+"""Find a model by the path in a record. The file may be missing, changed, or belong to a different user."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from hil.controller.web.published import is_published
 from hil.core.digest import digest_file
 from hil.errors import HilError, UsageError
 
-# What a digest is made of in one request, the model's external data with it.
+# Maximum bytes to digest in a request, including external data.
 MOST_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model as a record names it."""
+    """Model as a record refers to it."""
 
     path: str
-    digest: str = ""  # "" where the record does not tell
+    digest: str = ""  # "" if not recorded
     dims: tuple[tuple[str, int], ...] = ()
     function: str = ""
 
 
 @dataclass(frozen=True)
 class FoundModel:
-    """The file that is there, if any."""
+    """Model file, if it was found."""
 
     path: Path | None
-    digest: str = ""  # of the file alone
-    inside: bool = False  # whether it lies in the folders that are served
-    why: str = ""  # why there is none
+    digest: str = ""  # file digest without external data
+    inside: bool = False  # True if the file is in a served directory
+    why: str = ""  # reason for a missing file
 
 
 def find_model(named: NamedModel, folder: Path, roots: Sequence[Path]) -> FoundModel:
-    """The file of a model that a record names.
+    """Find the file for a model in a record.
 
-    A file outside of the folders that are served is found only where the record has a digest: a record may be
-    anybody's, and must not lead to files that its writer does not know.
+    Files outside the served directories require a digest in the record. Records may come from anyone, and must not give
+    access to files that their author does not know.
     """
     if not named.path or "\0" in named.path:
-        return FoundModel(None, why="the record names no file of the model")
+        return FoundModel(None, why="the record does not name a model file")
     shown = Path(named.path).name
     outside = False
     for path in _candidates(named.path, bases(folder, roots)):
@@ -62,11 +62,11 @@ def find_model(named: NamedModel, folder: Path, roots: Sequence[Path]) -> FoundM
         if digest:
             return FoundModel(path, digest, inside)
     if outside:
-        why = f"{shown} lies outside of the folders that are served, and the record does not tell its digest"
-        return FoundModel(None, why=f"{why}: serve its folder too (--runs)")
-    why = f"{shown} is gone, or cannot be read"
+        why = f"{shown} is outside the served directories, and the record has no digest for it"
+        return FoundModel(None, why=f"{why}: add its directory with --runs")
+    why = f"{shown} is missing or unreadable"
     if is_published(folder):
-        why = f"{shown} is not here: hil publish sends a session's own folder, and its model does not lie in that"
+        why = f"{shown} was not published: hil publish only sends the files in the session directory"
     return FoundModel(None, why=why)
 
 
@@ -81,7 +81,7 @@ def _candidates(path: str, starts: Sequence[Path]) -> Iterator[Path]:
 
 
 def digest_now(path: Path) -> str:
-    """The digest of a plain file; "" where it cannot be read or is too large."""
+    """Return a regular file's digest, or "" if the file is unreadable or exceeds the limit."""
     try:
         look = path.stat()
         if look.st_size > MOST_BYTES:
@@ -97,7 +97,7 @@ def _digest(path: str, size: int, changed: int, inode: int) -> str:
 
 
 def is_recorded(named: NamedModel, found: FoundModel, external: Sequence[str]) -> bool | None:
-    """Whether a file is the one that was run, by its digest and that of its external data; None if nobody knows."""
+    """Return True if the file and its external data match the recorded digest, or None if unknown."""
     if not named.digest or found.path is None:
         return None
     digests = {"": found.digest}
@@ -111,20 +111,20 @@ def is_recorded(named: NamedModel, found: FoundModel, external: Sequence[str]) -
 
 
 class KeptOnly(Cache):
-    """The user's cache, of which nothing is made anew: a page waits for no framework."""
+    """Read-only view on the user's cache. Pages must not wait for a framework to recompute an entry."""
 
     def get_or_make(
         self, key: str, meta: Mapping[str, Any], make: Callable[[Path], None], recompute: bool = False
     ) -> tuple[Path, bool]:
-        """An entry that is there. Raises UsageError: it is not."""
+        """Return a cached entry. Raises UsageError if it is missing."""
         found = self.get(key)
         if found is None:
-            raise UsageError("what it was made into is not kept here")
+            raise UsageError("the conversion is not cached")
         return found, True
 
 
 def kept_onnx(found: FoundModel, named: NamedModel, context: RunContext) -> FoundModel:
-    """What a model of another format was made into when its layers were taken apart, where the cache still has it."""
+    """Return a model's cached ONNX conversion, which `hil layers` creates."""
     assert found.path is not None
     cache = KeptOnly(context.cache.root)
     with tempfile.TemporaryDirectory(prefix="hil-graph-") as folder:
@@ -133,6 +133,6 @@ def kept_onnx(found: FoundModel, named: NamedModel, context: RunContext) -> Foun
             model = import_model(found.path, function=named.function, dims=dict(named.dims), **how)
             made = as_onnx(model, log=Path(folder) / "log", **how)
         except HilError as error:
-            why = f"{found.path.name} is no ONNX file, and cannot be shown as one: {error.message}"
-            return FoundModel(None, why=f"{why} (hil layers {found.path.name} makes it)")
+            why = f"{found.path.name} is not an ONNX file, and has no ONNX conversion: {error.message}"
+            return FoundModel(None, why=f"{why} (hil layers {found.path.name} creates it)")
     return FoundModel(made.path, digest_now(made.path), inside=True)

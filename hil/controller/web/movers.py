@@ -1,7 +1,7 @@
-"""The numbers of the cases that both sides of a comparison have, and which of them changed.
+"""Compare the numbers of cases that both sides have, and decide which of them changed.
 
-Every decision is a rule of `hil suite diff` (:mod:`hil.controller.workloads.suites.reports.changes`), and, where the
-sides have several samples of a case, of :mod:`hil.controller.analysis.bench.stats`.
+Single samples follow the rules of `hil suite diff` (:mod:`hil.controller.workloads.suites.reports.changes`). Multiple
+samples follow :mod:`hil.controller.analysis.bench.stats`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from hil.controller.workloads.suites.reports.changes import (
 
 Mask = npt.NDArray[np.bool_]
 NUMBERS = ("device_p50_ns", "artifact_bytes", "max_abs", "sqnr_db")
-NOTHING, SAME = "nothing can be told", "no difference that can be told"
-# Verdicts of a change: for the better, for the worse.
+NOTHING, SAME = "not comparable", "no difference"
+# Verdicts for an improvement and for a regression.
 WORDS: Mapping[str, tuple[str, str]] = {
     "device_p50_ns": ("faster", "slower"),
     "artifact_bytes": ("smaller", "larger"),
     "max_abs": ("closer", "further off"),
     "sqnr_db": ("closer", "further off"),
 }
-# Of cases with several outputs these are told of the output whose number changed the most, for the worse if any did.
+# For cases with multiple outputs, show the largest regression among outputs, or the largest change without regressions.
 OF_OUTPUTS = ("max_abs", "sqnr_db")
 _COLUMNS = ("pair", "before", "after", "count_before", "count_after", "ratio", "state", "cases")
 _UNTOLD, _SAME, _BETTER, _WORSE = range(4)
@@ -45,40 +45,40 @@ _UNTOLD, _SAME, _BETTER, _WORSE = range(4)
 
 @dataclass(frozen=True, eq=False)
 class Movers:
-    """A number of the cases that have it on both sides: columns of the same length."""
+    """A number's values for cases that have it on both sides, as columns with equal lengths."""
 
-    what: str  # of NUMBERS
+    what: str  # from NUMBERS
     pair: Places
-    # before, after: of several samples the median
+    # before, after: the median if there are multiple samples
     before: Floats
     after: Floats
-    # how many samples that are; of device times those of enough iterations
+    # sample counts; for device times, only samples with enough iterations
     count_before: Places
     count_after: Places
-    ratio: Floats  # after by before; of several samples of times by their geometric means; NaN where there is none
+    ratio: Floats  # after / before; for multiple device times, from geometric means; NaN if undefined
     state: npt.NDArray[np.int8]
-    cases: Places  # how many cases share the program whose size this is
+    cases: Places  # for sizes: how many cases share the program
     comparisons: Comparisons | None = None
-    output: Keys | None = None  # which output it is of: a word; 0 where the case has no other
+    output: Keys | None = None  # the output name's word key; 0 for cases with a single output
 
     def at(self, places: Places) -> Movers:
-        """Some of those that have no intervals."""
+        """Return selected rows. Only valid without intervals."""
         columns = {name: getattr(self, name)[places] for name in _COLUMNS}
         return Movers(self.what, **columns, output=None if self.output is None else self.output[places])
 
     @property
     def decided(self) -> Mask:
-        """Whether it changed."""
+        """Mask of changed numbers."""
         return np.greater_equal(self.state, _BETTER)
 
     @property
     def worse(self) -> Mask:
-        """Whether it changed for the worse."""
+        """Mask of regressions."""
         return np.equal(self.state, _WORSE)
 
     @property
     def size(self) -> Floats:
-        """How large the change is, comparable between numbers: the logarithm of a factor (20 dB are a factor of 10)."""
+        """Change sizes as logarithms of factors, comparable between numbers (20 dB are a factor of 10)."""
         with np.errstate(all="ignore"):
             if self.what == "sqnr_db":
                 size = np.abs(self.after - self.before) / 20 * math.log(10)
@@ -88,22 +88,22 @@ class Movers:
         return np.nan_to_num(size, nan=np.inf, posinf=np.inf)
 
     def verdict(self, index: int) -> str:
-        """What is said of it."""
+        """Return the verdict text."""
         return (NOTHING, SAME, *WORDS[self.what])[self.state[index]]
 
     def why(self, index: int) -> str:
-        """What the verdict on a device time rests on."""
+        """Return the reason for the verdict on a device time."""
         if self.comparisons is None:
             return ""
         if self.state[index] == _UNTOLD:
             return f"fewer than {ITERATIONS} iterations"
         if self.comparisons.told[index]:
-            return "by the interval"
-        return "by the rule for single runs" if self.state[index] >= _BETTER else "too few samples for an interval"
+            return "by interval"
+        return "by the single-run rule" if self.state[index] >= _BETTER else "too few samples for an interval"
 
 
 def movers_of(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:
-    """The numbers of the cases of both sides, in the order of :data:`NUMBERS`."""
+    """Return the numbers for cases on both sides, in :data:`NUMBERS` order."""
     both = pairs.both
     counts, sharing = _size_counts(a, b, pairs.before[both], pairs.after[both])
     sizes = _plain(a, b, pairs, both[counts], "artifact_bytes", sharing[counts])
@@ -111,13 +111,14 @@ def movers_of(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:
 
 
 def _size_counts(a: SideCases, b: SideCases, before: Places, after: Places) -> tuple[Mask, Places]:
-    """Whether the size of a case's program says something of the case, and how many cases share that program.
+    """Return a mask for cases with comparable program sizes, and the case count per program.
 
-    Other cases in a program change its size. What all its cases share is told of the first of them.
+    Other cases in a program change the program's size. If both programs have the same cases, only the first case is
+    shown.
     """
     (old, old_size, _), (new, new_size, first) = (_programs(side) for side in (a, b))
     was, now = old[before], new[after]
-    # The programs have the same cases where as many as either has are in both.
+    # Programs have the same cases if the common count equals both case counts.
     _, which, common = np.unique(was * (b.size + 1) + now, return_inverse=True, return_counts=True)
     shared = common[which]
     same = (shared == old_size[was]) & (shared == new_size[now])
@@ -125,16 +126,16 @@ def _size_counts(a: SideCases, b: SideCases, before: Places, after: Places) -> t
 
 
 def _programs(side: SideCases) -> tuple[Places, Places, Places]:
-    """Of each case its program's number; of each program how many cases of the latest samples it has, and the first."""
+    """Return the program number per case, and per program the case count (latest samples) and the first case."""
     program = side.samples["program"][side.latest]
-    # Nobody knows which program 0 was: each case has its own.
+    # Program 0 is unknown, so such cases count as separate programs.
     own = np.where(program == 0, -1 - np.arange(program.size), program)
     _, first, which, count = np.unique(own, return_index=True, return_inverse=True, return_counts=True)
     return which, count, first
 
 
 def _timed(a: SideCases, b: SideCases, pairs: Pairs, both: Places) -> Movers:
-    """Device times: by an interval where there are samples enough, and else as `hil suite diff` decides."""
+    """Compare device times: by interval with enough samples, otherwise by the rule of `hil suite diff`."""
     (old, was), (new, now) = ((timed_of(side), places[both]) for side, places in ((a, pairs.before), (b, pairs.after)))
     there = (old.times.count[was] > 0) & (new.times.count[now] > 0)
     pair, was, now = both[there], was[there], now[there]
@@ -165,7 +166,10 @@ def _timed(a: SideCases, b: SideCases, pairs: Pairs, both: Places) -> Movers:
 
 
 def _plain(a: SideCases, b: SideCases, pairs: Pairs, chosen: Places, what: str, cases: Places | None = None) -> Movers:
-    """A number that does not vary as times do: it changed where the medians did and no samples of the sides meet."""
+    """Compare numbers with little variation.
+
+    They changed if the medians changed and the sides' ranges do not overlap.
+    """
     column = "program_bytes" if what == "artifact_bytes" else what
     columns = [side.samples[column] for side in (a, b)]
     old, new = (values_of(side, values, ~np.isnan(values)) for side, values in zip((a, b), columns, strict=True))
@@ -184,7 +188,7 @@ def _plain(a: SideCases, b: SideCases, pairs: Pairs, chosen: Places, what: str, 
 
 
 def _foremost(each: Movers) -> Places:
-    """Of each pair the one that changed the most, for the worse if any did; those of a pair stand together."""
+    """Return the largest regression per pair, or else the largest change. Rows must be grouped by pair."""
     if not each.pair.size:
         return np.arange(0)
     starts = np.flatnonzero(np.append(True, np.diff(each.pair) != 0))
@@ -208,7 +212,7 @@ def _judged(what: str, pair: Places, old: Values, new: Values, cases: Places, ou
 
 
 def _together(a: Movers, b: Movers) -> Movers:
-    """Both, in the order of the pairs; neither has intervals."""
+    """Merge movers in the order of pairs. Only valid without intervals."""
     order = np.argsort(np.concatenate((a.pair, b.pair)), kind="stable")
     of_outputs = [np.zeros_like(one.pair) if one.output is None else one.output for one in (a, b)]
     columns: dict[str, Any] = {n: np.concatenate((getattr(a, n), getattr(b, n)))[order] for n in _COLUMNS}

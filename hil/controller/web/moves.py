@@ -1,4 +1,4 @@
-"""What became of each case between two sides of a comparison, as `hil suite diff` says it."""
+"""Classify how cases' outcomes changed between two sides, with the rules of `hil suite diff`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hil.controller.web.side_cases import Places, SideCases
 from hil.controller.workloads.suites.reports.changes import move_of
 from hil.controller.workloads.suites.reports.diff import ABSENT, NOT_RUN
 
-# The kinds of what became of a case, in the order of the page.
+# Change kinds, in page order.
 MOVES = ("broke", "mended", "still_failing", "new", "gone", "other")
 _KINDS = ("", *MOVES)
-# The outcomes of a case that a side lacks, as keys of words.
+# Outcome keys for a case that is missing on a side.
 _ABSENT, _NOT_RUN = -1, -2
 _KEY_BITS = 32
 LACKING = {_ABSENT: ABSENT, _NOT_RUN: NOT_RUN}
@@ -23,38 +23,38 @@ LACKING = {_ABSENT: ABSENT, _NOT_RUN: NOT_RUN}
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """The cases of both sides, or of one: first those of the later side, in its order."""
+    """Cases on both sides: first the later side's cases in order, then the rest."""
 
     names: Keys
-    # before, after: the case's place on that side; -1 where it is not there
+    # before, after: index on that side, or -1
     before: Places
     after: Places
-    # was, became: the outcome that decides
+    # was, became: decisive outcome
     was: Keys
     became: Keys
-    kind: npt.NDArray[np.int8]  # a place in the kinds; 0 is a case that has nothing to tell
+    kind: npt.NDArray[np.int8]  # index in _KINDS; 0 if unchanged
 
     @property
     def both(self) -> Places:
-        """Those that both sides have."""
+        """Cases that both sides have."""
         return np.flatnonzero((self.before >= 0) & (self.after >= 0))
 
     def of_kind(self, move: str) -> Places:
-        """Those of one of :data:`MOVES`."""
+        """Return the cases with a kind from :data:`MOVES`."""
         return np.flatnonzero(self.kind == _KINDS.index(move))
 
     def move(self, pair: int) -> str:
-        """Of :data:`MOVES`; "" is a case that has nothing to tell."""
+        """Return a case's kind from :data:`MOVES`, or "" if unchanged."""
         return _KINDS[self.kind[pair]]
 
     def counts(self) -> dict[str, int]:
-        """Of each kind, how many there are."""
+        """Return case counts by kind."""
         counted = np.bincount(self.kind, minlength=len(_KINDS))
         return {move: int(count) for move, count in zip(_KINDS, counted, strict=True) if move}
 
 
 def pairs_of(a: SideCases, b: SideCases, words: Words) -> Pairs:
-    """Pair the cases of a baseline with those of another side."""
+    """Pair the cases of a baseline ``a`` with side ``b``."""
     names = np.concatenate([b.names, a.names[~np.isin(a.names, b.names)]])
     before, after = (_places(side.names, names) for side in (a, b))
     was, became = (_deciding(side, places, names) for side, places in ((a, before), (b, after)))
@@ -67,7 +67,7 @@ def pairs_of(a: SideCases, b: SideCases, words: Words) -> Pairs:
 
 
 def _places(known: Keys, names: Keys) -> Places:
-    """Where names are among those of a side; -1 where they are not."""
+    """Return every name's index in ``known``, or -1."""
     if not known.size:
         return np.full(names.size, -1)
     order = np.argsort(known)
@@ -76,7 +76,7 @@ def _places(known: Keys, names: Keys) -> Places:
 
 
 def _deciding(side: SideCases, places: Places, names: Keys) -> Keys:
-    """The outcome of each that decides."""
+    """Return the decisive outcomes."""
     lacking = np.where(np.isin(names, side.not_run), _NOT_RUN, _ABSENT)
     if not side.size:
         return lacking
@@ -84,7 +84,7 @@ def _deciding(side: SideCases, places: Places, names: Keys) -> Keys:
 
 
 def _moves(was: Keys, became: Keys, words: Words) -> npt.NDArray[np.int8]:
-    """The kinds of pairs of outcomes: there are few different ones."""
+    """Return the kind per outcome pair. Only unique pairs are classified."""
     _, first, which = np.unique((was << _KEY_BITS) + became, return_index=True, return_inverse=True)
     texts = zip(words.of(was[first]), words.of(became[first]), strict=True)
     kinds = np.array([_KINDS.index(move_of(*pair)) for pair in texts], np.int8)
@@ -92,8 +92,8 @@ def _moves(was: Keys, became: Keys, words: Words) -> npt.NDArray[np.int8]:
 
 
 def _differ(a: SideCases, b: SideCases, before: Places, after: Places) -> npt.NDArray[np.bool_]:
-    """Whether cases ended in other ways on one side than on the other, in any session of it."""
-    if all(side.size == side.case.size for side in (a, b)):  # each case has one sample
+    """Return a mask for cases with different outcome sets on the two sides."""
+    if all(side.size == side.case.size for side in (a, b)):  # a single sample per case
         alone: npt.NDArray[np.bool_] = a.ended[a.latest[before]] != b.ended[b.latest[after]]
         return alone
     old, new = (_ways(side, places) for side, places in ((a, before), (b, after)))
@@ -104,7 +104,7 @@ def _differ(a: SideCases, b: SideCases, before: Places, after: Places) -> npt.ND
 
 
 def _ways(side: SideCases, cases: Places) -> Keys:
-    """Each way in which a case ended, once: the case's place among the given ones, and the outcome."""
+    """Return the unique (case, outcome) pairs. Cases are indices into ``cases``."""
     place = np.full(side.size, -1)
     place[cases] = np.arange(cases.size)
     chosen = place[side.case] >= 0

@@ -1,7 +1,7 @@
-r"""Names of files as texts: what no page, address or database can hold of a name is written out.
+r"""Escape file names for pages, URLs and databases.
 
-A name is bytes to the system. Here those that are no printable text become ``\x1b``, and a backslash two; most names
-stay what they are, and no two names become one.
+File names are bytes. Bytes that are not printable text become ``\x1b``, and backslashes are doubled. Most names do not
+change, and different names stay different.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WRITTEN = re.compile(rb"\\(\\|x[0-9a-f]{2})")
 
 
 def said(name: str) -> str:
-    """A name, or a path, as a text that can be shown, stored and sent."""
+    """Escape a name or path, so that it can be shown, stored and sent."""
     if name.isprintable() and "\\" not in name:
         return name
     return "".join(map(_said, name))
@@ -26,7 +26,7 @@ def _said(character: str) -> str:
         return "\\\\"
     if character.isprintable():
         return character
-    # Half of a surrogate pair that stands for no byte is in no name of a file.
+    # File names never contain other lone surrogates.
     return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=_errors(character)))
 
 
@@ -35,14 +35,14 @@ def _errors(character: str) -> str:
 
 
 def meant(text: str) -> str:
-    """The name that a text says: :func:`said` backwards."""
+    """Unescape a name; the inverse of :func:`said`."""
     if "\\" not in text:
         return text
     return os.fsdecode(_WRITTEN.sub(_byte, os.fsencode(text)))
 
 
 def command_text(words: Iterable[str]) -> str:
-    """A command as one types it; a shell makes the same names of it (bash and zsh know ``$'\\x1b'``)."""
+    r"""Quote a command for a shell. Unprintable names use ``$'\x1b'``, which bash and zsh support."""
     return " ".join(shlex.quote(one) if one.isprintable() else _quoted(one) for one in words)
 
 

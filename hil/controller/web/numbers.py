@@ -1,4 +1,4 @@
-"""Numbers of records as pages write them: they may be infinite, or none at all."""
+"""Format numbers from records, which may be infinite or missing."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from hil.controller.storage.texts import seconds
 
 
 def spent(value: float | None) -> str:
-    """Seconds in a unit that people read; "" for none, and for what no clock tells."""
+    """Format seconds with a readable unit. Missing and non-finite values become ""."""
     return "" if value is None or not math.isfinite(value) else seconds(value)

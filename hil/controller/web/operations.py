@@ -1,4 +1,4 @@
-"""The operations of a profile as a page's table: summed up once, ordered as the page's address says."""
+"""Tables of a profile's operations. Totals are cached; the query determines the order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hil.errors import UsageError
 
 T = TypeVar("T")
 PAGE_ROWS = 200
-# So many profiles' sums are kept: a million operations take seconds to read.
+# Profiles to cache, since reading a million operations takes seconds.
 _KEPT = 8
 
 _TOTAL_ORDERS: Mapping[str, Callable[[Total], Any]] = {
@@ -44,16 +44,16 @@ _DIFF_ORDERS: Mapping[str, Callable[[OpDiff], Any]] = {
 
 @dataclass(frozen=True)
 class TableAsked(Asked):
-    """How a table of operations is asked for: the query of the page's address."""
+    """Query parameters for an operations table."""
 
-    by: str = "op"  # a key of GROUPS
-    order: str = ""  # a column, with "-" before it from the largest down; "" is as the library has them
+    by: str = "op"  # from GROUPS
+    order: str = ""  # column, with "-" for descending order; "" is the library's default order
     page: int = 1
 
 
 @dataclass(frozen=True)
 class TablePage:
-    """Some rows of a table, and how many it has."""
+    """Rows on a table page, and the table size."""
 
     rows: Sequence[Any]
     total: int
@@ -61,34 +61,34 @@ class TablePage:
 
 
 def totals_of(folder: Path, by: str) -> Sequence[Total]:
-    """A profile's totals, the longest first. Raises UsageError: nothing is summed up by that, or it is damaged."""
+    """Return a profile's totals, longest first. Raises UsageError for an unknown group or a damaged profile."""
     if by not in GROUPS:
-        raise UsageError(f"operations are not summed up by {by[:40]!r}", hint=f"one of {', '.join(GROUPS)}")
+        raise UsageError(f"invalid grouping {by[:40]!r}", hint=f"valid groupings: {', '.join(GROUPS)}")
     return _totals(folder, _stamp(folder), by)
 
 
 def diff_of(a: Path, b: Path) -> ProfileDiff:
-    """What changed between two profiles. Raises UsageError: one is damaged."""
+    """Return the difference between two profiles. Raises UsageError if a profile is damaged."""
     return _diff(a, _stamp(a), b, _stamp(b))
 
 
 def page_of_totals(found: Sequence[Total], asked: TableAsked, rows: int) -> TablePage:
-    """A page of totals. Raises UsageError: there is no such order."""
+    """Return a page of totals. Raises UsageError for an unknown order."""
     return _page(_ordered(found, asked.order, _TOTAL_ORDERS), asked.page, rows)
 
 
 def page_of_diffs(found: Sequence[OpDiff], asked: TableAsked, rows: int) -> TablePage:
-    """A page of differences. Raises UsageError: there is no such order."""
+    """Return a page of differences. Raises UsageError for an unknown order."""
     return _page(_ordered(found, asked.order, _DIFF_ORDERS), asked.page, rows)
 
 
 def _ordered(found: Sequence[T], order: str, orders: Mapping[str, Callable[[T], Any]]) -> Sequence[T]:
-    """By a column; what has no value in it comes last, either way."""
+    """Sort by a column. Rows without a value are last in both directions."""
     if not order:
         return found
     value = orders.get(order.removeprefix("-"))
     if value is None:
-        raise UsageError(f"operations cannot be ordered by {order[:40]!r}", hint=f"one of {', '.join(orders)}")
+        raise UsageError(f"invalid order {order[:40]!r}", hint=f"valid orders: {', '.join(orders)}")
     known = [one for one in found if value(one) is not None]
     unknown = [one for one in found if value(one) is None]
     return [*sorted(known, key=value, reverse=order.startswith("-")), *unknown]
@@ -100,7 +100,7 @@ def _page(found: Sequence[Any], page: int, rows: int) -> TablePage:
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
-    """What changes whenever a profile is written anew."""
+    """Return a stamp that changes if the profile is rewritten."""
     try:
         looks = [(folder / name).stat() for name in (HEAD, TABLE)]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Errors of cases of several outputs: each output is compared with the one of its name on the other side."""
+"""Pair outputs by name, for cases with multiple outputs, and compare errors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _KEYS = (1 << _KEY_BITS) - 1
 
 @dataclass(frozen=True, eq=False)
 class OutputPairs:
-    """The outputs that both sides of a pair of cases have, in the order of the pairs."""
+    """Outputs that both cases in a pair have, in pair order."""
 
     pair: Places
-    output: Keys  # its name
+    output: Keys  # the output name's word key
     before: Values
     after: Values
 
 
 def output_pairs(a: SideCases, b: SideCases, was: Places, now: Places, column: str) -> OutputPairs:
-    """A statistic of the outputs of cases, ``was`` on one side and ``now`` on the other; pairs are places in these."""
+    """Return a statistic for outputs of paired cases. Pairs are indices into ``was`` and ``now``."""
     (old_keys, old), (new_keys, new) = (_outputs(side, cases, column) for side, cases in ((a, was), (b, now)))
     right = np.minimum(np.searchsorted(new_keys, old_keys), max(new_keys.size - 1, 0))
     left = np.flatnonzero(new_keys[right] == old_keys) if new_keys.size else np.arange(0)
@@ -33,7 +33,7 @@ def output_pairs(a: SideCases, b: SideCases, was: Places, now: Places, column: s
 
 
 def _outputs(side: SideCases, cases: Places, column: str) -> tuple[Keys, Values]:
-    """Each output of cases: the case's place among them with the output's name, and its values over the samples."""
+    """Return a key per output (index into ``cases``, name), and the values over samples."""
     place = np.full(side.size, -1)
     place[cases] = np.arange(cases.size)
     case = place[side.case]

@@ -1,4 +1,4 @@
-"""Two files beside each other: the tensors' page, with nothing stored around it."""
+"""Serve the tensor page for two files, without stored sessions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ HOST = "127.0.0.1"
 
 
 def serve_pair(a: Path, b: Path, port: int, *, listening: Callable[[str], None]) -> None:
-    """Serve the page of two .npy files on loopback until Ctrl-C.
+    """Serve the page for two .npy files on loopback until Ctrl-C.
 
     Args:
         b: the reference.
-        port: where to listen; 0 is any that is free.
-        listening: called with the page's address once it answers.
+        port: port to listen on; 0 selects a free port.
+        listening: called with the page's URL after the socket is bound.
 
     Raises:
-        UsageError: a file holds no tensor, or the port is taken.
+        UsageError: a file is not a tensor, or the port is in use.
     """
     check_pair(a, b)
     with (
@@ -41,11 +41,11 @@ def serve_pair(a: Path, b: Path, port: int, *, listening: Callable[[str], None])
         app = create_app([nothing], Path(folder) / "index.sqlite", indexer.progress, Access(HOST))
         app.state.pair = (a.absolute(), b.absolute())
         listening(f"http://{HOST}:{bound.getsockname()[1]}/tensors")
-        server_of(app).run(sockets=[bound])
+        server_of(app, owns_process=True).run(sockets=[bound])
 
 
 def check_pair(a: Path, b: Path) -> None:
-    """Refuse what is no tensor before a page is opened; which dtype raw bytes are, the page asks. Raises UsageError."""
+    """Raise UsageError if a file is not a tensor. For raw bytes, the page asks for the dtype."""
     for side in pair_of(a, b).sides:
         try:
             open_tensor(side, "")

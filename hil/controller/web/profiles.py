@@ -1,8 +1,8 @@
-"""Where stored profiles are, and which of them pages may read.
+"""Find stored profiles, and decide which of them pages may read.
 
-A profile lies where its user wanted it, often outside of its session's folder, and a record may name any folder of this
-machine. So pages read only what lies, links followed, in the folders that `hil web` was given; of another one they say
-where it is. Addresses name a profile by the number of such a folder and the way from there: ``0/profiles/monday``.
+A user can store a profile anywhere, often outside the session's directory, and a record can name any directory. So
+pages only read profiles that resolve into a directory served by `hil web`. For others, they show the path. URLs
+identify a profile by the number of the served directory and the relative path: ``0/profiles/monday``.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from hil.controller.web.names import meant, said
 from hil.core.timeline import Profile
 from hil.errors import UsageError
 
-# A profile's files are summed up, or read whole, only up to so many bytes: a million operations are 150 MB.
+# Maximum bytes per file to read for a page. A million operations take 150 MB.
 _MOST = {HEAD: 32 << 20, TABLE: 256 << 20, PASSES: 16 << 20, DISPATCHES: 16 << 20, EXECUTABLES: 16 << 20}
 _TRACES = (".pftrace", ".pftrace.gz")
-_OUTSIDE = "pages read what lies in the folders of --runs alone: name that folder too, hil web --runs DIR"
+_OUTSIDE = "pages only read --runs directories: add it with hil web --runs DIR"
 
 
 @dataclass(frozen=True)
 class StoredProfile:
-    """A profile."""
+    """Stored profile."""
 
-    kind: str  # run; compile for a compilation's; trace where there is nothing but a trace
-    folder: Path  # or the trace itself, where it has none
-    key: str  # what addresses name it by; "" where pages may not read it
+    kind: str  # run, compile, or trace for a profile that only has a trace
+    folder: Path  # directory, or the trace file for a trace without directory
+    key: str  # identifier in URLs; "" if pages may not read the profile
     changed: float = 0.0  # seconds since the epoch
 
     @property
     def name(self) -> str:
-        """What it is called where several are listed: the way to it."""
+        """Name in lists: the relative path."""
         return self.key.partition("/")[2] or said(self.folder.name)
 
 
 @dataclass(frozen=True)
 class ProfileList:
-    """Profiles, the newest first, and how many there are."""
+    """Profiles, newest first, and the total number."""
 
     found: Sequence[StoredProfile]
     total: int
@@ -51,12 +51,12 @@ class ProfileList:
 def named_profiles(
     roots: Sequence[Path], folder: Path, case: str, names: Mapping[str, Sequence[str]]
 ) -> list[StoredProfile]:
-    """The profiles that the record of a case names, as :attr:`.CaseDetail.profiles` has them.
+    """Return the profiles in a case's record, as :attr:`.CaseDetail.profiles` lists them.
 
-    Each is named as its user did, seen from where the command was called; of several models each has a folder in it.
+    Names are paths relative to the directory of the command. For multiple models, each has a subdirectory.
 
     Args:
-        folder: the session's.
+        folder: directory of the session.
     """
 
     def places(ways: Sequence[str]) -> list[Path]:
@@ -67,13 +67,13 @@ def named_profiles(
 
 
 def stored_profiles(roots: Sequence[Path], places: Mapping[str, Sequence[Path]]) -> list[StoredProfile]:
-    """The profiles that lie in the first of some places each, by their kind."""
+    """Return the first existing profile per kind among candidate directories."""
     found = []
     for kind, candidates in places.items():
         keyed = [(_key(roots, place), place) for place in candidates]
         inside = [(key, place) for key, place in keyed if key and kind_of(place)]
         outside = [(key, place) for key, place in keyed if not key and _resolved(place) is not None]
-        # The last ones are guesses, made where the record has a way from a folder that nobody knows.
+        # Later candidates are guesses for relative paths whose base directory is unknown.
         key, place = next(iter((*inside, *outside[:1])), ("", None))
         if place is not None:
             found.append(StoredProfile(kind, _resolved(place) or place, key))
@@ -81,24 +81,24 @@ def stored_profiles(roots: Sequence[Path], places: Mapping[str, Sequence[Path]])
 
 
 def find_profile(roots: Sequence[Path], key: str) -> StoredProfile:
-    """The profile that an address names. Raises UsageError: there is none, or pages may not read it."""
+    """Return the profile for a URL key. Raises UsageError if it is missing or may not be read."""
     number, _, way = key.partition("/")
     if number.isdecimal() and len(number) < 6 and int(number) < len(roots) and "\0" not in way:
         folder = roots[int(number)] / meant(way)
         if _key(roots, folder) and (kind := kind_of(folder)):
             return StoredProfile(kind, folder.resolve(), key)
-    raise UsageError(f"there is no profile {key[:200]!r}", hint="it may have been moved; see the list of traces")
+    raise UsageError(f"profile {key[:200]!r} not found", hint="see the list of traces; it may have been moved")
 
 
 def list_profiles(
     database: sqlite3.Connection, roots: Sequence[Path], most: int, *, kind: str = "", but: str = ""
 ) -> ProfileList:
-    """The profiles below the folders that `hil web` was given, but those within a session's own.
+    """List the profiles in served directories outside sessions.
 
     Args:
-        most: how many are listed, the newest.
-        kind: of this kind alone; "" is any.
-        but: the key of one that is not listed.
+        most: maximum number of profiles, newest first.
+        kind: only list this kind; "" lists all.
+        but: key of a profile to exclude.
     """
     where, values = "(? = '' or kind = ?) and root || '/' || way != ?", (kind, kind, but)
     total = database.execute(f"select count(*) from profiles where {where}", values).fetchone()[0]
@@ -111,7 +111,10 @@ def list_profiles(
 
 
 def profiles_among(names: Iterable[str]) -> list[tuple[str, str, str]]:
-    """The profiles of a folder's files: of each its name, "" where it is the folder, its kind, and its main file."""
+    """Return the profiles among a directory's files as name, kind and main file.
+
+    The directory itself has the name "".
+    """
     files = set(names)
     kind = _kind(files)
     found = [("", kind, {"run": HEAD, "compile": PASSES, "trace": TRACE}[kind])] if kind else []
@@ -119,7 +122,7 @@ def profiles_among(names: Iterable[str]) -> list[tuple[str, str, str]]:
 
 
 def kind_of(folder: Path) -> str:
-    """What a folder has a profile of, or a file is, in the words of :attr:`StoredProfile.kind`; "" for no profile."""
+    """Return the :attr:`StoredProfile.kind` of a directory or trace file, or "" if it is not a profile."""
     try:
         if folder.name.endswith(_TRACES) and folder.is_file():
             return "trace"
@@ -129,42 +132,42 @@ def kind_of(folder: Path) -> str:
 
 
 def file_of(roots: Sequence[Path], profile: StoredProfile, name: str) -> Path:
-    """A file of a profile's, links followed. Raises UsageError: pages may not read it, or it is too long."""
+    """Return the resolved path of a profile's file. Raises UsageError if it may not be read or is too large."""
     path = _resolved(profile.folder / name)
     if path is None or not _key(roots, path) or not path.is_file():
-        raise UsageError(f"{profile.folder} has no {name} that can be shown")
+        raise UsageError(f"{name} not found in {profile.folder}")
     length, most = path.stat().st_size, _MOST.get(name)
     if most is not None and length > most:
         raise UsageError(
-            f"{path} has {length} bytes: too many for a page", hint=f"hil profile show {profile.folder} reads it"
+            f"{path} exceeds the size limit for pages: {length} bytes", hint=f"use hil profile show {profile.folder}"
         )
     return path
 
 
 def trace_file(roots: Sequence[Path], profile: StoredProfile) -> Path:
-    """The trace of a profile. Raises UsageError: it has none, or pages may not read it."""
+    """Return the trace of a profile. Raises UsageError if it is missing or may not be read."""
     if profile.folder.is_file() and _key(roots, profile.folder):
         return profile.folder
     return file_of(roots, profile, TRACE)
 
 
 def open_profile(roots: Sequence[Path], profile: StoredProfile) -> Profile:
-    """A run's profile, its files checked. Raises UsageError: it is damaged, too long, or pages may not read it."""
+    """Read a run's profile. Raises UsageError if it is damaged, too large, or may not be read."""
     for name in (HEAD, TABLE):
         file_of(roots, profile, name)
     return read_profile(profile.folder)
 
 
 def check_compilation(roots: Sequence[Path], profile: StoredProfile) -> Path:
-    """A compilation's folder, its files checked. Raises UsageError as :func:`open_profile`."""
+    """Return a compilation's directory after checking the files. Raises UsageError like :func:`open_profile`."""
     for name in (PASSES, DISPATCHES, EXECUTABLES):
         file_of(roots, profile, name)
     return profile.folder
 
 
 def how_to_show(profile: StoredProfile) -> str:
-    """What to do to see a profile that pages may not read."""
-    return f"{profile.folder} is elsewhere; {_OUTSIDE}"
+    """Return the hint for a profile that pages may not read."""
+    return f"{profile.folder} is outside the served directories; {_OUTSIDE}"
 
 
 def _kind(names: set[str]) -> str:
@@ -175,7 +178,7 @@ def _kind(names: set[str]) -> str:
 
 
 def _key(roots: Sequence[Path], place: Path) -> str:
-    """What addresses name a place by; "" where it lies in none of the folders."""
+    """Return the URL key of a path, or "" if it is not in a served directory."""
     found = _resolved(place)
     for number, root in enumerate(roots):
         if found is not None and found.is_relative_to(root):

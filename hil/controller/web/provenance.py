@@ -1,4 +1,4 @@
-"""What made a case's answer, as a list of names and values: board, runtime, compiler, flags, placement, versions."""
+"""List the provenance of a case as names and values: board, runtime, compiler, flags, placement, versions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hil.controller.web.readers.fields import listed, mapping, mappings
 from hil.core.results import placement_text
 
 Facts = Sequence[tuple[str, str]]
-# Of a record's list, and of a text in it, so much is shown: the whole record is on the page too.
+# Maximum list entries and characters per text to show. The page also has the whole record.
 _MOST, _CHARS = 40, 2000
 
 
 def facts_of_run(record: Mapping[str, Any], document: Mapping[str, Any]) -> Facts:
-    """Of a case of a run or a bench."""
+    """Return the facts about a case of a run or a bench."""
     artifact, model = mapping(record.get("artifact")), mapping(record.get("model"))
     provenance, board = mapping(record.get("provenance")), mapping(document.get("board"))
     info = mapping(board.get("info"))
@@ -44,7 +44,7 @@ def facts_of_run(record: Mapping[str, Any], document: Mapping[str, Any]) -> Fact
 
 
 def facts_of_line(record: Mapping[str, Any], head: Mapping[str, Any]) -> Facts:
-    """Of a case of a suite's run."""
+    """Return the facts about a case of a suite run."""
     info = mapping(mapping(head.get("board_info")).get(text(record.get("board"))))
     info = mapping(info.get("info")) or info
     cached = record.get("cached")
@@ -70,7 +70,7 @@ def facts_of_line(record: Mapping[str, Any], head: Mapping[str, Any]) -> Facts:
 
 
 def facts_of_layer(record: Mapping[str, Any], document: Mapping[str, Any], finding: Mapping[str, Any]) -> Facts:
-    """Of a layer of a bisection."""
+    """Return the facts about a layer of a bisection."""
     found = {
         "Board": text(document.get("board")),
         "Hardware": text(document.get("hw_type")),
@@ -86,7 +86,7 @@ def facts_of_layer(record: Mapping[str, Any], document: Mapping[str, Any], findi
 
 
 def facts_of_row(row: Mapping[str, Any], document: Mapping[str, Any]) -> Facts:
-    """Of a row of a study."""
+    """Return the facts about a row of a study."""
     found = {
         "Experiment": text(row.get("title")),
         "Reported": text(row.get("reported")),
@@ -100,14 +100,14 @@ def facts_of_row(row: Mapping[str, Any], document: Mapping[str, Any]) -> Facts:
 
 
 def machine(known: Mapping[str, Any]) -> str:
-    """``Cortex-A76, aarch64, 4 cores, Linux 6.1``."""
+    """Format a machine, as in ``Cortex-A76, aarch64, 4 cores, Linux 6.1``."""
     cores = f"{text(known.get('cores'))} cores" if known.get("cores") else ""
     system = " ".join(filter(None, (text(known.get("system")), text(known.get("kernel")))))
     return ", ".join(filter(None, (text(known.get("cpu_model")), text(known.get("arch")), cores, system)))
 
 
 def placement(parts: Any) -> str:
-    """Where the parts of a program ran."""
+    """Format the devices that ran the parts of a program."""
     try:
         return placement_text(mappings(parts)[:_MOST])[:_CHARS]
     except (KeyError, TypeError, ValueError):
@@ -115,12 +115,12 @@ def placement(parts: Any) -> str:
 
 
 def words(values: Any) -> str:
-    """A list of texts as one would type it."""
+    """Quote a list of texts for a shell."""
     return shlex.join(map(text, listed(values)[:_MOST]))[:_CHARS]
 
 
 def readings(values: Any) -> str:
-    """``temperature 51.2 C, clock 2400 MHz``."""
+    """Format readings, as in ``temperature 51.2 C, clock 2400 MHz``."""
     found = [" ".join(text(one.get(key)) for key in ("name", "value", "unit")) for one in mappings(values)[:_MOST]]
     return ", ".join(found)
 

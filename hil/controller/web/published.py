@@ -1,47 +1,62 @@
-"""Sessions that others sent: kept below one folder, by content, each there as a whole or not at all.
+"""Store for published sessions, by content. A session appears as a whole or not at all.
 
-``.hil-web/blobs`` holds each content once, by digest; a session's files are links to these. What is on its way lies in
-``.hil-web/partial``, a session that is put together in ``.hil-web/staging``.
+``.hil-web/blobs`` contains each blob once, by digest. Files of sessions are hard links to blobs. Incomplete uploads are
+in ``.hil-web/partial``, and sessions under construction in ``.hil-web/staging``. Space is counted before writing, see
+:mod:`hil.controller.web.quota`. The total is in ``.hil-web/used``, which all servers of the directory share.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
+
 from hil.controller.storage.runs import storing
 from hil.controller.web.parcels import MOST_SESSION, FileEntry, Parcel
+from hil.controller.web.quota import charge, charge_name, count_tree, has_room
 from hil.controller.web.readers import RECORDS
+from hil.core.cancellation import check_cancelled, holding
 from hil.core.digest import algorithm_of, check, digest_file
+from hil.core.files import open_file
 from hil.errors import UsageError
 
-# The folder, in the first one that is served.
+# Subdirectory of the first served directory.
 PUBLISHED = "published"
-# What all sessions together may have, where nobody says otherwise.
+# Default limit for all sessions together.
 MOST_BYTES = 64 << 30
-# What is left of the disk for others.
-LEAVE_FREE = 1 << 30
-# Pieces of a file that was never sent to its end are kept so long, and content that no session has any more.
+# Seconds before incomplete uploads and unused blobs are deleted.
 KEEP_S = 24 * 3600.0
 _MOST_PARTIAL = 256
+# Minimum seconds between recounts after a request does not fit.
+_COUNT_S = 5.0
+# Seconds between attempts to lock a store that another server has locked.
+_WAIT_S = 0.01
+# Errors of a file system without locks. There, each server counts independently.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+# Errors of a file system without hard links.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV)
 _OPTION = "--published"
-# What a store keeps for itself.
+# Internal directory of a store.
 _OWN = ".hil-web"
 
 
 def is_published(session: Path) -> bool:
-    """Whether a session's folder lies in a store: it may have been run on another machine."""
+    """Return True if a session is in a store. It may come from another machine."""
     return any((folder / _OWN).is_dir() for folder in session.parents)
 
 
 class Refused(UsageError):
-    """A piece or a session that is not taken, with the status of HTTP that says so."""
+    """Rejected upload, with an HTTP status."""
 
     def __init__(self, status: int, message: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -49,27 +64,27 @@ class Refused(UsageError):
 
 
 class Missing(Refused):
-    """A session is to be put together of content that is not here."""
+    """Rejected session, because some blobs are missing."""
 
     def __init__(self, digests: Mapping[str, int]) -> None:
-        super().__init__(409, f"{len(digests)} of the session's files are not here yet")
+        super().__init__(409, f"{len(digests)} of the session's files are missing on the server")
         self.digests = digests
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A session that is here."""
+    """Session in the store."""
 
     folder: Path
-    new: bool  # False: it was here already
+    new: bool  # False if it already existed
 
 
 class PublishedStore:
-    """What was published to one folder. Safe to use from many threads.
+    """Store for published sessions in a directory. Safe for concurrent threads and servers.
 
     Args:
-        folder: made when the first piece comes.
-        most: bytes that all of it may take.
+        folder: directory of the store. Created on first use.
+        most: maximum bytes for the store, as :mod:`hil.controller.web.quota` counts them.
     """
 
     def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
@@ -77,11 +92,18 @@ class PublishedStore:
         self._most = most
         self._own = folder / _OWN
         self._lock = threading.Lock()
-        self._used: int | None = None  # bytes of blobs and pieces; None until they are counted
+        self._used: int | None = None  # None before the first count
+        self._counted_at = 0.0
+
+    @property
+    def used(self) -> int:
+        """Counted bytes of the store."""
+        with self._changing():
+            return self._used if self._used is not None else self._count()
 
     def missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Of digests with their sizes those whose content is not here -> how many bytes of it are."""
-        with self._lock:
+        """Return the missing digests with the number of bytes already received. ``sizes`` maps digests to sizes."""
+        with holding(self._lock):
             return {
                 digest: min(_size(self._partial(digest)), size)
                 for digest, size in sizes.items()
@@ -89,24 +111,28 @@ class PublishedStore:
             }
 
     def put(self, digest: str, offset: int, size: int, data: bytes) -> int:
-        """Add a piece of a content; returns how many bytes of it are here. It counts once all of it is verified.
+        """Append data to an upload. Return the number of bytes received. A complete upload is verified.
 
         Raises:
-            Refused: the piece does not follow what is here, or no room is left, or the content is not what it says.
-            StorageError: the disk is full, or cannot be written.
+            Refused: the offset does not match, the store is full, or the digest does not match.
+            StorageError: the disk is full or not writable.
         """
         check(digest)
-        if not (0 <= offset <= offset + len(data) <= size <= MOST_SESSION) or (size and not data):
-            raise Refused(400, "that is no piece of the file")
-        with self._lock, storing(self.folder, _OPTION):
-            self._prepare()
+        if not 0 <= offset <= offset + len(data) <= size <= MOST_SESSION:
+            raise Refused(400, "invalid offset or size")
+        with self._changing():
             partial, blob = self._partial(digest), self._blob(digest)
             if _size(blob, -1) == size:
                 return size
             have = _size(partial)
             if offset != have:
-                raise Refused(409, f"{have} bytes of it are here", hint=str(have))
-            self._make_room(len(data), is_new=not have)
+                raise Refused(409, f"offset mismatch: the server has {have} bytes", hint=str(have))
+            if not data and have < size:
+                raise Refused(400, "empty piece")
+            is_new = not partial.exists()
+            more = charge(have + len(data)) - (0 if is_new else charge(have))
+            self._make_room(more, is_new=is_new)
+            self._use(more)
             with os.fdopen(
                 os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab"
             ) as file:
@@ -114,37 +140,43 @@ class PublishedStore:
                 if have + len(data) == size:
                     file.flush()
                     os.fsync(file.fileno())
-            self._used = (self._used or 0) + len(data)
             have += len(data)
             if have == size:
                 if digest_file(partial, algorithm_of(digest)) != digest:
-                    self._drop(partial)
-                    raise Refused(422, "what was sent is not what its digest says", hint="was it written meanwhile?")
-                partial.chmod(0o444)
+                    partial.unlink()
+                    self._use(-charge(size))
+                    raise Refused(422, "digest mismatch", hint="publish after all writes to the file are complete")
                 partial.replace(blob)
+                blob.chmod(0o444)
             return have
 
     def finish(self, parcel: Parcel) -> Stored:
-        """Put a session together of what is here; it appears as a whole.
+        """Create a session from stored blobs. It appears atomically.
 
         Raises:
-            Missing: some of its content is not here.
-            Refused: it is no stored session, or another one of that name is here.
-            StorageError: it cannot be written.
+            Missing: some blobs are missing.
+            Refused: the parcel is not a session, or a different session has this name.
+            StorageError: the store is not writable.
         """
         if not any(one.name in RECORDS for one in parcel.files):
-            raise Refused(400, "that is no stored session: it has no record", hint=f"one of {', '.join(RECORDS)}")
+            raise Refused(
+                400, "not a stored session: record missing", hint=f"expected record files: {', '.join(RECORDS)}"
+            )
         target = self.folder / parcel.id
-        with self._lock, storing(self.folder, _OPTION):
-            self._prepare()
+        with self._changing():
             if target.is_symlink() or target.exists():
                 if target.is_symlink() or not _is_same(target, parcel):
                     raise Refused(
-                        409, f"another session {parcel.id!r} is here", hint="--as NAME publishes it as another"
+                        409,
+                        f"a different session {parcel.id!r} exists on the server",
+                        hint="use --as NAME to publish under a different name",
                     )
                 return Stored(target, new=False)
             if absent := self._absent(parcel):
                 raise Missing(absent)
+            more = _charge_names(parcel)
+            self._make_room(more)
+            self._use(more)
             staging = self._own / "staging" / secrets.token_hex(8)
             try:
                 for one in parcel.files:
@@ -152,49 +184,85 @@ class PublishedStore:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     self._place(one, place)
                 staging.rename(target)
+            except BaseException:
+                self._used = None
+                raise
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
         return Stored(target, new=True)
 
     def _absent(self, parcel: Parcel) -> dict[str, int]:
-        """The content that is not here, or is not what it was any more: then it is dropped."""
+        """Return the missing blobs. Delete damaged ones."""
         absent = {}
         for digest, size in {one.digest: one.size for one in parcel.files}.items():
             blob = self._blob(digest)
             found = _size(blob, -1)
             if found >= 0 and (found != size or digest_file(blob, algorithm_of(digest)) != digest):
-                self._drop(blob)
+                blob.unlink()
+                self._used = None  # existing sessions may still link to the file
                 found = -1
             if found < 0:
                 absent[digest] = 0
         return absent
 
     def _place(self, one: FileEntry, place: Path) -> None:
+        """Link a blob to a path. Raises Refused if the name exists, or a copy does not fit."""
+        blob = self._blob(one.digest)
         try:
-            os.link(self._blob(one.digest), place)
-        except OSError:  # a file system without links, or a file with too many
-            shutil.copyfile(self._blob(one.digest), place)
-            place.chmod(0o444)
+            os.link(blob, place)
+        except FileExistsError as error:  # a file system that ignores case or normalizes names
+            raise Refused(400, f"duplicate file name {one.name!r} on the server's file system") from error
+        except OSError as error:
+            if error.errno == errno.EMLINK:  # the blob has the maximum number of links: continue with a copy
+                fresh = self._own / "staging" / secrets.token_hex(8)
+                self._copy(one, fresh)
+                fresh.replace(blob)
+                os.link(blob, place)
+            elif error.errno in _NO_LINKS:
+                self._copy(one, place)
+            else:
+                raise
 
-    def _make_room(self, more: int, *, is_new: bool) -> None:
-        self._used = self._count() if self._used is None else self._used
-        partials = list((self._own / "partial").iterdir()) if is_new else []
-        free = shutil.disk_usage(self.folder).free
-        if self._used + more > self._most or len(partials) >= _MOST_PARTIAL or free < LEAVE_FREE + more:
+    def _copy(self, one: FileEntry, place: Path) -> None:
+        self._make_room(charge(one.size))
+        self._use(charge(one.size))
+        with open_file(self._blob(one.digest)) as source, place.open("xb") as copy:
+            shutil.copyfileobj(source, copy)
+        place.chmod(0o444)
+
+    def _make_room(self, more: int, *, is_new: bool = False) -> None:
+        """Raise Refused if ``more`` counted bytes do not fit.
+
+        Args:
+            is_new: True for the first data of an upload.
+        """
+        if self._used is None:
+            self._count()
+        if self._fits(more, is_new=is_new) is not None and time.monotonic() - self._counted_at >= _COUNT_S:
             self._clean()
-            self._used = self._count()
-            free = shutil.disk_usage(self.folder).free
-        if self._used + more > self._most:
-            raise Refused(
-                507, f"all that is published may have {self._most / 1e9:.1f} GB", hint="delete sessions there"
+            self._count()
+        if refusal := self._fits(more, is_new=is_new):
+            raise refusal
+
+    def _fits(self, more: int, *, is_new: bool) -> Refused | None:
+        if (self._used or 0) + more > self._most:
+            return Refused(
+                507,
+                f"storage limit for published sessions reached: {self._most / 1e9:.1f} GB",
+                hint="delete published sessions on the server, or raise --published-gb",
             )
         if is_new and len(list((self._own / "partial").iterdir())) >= _MOST_PARTIAL:
-            raise Refused(507, f"{_MOST_PARTIAL} files are being sent already", hint="try again later")
-        if free < LEAVE_FREE + more:
-            raise Refused(507, "the server's disk is full", hint="make room there")
+            return Refused(507, f"too many uploads in progress: {_MOST_PARTIAL}", hint="retry later")
+        # The index is in the user's cache directory.
+        if not all(has_room(place, more) for place in (self.folder, Path(platformdirs.user_cache_dir("hil")))):
+            return Refused(507, "the server's disk is full", hint="free disk space on the server")
+        return None
+
+    def _use(self, more: int) -> None:
+        self._used = (self._used or 0) + more
 
     def _clean(self) -> None:
-        """Delete what nobody needs: content that no session has any more, and what was never sent to its end."""
+        """Delete old blobs without sessions, and old incomplete uploads."""
         before = time.time() - KEEP_S
         for kind in ("blobs", "partial", "staging"):
             for path in (self._own / kind).iterdir():
@@ -203,11 +271,26 @@ class PublishedStore:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def _count(self) -> int:
-        return sum(path.lstat().st_size for kind in ("blobs", "partial") for path in (self._own / kind).iterdir())
+        self._used, self._counted_at = count_tree(self.folder, _OWN), time.monotonic()
+        return self._used
 
-    def _drop(self, path: Path) -> None:
-        self._used = None
-        path.unlink(missing_ok=True)
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Lock the store against other threads and servers, and share the count."""
+        with holding(self._lock), storing(self.folder, _OPTION):
+            self._prepare()
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(self._own / "used", flags, 0o600), "r+b", buffering=0) as file:
+                _lock_file(file.fileno())
+                text = file.read(20)
+                self._used = int(text) if text.isdigit() else None
+                # The file is empty while locked. If a server dies, the next one recounts.
+                file.truncate(0)
+                try:
+                    yield
+                finally:
+                    if self._used is not None:
+                        os.pwrite(file.fileno(), str(self._used).encode(), 0)
 
     def _prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -223,6 +306,20 @@ class PublishedStore:
         return self._own / "partial" / check(digest).replace(":", "-")
 
 
+def _lock_file(descriptor: int) -> None:
+    """Lock a file until it is closed. Raises WorkCancelled if the request is cancelled meanwhile."""
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            check_cancelled()
+            time.sleep(_WAIT_S)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return
+            raise
+
+
 def _size(path: Path, absent: int = 0) -> int:
     try:
         return path.lstat().st_size
@@ -230,8 +327,14 @@ def _size(path: Path, absent: int = 0) -> int:
         return absent
 
 
+def _charge_names(parcel: Parcel) -> int:
+    """Return the counted bytes of a session without blobs: directories and file names."""
+    names = sum(charge_name(one.name, one.size) for one in parcel.files)
+    return names + sum(charge(0) + charge_name(folder, 0) for folder in ("", *parcel.folders))
+
+
 def _is_same(folder: Path, parcel: Parcel) -> bool:
-    """Whether a folder holds a session's files and, hidden ones apart, no others."""
+    """Return True if a directory contains exactly the session's files. Hidden files are ignored."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     shown = {name for name in found if not any(part.startswith(".") for part in name.split("/"))}
     return shown == {one.name for one in parcel.files} and all(

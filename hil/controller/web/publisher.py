@@ -1,8 +1,7 @@
-"""Send a stored session to a `hil web`: by content, only what it lacks, and from where it was cut off."""
+"""Upload a stored session to a `hil web` server. Only missing content is sent, and interrupted uploads resume."""
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import os
@@ -10,91 +9,99 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
-
-import tenacity
+from urllib.parse import urlencode
 
 from hil.controller.storage.runs import DEFAULT_ROOT
-from hil.controller.web.parcels import DIGESTS, PIECE, FileEntry, Parcel, check_size, name_trouble
+from hil.controller.web.parcels import (
+    DIGESTS,
+    MOST_FILES,
+    MOST_SESSION,
+    PIECE,
+    FileEntry,
+    Parcel,
+    check_size,
+    name_trouble,
+)
 from hil.controller.web.readers import RECORDS
+from hil.controller.web.web_client import Answer, WebClient
 from hil.core.digest import digest_file
 from hil.core.files import open_file, within
 from hil.errors import FarmUnreachable, UsageError
 
-# How long an answer may take: the server hashes what it was sent.
-_ANSWER_S = 120.0
-_CONNECT_S = 10.0
-_TRIES = 5
-_MOST_ANSWER = 4 << 20
-# Where sessions are looked for by name.
+# Maximum number of responses without progress for a file.
+_MAX_STALLS = 5
+_MAX_NAME = 2000
+# Directories to search for a session by name.
 FOLDERS = (DEFAULT_ROOT, Path("hil-suites"))
 _TENSORS = (".npy", ".npz")
-_OF_THIS_RELEASE = "is that a hil web, and of this release?"
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A session's folder, as it is to be sent."""
+    """Session directory to upload."""
 
     parcel: Parcel
-    files: Mapping[str, Path]  # digest -> a file with that content
-    left_out: Sequence[str] = ()  # files that are not sent, each with why
+    files: Mapping[str, Path]  # digest -> a file with this content
+    left_out: Sequence[str] = ()  # skipped files with reasons
 
 
 @dataclass(frozen=True)
 class Published:
-    """What became of it."""
+    """Result of publishing a session."""
 
     id: str
-    url: str  # of its page
-    new: bool  # False: the server had it already
+    url: str  # URL of the session's page
+    new: bool  # False if the server already had the session
     files: int
     bytes: int
-    sent_files: int  # those whose content the server lacked
+    sent_files: int  # number of uploaded files
     sent_bytes: int
     left_out: Sequence[str] = field(default_factory=tuple)
 
 
 def session_folder(name: str) -> Path:
-    """A stored session's folder, by its path, its name, an unambiguous beginning of it, or ``latest``.
+    """Return the directory of a session. ``name`` is a path, a name, a unique prefix, or ``latest``.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: no session matches, or multiple ones do.
     """
-    if has_record(Path(name)):
-        return Path(name)
-    stored = [path for base in FOLDERS if base.is_dir() for path in base.iterdir() if has_record(path)]
-    stored.sort(key=lambda path: path.name)  # a name begins with its time
+    try:
+        if has_record(Path(name)):
+            return Path(name)
+        stored = [path for base in FOLDERS if base.is_dir() for path in base.iterdir() if has_record(path)]
+    except OSError as error:  # the name is too long, or a directory is not readable
+        raise UsageError(f"session {name[:100]!r} not found: {error.strerror or error}") from error
+    stored.sort(key=lambda path: path.name)  # names start with the time
     found = stored[-1:] if name == "latest" else [path for path in stored if name and path.name.startswith(name)]
     exact = [path for path in found if path.name == name]
     if len(exact or found) == 1:
         return (exact or found)[0]
     what = (
-        f"several sessions begin with {name!r}: {', '.join(map(str, found[:5]))}" if found else f"no session {name!r}"
+        f"session {name!r} is ambiguous: {', '.join(map(str, found[:5]))}" if found else f"session {name!r} not found"
     )
-    raise UsageError(what, hint="name its folder, which holds its record, such as run.json or suite.json")
+    raise UsageError(what, hint="give its directory, which contains a record such as run.json or suite.json")
 
 
 def has_record(folder: Path) -> bool:
-    """Whether a folder holds a session."""
+    """Return True if a directory contains a session."""
     return any((folder / name).is_file() for name in RECORDS)
 
 
 def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> Folder:
-    """The files of a session's folder by content; hidden ones are nobody else's.
+    """Read the files of a session directory and their digests. Hidden files are private.
 
     Args:
-        name: what the session is called there; "" is the folder's own name.
-        tensors: send tensors too.
+        name: name of the session on the server; "" uses the directory name.
+        tensors: include tensors.
 
     Raises:
-        UsageError: it holds no session, has too much, or a file cannot be read.
+        UsageError: the directory is not a session, exceeds a limit, or a file is unreadable.
     """
     if not has_record(folder):
-        raise UsageError(f"{folder} holds no stored session", hint=f"one of {', '.join(RECORDS)} would be in it")
+        raise UsageError(f"{folder} is not a stored session", hint=f"expected record files: {', '.join(RECORDS)}")
     entries: list[FileEntry] = []
     paths: dict[str, Path] = {}
-    left_out = []
+    left_out, total = [], 0
     for path in _files(folder):
         shown = path.relative_to(folder).as_posix()
         if not tensors and path.suffix in _TENSORS:
@@ -108,6 +115,9 @@ def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> Folder
             raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
         entries.append(FileEntry(shown, digest, size))
         paths.setdefault(digest, path)
+        total += size
+        if len(entries) > MOST_FILES or total > MOST_SESSION:  # stop early; check_size() reports the error
+            break
     parcel = Parcel(name or folder.resolve().name, entries)
     check_size(parcel)
     return Folder(parcel, paths, left_out)
@@ -120,67 +130,30 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _trouble(folder: Path, path: Path) -> str:
-    """Why a file is not sent; "" where it is."""
+    """Return the reason for skipping a file, or ""."""
     try:
         within(folder, path)
     except UsageError:
-        return "it is a link that leads elsewhere"
-    return "" if path.is_file() else "it is no plain file"
+        return "link outside the directory"
+    return "" if path.is_file() else "not a regular file"
 
 
-class Server:
-    """A `hil web` that takes sessions. A context manager.
-
-    Args:
-        address: its address, as `hil web` prints it; a ``?token=`` in it counts.
-        plain_http: send the token unencrypted to another machine.
-
-    Raises:
-        UsageError: the address is none, or the token would go in the clear.
-    """
-
-    def __init__(self, address: str, token: str = "", *, plain_http: bool = False) -> None:
-        try:
-            parts = urlsplit(address)
-            self._host, self._port = parts.hostname or "", parts.port
-        except ValueError as error:
-            raise UsageError(f"{address!r} is no address: {error}") from error
-        if parts.scheme not in ("http", "https") or not self._host:
-            raise UsageError(f"{address!r} is no address", hint="as hil web prints it: http://HOST:PORT/")
-        self._secure = parts.scheme == "https"
-        self._path = parts.path.rstrip("/")
-        self.address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
-        self._token = (token or parse_qs(parts.query).get("token", [""])[-1]).strip()
-        if not self._token:
-            raise UsageError(f"publishing to {self.address} needs its token", hint="--token, or HIL_WEB_TOKEN")
-        if not (self._token.isascii() and self._token.isprintable()):
-            raise UsageError("a token that a program sends has printable ASCII characters only")
-        if not (self._secure or plain_http or _is_loopback(self._host)):
-            raise UsageError(
-                f"the token would go to {self._host} unencrypted",
-                hint="https://..., or ssh -L 8790:localhost:8790 and http://localhost:8790; --plain-http sends it",
-            )
-        self._connection: http.client.HTTPConnection | None = None
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
+class Publisher(WebClient):
+    """Client that publishes sessions to a `hil web` server. A context manager."""
 
     def publish(self, folder: Folder, told: Callable[[int, int], None] = lambda done, total: None) -> Published:
-        """Send what the server lacks, then have it put the session together.
+        """Upload missing content, then create the session on the server.
 
         Args:
-            told: called with how many bytes are there, and how many there will be.
+            told: progress callback with the number of available bytes and the total.
 
         Raises:
-            UsageError: the server refuses it, or a file was written meanwhile.
-            FarmUnreachable: the server does not answer.
+            UsageError: the server rejects the session, is not a `hil web` server, or a file changed during the upload.
+            FarmUnreachable: the server does not respond or makes no progress.
         """
         sizes = {one.digest: one.size for one in folder.parcel.files}
         sent: dict[str, int] = {}
-        for _ in range(2):  # what the server finds damaged when it looks closely is sent once more
+        for _ in range(2):  # the second pass uploads blobs that the server found damaged
             lacking = self._lacking(sizes)
             done = sum(size for digest, size in sizes.items() if digest not in lacking)
             for digest, have in lacking.items():
@@ -188,14 +161,14 @@ class Server:
                     told(done + there, sum(sizes.values()))
                 done += sizes[digest]
                 sent[digest] = sizes[digest]
-            status, answer = self._ask("POST", "/publish/sessions", json.dumps(folder.parcel.to_json()).encode())
-            if not (status == 409 and "missing" in answer):
+            answer = self.ask("POST", "/publish/sessions", json.dumps(folder.parcel.to_json()).encode())
+            if not (answer.status == 409 and "missing" in answer.document):
                 break
-        _check(status, answer)
+        found = self.check(answer)
         return Published(
-            id=str(answer.get("id")),
-            url=self.address + str(answer.get("url")),
-            new=answer.get("new") is True,
+            id=self._text(found, "id"),
+            url=self.address + self._text(found, "url"),
+            new=found.get("new") is True,
             files=len(folder.parcel.files),
             bytes=folder.parcel.size,
             sent_files=len(sent),
@@ -203,108 +176,75 @@ class Server:
             left_out=folder.left_out,
         )
 
+    def _text(self, document: Mapping[str, Any], name: str) -> str:
+        """Return a validated text to show to the user: the session's id, or the path of its page."""
+        found = document.get(name)
+        if not (isinstance(found, str) and found.isprintable() and 0 < len(found) <= _MAX_NAME):
+            raise self.malformed(f"{name} is {_shown(found)}")
+        if name == "url" and not found.startswith("/"):  # any other prefix could lead to another server
+            raise self.malformed(f"url is {_shown(found)}")
+        return found
+
     def _lacking(self, sizes: Mapping[str, int]) -> dict[str, int]:
         lacking: dict[str, int] = {}
         digests = iter(sizes.items())
         while part := dict(itertools.islice(digests, DIGESTS)):
-            found = _check(*self._ask("POST", "/publish/missing", json.dumps({"digests": part}).encode())).get(
-                "missing"
-            )
+            answer = self.ask("POST", "/publish/missing", json.dumps({"digests": part}).encode())
+            found = self.check(answer).get("missing")
             if not isinstance(found, dict):
-                raise UsageError(f"{self.address} does not answer as a hil web does", hint=_OF_THIS_RELEASE)
+                raise self.malformed(f"missing is {_shown(found)}")
             for digest, have in found.items():
-                if digest in part and isinstance(have, int) and 0 <= have <= part[digest]:
-                    lacking[digest] = have
+                if digest not in part:
+                    raise self.malformed("unrequested digest in the response")
+                lacking[digest] = self._number(have, part[digest], "missing")
         return lacking
 
+    def _number(self, value: Any, most: int, name: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise self.malformed(f"{name} is {_shown(value)}")
+        return value
+
     def _send(self, digest: str, path: Path, have: int, size: int) -> Iterator[int]:
-        """Send a file from a byte on; yields how many bytes of it are there."""
+        """Upload a file from an offset. Yield the number of bytes that the server has."""
+        furthest, stalls = have, 0
         try:
             with open_file(path) as file:
                 while True:
                     file.seek(have)
                     data = file.read(min(PIECE, size - have))
                     if len(data) < min(PIECE, size - have):
-                        raise UsageError(f"{path} became shorter while it was sent", hint="publish it once it is whole")
+                        raise UsageError(
+                            f"{path} was truncated during the upload", hint="publish after all writes are complete"
+                        )
                     query = urlencode({"offset": have, "size": size})
-                    status, answer = self._ask("PUT", f"/publish/blobs/{digest}?{query}", data)
-                    if status == 409 and str(answer.get("hint", "")).isdecimal():
-                        # A piece arrived whose answer did not, or somebody else sends the same.
-                        before, have = have, min(int(answer["hint"]), size)
-                        if have == before:
-                            _check(status, answer)
-                        continue
-                    have = int(_check(status, answer, path)["have"])
-                    yield have
-                    if have >= size:
-                        return
+                    answer = self.ask("PUT", f"/publish/blobs/{digest}?{query}", data)
+                    have = self._have(answer, path, size)
+                    if answer.status == 200:
+                        yield have
+                        if have == size:
+                            return
+                    stalls += have <= furthest
+                    furthest = max(furthest, have)
+                    if stalls > _MAX_STALLS:
+                        raise FarmUnreachable(
+                            f"upload to {self.address} stalled at {have} of {size} bytes of {path}",
+                            hint="a concurrent upload of the same file may be in progress: retry later",
+                        )
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
-    def _ask(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        """Ask, again on another connection where this one is cut. Raises FarmUnreachable: nobody answers."""
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((OSError, http.client.HTTPException)),
-            stop=tenacity.stop_after_attempt(_TRIES),
-            wait=tenacity.wait_exponential(0.2, max=5),
-            reraise=True,
-        )
-        try:
-            return retrying(self._ask_once, method, path, body)
-        except (OSError, http.client.HTTPException) as error:
-            raise FarmUnreachable(
-                f"{self.address} does not answer: {error or type(error).__name__}",
-                hint="is hil web running there? What arrived is kept: publish again and it goes on from there",
-            ) from error
-
-    def _ask_once(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        connection = self._connection or self._connect()
-        self._connection = None  # whatever cuts us short, the next request begins on another one
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/octet-stream"}
-        try:
-            connection.request(method, self._path + path, body, headers)
-            answer = connection.getresponse()
-            data = answer.read(_MOST_ANSWER)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        try:
-            found = json.loads(data)
-        except ValueError:
-            found = {"error": data[:300].decode(errors="replace").strip()}
-        return answer.status, found if isinstance(found, dict) else {}
-
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=_CONNECT_S)
-        connection.connect()
-        connection.sock.settimeout(_ANSWER_S)
-        return connection
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _have(self, answer: Answer, path: Path, size: int) -> int:
+        """Return the number of bytes that the server has, from the response to an upload request."""
+        hint = answer.document.get("hint")
+        if answer.status == 409 and isinstance(hint, str) and hint.isascii() and hint.isdecimal() and len(hint) < 16:
+            # An earlier response was lost, or another client uploads the same file.
+            return self._number(int(hint), size, "hint")
+        return self._number(self.check(answer, path).get("have"), size, "have")
 
 
-def _check(status: int, answer: Mapping[str, Any], path: Path | None = None) -> Mapping[str, Any]:
-    """The answer. Raises UsageError: the server refuses."""
-    if status == 200:
-        return answer
-    text, hint = (str(answer.get(name) or "") for name in ("error", "hint"))
-    hints = {
-        401: "--token, or HIL_WEB_TOKEN, is what that hil web was started with",
-        404: _OF_THIS_RELEASE,
-    }
-    of = f" {path}" if path else ""
-    raise UsageError(f"the server refuses{of}: {text or f'status {status}'}", hint=hint or hints.get(status, ""))
+def _shown(value: Any) -> str:
+    """Format a response value for a message.
 
-
-def _is_loopback(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    Lists and objects become the type name, since they may be deeply nested.
+    """
+    return type(value).__name__ if isinstance(value, (dict, list)) else repr(value)[:100]

@@ -1,4 +1,4 @@
-"""A case's whole record, read from its session's folder when a page shows it, in one form for every kind of session."""
+"""Read the whole record of a case for a page, in the same format for all kinds of sessions."""
 
 from __future__ import annotations
 
@@ -20,40 +20,41 @@ from hil.controller.web.provenance import Facts, facts_of_layer, facts_of_line, 
 from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
 from hil.controller.web.readers.analyses import findings, row_name
 from hil.controller.web.readers.commands import command_of_run
-from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, parsed, read_document
+from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document
 from hil.controller.web.readers.runs import side_name
 from hil.controller.web.readers.traces import CALL, compared_calls, comparison_of, names_of_outputs
 from hil.controller.web.sessions import Session
 from hil.controller.workloads.suites.store import HEAD
 from hil.controller.workloads.traces.trace import call_name
+from hil.core.bounded_json import parse_json
 from hil.core.files import open_file
 from hil.errors import UsageError
 
-# Of a record so much is shown as it is.
+# Maximum characters of a record to show as JSON.
 _SHOWN_CHARS = 200_000
-# Of a case's outputs, attempts and the like so many.
+# Maximum number of outputs, attempts and similar entries of a case.
 _ROWS = 500
 
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A stored tensor of a case."""
+    """Stored tensor of a case."""
 
-    kind: str  # inputs, outputs, references, and of those that do not decide references-1, ..., plain_references
+    kind: str  # inputs, outputs, references; for other references: references-1, ..., plain_references
     name: str
     path: Path
-    dtype: str = ""  # hil's name of it, which .npy cannot say of some; "" is the file's own
+    dtype: str = ""  # hil's dtype, since .npy does not support all of them; "" uses the file's dtype
 
 
-# Further references than these are not looked for.
+# Maximum number of references to look for.
 _REFERENCES = 10
-# The folder of what the model computes as it was before the flow's recipe.
+# Directory with outputs of the original model, before the flow's recipe.
 PLAIN_REFERENCES = "plain_references"
 
 
 @dataclass(frozen=True)
 class Beside:
-    """The comparison with another reference than the one that decides."""
+    """Comparison with a reference that does not determine the verdict."""
 
     against: str
     outcome: str
@@ -63,41 +64,41 @@ class Beside:
 
 @dataclass(frozen=True)
 class CaseDetail:
-    """All that is stored of a case."""
+    """Complete stored data of a case."""
 
     record: Mapping[str, Any]
-    outputs: Sequence[Mapping[str, Any]] = ()  # the comparison of each, with the reference that decides
+    outputs: Sequence[Mapping[str, Any]] = ()  # comparison of each output with the decisive reference
     against: str = ""
     hint: str = ""
     detail: str = ""
     timings: Mapping[str, float | None] = field(default_factory=dict)
-    repeat: str = ""  # the command that does it again
-    diff: str = ""  # the command that shows the difference
+    repeat: str = ""  # command that repeats the case
+    diff: str = ""  # command that shows the difference
     tensors: Sequence[TensorFile] = ()
     logs: Sequence[Path] = ()
-    # Kind of profile (run, compile) -> what its record calls its folder: `profiles.named_profiles` finds it.
+    # Kind of profile (run, compile) -> recorded directories, for `profiles.named_profiles`.
     profiles: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    facts: Facts = ()  # what made it: names and values
-    others: Sequence[Beside] = ()  # further references, those that could not answer among them
-    disagreement: str = ""  # which references disagree on what
-    evidence: Facts = ()  # what the verdict rests on
-    attempts: Sequence[Mapping[str, str]] = ()  # tries before the one that counted, and confirmations
+    facts: Facts = ()  # provenance as names and values
+    others: Sequence[Beside] = ()  # other references, including failed ones
+    disagreement: str = ""  # description of a disagreement between references
+    evidence: Facts = ()  # basis of the verdict
+    attempts: Sequence[Mapping[str, str]] = ()  # earlier attempts and confirmation runs
     confirmed: str = ""
     expectation: Mapping[str, str] = field(default_factory=dict)
-    kept: Sequence[KeptFile] = ()  # what else lies in its folder, or where it left something
+    kept: Sequence[KeptFile] = ()  # other files of the case
 
     @property
     def text(self) -> str:
-        """The record as JSON, cut where it is longer than anybody reads."""
+        """The record as JSON, cut to :data:`_SHOWN_CHARS`."""
         try:
             found = json.dumps(self.record, indent=1, ensure_ascii=False)
         except (ValueError, RecursionError):
-            return "the record is nested too deeply to be shown"
-        return found if len(found) <= _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}\n... {len(found)} characters in all"
+            return "the record is too deeply nested to show"
+        return found if len(found) <= _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}\n... {len(found)} characters in total"
 
 
 def read_detail(session: Session, case: sqlite3.Row) -> CaseDetail:
-    """Read a case's record. Raises UsageError: it is gone, or cannot be read."""
+    """Read a case's record. Raises UsageError if it is missing or unreadable."""
     folder, name = Path(session.folder), str(case["name"])
     if session.lines:
         return _of_line(folder, _line(folder / session.lines, case["place"], case["length"], name))
@@ -114,14 +115,14 @@ def read_detail(session: Session, case: sqlite3.Row) -> CaseDetail:
 
 def _line(path: Path, place: int, length: int, name: str) -> Mapping[str, Any]:
     if length > MOST_BYTES:
-        raise UsageError(f"the record of {name} has {length} bytes: too long to be shown")
+        raise UsageError(f"the record of {name} exceeds the size limit for pages: {length} bytes")
     try:
         with open_file(path) as file:
             file.seek(place)
-            record = parsed(file.read(length))
+            record = parse_json(file.read(length))
         if text(record["id"]) != name:
-            raise ValueError("the file was written anew")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError("the file has changed")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the record of {name} cannot be read: {error}", hint="reload the page") from error
     return dict(record)
 
@@ -215,7 +216,7 @@ def _of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
 
 
 def _of_side(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
-    """A bench's side, with what the run beside it has of its case."""
+    """Return the detail for a bench's side, completed with the case from the bench's run record."""
     try:
         run = read_document(folder / RECORD)
     except (OSError, ValueError):
@@ -262,7 +263,7 @@ def _of_row(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     return CaseDetail(
         row,
         detail=str(row.get("detail") or ""),
-        against="TensorFlow's own training",
+        against="training in TensorFlow",
         timings=stages,
         repeat=text(document.get("command")),
         logs=logs_below(folder, place),
@@ -304,7 +305,7 @@ def _beside(verdict: Mapping[str, Any]) -> Beside:
 
 
 def _outputs(values: Any) -> list[Mapping[str, Any]]:
-    """Comparisons of outputs, each with what pages show of it: a record may lack any of that, or have it otherwise."""
+    """Normalize comparisons of outputs for pages, since a record may have missing or invalid values."""
     return [
         {
             **one,
@@ -334,7 +335,7 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tensors_below(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) -> list[TensorFile]:
-    """The tensors of a case's folder: files ``0-NAME.npy`` in inputs/, outputs/, references/."""
+    """Return the tensors of a case: files ``0-NAME.npy`` in inputs/, outputs/, references/ and similar directories."""
     if folder is None:
         return []
     dtypes = {text(one.get("name")): text(one.get("dtype")) for one in outputs}
@@ -350,7 +351,7 @@ def _tensors_below(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) ->
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder that fit, up to a bound; none where there is no such folder, or can be none."""
+    """Return matching files, up to a limit. A missing or invalid directory has none."""
     try:
         return list(itertools.islice(folder.glob(pattern), _ROWS))
     except (OSError, ValueError):
@@ -363,9 +364,9 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 def profile_names(folder: Path, record: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What a run's record of a case calls the folders of its profiles, by their kind.
+    """Return the profile directories of a case in a run's record, by kind.
 
-    In the case's own folder a link leads to that of the run.
+    For run profiles, the first entry is the link in the case's directory.
     """
     found: dict[str, list[str]] = {}
     for one in mappings(record.get("profiles")):

@@ -1,4 +1,4 @@
-"""What regressed: the sessions since which cases fail or are slower, as the index has them (`judging.py`)."""
+"""List regressions: sessions since which cases fail or are slower, from the index (`judging.py`)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _YEAR_S = 365 * 86400.0
 
 @dataclass(frozen=True)
 class RegressionFilter(Asked):
-    """Which regressions: the query of the page's address. "" is any."""
+    """Query parameters for regressions. "" matches all."""
 
-    since: str = ""  # a day, YYYY-MM-DD; "" is a year ago
+    since: str = ""  # date as YYYY-MM-DD; "" is a year ago
     what: str = ""  # broke or slower
-    q: str = ""  # a text that occurs in the case's name
-    now: str = ""  # anything: only what is so still
+    q: str = ""  # words that the case name must contain
+    now: str = ""  # if not empty, only current regressions
     page: int = 1
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A case that fails or is slower since a session."""
+    """Case that fails or is slower since a session."""
 
     case: str
     what: str
@@ -39,10 +39,10 @@ class Regression:
     over: bool
     before: float | None
     after: float | None
-    history: str  # the query of the case's history
-    link: str  # of the session
-    compare: str  # the query that compares the sessions before with those since
-    # befores, afters: how many these are
+    history: str  # query for the case's history
+    link: str  # query for the session
+    compare: str  # query that compares the sessions before and after
+    # befores, afters: number of these sessions
     befores: int
     afters: int
     title: str
@@ -53,22 +53,22 @@ class Regression:
 
     @property
     def ratio(self) -> float | None:
-        """After by before; None of what is no number."""
+        """Ratio after / before, or None if undefined."""
         return self.after / self.before if self.after and self.before else None
 
 
 @dataclass(frozen=True)
 class RegressionPage:
-    """A page of regressions, and how many there are."""
+    """Page of regressions, and the total number."""
 
     found: Sequence[Regression]
     total: int
     pages: int
-    unjudged: int  # of how many cases the history has yet to be looked at
+    unjudged: int  # number of histories that are not judged yet
 
 
 def list_regressions(database: sqlite3.Connection, asked: RegressionFilter, rows: int = ROWS) -> RegressionPage:
-    """What regressed since a day, the newest first. Raises UsageError: that is no day."""
+    """Return regressions since a date, newest first. Raises UsageError for an invalid date."""
     parts, values = ["changes.created >= ?"], list[Any]([since_of(asked.since)])
     if asked.what:
         parts.append("what = ?")
@@ -91,17 +91,17 @@ def list_regressions(database: sqlite3.Connection, asked: RegressionFilter, rows
 
 
 def since_of(day: str) -> float:
-    """A day's beginning in UTC, in seconds since the epoch; "" is a year ago. Raises UsageError: it is no day."""
+    """Parse a date as seconds since the epoch (UTC). "" is a year ago. Raises UsageError if invalid."""
     if not day:
         return time.time() - _YEAR_S
     try:
         return float(calendar.timegm(time.strptime(day, "%Y-%m-%d")))
     except ValueError as error:
-        raise UsageError(f"{day[:40]!r} is no day", hint="YYYY-MM-DD") from error
+        raise UsageError(f"invalid date {day[:40]!r}", hint="expected YYYY-MM-DD") from error
 
 
 def _regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict[int, str]) -> Regression:
-    """A row of ``changes``; ``names`` are what names sessions in addresses, as far as they were looked up."""
+    """Convert a row of ``changes``. ``names`` caches session references by key."""
     now, was = (
         database.execute("select * from sessions where key = ?", (row[key],)).fetchone()
         for key in ("session", "earlier")
@@ -141,7 +141,7 @@ def _regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict[int,
 
 
 def _reference(database: sqlite3.Connection, key: int, names: dict[int, str]) -> str:
-    """What names a session in a comparison's address."""
+    """Return the session reference for a comparison URL."""
     if key not in names:
         row = database.execute("select root, id from sessions where key = ?", (key,)).fetchone()
         names[key] = reference_of(row["id"], row["root"]) if row else ""

@@ -1,7 +1,7 @@
-"""What people wrote beside a session's or a case's history: lines of a file in the folder of runs.
+"""Store users' remarks on the histories of sessions and cases, as lines of a file in the runs directory.
 
-A line is never changed: who corrects a remark, or takes it back, writes a line that says so. Pages show what holds now,
-and the file keeps what was said and when.
+The file is append-only. A correction or deletion is a new line that refers to the old one. Pages show the current
+state, and the file preserves all versions with times.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from hil.controller.web.entries import real, text
 from hil.controller.web.records import own
+from hil.core.bounded_json import parse_json
 from hil.core.digest import digest_of
 from hil.core.files import open_file
 from hil.errors import UsageError
@@ -27,19 +28,19 @@ _MOST_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Annotation:
-    """A remark on a session's place in a history."""
+    """Remark on a session in a history."""
 
     root: int
-    session: str  # its id
-    case: str  # "" is the whole session
+    session: str  # session id
+    case: str  # "" for the whole session
     text: str
     created: float | None
-    id: str  # what a correction names it by
-    corrected: float | None = None  # when its text was changed last
+    id: str  # identifier for corrections
+    corrected: float | None = None  # time of the last correction
 
 
 def read_annotations(roots: Sequence[Path]) -> list[Annotation]:
-    """All that hold of some folders of runs, the oldest first; a line that cannot be read is passed over."""
+    """Return the current remarks of runs directories, oldest first. Unreadable lines are skipped."""
     return [one for number, root in enumerate(roots) for one in _read(root, number).values()]
 
 
@@ -51,11 +52,11 @@ def _read(root: Path, number: int) -> dict[str, Annotation]:
             return found
         with open_file(path) as file:
             lines = file.read(_MOST_BYTES).split(b"\n")
-    except (OSError, UsageError):  # a pipe in its place would be waited for
+    except (OSError, UsageError):  # open_file() rejects a named pipe, which would block
         return found
     for line in lines:
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             told, corrects = text(record.get("text")), text(record.get("corrects"))
         except (ValueError, AttributeError, RecursionError):
             continue
@@ -72,29 +73,29 @@ def _read(root: Path, number: int) -> dict[str, Annotation]:
 
 
 def annotate(root: Path, session: str, case: str, remark: str) -> None:
-    """Write a remark down. Raises UsageError: it is empty or too long, or the folder takes no more."""
+    """Store a remark. Raises UsageError if it is empty or too long, or the file is full or not writable."""
     _write(root, {"session": session, "case": text(case), "text": _checked(remark)})
 
 
 def correct(root: Path, remark: str, told: str) -> None:
-    """Give a remark another text, or take it back.
+    """Replace or delete a remark.
 
     Args:
-        remark: its id.
-        told: the new text; "" takes it back.
+        remark: id of the remark.
+        told: the new text; "" deletes the remark.
 
     Raises:
-        UsageError: it is not there any more, the text is too long, or the folder takes no more.
+        UsageError: the remark does not exist, the text is too long, or the file is full or not writable.
     """
     if remark not in _read(root, 0):
-        raise UsageError("that remark is not there any more", hint="reload the page")
+        raise UsageError("remark not found", hint="reload the page")
     _write(root, {"corrects": remark, "text": _checked(told) if told else ""})
 
 
 def _checked(remark: str) -> str:
     remark = " ".join(remark.split())
     if not remark or len(remark) > MOST_CHARS:
-        raise UsageError(f"a remark has 1 to {MOST_CHARS} characters, not {len(remark)}")
+        raise UsageError(f"a remark must have 1 to {MOST_CHARS} characters, got {len(remark)}")
     return remark
 
 
@@ -103,11 +104,11 @@ def _write(root: Path, record: Mapping[str, Any]) -> None:
     line = json.dumps({"schema": 1, "created": time.time(), **record}).encode() + b"\n"
     try:
         if not own(root, path):
-            raise UsageError(f"{NAME} is a link to elsewhere")
+            raise UsageError(f"{NAME} is a link outside the runs directory")
         place = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
         try:
             if os.fstat(place).st_size + len(line) > _MOST_BYTES:
-                raise UsageError(f"{NAME} is full", hint="take out lines that nobody needs")
+                raise UsageError(f"{NAME} is full", hint="delete unneeded lines from it")
             os.write(place, line)
         finally:
             os.close(place)

@@ -1,7 +1,9 @@
-"""Make one HTML file of a page: styles, scripts, pictures and data within it; nothing is fetched when it is opened.
+"""Save a page as a single HTML file with embedded styles, scripts, pictures and data.
 
-What leads to the server is taken out: links become plain text, forms cannot be sent, nothing is updated. The file's
-own policy allows the scripts and styles that it was made with, by their digests, and no request at all.
+Opening it fetches nothing.
+
+Links to the server become plain text, forms are disabled, and live updates are removed. The file's content security
+policy allows only the embedded scripts and styles, by digest, and forbids all requests.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from html.parser import HTMLParser
 
 from hil.controller.web.inner import Answer, is_ours
 from hil.controller.workloads.suites.reports.page import page_digest
+from hil.core.cancellation import check_cancelled
 
-# The comment of base.html in whose place stands what was left out.
+# Comment in base.html that is replaced by notes about omitted parts.
 NOTES = "what was left out"
-# What a page needs while it is connected to its server only.
+# Scripts that need a connection to the server.
 _LIVE_SCRIPTS = ("htmx",)
 _FIELDS = ("input", "select", "textarea", "button")
 _VOID = re.compile(r"^(hx-|data-live|srcset$|ping$|target$|download$)")
@@ -29,15 +32,15 @@ _Attributes = Sequence[tuple[str, "str | None"]]
 
 @dataclass
 class Needs:
-    """The addresses that a page's HTML names, each once, in order."""
+    """Unique URLs in a page's HTML, in order."""
 
-    assets: dict[str, None] = field(default_factory=dict)  # styles and scripts: without them it is no page
+    assets: dict[str, None] = field(default_factory=dict)  # styles and scripts, which are required
     images: dict[str, None] = field(default_factory=dict)
     data: dict[str, None] = field(default_factory=dict)
 
 
 def needs_of(page: str) -> Needs:
-    """What a page fetches when it is opened."""
+    """Return the resources that a page fetches when it is opened."""
     finder = _Finder()
     finder.feed(page)
     finder.close()
@@ -45,11 +48,11 @@ def needs_of(page: str) -> Needs:
 
 
 def one_file(page: str, held: Mapping[str, Answer], notes: Sequence[str] = ()) -> str:
-    """The page as one file.
+    """Return the page as a single file.
 
     Args:
-        held: address -> its answer, of those of :func:`needs_of`; what it lacks, the page does without.
-        notes: sentences on what was left out; they stand at the head of the page.
+        held: URL -> response, for the URLs from :func:`needs_of`. The page omits missing resources.
+        notes: sentences about omitted parts, for the head of the page.
     """
     writer = _Writer(page, held, notes)
     writer.feed(page)
@@ -63,6 +66,7 @@ class _Finder(HTMLParser):
         self.found = Needs()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        check_cancelled()
         given = dict(attrs)
         if address := _asset(tag, given):
             self.found.assets[address] = None
@@ -73,7 +77,7 @@ class _Finder(HTMLParser):
 
 
 def _asset(tag: str, given: Mapping[str, str | None]) -> str:
-    """The address of a style or a script that a saved page has too; "" for another element."""
+    """Return the URL of a style or script to embed, or "" for other elements."""
     if tag == "link" and given.get("rel") == "stylesheet":
         return given.get("href") or ""
     if tag == "script" and not any(name in (given.get("src") or "").rpartition("/")[2] for name in _LIVE_SCRIPTS):
@@ -86,7 +90,7 @@ def _data(attrs: _Attributes) -> Iterator[str]:
 
 
 class _Writer(HTMLParser):
-    """Writes a page anew; what it does not change is written as it was."""
+    """Parser that writes the page with changes. All other text is unchanged."""
 
     def __init__(self, page: str, held: Mapping[str, Answer], notes: Sequence[str]) -> None:
         super().__init__(convert_charrefs=False)
@@ -94,14 +98,14 @@ class _Writer(HTMLParser):
         self._notes = notes
         self._data = needs_of(page).data
         self._written: list[str] = []
-        self._head = 0  # where in what is written the policy goes
+        self._head = 0  # position of the policy in the output
         self._styles: list[str] = []
         self._scripts: list[str] = []
-        self._skipping = ""  # the element that is left out with all that is in it
-        self._form = False  # whether within a form of the server's
+        self._skipping = ""  # element that is omitted with its content
+        self._form = False  # True inside a form that the server handles
 
     def text(self) -> str:
-        """What was written, with its policy."""
+        """Return the output with its content security policy."""
         allowed = "; ".join(
             f"{kind}-src {' '.join(map(page_digest, texts)) or _NONE}"
             for kind, texts in (("style", self._styles), ("script", self._scripts))
@@ -111,12 +115,13 @@ class _Writer(HTMLParser):
         return "".join((*self._written[: self._head], meta, *self._written[self._head :]))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        check_cancelled()
         given = dict(attrs)
         if self._skipping:
             return
         if tag in ("iframe", "object", "embed"):
             self._skipping = tag if tag != "embed" else ""
-            self._written.append('<p class="note">A part that only the server can show is not in this file.</p>')
+            self._written.append('<p class="note">This file omits a part that requires the server.</p>')
         elif tag == "script":
             self._skipping = tag
             if address := _asset(tag, given):
@@ -128,7 +133,7 @@ class _Writer(HTMLParser):
         elif tag != "meta" or given.get("name") != "htmx-config":
             self._form = self._form or (tag == "form" and "action" in given)
             self._start(tag, attrs)
-            # Before anything that it is about, and after the encoding, which must be among the first 1024 bytes.
+            # The policy must precede the content. The encoding must be in the first 1024 bytes, so it is first.
             if "charset" in given or tag == "head":
                 self._head = len(self._written)
 
@@ -148,7 +153,7 @@ class _Writer(HTMLParser):
 
     @staticmethod
     def _stays(tag: str, name: str, value: str | None) -> bool:
-        """Whether an attribute leads nowhere, or to what is there without the server."""
+        """Return True if an attribute does not need the server."""
         if name in ("href", "xlink:href"):
             return bool(value) and (str(value).startswith("#") or (tag == "a" and bool(_ELSEWHERE.match(str(value)))))
         return name not in ("action", "formaction", "src", "poster", "background") and not (
@@ -156,7 +161,7 @@ class _Writer(HTMLParser):
         )
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        # "<path/>" of a drawing; HTML takes the slash for nothing elsewhere.
+        # Keep "<path/>" in SVG. HTML ignores the slash in other elements.
         before = len(self._written)
         self.handle_starttag(tag, attrs)
         if tag not in ("link", "meta", "img", "input", "br", "hr") and len(self._written) > before:
@@ -222,5 +227,5 @@ class _Writer(HTMLParser):
 
 
 def _script(text: str) -> str:
-    """A script as it may stand within HTML: "</script" and "<!--" occur in texts and patterns of one alone."""
+    """Escape a script for HTML. "</script" and "<!--" only occur in strings and regular expressions."""
     return re.sub(r"<(/script|!--)", r"\\x3c\1", text, flags=re.IGNORECASE)

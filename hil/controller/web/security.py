@@ -1,16 +1,17 @@
-"""Who may ask what: every request goes through :class:`Guard` before a page sees it.
+"""Access control. :class:`Guard` checks every request before it reaches a page.
 
-On loopback nobody needs a token; elsewhere everybody does: the server's own, or one of the farm's. Changing anything
-needs a token anywhere, and a request that our own pages sent: a page of somebody else's, open in the same browser, must
-not be able to.
+On loopback, pages of stored sessions need no token. On other addresses, and for all pages of a server with a farm,
+every request needs a token: the server's or one from the farm. Changes always need a token and must come from pages of
+this server, so that a foreign page in the same browser cannot make them.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -20,20 +21,22 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hil.controller.farm.messages import Role
+from hil.controller.web.peers import user_of_peer
 from hil.controller.web.visitors import Visitor, Visitors
-from hil.core.digest import digest_of
 
 COOKIE = "hil_token"
-# No page of ours needs more. What is published comes in pieces, of which a request may have so many bytes.
+# Scope key for the user of the connection.
+_USER = "hil.user"
+# Maximum bytes of a request body, and of a body with a piece of a published session.
 MOST_BODY = 1 << 20
 MOST_PIECE = 8 << 20
 PIECES = "/publish/"
-# Of a token on an address that others reach: nothing else slows down who tries them all.
+# Minimum token length on a public address, since there is no rate limit against guessing.
 SHORTEST_TOKEN = 16
-_MOST_FIELDS = 200  # of an address's query
+_MOST_FIELDS = 200  # maximum number of query fields
 _SAFE = ("GET", "HEAD")
 _OWN = "'self'"
-# Nothing runs, is drawn or is fetched but what this server sends; no style or script stands in a page's text.
+# Only resources from this server are allowed, and no inline scripts or styles.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -47,7 +50,7 @@ POLICY = "; ".join(
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
-    # "no-referrer" would take the origin from our own forms too.
+    # "no-referrer" would remove the Origin header from requests of this server's forms.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -58,29 +61,42 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who may use the server. One with other ways to tell who asks overrides :meth:`accepts`."""
+    """Access rules of a server. Override :meth:`accepts` for other authentication methods."""
 
-    host: str  # the address that it listens on
-    token: str = ""  # what shows who may; "" is nobody's, and then nothing can be changed
-    farm: Visitors | None = None  # the farm whose tokens let in too
+    host: str  # listen address
+    token: str = ""  # the server's token; "" disables changes
+    farm: Visitors | None = None  # farm with more accepted tokens
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)  # key of this server's cookies
 
     @property
-    def open(self) -> bool:
-        """Whether pages are read without a token: only this machine's users reach a loopback address."""
+    def is_local(self) -> bool:
+        """True if only users on this machine can reach the server."""
         return is_loopback(self.host)
 
+    @property
+    def is_open(self) -> bool:
+        """True if pages need no token. Farm pages always need one, since the server reads them with its farm token."""
+        return self.is_local and self.farm is None
+
     def accepts(self, given: str) -> bool:
-        """Whether this is the token."""
+        """Return True if ``given`` is the server's token."""
         return bool(self.token) and hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
 
-    @property
-    def cookie(self) -> str:
-        """What a browser keeps in place of the token, which no header then has to carry."""
-        return digest_of(b"hil web cookie " + self.token.encode()).partition(":")[2]
+    def cookie(self, login: str, user: str) -> str:
+        """Return the cookie value after a login, which replaces the token.
+
+        A browser sends a host's cookies to all ports, so the value is only valid for this server, and only for
+        connections of the user who logged in.
+
+        Args:
+            login: the token or an equivalent secret.
+            user: user ID from :func:`user_of_peer`.
+        """
+        return hmac.new(self.secret, f"{user} {login}".encode(errors="replace"), "sha256").hexdigest()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return True if only this machine can reach a host."""
     if host == "localhost":
         return True
     try:
@@ -90,14 +106,14 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware: the name that was asked, the token, the origin of changes, and the size of a request."""
+    """ASGI middleware that checks the Host header, the token, the origin of changes, and the size of requests."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, or refuse it. There are no websockets here: one is refused by being closed."""
+        """Forward or reject a request. WebSockets are closed, since the server does not use them."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close"})
             return
@@ -114,30 +130,35 @@ class Guard:
             return
         own = self._holds_token(scope, headers)
         may_change = own or (visitor is not None and visitor.role.covers(Role.SUBMITTER))
-        scope.setdefault("state", {}).update(may_change=may_change, visitor=visitor, is_owner=own and self._access.open)
+        is_owner = own and self._access.is_local
+        scope.setdefault("state", {}).update(may_change=may_change, visitor=visitor, has_token=own, is_owner=is_owner)
         await self._app(scope, _bounded(receive, _most_body(scope)), _with_headers(send))
 
     def _unfit(self, scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
-        """What is refused whoever asks."""
+        """Return the response to a request that is invalid for every user, or None."""
         access = self._access
-        # Another name that leads to this address would let its owner's page read ours (DNS rebinding).
-        if access.open and not is_loopback(_host_of(headers.get("host", ""))):
-            return PlainTextResponse("This server answers to localhost and 127.0.0.1.", 421)
+        # With another host name for this address, a foreign page could read this server's pages (DNS rebinding).
+        if access.is_local and not is_loopback(_host_of(headers.get("host", ""))):
+            return PlainTextResponse("This server only accepts requests for localhost and 127.0.0.1.", 421)
         if _is_foreign(headers):
-            return PlainTextResponse("This request was sent by a page of another site.", 403)
+            return PlainTextResponse("Cross-site request refused.", 403)
         length = headers.get("content-length", "0")
         if not (length.isdecimal() and len(length) < 20) or int(length) > _most_body(scope):
             return PlainTextResponse("The request is too large.", 413)
         if scope["query_string"].count(b"&") >= _MOST_FIELDS:
-            return PlainTextResponse("The address has too many fields.", 400)
+            return PlainTextResponse("Too many URL parameters.", 400)
         return None
 
     async def _visitor(self, scope: Scope, headers: Mapping[str, str]) -> Visitor | None:
-        """Whom, at the farm, a request's token stands for: the farm is asked where that is not known."""
+        """Return the farm user for a request's token. An unknown token is checked with the farm."""
         farm = self._access.farm
         if farm is None:
             return None
-        found = _query_of(scope).get("token", [])[-1:] or [_bearer_of(headers), farm.token_of(_kept_of(scope, headers))]
+        kept = _kept_of(scope, headers)
+        found = _query_of(scope).get("token", [])[-1:] or [
+            _bearer_of(headers),
+            farm.token_of(kept, _user_of(scope)) if kept else "",
+        ]
         for token in found:
             if not token or self._access.accepts(token):
                 continue
@@ -152,50 +173,53 @@ class Guard:
             return self._login(scope, given[-1], query, visitor)
         holds = visitor is not None or self._holds_token(scope, headers)
         takes = access.token or access.farm
-        if not holds and takes and _bearer_of(headers) and not (access.open and scope["method"] in _SAFE):
-            # A program sent it: what a person would open is nothing to it.
+        if not holds and takes and _bearer_of(headers) and not (access.is_open and scope["method"] in _SAFE):
+            # Programs send this header, so instructions for a browser do not help.
             return PlainTextResponse(self._not_ours, 401, {"www-authenticate": "Bearer"})
-        if not (access.open or holds):
-            text = "This server needs its token: open the address that `hil web` printed, with ?token=..."
+        if not (access.is_open or holds):
+            text = "Token required: open the URL printed by `hil web`, with ?token=..."
             if access.farm:
-                text = (
-                    "This server needs a token of its farm's: open its address with ?token=... while the farm is there."
-                )
+                text += " Farm tokens are accepted while the farm is reachable."
             return PlainTextResponse(text, 401, {"www-authenticate": "Bearer"})
         if scope["method"] not in _SAFE:
             if not holds:
-                return PlainTextResponse("Changing anything needs a token: start `hil web` with --token.", 403)
+                return PlainTextResponse("Token required for changes: start `hil web` with --token.", 403)
             if not _same_origin(headers):
-                return PlainTextResponse("This request was not sent by a page of this server.", 403)
+                return PlainTextResponse("Request from another site refused.", 403)
         return None
 
     @property
     def _not_ours(self) -> str:
-        return "That is not this server's token" + (", nor one of its farm's." if self._access.farm else ".")
+        return "Invalid token" + (" for this server and its farm." if self._access.farm else " for this server.")
 
     def _login(self, scope: Scope, given: str, query: Mapping[str, list[str]], visitor: Visitor | None) -> ASGIApp:
-        """Keep that the token was shown in a cookie, and take it out of the address, which histories and logs keep."""
-        farm, kept = self._access.farm, self._access.cookie
+        """Store the login in a cookie, and remove the token from the URL, which histories and logs record."""
+        farm, user = self._access.farm, _user_of(scope)
         if farm and visitor:
-            kept = farm.keep(visitor.token)
-        elif not self._access.accepts(given):
+            kept = farm.keep(visitor.token, user)
+        elif self._access.accepts(given):
+            kept = self._access.cookie(given, user)
+        else:
             return PlainTextResponse(self._not_ours, 401)
         rest = "&".join(
             f"{quote(key)}={quote(value)}" for key, values in query.items() if key != "token" for value in values
         )
-        # A path with two slashes first would be another server's.
+        # A path with two leading slashes would redirect to another server.
         path = "/" + scope["path"].lstrip("/\\")
         response = RedirectResponse(quote(path) + (f"?{rest}" if rest else ""), 303)
         secure = scope.get("scheme") == "https"
-        # "lax": a link that somebody sends to a colleague opens; what changes anything looks at the origin besides.
+        # "lax" lets shared links work. Changes also require the same origin.
         response.set_cookie(_cookie_name(scope), kept, httponly=True, samesite="lax", secure=secure)
         return response
 
     def _holds_token(self, scope: Scope, headers: Mapping[str, str]) -> bool:
         if self._access.accepts(_bearer_of(headers)):
             return True
-        kept, given = self._access.cookie, _kept_of(scope, headers)
-        return bool(self._access.token) and hmac.compare_digest(given.encode(errors="replace"), kept.encode())
+        given = _kept_of(scope, headers)
+        if not (self._access.token and given):
+            return False
+        kept = self._access.cookie(self._access.token, _user_of(scope))
+        return hmac.compare_digest(given.encode(errors="replace"), kept.encode())
 
 
 def _query_of(scope: Scope) -> dict[str, list[str]]:
@@ -208,7 +232,7 @@ def _bearer_of(headers: Mapping[str, str]) -> str:
 
 
 def _kept_of(scope: Scope, headers: Mapping[str, str]) -> str:
-    """What this server's cookie has; "" for none."""
+    """Return the value of this server's cookie, or ""."""
     try:
         found = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
     except CookieError:
@@ -216,8 +240,15 @@ def _kept_of(scope: Scope, headers: Mapping[str, str]) -> str:
     return found.value if found else ""
 
 
+def _user_of(scope: Scope) -> str:
+    """Return the user of the connection, see :func:`user_of_peer`. The result is cached in the scope."""
+    if _USER not in scope:
+        scope[_USER] = user_of_peer(scope.get("client"), scope.get("server"))
+    return str(scope[_USER])
+
+
 def _cookie_name(scope: Scope) -> str:
-    """Browsers send the cookies of all ports of a machine to each: every port has its own."""
+    """Return the cookie name. It contains the port, since browsers send cookies to all ports of a host."""
     port = (scope.get("server") or ("", 0))[1]
     return f"{COOKIE}_{port}" if port else COOKIE
 
@@ -234,14 +265,14 @@ def _host_of(header: str) -> str:
 
 
 def _is_foreign(headers: Mapping[str, str]) -> bool:
-    """Whether another site's page asks for something to be part of it: a link to a page of ours is none of that."""
+    """Return True if a page of another site embeds or fetches something. Plain links to this server are allowed."""
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return False
     return headers.get("sec-fetch-mode") != "navigate" or headers.get("sec-fetch-dest") != "document"
 
 
 def _same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether a request came from our own page, or from a program that is no browser (a browser tells its origin)."""
+    """Return True if a page of this server or a program sent the request. Browsers always send their origin."""
     origin = headers.get("origin")
     if origin is None:
         return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none") and "cookie" not in headers
@@ -266,7 +297,7 @@ def _with_headers(send: Send) -> Send:
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """Read no more of a request than a bound, whatever its head says."""
+    """Limit the request body, even if Content-Length is wrong."""
     read = 0
 
     async def receiving() -> Message:

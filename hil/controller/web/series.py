@@ -1,4 +1,4 @@
-"""The history of a case: its samples over all sessions that ran the same on the same board, and where they step."""
+"""History of a case: samples from all sessions with the same configuration on the same board, and steps in it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from hil.controller.workloads.suites.reports.results import is_failing
 from hil.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
-# So many samples of a history are shown and judged, the newest.
+# Maximum number of samples to show and judge, newest first.
 MOST_SAMPLES = 2000
 _LOG_MOST = 709.0
-# Of each side of a change so many samples are compared: with three on the later one there are enough for an interval.
+# Number of samples to compare on each side of a change. Three later samples are enough for an interval.
 COMPARED = 5
-# What tells one series of a case from another, and which of it is a column of the case.
+# Fields that identify a series of a case, and those that are columns of the case.
 IDENTITY = ("kind", "suite", "flow", "runtime", "board", "model")
 _OF_CASE = ("flow", "runtime", "board", "model")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number whose history is shown."""
+    """Number with a history."""
 
     column: str
     title: str
-    is_log: bool  # whether it changes by factors
-    least: float  # the smallest difference of levels that is told; of a logarithm where it changes by factors
-    worse: int  # 1 where more is worse, -1 where less is
+    is_log: bool  # True if the number changes by factors
+    least: float  # smallest reported difference between levels; a logarithm if ``is_log``
+    worse: int  # 1 if larger is worse, -1 if smaller is worse
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -57,7 +57,7 @@ _OF_MOVER = {"device_p50_ns": "device", "artifact_bytes": "size", "max_abs": "ab
 
 @dataclass(frozen=True)
 class HistoryFilter(Asked):
-    """Whose history, and of what: the query of the page's address. "" is any; of a case, its latest."""
+    """Query parameters of a history. "" matches all; for a case, it selects the latest series."""
 
     case: str = ""
     kind: str = ""
@@ -66,15 +66,15 @@ class HistoryFilter(Asked):
     runtime: str = ""
     board: str = ""
     model: str = ""
-    place: str = ""  # of a suite: the folder that its models are of
-    what: str = ""  # of MEASURES; "" is device time
-    x: str = ""  # "" is by time, "session" one place a session, "commit", "compiler", or a package of the versions
+    place: str = ""  # for a suite: directory of the models
+    what: str = ""  # a key of MEASURES; "" is device time
+    x: str = ""  # x axis: "" (time), "session", "commit", "compiler", or a package name
     page: int = 1
 
 
 @dataclass(frozen=True)
 class Point:
-    """A sample: a case in a session."""
+    """Sample of a case in a session."""
 
     session: int
     id: str
@@ -85,65 +85,65 @@ class Point:
     commit: str
     compilers: str
     versions: Mapping[str, str]
-    outcome: str  # regardless of what was expected
+    outcome: str  # before expectations are applied
     message: str
     value: float | None
     iterations: int
 
     @property
     def link(self) -> str:
-        """The query that names its session in addresses."""
+        """Query of the session."""
         return link_of(self.id, self.root)
 
     @property
     def reference(self) -> str:
-        """What names its session in a comparison's address."""
+        """Session reference for a comparison URL."""
         return reference_of(self.id, self.root)
 
     @property
     def fails(self) -> bool:
-        """Whether it needs attention."""
+        """True if the outcome is a failure."""
         return is_failing(self.outcome)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A change that was found: the first sample of a new level."""
+    """Detected change, at the first sample of a new level."""
 
     index: int
     before: float
     after: float
     worse: bool
-    # befores, afters: the samples that are compared, next to it and on their levels, wild ones left out
+    # befores, afters: samples to compare, near the step and without outliers
     befores: Sequence[int] = ()
     afters: Sequence[int] = ()
 
     @property
     def ratio(self) -> float | None:
-        """After by before; None where that is no number."""
+        """Ratio after / before, or None if undefined."""
         return self.after / self.before if self.before else None
 
 
 @dataclass(frozen=True)
 class Series:
-    """Samples of one case that ran the same, in the order of time."""
+    """Samples of a case with the same configuration, in time order."""
 
     identity: Mapping[str, str]
     points: Sequence[Point]
-    total: int  # of how many the points are the newest
-    judged: Sequence[int]  # indices of the points whose value is judged
-    levels: Sequence[Level]  # over the judged ones: their indices are places in ``judged``
-    steps: Sequence[Step]  # indices of points
-    flips: Sequence[int]  # indices of points that fail and whose predecessor did not
+    total: int  # number of samples, including those older than ``points``
+    judged: Sequence[int]  # indices of the judged points
+    levels: Sequence[Level]  # levels with indices into ``judged``
+    steps: Sequence[Step]  # steps with indices into ``points``
+    flips: Sequence[int]  # indices of failing points after a point that did not fail
 
     def sides_of(self, step: Step) -> dict[str, list[str]]:
-        """What names the sessions on both sides of a change in a comparison's address."""
+        """Return the session references on both sides of a step, for a comparison URL."""
         sides = {"a": step.befores, "b": step.afters}
         return {name: [self.points[index].reference for index in side] for name, side in sides.items()}
 
 
 def history_query(session: Session, case: str, what: str = "") -> str:
-    """The query of the history that a case of a session belongs to, as far as its session tells that."""
+    """Return the query for a case's history, as specific as the session allows."""
     asked = HistoryFilter(
         case=case,
         kind=session.kind,
@@ -157,15 +157,15 @@ def history_query(session: Session, case: str, what: str = "") -> str:
 
 
 def measure_of(asked: HistoryFilter) -> Measure:
-    """The number that an address asks for. Raises UsageError: there is none of that name."""
+    """Return the requested measure. Raises UsageError if it is unknown."""
     found = MEASURES.get(asked.what or "device")
     if found is None:
-        raise UsageError(f"there is no history of {asked.what[:40]!r}", hint=f"one of {', '.join(MEASURES)}")
+        raise UsageError(f"invalid history measure {asked.what[:40]!r}", hint=f"valid measures: {', '.join(MEASURES)}")
     return found
 
 
 def identities(database: sqlite3.Connection, asked: HistoryFilter) -> list[tuple[Mapping[str, str], int]]:
-    """The series of a case that a filter leaves, each with its number of samples, the latest first."""
+    """Return the matching series of a case with their numbers of samples, latest first."""
     where, values = _where(asked)
     rows = database.execute(
         "select sessions.kind, sessions.suite, cases.flow, cases.runtime, cases.board, cases.model, count(*)"
@@ -180,7 +180,7 @@ def identities(database: sqlite3.Connection, asked: HistoryFilter) -> list[tuple
 
 
 def read_series(database: sqlite3.Connection, case: str, identity: Mapping[str, str], measure: Measure) -> Series:
-    """One series of a case, judged."""
+    """Read and judge a series of a case."""
     where, values = _where(HistoryFilter(case=case), identity)
     rows = database.execute(
         "select sessions.key, sessions.id, sessions.root, sessions.created, sessions.title, sessions.branch,"
@@ -199,7 +199,7 @@ def read_series(database: sqlite3.Connection, case: str, identity: Mapping[str, 
 
 
 def judge(identity: Mapping[str, str], points: Sequence[Point], total: int, measure: Measure) -> Series:
-    """Find the levels and steps of samples, and where outcomes flipped."""
+    """Find levels, steps and outcome changes in samples."""
     values = np.array([math.nan if point.value is None else point.value for point in points], np.float64)
     iterations = np.array([point.iterations for point in points], np.int64)
     judged, found, steps = steps_of(values, iterations, measure)
@@ -209,9 +209,9 @@ def judge(identity: Mapping[str, str], points: Sequence[Point], total: int, meas
 def steps_of(
     values: Floats, iterations: npt.NDArray[np.int64], measure: Measure
 ) -> tuple[list[int], list[Level], list[Step]]:
-    """The indices of the samples that are judged, and the levels and steps of these; NaN is no value.
+    """Return the indices of judged samples, their levels, and their steps. NaN is a missing value.
 
-    Device times of too few iterations, and what has no logarithm, are only shown.
+    Device times with too few iterations are not judged, nor are values without a logarithm.
     """
     counts = np.isfinite(values)
     if measure.is_log:
@@ -234,25 +234,25 @@ def steps_of(
 
 
 def _members(numbers: Floats, level: Level, least: float) -> list[int]:
-    """The indices of a level's measurements without those that are off it."""
+    """Return the indices of a level's samples without outliers."""
     off = np.abs(numbers[level.start : level.end] - level.median)
     on_it = off <= max(level.high - level.median, least)
     return (level.start + (np.flatnonzero(on_it) if on_it.any() else np.arange(off.size))).tolist()
 
 
 def _power(exponent: float) -> float:
-    """e to a power, and the largest float where that is larger than any."""
+    """Return e to a power, limited to the largest float."""
     return math.exp(min(exponent, _LOG_MOST))
 
 
 def flips_of(points: Sequence[Point]) -> list[int]:
-    """The indices of samples that fail where the one before, skips left out, did not."""
+    """Return the indices of failing samples after a sample that did not fail. Skips are ignored."""
     told = np.array([point.outcome not in ("SKIP", "") for point in points], np.bool_)
     return flips_among(told, np.array([point.fails for point in points], np.bool_))
 
 
 def flips_among(told: npt.NDArray[np.bool_], fails: npt.NDArray[np.bool_]) -> list[int]:
-    """The indices of samples that fail where the one before did not, among those that tell something."""
+    """Return the indices of failing samples after one that did not fail, among the samples in mask ``told``."""
     places = np.flatnonzero(told)
     failing = fails[places]
     return [int(place) for place in places[1:][failing[1:] & ~failing[:-1]]]
@@ -282,7 +282,7 @@ def _point(row: Sequence[Any]) -> Point:
 
 
 def _where(asked: HistoryFilter, identity: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
-    """A condition on cases joined with sessions; an identity's empty texts are asked for, a filter's are not."""
+    """Return an SQL condition. Empty values of an identity must match; empty filter values match all."""
     parts = ["cases.name = (select key from words where word = ?)"]
     values: list[Any] = [asked.case]
     for name in IDENTITY:

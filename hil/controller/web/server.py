@@ -1,4 +1,4 @@
-"""Run the server until Ctrl-C: the index kept up to date beside it."""
+"""Run the web server and the indexer until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from hil.controller.web.security import Access
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
-# So long the end waits for answers that are worked on.
+# Seconds to wait for active responses during shutdown.
 GRACE_S = 1
 
 
 def index_path(roots: Sequence[Path]) -> Path:
-    """Where the index of some folders is: in the user's cache, one for each choice of folders."""
+    """Return the path of the index in the user's cache. Every set of directories has a separate index."""
     name = digest_of(b"\n".join(map(os.fsencode, roots))).partition(":")[2][:16]
     return Path(platformdirs.user_cache_dir("hil")) / "web" / f"{name}-{VERSION}.sqlite"
 
 
 def farm_folder(name: str) -> Path:
-    """Where the results of a farm's jobs are kept, one for each farm."""
+    """Return the directory for the results of a farm's jobs."""
     return Path(platformdirs.user_cache_dir("hil")) / "web" / "farms" / digest_of(name.encode()).partition(":")[2][:16]
 
 
@@ -53,17 +53,18 @@ def serve(
     farm_name: str = "",
     published: PublishedStore | None = None,
 ) -> None:
-    """Serve pages of some folders of runs until Ctrl-C.
+    """Serve pages for runs directories until Ctrl-C.
 
     Args:
-        published: where it is kept what `hil publish` sends, shown like the others; None: as :func:`create_app` says.
-        port: where to listen; 0 is any that is free.
-        listening: called with the address once it answers.
-        farm: where a farm is whose boards, queue and results are shown too; farm_name: what it is known by.
+        published: store for sessions sent by `hil publish`, also shown. Default: see :func:`create_app`.
+        port: port to listen on; 0 selects a free port.
+        listening: called with the URL after the socket is bound.
+        farm: returns the address of a farm with boards, queue and results to show.
+        farm_name: name of the farm.
 
     Raises:
-        UsageError: that address cannot be listened on.
-        StorageError: there is no place for the index.
+        UsageError: the address is not available.
+        StorageError: the index cannot be created.
     """
     folders = [root.resolve() for root in roots]
     if published and not any(published.folder.is_relative_to(folder) for folder in folders):
@@ -79,16 +80,16 @@ def serve(
         bound = stack.enter_context(listener(access.host, port))
         indexer = stack.enter_context(IndexProcess(path, folders))
         app = create_app(folders, path, indexer.progress, access, link, published)
-        server = server_of(app)
-        # What is there now stays: no page waits until all of it was looked at for garbage again.
+        server = server_of(app, owns_process=True)
+        # Exclude existing objects from garbage collection, which would delay requests.
         gc.freeze()
         host = reached_at(access.host)
         listening(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/")
         server.run(sockets=[bound])
 
 
-def server_of(app: FastAPI) -> uvicorn.Server:
-    """A server of the application, with its limits: see :mod:`hil.controller.web.connections`."""
+def server_of(app: FastAPI, *, owns_process: bool = False) -> uvicorn.Server:
+    """Return a server for the application with limits, see :class:`hil.controller.web.connections.Server`."""
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -102,37 +103,37 @@ def server_of(app: FastAPI) -> uvicorn.Server:
         timeout_graceful_shutdown=GRACE_S,
         lifespan="off",
     )
-    return Server(config)
+    return Server(config, owns_process=owns_process)
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket bound to an address. Raises UsageError: it cannot be listened on."""
+    """Return a listening socket. Raises UsageError if the address is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-            bound.listen()  # whoever is told the address may connect at once
+            bound.listen()  # clients may connect before the server runs
         except BaseException:
             bound.close()
             raise
     except OSError as error:
-        hint = "--port 0 takes any free one"
+        hint = "--port 0 selects a free port"
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            hint = "--host is an address of this machine: 127.0.0.1, or 0.0.0.0 for all that it has"
-        raise UsageError(f"{host} port {port} cannot be listened on: {error.strerror or error}", hint=hint) from error
+            hint = "--host must be an address of this machine: 127.0.0.1, or 0.0.0.0 for all addresses"
+        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}", hint=hint) from error
     return bound
 
 
 def reached_at(host: str) -> str:
-    """What others call an address that is listened on: of "all addresses" the one that leads out, or the name."""
+    """Return the host for URLs. For a wildcard address, this is the outgoing address or the host name."""
     kind, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
     try:
         if not ipaddress.ip_address(host).is_unspecified:
             return host
         with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect((far, 9))  # sends nothing
+            probe.connect((far, 9))  # sends no packet
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()

@@ -1,4 +1,4 @@
-"""What a session's page shows beside its cases: their own columns, what is missing, what belongs to it, logs."""
+"""Data for a session's page other than cases: special tables, missing cases, related sessions, logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hil.controller.web.tables import ROWS, Table, bench_table, bisect_table, ma
 from hil.controller.workloads.suites.store import HEAD
 from hil.errors import UsageError
 
-# Of the cases that a session lacks so many are named, and of so many it is asked which those are.
+# Maximum number of missing cases to list, and of planned cases to check.
 _NAMED, _ASKED = 50, 20_000
 _RECORDS = {
     "suite": HEAD,
@@ -37,27 +37,27 @@ _RECORDS = {
 
 @dataclass(frozen=True)
 class SessionView:
-    """What belongs to a session, but its cases."""
+    """Data for a session's page other than cases."""
 
-    table: Table | None = None  # its cases in columns of its kind's own
-    missing: Sequence[str] = ()  # cases that it was to have and has no result of: the first of them
+    table: Table | None = None  # cases with columns specific to the kind of session
+    missing: Sequence[str] = ()  # first planned cases without a result
     missing_count: int = 0
-    go_on: str = ""  # the command that goes on with it, where it is not over
-    parent: Session | None = None  # the matrix that it is a target of
-    children: Sequence[Session] = ()  # a matrix' targets
+    go_on: str = ""  # command that resumes an unfinished session
+    parent: Session | None = None  # the matrix, if this is a target of it
+    children: Sequence[Session] = ()  # targets of a matrix
     notes: Sequence[str] = ()
     logs: Sequence[Path] = ()
-    files: Sequence[KeptFile] = ()  # its record, reports, tables
+    files: Sequence[KeptFile] = ()  # record, reports, tables
 
 
 def view_session(database: sqlite3.Connection, session: Session, most: int = ROWS) -> SessionView:
-    """What belongs to a session. A record that cannot be read any more tells nothing, which is no error.
+    """Collect the data for a session's page. An unreadable record counts as empty, not as an error.
 
     Args:
-        most: how many rows its own table may have.
+        most: maximum rows of the special table.
     """
     name = _RECORDS.get(session.kind, "")
-    # What is over and whole is in the index, as far as its kind has no columns of its own.
+    # For a complete session without special columns, the index is sufficient.
     is_whole = session.finished and session.cases >= session.planned
     document: Mapping[str, Any] = {}
     if name and not (is_whole and session.kind in ("suite", "run")):
@@ -70,7 +70,7 @@ def view_session(database: sqlite3.Connection, session: Session, most: int = ROW
     return SessionView(
         table=_table(database, session, document, children, most),
         missing=missing[:_NAMED],
-        # Of a long list not all were looked for.
+        # Only _ASKED planned cases were checked.
         missing_count=max(len(missing), session.planned - session.cases if missing else 0),
         go_on="" if session.finished else _go_on(session, document),
         parent=_parent(database, session),
@@ -95,7 +95,7 @@ def _table(
 
 
 def _children(database: sqlite3.Connection, session: Session, document: Mapping[str, Any]) -> list[Session]:
-    """A matrix' targets that are sessions, in its order."""
+    """Return the targets of a matrix that are sessions, in order."""
     found = []
     for name in targets_of(document) if session.kind == "matrix" else ():
         try:
@@ -114,11 +114,11 @@ def _parent(database: sqlite3.Connection, session: Session) -> Session | None:
 
 
 def _missing(database: sqlite3.Connection, session: Session, document: Mapping[str, Any]) -> list[str]:
-    """The cases that a session was to have and has no result of."""
+    """Return the planned cases without a result."""
     if session.kind == "suite":
         asked = [text(one) for one in listed(document.get("ids"))[:_ASKED]]
         rows = database.execute(
-            # In this order: SQLite knows nothing of the list, and would look through it for each case.
+            # Force this join order. SQLite has no statistics for the list and would scan it for each case.
             "select n.word from json_each(?) cross join words n on n.word = value"
             " cross join cases on session = ? and cases.name = n.key"
             " where outcome is not (select key from words where word = '')",
@@ -167,7 +167,7 @@ def _notes(session: Session, document: Mapping[str, Any]) -> list[str]:
 
 
 def comparison_text(compared: Mapping[str, Any]) -> str:
-    """``B takes 1.08 times as long as A (99 % interval 1.05 to 1.11): slower``, of a bench's own comparison."""
+    """Format a bench's comparison: ``B takes 1.08 times as long as A (99 % interval 1.05 to 1.11): slower``."""
     interval = mapping(compared.get("interval"))
     try:
         ratio, low, high = (float(one) for one in (compared["ratio"], interval["low"], interval["high"]))

@@ -1,4 +1,4 @@
-"""What pages ask of the index about sessions and their cases."""
+"""Queries for sessions and cases in the index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hil.controller.web.names import meant
 from hil.errors import UsageError
 
 PAGE_ROWS = 100
-# Shorter texts are looked for in a session's title, id and names alone: the index of texts has three letters at least.
+# The trigram index needs three characters. Shorter words are only searched in titles, ids and model names.
 _TRIGRAM = 3
 _LISTS = ("models", "boards", "runtimes", "compilers", "labels")
 _EQUAL = {"kind": "kind", "suite": "suite", "flow": "flow", "verdict": "verdict", "branch": "branch"}
@@ -28,9 +28,9 @@ _ORDERS = {
 
 @dataclass(frozen=True)
 class SessionFilter(Asked):
-    """Which sessions: the query of the page's address. "" is any."""
+    """Query parameters for sessions. "" matches all."""
 
-    q: str = ""  # a text that occurs in it
+    q: str = ""  # words to search for
     kind: str = ""
     verdict: str = ""
     model: str = ""
@@ -39,16 +39,16 @@ class SessionFilter(Asked):
     compiler: str = ""
     label: str = ""
     branch: str = ""
-    commit: str = ""  # the beginning of it
+    commit: str = ""  # a prefix
     suite: str = ""
     flow: str = ""
-    order: str = ""  # a column, with "-" before it from the largest down; "" is the newest first
+    order: str = ""  # column, with "-" for descending order; "" is newest first
     page: int = 1
 
 
 @dataclass(frozen=True)
 class Session:
-    """A session as a page shows it."""
+    """Session as pages show it."""
 
     key: int
     id: str
@@ -60,7 +60,7 @@ class Session:
     finished: bool
     exit_code: int | None
     suite: str
-    place: str  # the folder that its models are of; "" where it is hil's own suite, or nobody knows
+    place: str  # directory of the models; "" for a built-in suite, or if unknown
     flow: str
     branch: str
     commit: str
@@ -72,7 +72,7 @@ class Session:
     cases: int
     failing: int
     damaged: int
-    # the sum of its cases' device times, of those that were measured well enough to be compared, and how many these are
+    # sum of the device times with enough iterations to compare, and number of these cases
     device_ns: float | None = None
     device_cases: int = 0
     boards: Sequence[str] = ()
@@ -82,16 +82,16 @@ class Session:
     labels: Sequence[str] = ()
     outcomes: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)  # model -> digest of its file, where that is known
+    digests: Mapping[str, str] = field(default_factory=dict)  # model -> digest of its file, if known
 
     @property
     def link(self) -> str:
-        """The query that names it in addresses."""
+        """Query that identifies the session."""
         return link_of(self.id, self.root)
 
     @property
     def reference(self) -> str:
-        """What names it in one word of an address."""
+        """Reference that identifies the session in a single query value."""
         return reference_of(self.id, self.root)
 
 
@@ -111,7 +111,7 @@ def _session(row: sqlite3.Row) -> Session:
 
 @dataclass(frozen=True)
 class SessionPage:
-    """A page of sessions, and how many there are in all."""
+    """Page of sessions, and the total number."""
 
     sessions: Sequence[Session]
     total: int
@@ -119,7 +119,7 @@ class SessionPage:
 
 
 def list_sessions(database: sqlite3.Connection, asked: SessionFilter, rows: int = PAGE_ROWS) -> SessionPage:
-    """The sessions that a filter finds, a page of them. Raises UsageError: there is no such order."""
+    """Return a page of matching sessions. Raises UsageError for an unknown order."""
     where, values = _where(asked)
     total = int(database.execute(f"select count(*) from sessions where {where}", values).fetchone()[0])
     first, pages = page_at(asked.page, total, rows)
@@ -131,7 +131,7 @@ def list_sessions(database: sqlite3.Connection, asked: SessionFilter, rows: int 
 
 
 def sessions_where(database: sqlite3.Connection, condition: str, values: Sequence[Any]) -> list[Session]:
-    """Sessions by a condition of our own on their table."""
+    """Return sessions that match an SQL condition. The condition must not contain user input."""
     return [_session(row) for row in database.execute(f"select * from sessions where {condition}", values)]
 
 
@@ -140,7 +140,7 @@ def _order(order: str) -> str:
         return "created desc, key desc"
     column = _ORDERS.get(order.removeprefix("-"))
     if column is None:
-        raise UsageError(f"sessions cannot be ordered by {order!r}", hint=f"one of {', '.join(_ORDERS)}")
+        raise UsageError(f"invalid session order {order!r}", hint=f"valid orders: {', '.join(_ORDERS)}")
     return f"{column} {'desc' if order.startswith('-') else 'asc'}, key desc"
 
 
@@ -168,7 +168,7 @@ def _where(asked: SessionFilter) -> tuple[str, list[Any]]:
 
 
 def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
-    """What filters can be set to: of each, the values that sessions have."""
+    """Return the possible values of each filter."""
     found: dict[str, list[str]] = {}
     for name, column in _EQUAL.items():
         rows = database.execute(f"select distinct {column} from sessions where {column} != '' order by 1 limit 500")
@@ -181,12 +181,10 @@ def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
 
 
 def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -> Session:
-    """A session by its id. Raises UsageError: there is none."""
+    """Return a session by id. Raises UsageError if it is missing."""
     row = database.execute("select * from sessions where id = ? and root = ?", (session_id, root)).fetchone()
     if row is None:
-        raise UsageError(
-            f"there is no session {session_id!r}", hint="it may have been deleted; see the list of sessions"
-        )
+        raise UsageError(f"session {session_id!r} not found", hint="see the list of sessions; it may have been deleted")
     return _session(row)
 
 
@@ -211,10 +209,10 @@ SELECT_CASES = f"select {', '.join(_CASE_COLUMNS)} from cases"
 
 @dataclass(frozen=True)
 class CaseFilter(Asked):
-    """Which cases of a session: the query of the page's address. "" is any."""
+    """Query parameters for the cases of a session. "" matches all."""
 
-    q: str = ""  # a text that occurs in the case's name
-    outcome: str = ""  # a word, or "failing"
+    q: str = ""  # words that the case name must contain
+    outcome: str = ""  # an outcome, or "failing"
     op: str = ""
     model: str = ""
     order: str = ""
@@ -223,7 +221,7 @@ class CaseFilter(Asked):
 
 @dataclass(frozen=True)
 class CasePage:
-    """A page of cases, and how many there are in all."""
+    """Page of cases, and the total number."""
 
     cases: Sequence[sqlite3.Row]
     total: int
@@ -234,23 +232,23 @@ PASSING = ("PASS", "XFAIL", "SKIP")
 
 
 def list_cases(database: sqlite3.Connection, session: Session, asked: CaseFilter, rows: int = PAGE_ROWS) -> CasePage:
-    """A session's cases, a page of them. Raises UsageError: there is no such order."""
+    """Return a page of a session's cases. Raises UsageError for an unknown order."""
     where, values = _where_cases(session, asked)
     column = _CASE_ORDERS.get(asked.order.removeprefix("-") or "number")
     if column is None:
-        raise UsageError(f"cases cannot be ordered by {asked.order!r}", hint=f"one of {', '.join(_CASE_ORDERS)}")
+        raise UsageError(f"invalid case order {asked.order!r}", hint=f"valid orders: {', '.join(_CASE_ORDERS)}")
     direction = "desc" if asked.order.startswith("-") else "asc"
     shown = f"(select word from words where words.key = {column})" if column in WORDS else column
     order = f"sought {direction} nulls last, seen"
     values |= {"rows": rows, "skip": (max(1, asked.page) - 1) * rows}
     hits = f"select name as hit, number as seen, {shown} as sought from cases where {where}"
     if asked.q.split():
-        # To look for a text takes longest: it is filtered and counted in one pass.
+        # Text search is slowest, so filter and count in one pass.
         begin, source, total = f"with hits as materialized ({hits}), ", "hits", "(select count(*) from hits)"
     else:
         count = database.execute(f"select count(*) from cases where {where}", values).fetchone()[0]
         begin, source, total = "with ", f"({hits})", str(int(count))
-    # The columns of a page's cases alone are fetched. What is beyond the last page is the last page.
+    # Fetch columns only for the cases of this page. Page numbers beyond the end show the last page.
     last_page = f"max(0, ({total} - 1) / :rows * :rows)"
     found = database.execute(
         f"{begin}shown as (select * from {source} order by {order} limit :rows offset min(:skip, {last_page})) "
@@ -273,17 +271,17 @@ def _where_cases(session: Session, asked: CaseFilter) -> tuple[str, dict[str, An
             parts.append(f"{name} = (select key from words where word = :{name})")
             values[name] = value
     for number, word in enumerate(asked.q.split()):
-        # Of the session's names alone: among all words most are reasons of failures.
+        # Search only this session's names. Most other words are failure messages.
         parts.append(f"instr((select lower(word) from words where key = cases.name), :q{number})")
         values[f"q{number}"] = word.lower()
     return " and ".join(parts), values
 
 
 def find_case(database: sqlite3.Connection, session: Session, name: str) -> sqlite3.Row:
-    """A case by its name. Raises UsageError: the session has none of that name."""
+    """Return a case by name. Raises UsageError if it is missing."""
     row: sqlite3.Row | None = database.execute(
         f"{SELECT_CASES} where session = ? and name = (select key from words where word = ?)", (session.key, name)
     ).fetchone()
     if row is None:
-        raise UsageError(f"{session.id} has no case {name!r}", hint="see the session's table of cases")
+        raise UsageError(f"case {name!r} not found in {session.id}", hint="see the session's table of cases")
     return row

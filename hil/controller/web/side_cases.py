@@ -1,4 +1,4 @@
-"""The cases of one side of a comparison, each with its samples of all the side's sessions, as columns."""
+"""Cases of a comparison's side, with samples from all its sessions, as columns."""
 
 from __future__ import annotations
 
@@ -24,72 +24,75 @@ from hil.errors import UsageError
 
 Places = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
-# So many samples a side has at most: comparing them takes 100 MB and a second.
+# Maximum number of samples per side. Comparing them takes 100 MB and a second.
 MOST_SAMPLES = 500_000
 _FEWER = "compare fewer sessions, or filter by board, model or flow"
 
 
 @dataclass(frozen=True, eq=False)
 class SideCases:
-    """A case is a place in ``names``; a sample is one in ``samples``: a case in one session."""
+    """Cases and samples of a side. Cases are indices into ``names``, and samples are indices into ``samples``.
+
+    A sample is a case in one session.
+    """
 
     sessions: Sequence[Session]
     names: Keys  # in the order of the latest session
-    samples: Columns  # the latest first
-    session: Places  # of each sample: its session's place
-    case: Places  # of each sample
-    ended: Keys  # of each sample: its outcome regardless of expectations
-    latest: Places  # of each case: its latest sample
-    deciding: Places  # of each case: its latest sample that fails, if any does, and else the latest
-    not_run: Keys  # names of cases that were to run, where a run of a suite did not run all
-    outputs: Columns  # of those samples that have several, in no order
-    of_sample: Places  # of each of these: its sample
+    samples: Columns  # latest first
+    session: Places  # per sample: index of the session
+    case: Places  # per sample: index of the case
+    ended: Keys  # per sample: outcome before expectations are applied
+    latest: Places  # per case: latest sample
+    deciding: Places  # per case: latest failing sample, or latest sample if none fails
+    not_run: Keys  # names of planned cases in incomplete suite runs
+    outputs: Columns  # outputs of samples with multiple outputs, unordered
+    of_sample: Places  # per output: index of the sample
 
     @property
     def size(self) -> int:
-        """How many cases there are."""
+        """Number of cases."""
         return self.names.size
 
     def samples_of(self, case: int) -> Places:
-        """The samples of a case, the latest first."""
+        """Return the samples of a case, latest first."""
         order, start = self._by_case
         return order[start[case] : start[case + 1]]
 
     def messages(self, cases: Places) -> Keys:
-        """The reasons of cases: of the samples that decide."""
+        """Return the messages of cases, from the decisive samples."""
         found: Keys = self.samples["message"][self.deciding[cases]]
         return found
 
     @cached_property
     def several(self) -> npt.NDArray[np.bool_]:
-        """Whether a case has several outputs in any sample."""
+        """Mask of cases that have multiple outputs in any sample."""
         found = np.zeros(self.size, np.bool_)
         found[self.case[self.of_sample]] = True
         return found
 
     @cached_property
     def _by_case(self) -> tuple[Places, Places]:
-        """The samples in the order of their cases, and where those of each begin."""
+        """Samples sorted by case, and the start of each case."""
         return np.argsort(self.case, kind="stable"), np.append(
             0, np.cumsum(np.bincount(self.case, minlength=self.size))
         )
 
 
 def side_cases(database: sqlite3.Connection, side: Side, words: Words) -> SideCases:
-    """Read the cases of a side. Raises UsageError: it has too many."""
+    """Read the cases of a side. Raises UsageError if there are too many."""
     only = {name: value for name, value in side.only.items() if name in CASE_FILTERS}
     parts = list[Columns]()
     for session in side.sessions:
         parts.append(columns_of(database, session, only))
         if sum(part.size for part in parts) > MOST_SAMPLES:
-            raise UsageError(f"one side has more than {MOST_SAMPLES} results of cases", hint=_FEWER)
+            raise UsageError(f"more than {MOST_SAMPLES} case results on a side", hint=_FEWER)
     samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
     names, latest, case = _in_order(samples["name"], one=len(parts) == 1)
     as_expected = np.isin(samples["ended"], words.keys([""]))
     ended = np.where(as_expected, samples["outcome"], samples["ended"]).astype(np.int64)
     fails = np.isin(ended, failing_words(np.unique(ended), words))
     deciding = latest.copy()
-    # The first one that is written last stays.
+    # With repeated indices, the last write wins. That is the latest sample.
     failing = np.flatnonzero(fails)[::-1]
     deciding[case[failing]] = failing
     whose = np.repeat(np.arange(len(parts)), [part.size for part in parts])
@@ -101,7 +104,7 @@ def side_cases(database: sqlite3.Connection, side: Side, words: Words) -> SideCa
 def _outputs(
     database: sqlite3.Connection, sessions: Sequence[Session], parts: Sequence[Columns]
 ) -> tuple[Columns, Places]:
-    """The outputs of all samples that have several, and of each its sample."""
+    """Return the outputs of samples with multiple outputs, and the sample of each output."""
     found, samples, first = [NO_OUTPUTS], [np.empty(0, np.intp)], 0
     for session, part in zip(sessions, parts, strict=True):
         outputs = outputs_of(database, session)
@@ -112,21 +115,21 @@ def _outputs(
             found.append(outputs[there])
             samples.append(first + place[there])
             if sum(map(len, found)) > MOST_OUTPUTS:
-                raise UsageError(f"one side has more than {MOST_OUTPUTS} outputs of cases", hint=_FEWER)
+                raise UsageError(f"more than {MOST_OUTPUTS} case outputs on a side", hint=_FEWER)
         first += part.size
     return np.concatenate(found), np.concatenate(samples)
 
 
 def failing_words(keys: Keys, words: Words) -> Keys:
-    """Those outcomes that need attention."""
+    """Return the outcomes that are failures."""
     return keys[np.array([is_failing(word) for word in words.of(keys)], np.bool_)]
 
 
 def _in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
-    """Names, each once, in the order in which they come; of each its first place; and of each place its name's number.
+    """Return the unique names in order of appearance, the first index of each, and the name number at each index.
 
     Args:
-        one: whether each comes once anyway.
+        one: True if all names are unique.
     """
     if one:
         places = np.arange(names.size)
@@ -139,7 +142,7 @@ def _in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
 
 
 def _not_run(side: Side) -> frozenset[str]:
-    """The ids of a side's cases that were to run, where one of its runs of a suite did not run all."""
+    """Return the planned case ids of a side's incomplete suite runs."""
     found: set[str] = set()
     for session in side.sessions:
         if session.kind == "suite" and session.planned > session.cases:
@@ -150,9 +153,9 @@ def _not_run(side: Side) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """A number of cases: of each how many samples have it, their median, the smallest and the largest.
+    """Values of a number per case: number of samples, median, minimum and maximum.
 
-    Without any sample these are NaN.
+    Without samples, the values are NaN.
     """
 
     count: Places
@@ -161,12 +164,12 @@ class Values:
     high: Floats
 
     def at(self, places: Places) -> Values:
-        """Those of some cases."""
+        """Return the values of the given cases."""
         return Values(self.count[places], self.median[places], self.low[places], self.high[places])
 
 
 def values_of(side: SideCases, column: Floats, mask: npt.NDArray[np.bool_]) -> Values:
-    """A number of a side's cases, from those samples that a mask leaves."""
+    """Return the values of a number for a side's cases, from the samples in a mask."""
     if side.case.size == side.size:
         only = np.where(mask, column, np.nan)
         return Values(np.bincount(side.case[mask], minlength=side.size), only, only, only)
@@ -174,9 +177,15 @@ def values_of(side: SideCases, column: Floats, mask: npt.NDArray[np.bool_]) -> V
 
 
 def gathered(case: Places, size: int, values: Floats) -> Values:
-    """Numbers of so many cases, from values of which each says its case."""
+    """Aggregate values by case.
+
+    Args:
+        case: index of the case for each value.
+        size: number of cases.
+        values: samples of the number.
+    """
     count = np.bincount(case, minlength=size)
-    if case.size == size and count.all():  # one each
+    if case.size == size and count.all():  # a single value per case
         only = np.empty(size)
         only[case] = values
         return Values(count, only, only, only)
@@ -192,16 +201,16 @@ def gathered(case: Places, size: int, values: Floats) -> Values:
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """The device times of a side's cases, from samples of enough iterations, if any is."""
+    """Device times of a side's cases. Samples with enough iterations are preferred."""
 
-    used: npt.NDArray[np.bool_]  # of each sample
+    used: npt.NDArray[np.bool_]  # mask of samples
     times: Values
-    p90_ns: Floats  # of each case the largest; 0 without any
-    iterations: Places  # of each case the fewest; 0 without any
+    p90_ns: Floats  # per case: maximum, or 0 without samples
+    iterations: Places  # per case: minimum, or 0 without samples
 
 
 def timed_of(side: SideCases) -> Timed:
-    """The device times of a side's cases."""
+    """Return the device times of a side's cases."""
     times, iterations = side.samples["device_p50_ns"], side.samples["iterations"]
     known = np.isfinite(times) & (times != 0)
     enough = known & (iterations >= ITERATIONS)

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: which sessions each has, as an address names them."""
+"""Select the sessions on both sides of a comparison, from a URL query."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from hil.controller.web.sessions import (
 )
 from hil.errors import UsageError
 
-# So many sessions a side are compared: the newest that its filter finds, or as many as are named.
+# Maximum and default number of sessions per side. A filter selects the newest sessions.
 MOST_SESSIONS = 50
 USUAL_SESSIONS = 10
-# What a side's filter may be set to, in the order of the form.
+# Filters for a side, in the order of the form.
 FILTERS = ("suite", "flow", "board", "runtime", "compiler", "label", "branch", "commit", "model", "kind")
-# Those of them that hold for each case: a session may have several boards.
+# Filters that also apply to cases, since a session may have multiple boards.
 CASE_FILTERS = ("board", "runtime", "model", "flow")
 
 
 @dataclass(frozen=True)
 class Side:
-    """Sessions that are compared as one."""
+    """Sessions that form a side of a comparison."""
 
-    sessions: Sequence[Session]  # the newest first
-    only: Mapping[str, str] = field(default_factory=dict)  # the filter: those of CASE_FILTERS hold for its cases too
-    left_out: int = 0  # how many more sessions the filter finds
-    last: int = 0  # how many it was to find
-    named: bool = True  # whether an address names its sessions, and does not just filter
-    offered: bool = False  # whether nobody chose it: it is the natural baseline
+    sessions: Sequence[Session]  # newest first
+    only: Mapping[str, str] = field(default_factory=dict)  # the filter; CASE_FILTERS also apply to cases
+    left_out: int = 0  # number of matching sessions beyond ``last``
+    last: int = 0  # requested number of sessions
+    named: bool = True  # True if the URL names the sessions, False for a filter
+    offered: bool = False  # True for a default baseline that the user did not choose
 
     @property
     def name(self) -> str:
-        """What it is called in a sentence."""
+        """Name for use in a sentence."""
         words = [f"{key} {value}" for key, value in self.only.items()]
         if len(self.sessions) == 1:
             words.insert(0, self.sessions[0].title)
@@ -51,7 +51,7 @@ class Side:
 
 
 def session_of(database: sqlite3.Connection, reference: str) -> Session:
-    """The session that a word of an address names. Raises UsageError: there is none."""
+    """Return the session for a reference. Raises UsageError if it is missing."""
     root, mark, rest = reference.partition(ROOT_MARK)
     if mark and root.isdecimal() and len(root) < 5:
         return find_session(database, rest, int(root))
@@ -61,15 +61,18 @@ def session_of(database: sqlite3.Connection, reference: str) -> Session:
 def choose_side(
     database: sqlite3.Connection, references: Sequence[str], only: Mapping[str, str], last: int = USUAL_SESSIONS
 ) -> Side | None:
-    """A side of named sessions, or of the newest that a filter finds; None where neither says anything.
+    """Return a side with the given sessions, or with the newest sessions that match a filter.
+
+    Returns:
+        The side, or None without references and filter.
 
     Raises:
-        UsageError: there is no such session, none fits, or too many are named.
+        UsageError: a session is missing, no session matches, or there are too many references.
     """
     only = {name: only[name] for name in FILTERS if only.get(name)}
     references = list(dict.fromkeys(references))
     if len(references) > MOST_SESSIONS:
-        raise UsageError(f"{len(references)} sessions on one side: {MOST_SESSIONS} at most are compared as one")
+        raise UsageError(f"{len(references)} sessions on a side, at most {MOST_SESSIONS} are allowed")
     if references:
         found = [session_of(database, one) for one in references]
         return Side(sorted(found, key=lambda one: -(one.created or 0.0)), only)
@@ -80,14 +83,15 @@ def choose_side(
     page = list_sessions(database, SessionFilter(**given), last)
     if not page.sessions:
         what = ", ".join(f"{name} {value}" for name, value in only.items())
-        raise UsageError(f"no session has {what}", hint="see the list of sessions for what there is")
+        raise UsageError(f"sessions with {what} not found", hint="see the list of sessions")
     return Side(page.sessions[:last], only, left_out=max(page.total - last, 0), last=last, named=False)
 
 
 def baseline_of(database: sqlite3.Connection, session: Session) -> Session | None:
-    """The session before this one that ran the same: kind, suite, flow, boards, runtimes, and models where it can be.
+    """Return the previous session with the same kind, suite, flow, boards, runtimes, and if possible models.
 
-    Of a suite rather one of the same folder: others may have its name. None where there is none.
+    For a suite, prefer a session from the same directory, since suites in other directories can have the same name.
+    Return None if no session matches.
     """
     same = {name: getattr(session, name) for name in ("kind", "suite", "flow")}
     lists = {name: getattr(session, name) for name in ("boards", "runtimes")}
@@ -113,7 +117,7 @@ def _before(
 
 
 def query_of(a: Side | None, b: Side | None, **other: Any) -> str:
-    """An address's query that names both sides, and what else a page is asked."""
+    """Return the query for both sides and other parameters."""
     pairs: list[tuple[str, Any]] = []
     for letter, side in (("a", a), ("b", b)):
         if side is None or side.offered:
@@ -128,8 +132,8 @@ def query_of(a: Side | None, b: Side | None, **other: Any) -> str:
 
 
 def differences(a: Side, b: Side) -> Iterable[str]:
-    """Sentences on what is different besides the results."""
-    for what, name in (("kind", "kind"), ("suite", "suite"), ("flow", "flow"), ("place", "the suite's folder")):
+    """Yield sentences about differences other than results."""
+    for what, name in (("kind", "kind"), ("suite", "suite"), ("flow", "flow"), ("place", "suite directory")):
         yield from _told(name, *({getattr(one, what) for one in side.sessions} for side in (a, b)))
     for what in ("boards", "runtimes", "compilers"):
         yield from _told(what, *({name for one in side.sessions for name in getattr(one, what)} for side in (a, b)))
@@ -142,16 +146,16 @@ def differences(a: Side, b: Side) -> Iterable[str]:
             if one.planned > one.cases:
                 yield f"{when}: {one.planned - one.cases} of {one.planned} cases of {one.id} were not run"
             if one.damaged:
-                yield f"{when}: {one.damaged} lines of {one.id} cannot be read"
+                yield f"{when}: {one.damaged} lines of {one.id} are unreadable"
 
 
 def _other_models(a: Side, b: Side) -> Iterable[str]:
-    """The models that have another digest: what differs may be theirs."""
+    """Yield the models with different digests, which may explain different results."""
     before, after = ([pair for one in side.sessions for pair in one.digests.items()] for side in (a, b))
     for name in sorted({name for name, _ in before} & {name for name, _ in after}):
         was, now = ({digest for one, digest in pairs if one == name} for pairs in (before, after))
         if was != now:
-            yield from _told(f"the model {name} is another", *({_short(one) for one in files} for files in (was, now)))
+            yield from _told(f"model {name} changed", *({_short(one) for one in files} for files in (was, now)))
 
 
 def _short(digest: str) -> str:
@@ -165,5 +169,5 @@ def _told(what: str, before: set[str], after: set[str]) -> Iterable[str]:
 
 
 def filters_of(values: Mapping[str, str], letter: str) -> dict[str, str]:
-    """A side's filter out of an address's query: ``a.board=x``."""
+    """Return the filter of a side from query parameters such as ``a.board=x``."""
     return {name: values[f"{letter}.{name}"] for name in FILTERS if values.get(f"{letter}.{name}")}

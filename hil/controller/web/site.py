@@ -1,4 +1,4 @@
-"""What every page has at hand: the index, the folders, the templates, who asks."""
+"""State that all pages share (index, directories, templates), and helpers for requests."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="DataclassInstance")
 
-# So many rows of a table are in a saved page.
+# Maximum table rows in a saved page.
 SAVED_ROWS = 5000
-# The pages that the head of every page links to, in order.
+# Links in the header of all pages, in order.
 NAVIGATION = (("/", "Sessions"), ("/compare", "Compare"), ("/history", "History"), ("/traces", "Traces"))
-# Where a farm is, these too.
+# Additional links for a server with a farm.
 FARM_NAVIGATION = (("/boards", "Boards"), ("/queue", "Queue"))
 
 
 @dataclass(frozen=True)
 class Site:
-    """The server's own things; a request finds them with :func:`site_of`."""
+    """Shared state of the server. Use :func:`site_of` to get it for a request."""
 
     roots: Sequence[Path]
     reader: Reader
@@ -41,7 +41,7 @@ class Site:
     farm: FarmLink | None = None
 
     def page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """A template's page. A request of htmx for a part of it (``HX-Target``) gets that block alone."""
+        """Render a template. An htmx request with ``HX-Target`` gets only that block."""
         part = request.headers.get("hx-target", "")
         common: dict[str, Any] = {"path": request.url.path, "query": str(request.url.query), "navigation": NAVIGATION}
         common["navigation"] += FARM_NAVIGATION if self.farm else ()
@@ -58,29 +58,29 @@ class Site:
 
 
 def is_saved(request: Request) -> bool:
-    """Whether the page is made to be kept as a file (`pages/share.py`): nothing in it can ask the server."""
+    """Return True for a page to save as a file (`pages/share.py`). A saved page cannot use the server."""
     return getattr(request.state, "saved", False) is True
 
 
 def rows_of(request: Request, usual: int) -> int:
-    """How many rows of a table a page has: the ``usual`` ones, and in a saved page, which has no next one, many."""
+    """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page, which has no further pages."""
     return SAVED_ROWS if is_saved(request) else usual
 
 
 def site_of(request: Request) -> Site:
-    """The site that a request came to."""
+    """Return the site of a request."""
     site: Site = request.app.state.site
     return site
 
 
 def asked(request: Request, kind: type[F]) -> F:
-    """A filter from an address's query. Raises UsageError: a number is none."""
+    """Parse a filter from the query. Raises UsageError for an invalid number."""
     values: dict[str, Any] = {}
     for field in fields(kind):
         given = request.query_params.get(field.name, "")
         if field.type in ("int", int):
             if given and not (given.isdecimal() and len(given) < 10):
-                raise UsageError(f"{field.name} {given[:40]!r} is no number")
+                raise UsageError(f"{field.name} must be a number, got {given[:40]!r}")
             if given:
                 values[field.name] = int(given)
         elif given:
@@ -89,10 +89,10 @@ def asked(request: Request, kind: type[F]) -> F:
 
 
 def number_of(request: Request, name: str, default: int = 0) -> int:
-    """A whole number of an address's query. Raises UsageError: it is none."""
+    """Parse a non-negative integer from the query. Raises UsageError if it is invalid."""
     given = request.query_params.get(name, "")
     if not given:
         return default
     if not (given.isdecimal() and len(given) < 10):
-        raise UsageError(f"{name} {given[:40]!r} is no number")
+        raise UsageError(f"{name} must be a number, got {given[:40]!r}")
     return int(given)

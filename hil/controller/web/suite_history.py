@@ -1,4 +1,4 @@
-"""The history of a suite: of each of its sessions how much passed and how long its cases took."""
+"""History of a suite: pass rate and total device time per session."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hil.controller.web.sessions import Session, sessions_where
 from hil.controller.workloads.suites.reports.results import kind_of
 
 MOST_SESSIONS = 1000
-# A step of the passing share below this is not told, in percent.
+# Smallest reported step of the pass rate, in percent.
 _LEAST_RATE = 0.5
 
 
 def list_suites(database: sqlite3.Connection, most: int) -> list[sqlite3.Row]:
-    """The suites that were run, each flow and each set of boards by itself, the latest first."""
+    """Return the suites in the index per flow and set of boards, latest first."""
     return database.execute(
         "select suite, flow, boards, count(*) as count, max(created) as last from sessions where suite != ''"
         " group by suite, flow, boards order by last desc limit ?",
@@ -33,49 +33,49 @@ def list_suites(database: sqlite3.Connection, most: int) -> list[sqlite3.Row]:
 
 @dataclass(frozen=True)
 class SuiteSample:
-    """A session of a suite."""
+    """Session of a suite."""
 
     session: Session
     passed: int
-    judged: int  # all cases but those that need nothing (skipped, expected to fail)
-    device_ns: float | None  # the sum over its cases; None where another number of cases was timed than usual
+    judged: int  # number of cases except skipped cases and expected failures
+    device_ns: float | None  # sum over cases; None if an unusual number of cases was timed
 
     @property
     def rate(self) -> float | None:
-        """The passing share, in percent."""
+        """Pass rate in percent."""
         return 100 * self.passed / self.judged if self.judged else None
 
 
 @dataclass(frozen=True)
 class SuiteHistory:
-    """The sessions of a suite, in the order of time."""
+    """Sessions of a suite in time order."""
 
     samples: Sequence[SuiteSample]
-    total: int  # of how many they are the newest
-    usual_cases: int  # how many cases a session timed, mostly
+    total: int  # number of sessions, including those older than ``samples``
+    usual_cases: int  # most common number of timed cases per session
     rate: Judged
     device: Judged
 
     @property
     def places(self) -> list[str]:
-        """The folders that its models are of: several folders may have the suite's name."""
+        """Directories of the suite's models. Suites in different directories can have the same name."""
         return sorted({one.session.place for one in self.samples} - {""})
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A series of numbers with its levels."""
+    """Series of numbers with levels."""
 
     values: Sequence[float | None]
-    judged: Sequence[int]  # the indices of what is no None
-    levels: Sequence[Level]  # over the judged ones
-    steps: Sequence[int]  # indices of values at which a level begins
+    judged: Sequence[int]  # indices of the judged values
+    levels: Sequence[Level]  # levels with indices into ``judged``
+    steps: Sequence[int]  # indices of values that start a new level
 
 
 def read_suite(
     database: sqlite3.Connection, suite: str, flow: str = "", board: str = "", runtime: str = "", place: str = ""
 ) -> SuiteHistory:
-    """The history of a suite, of a flow, board, runtime and folder or of any."""
+    """Read the history of a suite. Empty filters match all."""
     parts, values = ["suite = ?", "cases > 0"], list[Any]([suite])
     if flow:
         parts.append("flow = ?")
@@ -94,7 +94,7 @@ def read_suite(
 
 
 def suite_history(sessions: Sequence[Session], total: int) -> SuiteHistory:
-    """The history that sessions make, in the order of time."""
+    """Build the history from sessions in time order."""
     counted = Counter(one.device_cases for one in sessions if one.device_ns)
     usual = counted.most_common(1)[0][0] if counted else 0
     samples = []
@@ -114,7 +114,7 @@ def suite_history(sessions: Sequence[Session], total: int) -> SuiteHistory:
 
 
 def judge_values(values: Sequence[float | None], *, least: float, relative: bool = False) -> Judged:
-    """The levels of numbers; ``least`` is a factor less 1 where they change by factors."""
+    """Find the levels of numbers. If ``relative``, ``least`` is a factor minus 1."""
     judged = [index for index, value in enumerate(values) if value is not None and (value > 0 or not relative)]
     numbers = np.array([values[index] for index in judged], np.float64)
     cuts = find_steps(np.log(numbers), least=math.log1p(least)) if relative else find_steps(numbers, least=least)

@@ -1,4 +1,4 @@
-"""The rows of a bisection, a study, a bench and a matrix in columns of their own, ready to be drawn."""
+"""Tables for bisections, studies, benches and matrices with specific columns."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN
 from hil.controller.workloads.matrix.report import Cell as MatrixCell
 from hil.controller.workloads.matrix.report import Row as MatrixRow
 
-# A table on one page; of a longer one the rest is said to be left out. A matrix is put together of so many results.
+# Maximum rows of a table on a page, and maximum results of a matrix.
 ROWS, _RESULTS = 500, 50_000
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: a text or a number as text, an outcome, or both; perhaps a link to a case."""
+    """Table cell: text, a formatted number, an outcome, or a combination. May link to a case."""
 
     text: str = ""
     outcome: str = ""
-    case: str = ""  # the case that it leads to
-    session: str = ""  # the query that names another session than the table's own, which that case is of
-    value: float | None = None  # the number that the text rounds
-    unit: str = ""  # of the value, where the column's name does not say it
+    case: str = ""  # name of the linked case
+    session: str = ""  # query of the case's session, if it differs from the table's session
+    value: float | None = None  # number before rounding
+    unit: str = ""  # unit of the value, if the column name has none
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table."""
+    """Table with a label."""
 
     label: str
-    columns: Sequence[tuple[str, bool]]  # name, and whether it holds numbers
+    columns: Sequence[tuple[str, bool]]  # name, and True for numbers
     rows: Sequence[Sequence[Cell]]
-    left_out: int = 0  # rows that are not shown
+    left_out: int = 0  # number of omitted rows
 
 
 def bisect_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
-    """A bisection's layers: isolated, and cumulative, within the whole model."""
+    """Return a bisection's layers, isolated and cumulative (within the whole model)."""
     rows: list[Sequence[Cell]] = []
     for layer in mappings(document.get("layers")):
         name = text(layer.get("name"))
@@ -57,7 +57,7 @@ def bisect_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
         rows.append([*head, *_finding(alone), *_finding(within), Cell(reason)])
     for name in WHOLES:
         if found := mapping(document.get(name)):
-            called = {"whole": "the model as it is", "exposed": "with intermediates as outputs"}[name]
+            called = {"whole": "unmodified model", "exposed": "with intermediate outputs"}[name]
             empty = [Cell()] * 3
             rows.append(
                 [Cell(), Cell(called, case=name), Cell(), *empty, *_finding(found), Cell(text(found.get("reason")))]
@@ -73,7 +73,7 @@ def _finding(found: Mapping[str, Any]) -> list[Cell]:
 
 
 def study_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
-    """A study's rows: an experiment through a compiler, stage by stage."""
+    """Return a study's rows: a row per experiment and compiler, a column per stage."""
     found = mappings(document.get("rows"))
     names = list(dict.fromkeys(text(one.get("name")) for row in found for one in mappings(row.get("stages"))))[:32]
     rows: list[Sequence[Cell]] = []
@@ -105,7 +105,7 @@ def _stage(stage: Mapping[str, Any]) -> Cell:
 
 
 def bench_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
-    """A bench's sides, with how sure their times are."""
+    """Return a bench's sides with the uncertainty of times."""
     rows: list[Sequence[Cell]] = []
     taken: set[str] = set()
     for side in mappings(document.get("sides")):
@@ -136,7 +136,7 @@ def bench_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
 def matrix_table(
     database: sqlite3.Connection, document: Mapping[str, Any], children: Sequence[Session], most: int = ROWS
 ) -> Table:
-    """A matrix: a case a row, a target a column; rows that differ or fail are first."""
+    """Return a matrix with a row per case and a column per target. Differing and failing rows are first."""
     by_name = {one.id.rpartition("/")[2]: one for one in children}
     errors = {text(one.get("name")): mapping(one.get("error")) for one in mappings(document.get("targets"))}
     names = targets_of(document)
@@ -161,10 +161,12 @@ def matrix_rows(
     children: Mapping[str, Session],
     errors: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[MatrixRow], int]:
-    """A matrix' rows as its report has them, out of the index; of at most :data:`_RESULTS` results.
+    """Read a matrix' rows from the index, in the format of the matrix report.
+
+    At most :data:`_RESULTS` results are read.
 
     Returns:
-        The rows, and of how many further cases there are results.
+        The rows, and the number of omitted cases.
     """
     called = {child.key: name for name, child in children.items()}
     of_targets = "session in (select value from json_each(:targets))"
@@ -194,7 +196,7 @@ def matrix_rows(
 
 
 def case_link(cell: Cell, session: str) -> str:
-    """The address of the case that a cell leads to; ``session`` is the query that names the table's own session."""
+    """Return the URL of a cell's case. ``session`` is the query of the table's session."""
     return f"/case?{cell.session or session}&{urlencode({'case': cell.case})}"
 
 
@@ -215,7 +217,7 @@ def _table(
 
 
 def plain_rows(table: Table) -> tuple[list[str], list[list[Any]]]:
-    """A table for a spreadsheet: its head, and numbers as they were stored."""
+    """Convert a table for a spreadsheet: header, and rows with unrounded numbers."""
     head = []
     for place, (name, _) in enumerate(table.columns):
         unit = next((row[place].unit for row in table.rows if row[place].unit), "")

@@ -1,4 +1,4 @@
-"""Jinja2's environment: everything is escaped, and numbers are written as hil's other reports write them."""
+"""Jinja2 environment with autoescape and the number formats of hil's reports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hil.controller.web.numbers import spent
 from hil.controller.web.tables import case_link
 from hil.core.text import visible
 
-# How many digits a statistic is shown to: 0.9998 is not 1.
+# Number of digits per statistic, so that 0.9998 does not become 1.
 _DIGITS = {one.key: one.digits for one in STATISTICS}
 
 
 class _Environment(Environment):
-    """Jinja's, in which a record that lacks a key has None there: it may be of an earlier release, or anybody's."""
+    """Environment that returns None for missing keys of a record, which may come from an older version or any user."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         found = super().getattr(obj, attribute)
@@ -37,10 +37,10 @@ class _Environment(Environment):
 
 
 def environment() -> Environment:
-    """The templates of ``templates/``; a value that a template asks for and nobody gave is an error.
+    """Create the environment for ``templates/``. Undefined values are errors.
 
-    One that was read stays as it was: where hil is updated under a server that runs, a new template asks for what the
-    old code does not give.
+    Templates are not reloaded. After an update of hil, new templates could need values that the running code does not
+    provide.
     """
     made = _Environment(
         loader=PackageLoader("hil.controller.web"),
@@ -76,12 +76,12 @@ def environment() -> Environment:
 
 
 def _visible(value: Any) -> str:
-    """A text of a record, in which nothing hides: control characters and turns of direction are shown."""
+    """Escape control characters and bidirectional overrides."""
     return visible(str(value))
 
 
 def when(value: float | None) -> str:
-    """A time in UTC, to the second; "" for none, or for one that no calendar has."""
+    """Format a time in UTC, to the second. Missing and out-of-range values become ""."""
     try:
         return "" if value is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(value))
     except (OverflowError, ValueError, OSError):
@@ -89,25 +89,25 @@ def when(value: float | None) -> str:
 
 
 def elapsed(begun: str | None, ended: str | None = None) -> str:
-    """How long something at a farm took, or takes until now; "" where it has not begun."""
+    """Format the duration of a farm event, up to now if it has not ended. Return "" if it has not begun."""
     since, until = moment(begun), moment(ended)
     return "" if since is None else duration((time.time() if until is None else until) - since)
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A statistic to so many digits; "" for none."""
+    """Format a statistic with the given number of digits. None becomes ""."""
     return "" if value is None else f"{value:.{digits}g}"
 
 
 def ratio(value: float | None) -> str:
-    """How many times as much: to a thousandth near 1, and to three digits where it is far from it; "" for none."""
+    """Format a ratio with three decimals near 1, otherwise with three digits. None becomes ""."""
     if value is None:
         return ""
     return f"{value:.3f}x" if 0.1 <= value < 100 else f"{value:.3g}x"
 
 
 def size(value: int | None) -> str:
-    """Bytes in a unit that people read; "" for none."""
+    """Format bytes with a decimal unit. None becomes ""."""
     if value is None:
         return ""
     amount, unit = float(value), "B"

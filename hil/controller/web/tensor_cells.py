@@ -1,4 +1,4 @@
-"""What a cell of a tensor's maps holds, told to whoever points at it."""
+"""Describe the cell under the pointer in a tensor's map."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hil.errors import UsageError
 
 
 def told(shown: Shown, row: int, column: int) -> Mapping[str, Any]:
-    """The text for a cell of the figures, and the index of its element.
+    """Return the text for a map cell, and the index of the described element.
 
     Raises:
-        UsageError: there is no such cell, or texts are shown and no map.
+        UsageError: the cell does not exist, or the tensor contains strings and has no map.
     """
     if shown.is_text:
-        raise UsageError(f"{shown.subject.name} holds texts, of which there is no map")
+        raise UsageError(f"map unavailable for {shown.subject.name}: its elements are strings")
     part = _part(shown.window, row, column)
     plane, array = shown.plane, shown.arrays[0]
     first = plane.index_of(part.top, part.left)
@@ -36,17 +36,17 @@ def told(shown: Shown, row: int, column: int) -> Mapping[str, Any]:
         worst = shown.worst_element(part)
         if worst is None:
             return {"text": f"{_at(first)}: {exact(array, first)}{_and_more(part)}, all equal", "index": list(first)}
-        text = f"The worst of {part.rows} x {part.columns} elements, {text_of(worst, shown)}"
+        text = f"Worst of {part.rows} x {part.columns} elements, {text_of(worst, shown)}"
         errors = error_map(*shown.pair, plane, part, part=shown.query.part)
         text += _nonfinite(errors, NONFINITE)
         if any(errors.counts[code] for code in NONFINITE) and errors.ends is not None:
-            text += f"; of the others the worst difference is {errors.ends[1]:.6g}"
+            text += f"; worst finite difference: {errors.ends[1]:.6g}"
         return {"text": text, "index": list(worst.index)}
     return {"text": text_of(element(*shown.pair, first, None), shown), "index": list(first)}
 
 
 def text_of(one: Element, shown: Shown) -> str:
-    """An element in words: where it is, both values, how far they are apart."""
+    """Format an element: index, both values, and the difference."""
     values = [exact(array, one.index) for array in shown.arrays]
     names = [side.title for side in shown.subject.sides]
     apart = "equal" if one.difference == 0 else f"difference {one.difference:.6g}"
@@ -57,7 +57,7 @@ def text_of(one: Element, shown: Shown) -> str:
 def _part(window: Window, row: int, column: int) -> Window:
     rows, columns = edges_of(window)
     if row + 1 >= rows.size or column + 1 >= columns.size:
-        raise UsageError(f"there is no cell {row}, {column}")
+        raise UsageError(f"cell {row}, {column} does not exist")
     return Window(
         window.top + int(rows[row]),
         window.left + int(columns[column]),
@@ -67,7 +67,7 @@ def _part(window: Window, row: int, column: int) -> Window:
 
 
 def _and_more(part: Window) -> str:
-    return f", the first of {part.rows} x {part.columns} elements"
+    return f", first of {part.rows} x {part.columns} elements"
 
 
 def _nonfinite(map: Map, words: Mapping[int, str]) -> str:
@@ -77,4 +77,4 @@ def _nonfinite(map: Map, words: Mapping[int, str]) -> str:
 
 
 def _at(index: tuple[int, ...]) -> str:
-    return visible(str(list(index))) if index else "The only element"
+    return visible(str(list(index))) if index else "Single element"

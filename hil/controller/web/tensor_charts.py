@@ -1,4 +1,4 @@
-"""Histograms and the scatter of a tensor's page as shapes: where each bar stands and what it says."""
+"""Histograms and scatter plot for a tensor's page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 480, 140
 
 @dataclass(frozen=True)
 class Bar:
-    """A rectangle, in pixels from the upper left corner."""
+    """Rectangle in pixels, relative to the upper left corner."""
 
     x: float
     y: float
@@ -28,21 +28,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bars whose height grows with the number's logarithm: one element of millions is seen."""
+    """Histogram with logarithmic bar heights, so that one element among millions is visible."""
 
     bars: Sequence[Bar]
     bins: Sequence[Bin]
     ends: tuple[str, str]
-    most: int  # of one bar
+    most: int  # largest count in a bar
 
     @property
     def filled(self) -> list[Bin]:
-        """The bars in which something is."""
+        """Bins with at least one element."""
         return [one for one in self.bins if any(one.counts)]
 
 
 def histogram(bins: Sequence[Bin], names: Sequence[str]) -> Histogram | None:
-    """A histogram of one or two tensors; None where there is no bar."""
+    """Return a histogram for one or two tensors, or None if all bins are empty."""
     most = max((count for one in bins for count in one.counts), default=0)
     if not most:
         return None
@@ -63,7 +63,7 @@ def histogram(bins: Sequence[Bin], names: Sequence[str]) -> Histogram | None:
 
 
 def scatter_picture(found: Overview) -> str:
-    """The address of a picture of the board's values (upwards) against the reference's; "" where there is none."""
+    """Return a data URL with a plot of board values (y) against reference values (x), or "" without data."""
     if found.scatter is None or not found.scatter.any():
         return ""
     return "data:image/png;base64," + base64.b64encode(scatter_png(found.scatter)).decode()

@@ -1,4 +1,4 @@
-"""Maps of tensors as figures of a page: a picture, what its colours mean, and a sentence that says it without them."""
+"""Figures for maps of tensors: a picture, a legend, and a text alternative."""
 
 from __future__ import annotations
 
@@ -23,60 +23,60 @@ from hil.controller.analysis.tensors.pictures import (
 from hil.controller.analysis.tensors.planes import Plane
 from hil.controller.web.templating import number
 
-# What has few rows is drawn at least so high, and what has few columns so wide, in pixels.
+# Minimum size in pixels for figures with few rows or columns.
 _LEAST_HEIGHT, _LEAST_WIDTH = 48, 160
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture of cells."""
+    """Picture with cells."""
 
-    name: str  # of its element in the page
+    name: str  # element id in the page
     title: str
-    picture: str  # an address with the data in it
-    rows: int  # of cells
+    picture: str  # data URL
+    rows: int  # rows and columns in cells
     columns: int
     alt: str
-    ends: tuple[str, str] | None = None  # what the first and the last colour of the scale mean
-    bar: str = ""  # the scale as a picture
-    legend: Sequence[tuple[str, str]] = ()  # (colour, what it means)
-    worst: tuple[int, int] | None = None  # the cell of the worst element
-    note: str = ""  # what the colours alone do not say
-    window: tuple[int, int, int, int] = field(default=(0, 0, 0, 0))  # top, left, rows and columns of elements
+    ends: tuple[str, str] | None = None  # values at the two ends of the color scale
+    bar: str = ""  # color scale as a picture
+    legend: Sequence[tuple[str, str]] = ()  # (color, meaning)
+    worst: tuple[int, int] | None = None  # cell with the worst element
+    note: str = ""  # explanation that the colors do not show
+    window: tuple[int, int, int, int] = field(default=(0, 0, 0, 0))  # top, left, rows and columns, in elements
 
     @property
     def pixels(self) -> int:
-        """How many pixels a side of a cell has, where the figure is not stretched."""
+        """Pixels per cell side in a figure that is not stretched."""
         return max(1, MOST_CELLS // max(self.rows, self.columns))
 
     @property
     def width(self) -> int:
-        """Of the picture, in pixels: a whole number for each cell."""
+        """Picture width in pixels, a multiple of the column count."""
         return self.columns * max(self.pixels, _LEAST_WIDTH // self.columns)
 
     @property
     def height(self) -> int:
-        """Of the picture, in pixels: a whole number for each cell."""
+        """Picture height in pixels, a multiple of the row count."""
         return self.rows * max(self.pixels, _LEAST_HEIGHT // self.rows)
 
     @property
     def bytes(self) -> int:
-        """What it takes."""
+        """Estimated memory use in bytes."""
         return len(self.picture) + len(self.bar) + len(self.alt) + 2000
 
     def middle(self, cell: tuple[int, int]) -> tuple[float, float]:
-        """Where the middle of a cell is in the picture, in pixels from the left and from the top."""
+        """Return the center of a cell as (x, y) in pixels."""
         row, column = cell
         return (column + 0.5) * self.width / self.columns, (row + 0.5) * self.height / self.rows
 
 
 def value_figure(name: str, title: str, what: str, map: Map, scale: Scale | None, *, pool: str, alone: bool) -> Figure:
-    """A figure of one tensor's values.
+    """Return a figure with the values of one tensor.
 
     Args:
-        what: the tensor's type, for the sentence.
-        scale: of all figures that are beside each other.
-        alone: whether it has no reference beside it.
+        what: type of the tensor, for the text alternative.
+        scale: common scale of adjacent figures.
+        alone: True for a tensor without a reference.
     """
     ends = map.ends
     numbers = f"from {number(ends[0])} to {number(ends[1])}" if ends else "no finite value"
@@ -87,16 +87,16 @@ def value_figure(name: str, title: str, what: str, map: Map, scale: Scale | None
 
 
 def difference_figure(name: str, title: str, map: Map, scale: Scale | None, worst: str) -> Figure:
-    """A figure of errors, whose brightest cells are the worst.
+    """Return a figure with differences. The brightest cells are the worst.
 
     Args:
-        worst: what the worst element is, for the sentence; "" where none differs.
+        worst: description of the worst element, for the text alternative; "" if all are equal.
     """
     differ = int(np.count_nonzero((map.numbers > 0) | (map.codes > SAME)))
     cells = int(np.count_nonzero(map.filled))
     found = f"{differ} of {cells} cells differ; {worst}" if differ else "no element differs"
     if any(map.counts[SAME + 1 :]) and map.ends is not None:
-        found += f"; of what is finite in both the worst is {number(map.ends[1])}"
+        found += f"; worst finite difference {number(map.ends[1])}"
     alt = ". ".join(filter(None, [f"{title}: {_place(map)}. {found}", _pooled(map, "the largest"), _codes(map)])) + "."
     legend = [(f"#{EQUAL_COLOUR}", "equal"), *_legend(map)]
     figure = _figure(name, title, map, scale, "inferno", alt, legend=legend)
@@ -105,7 +105,7 @@ def difference_figure(name: str, title: str, map: Map, scale: Scale | None, wors
 
 
 def nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
-    """A figure of where NaN and infinities are."""
+    """Return a figure with the positions of NaN and infinities."""
     words = NONFINITE_ALONE if alone else NONFINITE
     codes = _codes(map, words) or "every element is finite"
     alt = f"{title}: {_place(map)}. {codes}."
@@ -125,7 +125,7 @@ def nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
 
 
 def worst_cell(map: Map) -> tuple[int, int]:
-    """The cell with the gravest NaN or infinity or, where there is none, the largest number."""
+    """Return the cell with the most severe NaN or infinity, or else with the largest number."""
     codes = np.where(map.codes > SAME, map.codes, 0)
     ranked = codes if codes.any() else np.nan_to_num(map.numbers, nan=-1.0)
     row, column = np.unravel_index(int(ranked.argmax()), ranked.shape)
@@ -133,7 +133,7 @@ def worst_cell(map: Map) -> tuple[int, int]:
 
 
 def cell_of(map_window: tuple[int, int, int, int], plane: Plane, index: Sequence[int]) -> tuple[int, int] | None:
-    """The cell of a figure that an element is in; None where it is not drawn."""
+    """Return the figure cell that contains an element, or None if it is outside the figure."""
     place = plane.place_of(index)
     top, left, rows, columns = map_window
     if place is None or not (0 <= place[0] - top < rows and 0 <= place[1] - left < columns):
@@ -186,13 +186,13 @@ def _codes(map: Map, words: Mapping[int, str] = NONFINITE) -> str:
 def _share(map: Map, code: int) -> str:
     count, total = map.counts[code], map.elements
     share = 100 * count / total
-    # A share that rounds to none or to all would say what is not so.
+    # Omit percentages that would round to 0 or 100 although they are not.
     told = f" ({share:.3g} %)" if count == total or 0.01 <= share < 99.95 else ""
     return f"{count} of {total} elements{told}"
 
 
 def _note(map: Map, least: int = SAME + 1) -> str:
-    return "Where cells have more than one of these, their colours alternate." if is_mixed(map, least) else ""
+    return "Cells with more than one of these values alternate their colours." if is_mixed(map, least) else ""
 
 
 def _place(map: Map) -> str:

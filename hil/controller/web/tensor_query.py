@@ -1,4 +1,4 @@
-"""What the address of a tensor's page asks for: which tensor, which slice of it, and how it is drawn and judged."""
+"""Query parameters of a tensor's page: tensor, slice, display and tolerance."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from hil.core.npy import MAX_DIMS
 from hil.errors import UsageError
 
 _CHOICES = {"part": PARTS, "pool": POOLS, "by": tuple(ORDERS)}
-# A window around an element that somebody wants to see has so many rows and columns.
+# Rows and columns of the window around a selected element.
 CLOSE = 33
 
 
 @dataclass(frozen=True)
 class _Values:
-    """The address' values; "" and 0 are what the page chooses."""
+    """Query parameters. The page chooses a default for "" and 0."""
 
     id: str = ""
     root: int = 0
     case: str = ""
     kind: str = ""
-    output: str = ""  # the tensor's name
-    beside: str = ""  # the reference, where that is not the one that decides
-    rows: str = ""  # an axis' number; "" with no columns is all elements in reading order
+    output: str = ""  # tensor name
+    beside: str = ""  # reference to compare with, if not the decisive reference
+    rows: str = ""  # axis number; without rows and columns, show all elements in reading order
     columns: str = ""
-    # top, left, height, width: the part of the plane that is drawn.
+    # top, left, height, width: visible part of the plane.
     top: int = 0
     left: int = 0
     height: int = 0
@@ -45,18 +45,18 @@ class _Values:
     by: str = ""
     rtol: str = ""
     atol: str = ""
-    dtype: str = ""  # what raw bytes of a file are
-    mark: str = ""  # the index of the element that is marked
+    dtype: str = ""  # dtype for a file with raw bytes
+    mark: str = ""  # index of the marked element
 
 
 @dataclass(frozen=True)
 class TensorQuery(_Values):
-    """All that the address of a tensor's page asks for."""
+    """All query parameters of a tensor's page."""
 
-    index: tuple[int, ...] = ()  # of each axis: i0, i1, ...
+    index: tuple[int, ...] = ()  # index per axis: i0, i1, ...
 
     def query(self, **other: Any) -> str:
-        """It as an address' query, with some values replaced; what is not asked for is left out."""
+        """Return the query with some values replaced. Empty values are omitted."""
         one = replace(self, **other)
         values = {field.name: getattr(one, field.name) for field in fields(one) if field.name != "index"}
         values |= {f"i{axis}": place for axis, place in enumerate(one.index)}
@@ -64,13 +64,13 @@ class TensorQuery(_Values):
 
     @property
     def tolerance(self) -> tuple[float | None, float | None]:
-        """What of a tolerance is given. Raises UsageError: it is no number, or none that hil takes."""
+        """The given rtol and atol, or None. Raises UsageError for invalid values."""
         found = [_real(name, getattr(self, name)) for name in ("rtol", "atol")]
         check_tolerance(*found)
         return found[0], found[1]
 
     def marked(self, shape: Sequence[int]) -> tuple[int, ...] | None:
-        """The index that is marked; None where none is, or where a tensor has no such place."""
+        """Return the marked index, or None if there is no mark or it is outside the shape."""
         parts = self.mark.split(",") if self.mark else []
         if not all(part.isdecimal() and len(part) < 19 for part in parts) or not self.mark:
             return () if self.mark == "." and not shape else None
@@ -79,7 +79,7 @@ class TensorQuery(_Values):
         return found if inside else None
 
     def plane(self, shape: Sequence[int]) -> Plane:
-        """The plane that is asked for of a tensor. Raises UsageError: it has no such axis or place."""
+        """Return the requested plane. Raises UsageError if an axis or index does not exist."""
         try:
             rows, columns = (_axis(name, getattr(self, name)) for name in ("rows", "columns"))
             if columns is None and rows is not None:
@@ -88,14 +88,14 @@ class TensorQuery(_Values):
                     rows, columns = None, rows
             return plane_of(shape, None if rows == columns else rows, columns, self.index)
         except ValueError as error:
-            raise UsageError(f"this slice is not there: {error}", hint="choose other axes or places") from error
+            raise UsageError(f"invalid slice: {error}", hint="choose other axes or indices") from error
 
     def window(self, plane: Plane) -> Window:
-        """The part of a plane that is drawn."""
+        """Return the visible part of a plane."""
         return plane.clipped(self.top, self.left, self.height, self.width)
 
     def around(self, plane: Plane, index: Sequence[int]) -> str:
-        """The query for a close look at one element, which need not be in the plane that is drawn now."""
+        """Return the query for a close-up of an element, which may be outside the current plane."""
         place = replace(plane, index=tuple(index)).place_of(index) or (0, 0)
         close = plane.clipped(place[0] - CLOSE // 2, place[1] - CLOSE // 2, CLOSE, CLOSE)
         return self.query(
@@ -109,14 +109,14 @@ class TensorQuery(_Values):
 
 
 def query_of(request: Request) -> TensorQuery:
-    """What a request asks for. Raises UsageError: a value is none that the page knows."""
+    """Parse the query of a request. Raises UsageError for an invalid value."""
     given = request.query_params
     count = max((int(name[1:]) + 1 for name in given if _is_index(name)), default=0)
     index = tuple(number_of(request, f"i{axis}") for axis in range(count))
     found = asked(request, _Values)
     for name, choices in _CHOICES.items():
         if (value := getattr(found, name)) and value not in choices:
-            raise UsageError(f"{name} is {value[:40]!r}", hint=f"one of {', '.join(choices)}")
+            raise UsageError(f"invalid {name} {value[:40]!r}", hint=f"valid values: {', '.join(choices)}")
     return TensorQuery(**vars(found), index=index)
 
 
@@ -128,7 +128,7 @@ def _axis(name: str, given: str) -> int | None:
     if not given:
         return None
     if not (given.isdecimal() and len(given) < 3):
-        raise ValueError(f"{name} is {given[:40]!r}, which is no axis")
+        raise ValueError(f"{name} must be an axis number, got {given[:40]!r}")
     return int(given)
 
 
@@ -138,4 +138,4 @@ def _real(name: str, given: str) -> float | None:
     try:
         return float(given)
     except ValueError as error:
-        raise UsageError(f"{name} is {given[:40]!r}: a tolerance is a number of 0 or more") from error
+        raise UsageError(f"invalid {name} {given[:40]!r}: expected a number of 0 or more") from error

@@ -1,6 +1,8 @@
-"""What a tensor's page shows, part by part: quick parts at once, those of large tensors when the page asks for them.
+"""Parts of a tensor's page.
 
-A request holds pieces of the tensors and maps of a bounded size (:data:`MOST_BYTES`), and never a whole tensor.
+Fast parts are computed at once, slow parts of large tensors when the page requests them.
+
+A request only reads chunks of tensors and maps of bounded size (:data:`MOST_BYTES`), never a whole tensor.
 """
 
 from __future__ import annotations
@@ -37,103 +39,105 @@ from hil.errors import UsageError
 
 T = TypeVar("T")
 
-# Parts of more elements are asked for by the page when it is there.
+# Parts with more elements are requested separately by the page.
 AT_ONCE = 1 << 20
-# One picture is made at a time, and one of the results for which all elements are looked at several times, for which no
-# picture waits; what was made is kept in so many bytes.
+# Concurrent computations: one picture, and one slow result that scans all elements several times. Pictures do not wait
+# for slow results. Results are cached up to _KEPT_BYTES.
 _MAKERS = 2
 _KEPT_BYTES = 64 << 20
 RESULTS = Results(_KEPT_BYTES, 1)
-# What all requests together take beyond what is kept.
+# Maximum memory for the cache and all computations together.
 MOST_BYTES = _KEPT_BYTES + _MAKERS * scratch_bytes(16)
 _WORST = 50
-# Of texts so much is read at a time.
+# Maximum bytes of strings to read at a time.
 _TEXT_BYTES = 16 << 20
 _PICTURES = ("values", "errors", "ulps")
-# A file that changes while it is opened is opened so often.
+# Attempts to open a file that changes in the meantime.
 _TRIES = 10
-# Texts are shown so many at a time.
+# Strings per page.
 TEXTS = 200
 
 
 @dataclass
 class Shown:
-    """A tensor's page, made of one or two open tensors."""
+    """Tensor page for one or two open tensors."""
 
     query: TensorQuery
     subject: Subject
     arrays: Sequence[FileTensor]
-    now: str = ""  # the part that is asked for, however long it takes
-    # What tells that the files are those that were opened: another file may be in their place at any time, and what is
-    # kept of these must not be taken for its.
+    now: str = ""  # part to compute even if it is slow
+    # Stamps of the opened files. They are part of the cache key, so that a replaced file does not get old results.
     stamps: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, query: TensorQuery, subject: Subject, now: str = "") -> Shown:
-        """Open what is to be shown. Raises UsageError: a file cannot be read, or the slice is not there."""
+        """Open the tensors of a page. Raises UsageError if a file is unreadable or the slice does not exist."""
         for _ in range(_TRIES):
             stamps = _stamps(subject)
             arrays = [open_tensor(side, query.dtype) for side in subject.sides]
             if stamps == _stamps(subject):
                 return cls(query, subject, arrays, now, stamps)
-        raise UsageError(f"{subject.name} is being written", hint="reload the page when that is over")
+        raise UsageError(f"{subject.name} is being written", hint="reload the page later")
 
     @cached_property
     def types(self) -> list[str]:
-        """Shape and dtype of each."""
+        """Dtype and shape of each tensor."""
         return [type_text(dtype_name(one.dtype), one.shape) for one in self.arrays]
 
     @property
     def pair(self) -> tuple[FileTensor, FileTensor] | None:
-        """Both tensors, where they can be compared element by element."""
+        """Both tensors, if they can be compared by element."""
         if len(self.arrays) < 2 or self.apart:
             return None
         return self.arrays[0], self.arrays[1]
 
     @property
     def apart(self) -> str:
-        """Why two tensors are each drawn alone; "" where they are not."""
+        """Reason for showing two tensors without a comparison, or ""."""
         if len(self.arrays) < 2:
             return ""
         a, b = self.arrays
         if a.shape != b.shape:
-            return f"the shapes differ: {self.types[0]} beside {self.types[1]}"
+            return f"shape mismatch: {self.types[0]} and {self.types[1]}"
         if not common_kind(dtype_name(a.dtype), dtype_name(b.dtype)):
-            return f"no dtype holds the values of both: {self.types[0]} beside {self.types[1]}"
+            return f"no common dtype for {self.types[0]} and {self.types[1]}"
         return ""
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds strings, of which a table is shown and no map."""
+        """True for strings, which are shown as a table instead of a map."""
         return any(dtype_name(one.dtype) == "string" for one in self.arrays)
 
     @property
     def is_complex(self) -> bool:
-        """Whether a part of the numbers can be chosen."""
+        """True for complex numbers, which need a choice of part."""
         return any(one.dtype.kind == "c" for one in self.arrays)
 
     @property
     def has_ulps(self) -> bool:
-        """Whether values can be counted between the two."""
+        """True if differences can be measured in ULP."""
         return self.pair is not None and has_ulps(self.pair[0].dtype, self.pair[1].dtype)
 
     @property
     def size(self) -> int:
-        """How many elements the larger tensor has."""
+        """Number of elements in the larger tensor."""
         return max(one.size for one in self.arrays)
 
     @cached_property
     def plane(self) -> Plane:
-        """The slice of the first tensor."""
+        """Visible slice of the first tensor."""
         return self.query.plane(self.arrays[0].shape)
 
     @cached_property
     def window(self) -> Window:
-        """The part of it that is drawn."""
+        """Visible part of the plane."""
         return self.query.window(self.plane)
 
     def places(self) -> list[tuple[Plane, Window]]:
-        """What is drawn of each tensor; of one of another shape what fits of that, or all."""
+        """Return the plane and window of each tensor.
+
+        A tensor with another shape is shown whole, up to the size limit.
+        """
         found = [(self.plane, self.window)]
         for one in self.arrays[1:]:
             if one.shape == self.arrays[0].shape:
@@ -144,17 +148,17 @@ class Shown:
         return found
 
     def _drawn(self) -> list[tuple[int, tuple[Plane, Window]]]:
-        """The places of those tensors that have elements: of two of different shapes one may have none."""
+        """Return the index and place of each tensor with elements. With different shapes, one tensor may be empty."""
         return [(at, place) for at, place in enumerate(self.places()) if place[0].elements]
 
     def later(self, part: str) -> bool:
-        """Whether a part is left for the page to ask for."""
+        """Return True if the page must request this part separately."""
         drawn = self.window.rows * self.window.columns
         elements = drawn if part in _PICTURES else self.size
         return elements > AT_ONCE and self.now not in (part, "all") and self._key(part) not in RESULTS
 
     def values(self) -> list[Figure]:
-        """The maps of both tensors' values, or of the only one's."""
+        """Return the maps of values, one per tensor."""
         return self._kept("values", self._values, _bytes_of)
 
     def _values(self) -> list[Figure]:
@@ -179,7 +183,7 @@ class Shown:
         ]
 
     def errors(self) -> list[Figure]:
-        """The map of differences and that of NaN and infinities."""
+        """Return the map of differences and the map of NaN and infinities."""
         return self._kept("errors", self._errors, _bytes_of)
 
     def _errors(self) -> list[Figure]:
@@ -195,31 +199,31 @@ class Shown:
             ]
         found = error_map(*self.pair, self.plane, self.window, part=self.query.part)
         worst = self._worst_of(found.part_of(*worst_cell(found)), "abs")
-        text = "" if worst is None else f"the worst is {worst.difference:.6g} at {list(worst.index)}"
+        text = "" if worst is None else f"worst: {worst.difference:.6g} at {list(worst.index)}"
         return [
             difference_figure("difference", "Difference", found, error_scale(found), text),
             nonfinite_figure("nonfinite", "NaN and infinities", found, alone=False),
         ]
 
     def ulps(self) -> list[Figure]:
-        """The map of how many representable values lie between the two."""
+        """Return the map of differences in ULP."""
         return self._kept("ulps", self._ulps, _bytes_of)
 
     def _ulps(self) -> list[Figure]:
         assert self.pair is not None
         found = ulp_map(*self.pair, self.plane, self.window)
         worst = self._worst_of(found.part_of(*worst_cell(found)), "ulp")
-        text = "" if worst is None else f"the worst is {worst.ulp} ULP at {list(worst.index)}"
+        text = "" if worst is None else f"worst: {worst.ulp} ULP at {list(worst.index)}"
         return [difference_figure("ulp", "ULP", found, error_scale(found), text)]
 
     def judgement(self) -> Judgement:
-        """What hil says within the tolerance that is asked for, or within the record's."""
+        """Compare within the requested tolerance, or by default within the recorded one."""
         return self._kept("numbers", self._judgement, lambda _: 10_000)
 
     def _judgement(self) -> Judgement:
         assert self.pair is not None
         if self.is_text and max(one.dtype.itemsize for one in self.pair) * min(self.size, CHUNK) > _TEXT_BYTES:
-            return Judgement(None, "the texts are too long to be compared here: hil compare does", None)
+            return Judgement(None, "strings exceed the size limit for this page: use hil compare", None)
         rtol, atol = self.query.tolerance
         if rtol is None and atol is None:
             return judge_recorded(self.subject.name, *self.pair, *recorded_tolerance(self.subject.recorded))
@@ -227,39 +231,39 @@ class Shown:
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """The tolerance of the judgement; None is exact."""
+        """Tolerance of the comparison; None is exact."""
         comparison = self.judgement().comparison
         return None if comparison is None else comparison.tolerance
 
     def worst(self) -> list[Element]:
-        """The worst elements of the whole tensors."""
+        """Return the worst elements of the whole tensors."""
         assert self.pair is not None
         a, b = self.pair
-        # Known before: what is made in a turn must not wait for another turn.
+        # Compute the tolerance first. Waiting for it while holding the slow slot would be a deadlock.
         tolerance, by = self.tolerance, self.query.by or "excess"
         return self._kept(
             "worst", lambda: worst_elements(a, b, tolerance, by=by, most=_WORST), lambda found: 2000 * len(found)
         )
 
     def texts(self) -> list[TextRow]:
-        """The texts from a place on, in reading order."""
+        """Return a page of strings in reading order."""
         return text_rows(self.arrays if self.pair else self.arrays[:1], self.query.top, TEXTS)
 
     def charts(self) -> Overview:
-        """All elements, counted."""
+        """Return counts over all elements, for the histograms."""
         return self._kept("charts", self._charts, lambda _: 400_000)
 
     def _charts(self) -> Overview:
         return overview(*(self.pair or self.arrays[:1]), part=self.query.part)
 
     def mark_in(self, figure: Figure) -> tuple[float, float] | None:
-        """Where in a figure the element is that the address marks, or else the worst; None where it is not drawn."""
+        """Return the position of the marked or worst element in a figure, or None if it is not visible."""
         marked = self.query.marked(self.arrays[0].shape)
         cell = figure.worst if marked is None else cell_of(figure.window, self.plane, marked)
         return None if cell is None else figure.middle(cell)
 
     def worst_element(self, part: Window) -> Element | None:
-        """The worst element of a small part of the plane; None where all are equal."""
+        """Return the worst element in a small part of the plane, or None if all are equal."""
         return self._worst_of(part, "abs")
 
     def _worst_of(self, part: Window, by: str) -> Element | None:

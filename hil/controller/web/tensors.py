@@ -1,4 +1,4 @@
-"""The tensors of a case as a page offers them: an output with what it is beside, an input alone."""
+"""Tensors of a case for pages: outputs paired with references, and inputs."""
 
 from __future__ import annotations
 
@@ -14,36 +14,39 @@ from hil.core.npy import is_raw, open_npy
 from hil.core.tensors import DTYPES, ML_DTYPES, dtype_name, dtype_of
 from hil.errors import UsageError
 
-# The folders of references, as runs and as suites name them.
+# Directory of references in runs and suites.
 _REFERENCES = "references"
-# A text is read into memory as a whole.
+# Maximum bytes per string, since strings are read whole.
 _TEXT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of two tensors, or the only one: a file, and what it is called."""
+    """Tensor file with a title."""
 
     title: str
     path: Path
-    dtype: str = ""  # "" is the file's own
+    dtype: str = ""  # "" uses the file's dtype
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a page shows: a tensor, and the one that it is beside, if there is one."""
+    """Tensor to show, with its reference if available."""
 
     kind: str  # outputs, inputs, references, files
     name: str
     sides: Sequence[Side]
-    against: str = ""  # who the reference is
-    recorded: Mapping[str, Any] = field(default_factory=dict)  # the comparison that the record has of it
-    beside: str = ""  # the folder of the reference, where that is not the one that decides
+    against: str = ""  # name of the reference
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # recorded comparison of this tensor
+    beside: str = ""  # directory of the reference, if it is not the decisive one
 
 
 def subjects_of(detail: CaseDetail) -> list[Subject]:
-    """What there is of a case: its outputs beside the reference that decides, its inputs, what references have alone,
-    and its outputs beside the other references."""
+    """Return the tensors of a case.
+
+    The order is: outputs with the decisive reference, inputs, references without an output, outputs with other
+    references.
+    """
     of_kind: dict[str, list[TensorFile]] = {"outputs": [], "inputs": [], _REFERENCES: []}
     for one in detail.tensors:
         of_kind.setdefault(one.kind, []).append(one)
@@ -73,7 +76,10 @@ def _subject(
     against: str,
     count: int,
 ) -> Subject:
-    """An output and its reference; its comparison has its name, or its place where there is one of each."""
+    """Return an output with its reference and recorded comparison.
+
+    The comparison is matched by name, or by position if there is one per output.
+    """
     named = (found for found in comparisons if found.get("name") == one.name)
     recorded = next(named, comparisons[number] if len(comparisons) == count else {})
     sides = [Side("Board", one.path, one.dtype or str(recorded.get("dtype") or ""))]
@@ -83,7 +89,7 @@ def _subject(
 
 
 def _other(detail: CaseDetail, kind: str) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """The comparisons with a reference that does not decide, and who it is."""
+    """Return the comparisons with a reference that is not decisive, and the reference's name."""
     number = kind.removeprefix(f"{_REFERENCES}-")
     if kind == PLAIN_REFERENCES:
         beside = detail.others[-1:]
@@ -93,7 +99,7 @@ def _other(detail: CaseDetail, kind: str) -> tuple[Sequence[Mapping[str, Any]], 
 
 
 def _paired(outputs: Sequence[TensorFile], references: Sequence[TensorFile]) -> list[TensorFile | None]:
-    """The reference of each output: by name where both have the same names, else by place, as hil compares them."""
+    """Return the reference of each output, by name if all names match, otherwise by position, as hil compares them."""
     if len(outputs) != len(references):
         return [next((one for one in references if one.name == output.name), None) for output in outputs]
     names = {one.name: one for one in references}
@@ -103,44 +109,44 @@ def _paired(outputs: Sequence[TensorFile], references: Sequence[TensorFile]) -> 
 
 
 def find_subject(subjects: Sequence[Subject], kind: str, name: str, beside: str = "") -> Subject:
-    """One by its kind, its name and its reference; the first if none is named. Raises UsageError: there is none."""
+    """Return a subject by kind, name and reference, by default the first. Raises UsageError if it is missing."""
     for one in subjects:
         if (not kind or one.kind == kind) and (not name or one.name == name) and one.beside == beside:
             return one
     what = f"{kind.removesuffix('s') or 'tensor'} {name!r}" if name else "tensor"
-    raise UsageError(f"no {what} is stored", hint="the case's page lists what is")
+    raise UsageError(f"{what} not found", hint="the case page lists the stored tensors")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a case's page says of its tensors."""
+    """Tensors of a case, or instructions to store them."""
 
     subjects: Sequence[Subject]
-    why: str = ""  # why there are none
-    command: str = ""  # what keeps them; "" where nothing does
+    why: str = ""  # reason for missing tensors
+    command: str = ""  # command that stores them; "" if none
 
 
 def kept_of(session: Session, detail: CaseDetail) -> Kept:
-    """The tensors of a case that are on disk, or why there are none and the command that keeps them."""
+    """Return the stored tensors of a case, or the reason why they are missing and a command that stores them."""
     if found := subjects_of(detail):
         return Kept(found)
     if session.kind == "suite":
         command = detail.repeat or session.command
         keep = f"{command} --keep-all" if command and "--keep-all" not in command else command
-        return Kept((), "A suite keeps the tensors of cases that did not pass. To keep these as well:", keep)
+        return Kept((), "A suite only stores tensors of cases that did not pass. To store all tensors:", keep)
     if session.kind == "bisect":
-        return Kept((), "A bisection keeps the tensors of the layers that did not pass.")
-    return Kept((), "None are stored: the case ended before there were any, or its files were deleted.")
+        return Kept((), "A bisection only stores tensors of layers that did not pass.")
+    return Kept((), "No tensors stored: the case ended too early, or its files were deleted.")
 
 
 def open_tensor(side: Side, dtype: str = "") -> FileTensor:
-    """A file's tensor, of which nothing is read yet; fixed-width text stays that.
+    """Open a tensor file without reading data. Fixed-width strings are not converted.
 
     Args:
-        dtype: what raw bytes are, where neither the record nor the file says it.
+        dtype: dtype of raw bytes, if neither the record nor the file specifies it.
 
     Raises:
-        UsageError: it cannot be read, is of no dtype that hil knows, or its dtype has to be said.
+        UsageError: the file is unreadable, or the dtype is unsupported or unknown.
     """
     found = open_npy(side.path)
     if found.dtype.kind == "V":
@@ -151,26 +157,26 @@ def open_tensor(side: Side, dtype: str = "") -> FileTensor:
         raise UnknownDtype(side.path, choices)
     dtype_name(found.dtype)
     if found.dtype.itemsize > _TEXT_BYTES:
-        raise UsageError(f"{side.path.name} has texts of {found.dtype.itemsize} bytes: too long to be shown")
+        raise UsageError(f"strings in {side.path.name} exceed the size limit for pages: {found.dtype.itemsize} bytes")
     return found
 
 
 def raw_dtypes(itemsize: int) -> list[str]:
-    """What raw bytes of a .npy file may be: numpy's format has no name for these."""
+    """Return the possible dtypes for raw bytes in a .npy file. The format has no names for them."""
     return [name for name in ML_DTYPES if dtype_of(name).itemsize == itemsize]
 
 
 class UnknownDtype(UsageError):
-    """A file has raw bytes, and nothing says what they are."""
+    """A file contains raw bytes of unknown dtype."""
 
     def __init__(self, path: Path, choices: Sequence[str]) -> None:
-        why = f"one of {', '.join(choices)}" if choices else "no dtype that hil knows has elements of that size"
-        super().__init__(f"{path.name} holds raw bytes, of which .npy does not say what they are", hint=why)
+        why = f"possible dtypes: {', '.join(choices)}" if choices else "no supported dtype has elements of this size"
+        super().__init__(f"{path.name} contains raw bytes of unknown dtype", hint=why)
         self.choices = choices
 
 
 def stamp_of(path: Path) -> tuple[Any, ...]:
-    """What tells whether a file is as it was. Raises UsageError: it is gone."""
+    """Return a stamp that changes with the file. Raises UsageError if the file is missing."""
     try:
         found = path.stat()
     except FileNotFoundError as error:
@@ -181,7 +187,7 @@ def stamp_of(path: Path) -> tuple[Any, ...]:
 
 
 def recorded_tolerance(recorded: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The tolerance that a record was judged within, as far as it says one."""
+    """Return the recorded rtol and atol, or None."""
     found = recorded.get("tolerance")
     given = found if isinstance(found, dict) else {}
     values = (given.get(name) for name in ("rtol", "atol"))

@@ -1,4 +1,4 @@
-"""Who looks at a farm's pages: whom a token of the farm's stands for, as the farm itself says."""
+"""Look up farm users by token."""
 
 from __future__ import annotations
 
@@ -12,67 +12,75 @@ from dataclasses import dataclass, field
 from hil.controller.farm.messages import Role
 from hil.errors import AccessRefused, FarmUnreachable
 
-# The farm is asked again about a token after so long; of so many the answers are kept.
+# Seconds before a token is checked again, maximum number of cached tokens, and maximum token length.
 TRUST_S = 60.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """A user of a farm."""
+    """Farm user who views a page."""
 
     user: str
     role: Role
     token: str = field(default="", repr=False)
 
     def may_cancel(self, owner: str) -> bool:
-        """Whether this user may end a job of that user's."""
+        """Return True if this user may cancel jobs of the user ``owner``."""
         return self.role is Role.ADMIN or (self.role.covers(Role.SUBMITTER) and owner == self.user)
 
     @property
     def may_hold(self) -> bool:
-        """Whether this user may hold boards back, and give them back."""
+        """True if this user may take boards out of service."""
         return self.role is Role.ADMIN
 
 
 class Visitors:
-    """Tokens that a farm was asked about.
+    """Cache of farm tokens and their users.
 
     Args:
-        ask: whom a token stands for; AccessRefused where it is none, FarmUnreachable where nobody can say.
+        ask: returns the user for a token. Raises AccessRefused for an unknown token, FarmUnreachable without a
+            connection.
     """
 
     def __init__(self, ask: Callable[[str], Visitor], clock: Callable[[], float] = time.monotonic) -> None:
         self._ask, self._clock = ask, clock
         self._secret = secrets.token_bytes(32)
-        self._kept: dict[str, str] = {}  # what a browser keeps -> the token
+        self._kept: dict[str, tuple[str, str]] = {}  # cookie value -> the token and the user who logged in
         self._known: dict[str, tuple[float, Visitor | None]] = {}
         self._lock = threading.Lock()
 
-    def keep(self, token: str) -> str:
-        """What a browser keeps in place of a token, until this server ends: the token itself opens the farm."""
-        name = hmac.new(self._secret, token.encode(), "sha256").hexdigest()
+    def keep(self, token: str, user: str) -> str:
+        """Return a cookie value that replaces a token until the server ends.
+
+        The token itself would give access to the farm.
+
+        Args:
+            user: user ID from :func:`.user_of_peer`. The cookie is only valid for this user's connections.
+        """
+        name = hmac.new(self._secret, f"{user} {token}".encode(), "sha256").hexdigest()
         with self._lock:
             if len(self._kept) >= _MOST_KNOWN:
                 self._kept.clear()
-            self._kept[name] = token
+            self._kept[name] = token, user
         return name
 
-    def token_of(self, kept: str) -> str:
-        """The token that a browser keeps something in place of; "" for none."""
-        return self._kept.get(kept, "")
+    def token_of(self, kept: str, user: str) -> str:
+        """Return the token for a user's cookie value, or ""."""
+        token, owner = self._kept.get(kept, ("", user))
+        return token if owner == user else ""
 
     def known(self, token: str) -> tuple[bool, Visitor | None]:
-        """Whether the farm need not be asked now, and whom the token stands for."""
+        """Return True if the cached result for a token is current, and the cached user."""
         if not token or len(token) > _LONGEST_TOKEN or not token.isascii() or not token.isprintable():
             return True, None
         asked, visitor = self._known.get(token, (-TRUST_S, None))
         return self._clock() - asked < TRUST_S, visitor
 
     def find(self, token: str) -> Visitor | None:
-        """Whom a token stands for; None where that is nobody, or nobody can say. Waits for the farm.
+        """Return the user for a token, or None if it is unknown. Waits for the farm.
 
-        Who was let in stays in while the farm is away: then it can be asked for nothing either.
+        If the farm is unreachable, the last result stays valid, since the token gives access to nothing then.
         """
         fresh, visitor = self.known(token)
         if fresh:

@@ -1,1 +1,1 @@
-"""A file a page, each with its routes; :mod:`hil.controller.web.app` puts them together."""
+"""Routes, one module per page. :mod:`hil.controller.web.app` combines them."""

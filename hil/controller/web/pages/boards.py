@@ -1,4 +1,4 @@
-"""A farm's boards, and one of them: how they are and why, who has them, what ran there, how much they are used."""
+"""Farm boards: list, state and reason, leases, jobs, use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVENTS = 200
 
 @router.get("/boards")
 def boards(request: Request) -> Response:
-    """All boards, or those that a selector matches."""
+    """List all boards, or the boards that match a selector."""
     farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
     text = request.query_params.get("select", "")
     wanted = selector.parse(text)
@@ -37,13 +37,13 @@ def boards(request: Request) -> Response:
 
 @router.get("/board")
 def board(request: Request) -> Response:
-    """A board: events, leases, the jobs that ran there, its use."""
+    """Show a board with events, leases, jobs and use."""
     farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
     name = request.query_params.get("name", "")
     try:
         found = next((one for one in farm.ask("boards") if one["name"] == name), None)
         if found is None:
-            raise UsageError(f"the farm has no board {name[:100]!r}", hint="see the list of boards")
+            raise UsageError(f"board {name[:100]!r} not found on the farm", hint="see the list of boards")
         events = farm.link.past.events(farm.ask, name)[-5 * _EVENTS :]
         chart = no_chart(hours) if is_update(request) else use_of(farm, [name], hours, board=name)
     except FarmUnreachable as error:
@@ -54,7 +54,7 @@ def board(request: Request) -> Response:
 
 
 def use_of(farm: FarmView, boards: list[str], hours: int, board: str = "") -> Chart:
-    """The use of boards over so many hours; ``board``: of that one alone, for which as much is read."""
+    """Return the use of boards over a time span. With ``board``, more events of that board are read."""
 
     def make() -> Chart:
         return stays_chart(*farm.link.past.stays(farm.ask, board), boards, hours)
@@ -68,14 +68,14 @@ def _common(farm: FarmView) -> dict[str, Any]:
 
 @router.post("/board/drain")
 async def drain(request: Request) -> Response:
-    """Hold a board back: what runs there may end, nothing new begins."""
+    """Drain a board: running jobs may end, and no new jobs start."""
     form = await form_of(request)
-    return await _do(request, form, "drain", reason=form.get("reason", "") or "from the pages")
+    return await _do(request, form, "drain", reason=form.get("reason", "") or "drained from the web page")
 
 
 @router.post("/board/resume")
 async def resume(request: Request) -> Response:
-    """Give a board back."""
+    """Return a board to service."""
     return await _do(request, await form_of(request), "resume")
 
 

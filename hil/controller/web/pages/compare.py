@@ -1,4 +1,4 @@
-"""Two sides beside each other: sessions, sets of them, boards, compilers, programs."""
+"""Compare two sides: sessions, sets of sessions, boards, compilers, programs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hil.controller.web.site import asked, number_of, rows_of, site_of
 from hil.errors import UsageError
 
 router = APIRouter()
-# So many sessions can be chosen from in the page's own form: others are chosen in the list of sessions.
+# Maximum sessions to offer in the form. The list of sessions offers the rest.
 _OFFERED = 100
 
 
 @router.get("/compare")
 def compare(request: Request) -> Response:
-    """Side ``b`` beside the baseline ``a``; without a baseline the one before; without either the form alone."""
+    """Compare side ``b`` with the baseline ``a``, by default the previous session. Without sides, show the form."""
     site, view = site_of(request), asked(request, compared.View)
     query = request.query_params
     with site.reader.reading() as database:
@@ -66,9 +66,9 @@ def _offered(session: sessions.Session | None) -> sides.Side | None:
 
 
 def _sorted_by_age(marked: list[sessions.Session]) -> Response:
-    """Of marked sessions the newest is compared with the others."""
+    """Redirect to a comparison of the newest marked session with the others."""
     if len(marked) > sides.MOST_SESSIONS:
-        raise UsageError(f"{len(marked)} sessions are marked: {sides.MOST_SESSIONS} at most are compared as one")
+        raise UsageError(f"{len(marked)} sessions marked: at most {sides.MOST_SESSIONS} can form a side")
     *others, newest = sorted(marked, key=lambda one: one.created or 0.0)
     a = sides.Side(others) if others else None
     return RedirectResponse(f"/compare?{sides.query_of(a, sides.Side([newest]))}", 303)

@@ -1,4 +1,4 @@
-"""A farm's tables as CSV: its boards, how they were used, what happened, its jobs and its queue."""
+"""Farm tables as CSV: boards, use, events, jobs, queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hil.errors import UsageError
 
 router = APIRouter()
 _BOARDS = ("name", "state", "reason", "job", "user", "since", "site", "host", "hw_type", "checked_at", "failures")
-_EVENTS = ("id", "at", "what", "board", "job", "lease", "reason")
+_EVENTS = ("id", "at", "what", "board", "job", "lease", "host", "reason")
 _LEASES = ("lease", "board", "fence", "granted_at", "ended_at", "reason")
 _CASES = ("name", "outcome", "reason", "job")
 MOST_CASES = 20_000
@@ -37,7 +37,7 @@ _JOBS = (
 
 @router.get("/boards.csv")
 def boards_csv(request: Request) -> Response:
-    """All boards, or those that a selector matches."""
+    """Return all boards, or the boards that match a selector."""
     wanted = selector.parse(request.query_params.get("select", ""))
     found = [one for one in view_of(request).ask("boards") if wanted.matches(one["labels"])]
     return csv_rows("boards", (*_BOARDS, "labels"), [(*_of(one, _BOARDS), labels_text(one["labels"])) for one in found])
@@ -45,7 +45,7 @@ def boards_csv(request: Request) -> Response:
 
 @router.get("/events.csv")
 def events_csv(request: Request) -> Response:
-    """What happened at the farm, to a board or to a job, the oldest first."""
+    """Return the events of the farm, a board or a job, oldest first."""
     asked = {name: value for name in ("board", "job") if (value := request.query_params.get(name, ""))}
     found = view_of(request).ask("events", **asked, limit=MOST_EVENTS)
     return csv_rows("events", _EVENTS, [_of(one, _EVENTS) for one in found])
@@ -53,17 +53,19 @@ def events_csv(request: Request) -> Response:
 
 @router.get("/jobs.csv")
 def jobs_csv(request: Request) -> Response:
-    """The jobs that the farm knows, or those in a state, the newest first."""
+    """Return all jobs, or the jobs in a state, newest first."""
     state = request.query_params.get("state", "")
     if state and state not in [one.value for one in JobState]:
-        raise UsageError(f"a job is never {state[:40]!r}", hint=f"one of {', '.join(one.value for one in JobState)}")
+        raise UsageError(
+            f"invalid job state {state[:40]!r}", hint=f"valid states: {', '.join(one.value for one in JobState)}"
+        )
     found = view_of(request).ask("jobs", limit=MOST_JOBS, **({"state": [state]} if state else {}))
     return csv_rows("jobs", _JOBS, [_of(one, _JOBS) for one in found])
 
 
 @router.get("/queue.csv")
 def queue_csv(request: Request) -> Response:
-    """What waits, in the order of its turns, and why."""
+    """Return queued jobs in order, with reasons."""
     columns = ("position", "why", *_JOBS)
     found = view_of(request).ask("queue", limit=MOST_JOBS)
     return csv_rows("queue", columns, [_of(one, columns) for one in found])
@@ -71,7 +73,7 @@ def queue_csv(request: Request) -> Response:
 
 @router.get("/queue/waits.csv")
 def waits_csv(request: Request) -> Response:
-    """How long jobs waited, in seconds, over a time that is cut into parts."""
+    """Return queue times in seconds per interval."""
     _, found = waits_of(view_of(request), span_of(number_of(request, "hours", 24)))
     rows = [(when(one.since), one.jobs, one.half, one.most) for one in found]
     return csv_rows("waits", ("since", "jobs", "half_within_s", "95_of_100_within_s"), rows)
@@ -79,7 +81,7 @@ def waits_csv(request: Request) -> Response:
 
 @router.get("/boards/use.csv")
 def boards_use_csv(request: Request) -> Response:
-    """Per cent of the time in which a job had each board, of those that a selector matches."""
+    """Return the percentage of time with a job on each board that matches a selector."""
     farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
     wanted, every = selector.parse(request.query_params.get("select", "")), farm.ask("boards")
     chart = use_of(farm, [one["name"] for one in every], hours)
@@ -88,7 +90,7 @@ def boards_use_csv(request: Request) -> Response:
 
 @router.get("/board/use.csv")
 def board_use_csv(request: Request) -> Response:
-    """The same of one board."""
+    """Return the percentage of time with a job on a board."""
     name = request.query_params.get("name", "")
     return _use_csv(use_of(view_of(request), [name], span_of(number_of(request, "hours", 24)), board=name))
 
@@ -100,7 +102,7 @@ def _use_csv(chart: Chart) -> Response:
 
 @router.get("/board/leases.csv")
 def board_leases_csv(request: Request) -> Response:
-    """The jobs that had a board, as far as the newest events tell."""
+    """Return the leases of a board in the newest events."""
     farm, name = view_of(request), request.query_params.get("name", "")
     had = sorted(stays(farm.link.past.events(farm.ask, name)), key=lambda one: one.lease, reverse=True)
     rows = [(one.job, one.lease, when(one.begun), when(one.ended), one.reason) for one in had]
@@ -109,7 +111,7 @@ def board_leases_csv(request: Request) -> Response:
 
 @router.get("/job/jobs.csv")
 def job_jobs_csv(request: Request) -> Response:
-    """The jobs of a submission."""
+    """Return the jobs of a submission."""
     farm, name = view_of(request), request.query_params.get("name", "")
     columns = (*_JOBS, "position", "why")
     return csv_rows(f"job {name}", columns, [_of(one, columns) for one in with_turns(farm.ask, jobs_of(farm, name))])
@@ -117,7 +119,7 @@ def job_jobs_csv(request: Request) -> Response:
 
 @router.get("/job/leases.csv")
 def job_leases_csv(request: Request) -> Response:
-    """The boards that a job had."""
+    """Return the leases of a job."""
     farm, name = view_of(request), request.query_params.get("name", "")
     found = jobs_of(farm, name)[0]["attempts_made"]
     return csv_rows(f"leases of job {name}", _LEASES, [_of(one, _LEASES) for one in found])
@@ -125,7 +127,7 @@ def job_leases_csv(request: Request) -> Response:
 
 @router.get("/job/cases.csv")
 def job_cases_csv(request: Request) -> Response:
-    """What the cases of a job came to."""
+    """Return the outcomes of a job's cases."""
     name = request.query_params.get("name", "")
     found = view_of(request).ask("cases", name=name, limit=MOST_CASES)["cases"]
     return csv_rows(f"cases of job {name}", _CASES, [_of(one, _CASES) for one in found])

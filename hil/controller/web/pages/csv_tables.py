@@ -1,4 +1,4 @@
-"""Tables of sessions as CSV: all of them, one's cases, its own tables, a case's outputs, a comparison."""
+"""Session tables as CSV: sessions, cases, special tables, outputs of a case, comparisons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMPARED = ("table", "case", "baseline", "compared", "verdict", "ratio", "ratio
 
 @router.get("/sessions.csv")
 def sessions_csv(request: Request) -> Response:
-    """The sessions that a filter finds."""
+    """Return the sessions that match a filter."""
     site, wanted = site_of(request), asked(request, sessions.SessionFilter)
 
     def part(page: int) -> tuple[Sequence[Sequence[Any]], int]:
@@ -54,7 +54,7 @@ def _session_rows(found: Sequence[sessions.Session]) -> Sequence[Sequence[Any]]:
 
 @router.get("/session.csv")
 def session_csv(request: Request) -> Response:
-    """The cases of a session that a filter finds."""
+    """Return the cases of a session that match a filter."""
     site, wanted = site_of(request), asked(request, sessions.CaseFilter)
     with site.reader.reading() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
@@ -70,18 +70,18 @@ def session_csv(request: Request) -> Response:
 
 @router.get("/session/table.csv")
 def session_table_csv(request: Request) -> Response:
-    """The table that a bisection, a study, a bench or a matrix has of its own. Raises UsageError: it has none."""
+    """Return the special table of a bisection, study, bench or matrix. Raises UsageError for other kinds."""
     with site_of(request).reader.reading() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         table = view_session(database, one, csv_answer.MOST_ROWS + 1).table
     if table is None:
-        raise UsageError(f"{one.id} has no table beside its cases")
+        raise UsageError(f"{one.id} only has a table of cases")
     return csv_answer.csv_rows(one.title, *plain_rows(table))
 
 
 @router.get("/session/targets.csv")
 def targets_csv(request: Request) -> Response:
-    """The targets of a matrix, a session each."""
+    """Return the targets of a matrix, one session per row."""
     with site_of(request).reader.reading() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         found = view_session(database, one).children
@@ -90,14 +90,14 @@ def targets_csv(request: Request) -> Response:
 
 @router.get("/case.csv")
 def case_csv(request: Request) -> Response:
-    """The comparison of a case's outputs with the reference that decides, or with another, counted from 1."""
+    """Return the comparison of outputs with the decisive reference. ``beside`` selects another reference, from 1."""
     with site_of(request).reader.reading() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, one, request.query_params.get("case", ""))
     detail, beside = read_detail(one, row), number_of(request, "beside")
     tables = [(detail.against, detail.outputs), *((other.against, other.outputs) for other in detail.others)]
     if beside >= len(tables):
-        raise UsageError(f"{row['name']} was compared with no such reference", hint="reload its page")
+        raise UsageError(f"reference not found for {row['name']}", hint="reload its page")
     against, outputs = tables[beside]
     return csv_answer.csv_rows(f"outputs of {row['name']}", _OUTPUT, [_output(against, one) for one in outputs])
 
@@ -109,7 +109,7 @@ def _output(against: str, one: Mapping[str, Any]) -> tuple[Any, ...]:
 
 @router.get("/compare.csv")
 def compare_csv(request: Request) -> Response:
-    """All tables of a comparison, or the one that is asked for. Raises UsageError: a side is missing."""
+    """Return all tables of a comparison, or the requested one. Raises UsageError if a side is missing."""
     site, view = site_of(request), asked(request, compared.View)
     query = request.query_params
     with site.reader.reading() as database:
@@ -120,11 +120,13 @@ def compare_csv(request: Request) -> Response:
             for side in ("a", "b")
         )
         if not (a and b):
-            raise UsageError("a comparison as CSV has two sides", hint="choose both on the page, then take its CSV")
+            raise UsageError(
+                "a comparison as CSV requires two sides", hint="choose both on the page, then download the CSV"
+            )
         found = comparing.compare_sides(database, a, b)
         shows = [view.show] if view.show else list(compared.TITLES)
         views = (replace(view, show=show, page=1) for show in shows)
-        # One more than is sent, so that what is left out is told.
+        # With one row more than the limit, the response notes the truncation.
         tables = (compared.tables(found, one, csv_answer.MOST_ROWS + 1)[0] for one in views)
         rows = list(itertools.islice((row for one in tables for row in _rows(one)), csv_answer.MOST_ROWS + 1))
     return csv_answer.csv_rows("comparison", _COMPARED, rows)

@@ -1,4 +1,4 @@
-"""The tables of a tensor's page as CSV."""
+"""Tables of a tensor's page as CSV."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Table = tuple[Sequence[str], Rows]
 
 @router.get("/tensors.csv")
 def tensors_csv(request: Request) -> Response:
-    """A table of a tensor's page, the worst elements where none is named. Raises UsageError: it has no such table."""
+    """Return a table of a tensor's page, by default the worst elements. Raises UsageError for an unknown table."""
     query, wanted = query_of(request), request.query_params.get("table", "worst")
     _, _, subjects = found_of(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)
@@ -35,7 +35,9 @@ def tensors_csv(request: Request) -> Response:
     if wanted == "texts" and shown.is_text:
         return _texts(shown)
     if wanted not in _TABLES or (shown.is_text and wanted != "statistics"):
-        raise UsageError(f"{subject.name} has no table {wanted[:40]!r}", hint=f"one of {', '.join(_TABLES)}")
+        raise UsageError(
+            f"unknown table {wanted[:40]!r} for {subject.name}", hint=f"valid tables: {', '.join(_TABLES)}"
+        )
     return csv_rows(subject.name, *_TABLES[wanted](shown))
 
 
@@ -53,7 +55,7 @@ def _statistics(shown: Shown) -> Table:
     _check_pair(shown)
     judged, recorded = shown.judgement(), shown.subject.recorded
     if judged.comparison is None:
-        raise UsageError(f"{shown.subject.name} has no statistics: {judged.reason}")
+        raise UsageError(f"statistics unavailable for {shown.subject.name}: {judged.reason}")
     now, was = judged.comparison, mapping(recorded.get("tolerance"))
     tolerance = {name: getattr(now.tolerance, name, None) for name in ("rtol", "atol")}
     rows: list[tuple[Any, ...]] = [(name, value, real(was.get(name))) for name, value in tolerance.items()]
@@ -102,7 +104,7 @@ def _names(shown: Shown) -> list[str]:
 
 def _check_pair(shown: Shown) -> None:
     if shown.pair is None:
-        raise UsageError(f"{shown.subject.name} has no elements that differ from those of a reference")
+        raise UsageError(f"{shown.subject.name} has no elements that differ from a reference")
 
 
 _TABLES: dict[str, Callable[[Shown], Table]] = {

@@ -1,4 +1,4 @@
-"""What changed, as it changes: server-sent events that make pages update in place."""
+"""Server-sent events for index changes, which update pages in place."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MOST_ASKED = 50
 
 @router.get("/events")
 async def events(request: Request) -> StreamingResponse:
-    """An event ``changed`` whenever the index did, with how far it is."""
+    """Send a ``changed`` event with the generation after each index change."""
     progress = site_of(request).progress
     return told_of("changed", request, lambda: progress.generation, lambda: False)
 
 
 @router.get("/api/there")
 def there(request: Request) -> JSONResponse:
-    """Whether the sessions of a page are there still: ``?id=...&root=...``, and ``?s=REFERENCE``, which repeats.
+    """Check that the sessions of a page still exist: ``?id=...&root=...``, or repeated ``?s=REFERENCE``.
 
-    ``gone`` says what is not; it is empty while the folders are read for the first time, when nobody knows.
+    ``gone`` contains an error message for a missing session. It is empty during the first scan, when this is unknown.
     """
     site, query = site_of(request), request.query_params
     gone = []

@@ -1,9 +1,10 @@
-"""What happens at a farm, as it happens, and what its jobs print: server-sent events."""
+"""Server-sent events for farm events and job logs."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,27 +20,30 @@ from hil.core.text import visible
 from hil.errors import FarmUnreachable, HilError
 
 router = APIRouter()
-# So many logs are followed at a time; of one so much is shown as text, from its end.
+# Maximum concurrently followed logs, and characters from a log's end to show as text.
 _MOST_FOLLOWED, _LOG_CHARS = 50, 256 << 10
 _NUMBER_DIGITS = 18
 _MOST_PARTS = 1000
+# Timeout for reading a log for a page, in seconds.
+_LOG_S = 10.0
+_LONGER = "\n[truncated: hil farm logs {name} prints the full log]\n"
 _followed: set[object] = set()
 
 
 @router.get("/farm/events")
 async def farm_events(request: Request) -> StreamingResponse:
-    """An event ``farm`` whenever something happened at the farm, or it went away or came back."""
+    """Send a ``farm`` event after each farm event, connect and disconnect."""
     link = view_of(request).link
     return told_of("farm", request, lambda: link.generation, lambda: link.over)
 
 
 @router.get("/job/log")
 async def job_log(request: Request) -> Response:
-    """What a job prints, from the beginning and as it comes, until it has ended: an event for each piece."""
+    """Stream a job's log from the start to the job's end, with an event for each piece."""
     farm, name = view_of(request), request.query_params.get("name", "")
     parse_job(name)
     if len(_followed) >= _MOST_FOLLOWED:
-        return PlainTextResponse("Too many logs are followed already.", 503)
+        return PlainTextResponse("Too many open log streams.", 503)
     given = request.headers.get("last-event-id", "")
     after = int(given) if given.isdecimal() and len(given) < _NUMBER_DIGITS else 0
     return StreamingResponse(_log_events(request, farm, name, after), media_type="text/event-stream")
@@ -51,9 +55,9 @@ async def _log_events(request: Request, farm: FarmView, name: str, after: int) -
     try:
         while not (farm.link.over or await request.is_disconnected()):
             try:
-                # Asked before what it printed: what it printed last it did before its end.
+                # Check the state before reading the log, so that the log is complete if the job has ended.
                 ended = quiet and await run_in_threadpool(_has_ended, farm, name)
-                pieces = await run_in_threadpool(farm.ask, "logs", name=name, after=after)
+                pieces = await run_in_threadpool(_pieces, farm, name, after)
             except FarmUnreachable:
                 yield ": the farm is away\n\n"
                 await asyncio.sleep(PACE_S)
@@ -73,8 +77,18 @@ async def _log_events(request: Request, farm: FarmView, name: str, after: int) -
         _followed.discard(me)
 
 
+def _pieces(farm: FarmView, name: str, after: int) -> list[dict[str, Any]]:
+    """Return the log pieces after a number. Repeated pieces from a hostile gateway are dropped."""
+    found: list[dict[str, Any]] = []
+    for piece in farm.ask("logs", name=name, after=after):
+        if piece["number"] > after:
+            after = piece["number"]
+            found.append(piece)
+    return found
+
+
 def _has_ended(farm: FarmView, name: str) -> bool:
-    """Whether nothing more is printed."""
+    """Return True if all jobs have ended, so that the log is complete."""
     submission, number = parse_job(name)
     named = number is not None
     rows = [farm.ask("job", name=name)] if named else farm.ask("jobs", submission=submission, limit=_MOST_PARTS)
@@ -90,18 +104,25 @@ def _text(piece: dict[str, Any], name: str) -> str:
 
 @router.get("/job/log.txt")
 def job_log_text(request: Request) -> Response:
-    """The end of what a job has printed until now."""
+    """Return the current end of a job's log."""
     farm, name = view_of(request), request.query_params.get("name", "")
     parse_job(name)
     return PlainTextResponse(printed(farm, name))
 
 
 def printed(farm: FarmView, name: str) -> str:
-    """The end of what a job has printed until now; errors are those of asking the farm."""
+    """Return the current end of a job's log. Reading stops after :data:`_LOG_S` seconds.
+
+    Raises the errors of :meth:`.FarmView.ask`.
+    """
     kept: deque[str] = deque()
     size = after = 0
-    while pieces := farm.ask("logs", name=name, after=after):
+    deadline = time.monotonic() + _LOG_S
+    while pieces := _pieces(farm, name, after):
         after = pieces[-1]["number"]
+        if time.monotonic() >= deadline:
+            kept.append(_LONGER.format(name=name))
+            break
         for piece in pieces:
             kept.append(_text(piece, name))
             size += len(kept[-1])

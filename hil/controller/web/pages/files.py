@@ -1,4 +1,4 @@
-"""Files that a session keeps: its logs, IR and tables as text, pictures as pictures, all else to be saved."""
+"""Files of a session: text and pictures are shown, other files are downloaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hil.core.files import open_file
 from hil.errors import UsageError
 
 router = APIRouter()
-# Of a text so much is shown, from its end: in a log that is where an error stands.
+# Maximum bytes of a text to show, from the end, since errors are at the end of a log.
 _SHOWN_BYTES = 256 << 10
 _TEXTS = (".log", ".txt", ".mlir", ".ll", ".s", ".json", ".jsonl", ".csv", ".md", ".toml")
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg"}
@@ -24,13 +24,13 @@ _PICTURES = {".png": "image/png", ".jpg": "image/jpeg"}
 
 @router.get("/log")
 def log(request: Request) -> Response:
-    """The end of a log of a session's, as plain text."""
+    """Return the end of a session's log as plain text."""
     return _shown(_asked(request, suffixes=(".log",)))
 
 
 @router.get("/file")
 def file(request: Request) -> Response:
-    """A file that a session keeps: text and pictures are shown, anything else is for the reader to save."""
+    """Return a session's file. Text and pictures are shown, other files are downloaded."""
     path = _asked(request)
     if path.suffix in _TEXTS and "whole" not in request.query_params:
         return _shown(path)
@@ -42,7 +42,7 @@ def file(request: Request) -> Response:
 
 
 def _asked(request: Request, *, suffixes: tuple[str, ...] = ()) -> Path:
-    """The file that is asked for. Raises UsageError: it is none of the session's own."""
+    """Return the requested file. Raises UsageError if it does not belong to the session."""
     site = site_of(request)
     with site.reader.reading() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
@@ -50,8 +50,8 @@ def _asked(request: Request, *, suffixes: tuple[str, ...] = ()) -> Path:
     path = folder / name
     hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
     if not name or hidden or not own(folder, path) or (suffixes and path.suffix not in suffixes):
-        raise UsageError(f"{said(name)[:200]!r} is no {'log' if suffixes else 'file'} of {one.id}")
-    # A folder, a pipe or a device is refused.
+        raise UsageError(f"{'log' if suffixes else 'file'} {said(name)[:200]!r} not found in {one.id}")
+    # Reject directories, pipes and devices.
     try:
         open_file(path).close()
     except OSError as error:
@@ -67,5 +67,5 @@ def _shown(path: Path) -> Response:
             text = stream.read(_SHOWN_BYTES).decode(errors="replace")
     except OSError as error:
         raise UsageError(f"{said(path.name)} cannot be read: {error.strerror}") from error
-    cut = f"(the first {length - _SHOWN_BYTES} bytes are left out)\n" if length > _SHOWN_BYTES else ""
+    cut = f"(first {length - _SHOWN_BYTES} bytes omitted)\n" if length > _SHOWN_BYTES else ""
     return PlainTextResponse(cut + text)

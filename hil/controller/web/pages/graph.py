@@ -1,4 +1,4 @@
-"""A model's graph, coloured by what a session found of each node; two beside each other, in step."""
+"""A model's graph, colored by recorded values of nodes, optionally side by side with a second graph."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ NAMES = {
 
 @dataclass(frozen=True)
 class GraphQuery(Asked):
-    """What is looked at: the query of the page's address."""
+    """Query parameters of a graph page."""
 
     id: str = ""
     root: int = 0
     case: str = ""
-    of: str = "onnx"  # of KINDS
-    by: str = ""  # of METRICS; "" is the first of which anything is known
+    of: str = "onnx"  # a key of KINDS
+    by: str = ""  # a metric from METRICS; "" is the first with values
     way: str = "isolated"
-    id2: str = ""  # "ROOT:ID" of a session beside it; "" is the same, where ``of2`` is given
+    id2: str = ""  # "ROOT:ID" of the second session; "" is the same session if ``of2`` is set
     of2: str = ""
     node: str = ""
     q: str = ""
-    order: str = ""  # "" is the worst first, "place" the graph's order, "name"
+    order: str = ""  # "" is worst first, "place" is graph order, or "name"
     page: int = 1
 
 
 @dataclass(frozen=True)
 class View:
-    """What an address shows."""
+    """Data of a graph page."""
 
     asked: GraphQuery
     sides: Sequence[Side]
-    metrics: Sequence[str]  # those of which anything is known
+    metrics: Sequence[str]  # metrics with values
     scale: Scale
-    choices: Sequence[Choice]  # sessions that it can stand beside
-    models: Sequence[Choice]  # of the session
+    choices: Sequence[Choice]  # sessions with the same model
+    models: Sequence[Choice]  # models in the session
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A page of the table of nodes."""
+    """Page of the node table."""
 
     rows: Sequence[Mapping[str, Any]]
     total: int
@@ -78,7 +78,7 @@ class Rows:
 
 @router.get("/graph")
 def graph(request: Request) -> Response:
-    """The graph, the table of its nodes, and what is known of the chosen one."""
+    """Show the graph, the node table, and details of the chosen node."""
     site = site_of(request)
     view = read_view(site, asked(request, GraphQuery))
     return site.page(
@@ -98,13 +98,13 @@ def graph(request: Request) -> Response:
 
 @router.get("/api/graph")
 def data(request: Request) -> Response:
-    """What the page's script draws."""
+    """Return the data for the page's script."""
     return JSONResponse(document_of(read_view(site_of(request), asked(request, GraphQuery))))
 
 
 @router.get("/graph/node-data")
 def download(request: Request) -> Response:
-    """The nodes' values as a file for Model Explorer."""
+    """Download node values as a file for Model Explorer."""
     view = read_view(site_of(request), asked(request, GraphQuery))
     side = view.sides[0]
     found = node_data(side.values, view.scale.metric, side.graph)
@@ -117,7 +117,7 @@ _COLUMNS = ("node", "operator", "outcome", "max_abs", "sqnr_db", "time_ns", "pla
 
 @router.get("/graph.csv")
 def graph_csv(request: Request) -> Response:
-    """The table of nodes, all of it."""
+    """Return the whole node table as CSV."""
     view = read_view(site_of(request), replace(asked(request, GraphQuery), page=1))
     rows = []
     for row in table_of(view, MOST_ROWS + 1).rows:
@@ -128,9 +128,9 @@ def graph_csv(request: Request) -> Response:
 
 
 def read_view(site: Site, wanted: GraphQuery) -> View:
-    """Read what an address asks for. Raises UsageError: there is no such thing."""
+    """Read the data for a query. Raises UsageError if the session, graph or metric does not exist."""
     if wanted.by and wanted.by not in METRICS:
-        raise UsageError(f"nodes cannot be coloured by {wanted.by!r}", hint=f"one of {', '.join(METRICS)}")
+        raise UsageError(f"invalid node colouring {wanted.by!r}", hint=f"valid colourings: {', '.join(METRICS)}")
     with site.reader.reading() as database:
         session = find_session(database, wanted.id, wanted.root)
         sides = [read_side(database, site, session, wanted.of, wanted.way, case=wanted.case)]
@@ -138,7 +138,7 @@ def read_view(site: Site, wanted: GraphQuery) -> View:
         if wanted.id2:
             root, _, name = wanted.id2.partition(":")
             if not (root.isdecimal() and len(root) < 10):
-                raise UsageError(f"{wanted.id2[:80]!r} names no session")
+                raise UsageError(f"invalid session reference {wanted.id2[:80]!r}")
             other = find_session(database, name, int(root))
             sides.append(read_side(database, site, other, wanted.of2 or wanted.of, wanted.way, model=model))
         elif wanted.of2:
@@ -152,7 +152,7 @@ def read_view(site: Site, wanted: GraphQuery) -> View:
 
 
 def document_of(view: View) -> dict[str, Any]:
-    """What the script draws of each side: names, places, edges, colours, and how its nodes are matched."""
+    """Return the data for the script: names, positions, edges, colors, and the names that match nodes between sides."""
     return {"panes": [_pane(view, side) for side in view.sides]}
 
 
@@ -177,7 +177,7 @@ def _pane(view: View, side: Side) -> dict[str, Any]:
 
 
 def is_failing(value: NodeValue) -> bool:
-    """Whether a node's outcome is one to look into."""
+    """Return True if a node's outcome is a failure."""
     return bool(value.outcome) and value.outcome != "PASS" and _is_grave(value.outcome)
 
 
@@ -187,7 +187,7 @@ def _is_grave(outcome: str) -> bool:
 
 
 def shown(metric: str, value: NodeValue | None) -> str:
-    """A node's value of a metric, for people; "" for none."""
+    """Format a node's value of a metric. A missing value becomes ""."""
     found = value.of(metric) if value is not None else None
     if found is None:
         return ""
@@ -199,7 +199,7 @@ def shown(metric: str, value: NodeValue | None) -> str:
 
 
 def table_of(view: View, rows: int) -> Rows:
-    """The page of the table that an address asks for. Raises UsageError: there is no such order."""
+    """Return the requested page of the node table. Raises UsageError for an unknown order."""
     wanted, side = view.asked, view.sides[0]
     found = list(range(len(side.graph.nodes)))
     for word in wanted.q.lower().split():
@@ -213,7 +213,7 @@ def table_of(view: View, rows: int) -> Rows:
     elif wanted.order == "":
         found.sort(key=lambda place: _badness(view, side, place), reverse=True)
     elif wanted.order != "place":
-        raise UsageError(f"nodes cannot be ordered by {wanted.order!r}", hint="place, name")
+        raise UsageError(f"invalid node order {wanted.order!r}", hint="valid orders: place, name")
     first, pages = page_at(wanted.page, len(found), rows)
     return Rows([_row(view, place) for place in found[first : first + rows]], len(found), pages)
 
@@ -245,7 +245,7 @@ def _row(view: View, place: int) -> dict[str, Any]:
 
 
 def twin(name: str, side: Side, other: Side) -> str | None:
-    """The node of another graph that is the same as one, or computes it; None where there is none."""
+    """Return the node in another graph that is the same node or contains it, or None."""
     if name in other.places:
         return name
     place = side.places.get(name)
@@ -254,7 +254,7 @@ def twin(name: str, side: Side, other: Side) -> str | None:
 
 
 def chosen(view: View, side: Side) -> dict[str, Any]:
-    """What is known of the chosen node on one side."""
+    """Return the details of the chosen node on a side."""
     name = twin(view.asked.node, view.sides[0], side)
     if name is None:
         return {"side": side, "node": None}

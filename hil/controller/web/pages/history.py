@@ -1,4 +1,4 @@
-"""What changed over time: of a case, of a suite, and all that regressed."""
+"""History of a case, history of a suite, and regressions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIELDS = ("case", "kind", "suite", "flow", "runtime", "board", "model", "place"
 
 @router.get("/history")
 def history(request: Request) -> Response:
-    """The history of a case or of a suite; without either what there is to choose."""
+    """Show the history of a case or suite. Without either, list suites and search for cases."""
     site, wanted = site_of(request), asked(request, series.HistoryFilter)
     with site.reader.reading() as database:
         if wanted.case:
@@ -54,7 +54,7 @@ def _case(site: Site, request: Request, database: sqlite3.Connection, wanted: se
     choices = series.identities(database, wanted)
     if not choices:
         raise UsageError(
-            f"there is no case {wanted.case!r} of that kind, suite, flow, runtime, board and model",
+            f"case {wanted.case!r} not found with that kind, suite, flow, runtime, board and model",
             hint="see a session's table of cases",
         )
     identity, _ = choices[0]
@@ -86,7 +86,7 @@ def _case(site: Site, request: Request, database: sqlite3.Connection, wanted: se
 def _suite(site: Site, request: Request, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
     found = suite_history.read_suite(database, wanted.suite, wanted.flow, wanted.board, wanted.runtime, wanted.place)
     if not found.samples:
-        raise UsageError(f"there is no session of the suite {wanted.suite!r} with that flow, board and runtime")
+        raise UsageError(f"suite {wanted.suite!r} not found with that flow, board and runtime")
     remarks = _remarks(site, [one.session for one in found.samples], "")
     times = [one.session.created for one in found.samples]
     kinds = [one.session.verdict for one in found.samples]
@@ -115,7 +115,7 @@ def _suite(site: Site, request: Request, database: sqlite3.Connection, wanted: s
 
 
 def _remarks(site: Site, points: Sequence[Any], case: str) -> dict[int, list[remarks_file.Annotation]]:
-    """The remarks on each point: the case's own, and those on its whole session."""
+    """Return the remarks per point: on the case and on its session."""
     told: defaultdict[tuple[int, str], list[remarks_file.Annotation]] = defaultdict(list)
     for one in remarks_file.read_annotations(site.roots):
         if one.case in ("", case):
@@ -125,13 +125,13 @@ def _remarks(site: Site, points: Sequence[Any], case: str) -> dict[int, list[rem
 
 @router.post("/history/annotate")
 async def annotate(request: Request) -> Response:
-    """Write a remark on a session's place in a history, change one, or take it back."""
+    """Add, change or delete a remark on a session in a history."""
     if not getattr(request.state, "may_change", False):
-        raise HTTPException(403, "Writing a remark needs a token: start `hil web` with --token.")
+        raise HTTPException(403, "Token required to write remarks: start `hil web` with --token.")
     try:
         given = dict(parse_qsl((await request.body()).decode(), max_num_fields=30, keep_blank_values=True))
     except ValueError as error:
-        raise UsageError("this is no form of these pages") from error
+        raise UsageError("invalid form data") from error
     site = site_of(request)
     root = int(given["root"]) if given.get("root", "").isdecimal() and len(given["root"]) < 5 else 0
 
@@ -139,10 +139,10 @@ async def annotate(request: Request) -> Response:
         with site.reader.reading() as database:
             session = find_session(database, given.get("session", ""), root)
         if root >= len(site.roots):
-            raise UsageError("there is no such folder of runs")
+            raise UsageError("runs directory not found")
         if corrects := given.get("corrects", ""):
             if not (told := given.get("text", "").strip()) and "remove" not in given:
-                raise UsageError("a remark without a text is none", hint="Take back removes it")
+                raise UsageError("empty remark", hint="use Delete to remove a remark")
             remarks_file.correct(site.roots[root], corrects, "" if "remove" in given else told)
             return
         remarks_file.annotate(site.roots[root], session.id, given.get("case", ""), given.get("text", ""))
@@ -154,7 +154,7 @@ async def annotate(request: Request) -> Response:
 
 @router.get("/history/regressions")
 def regressed(request: Request) -> Response:
-    """What became failing or slower since a day, over all cases."""
+    """Show all cases that fail or are slower since a date."""
     site, wanted = site_of(request), asked(request, regressions.RegressionFilter)
     with site.reader.reading() as database:
         found = regressions.list_regressions(database, wanted, rows_of(request, regressions.ROWS))
@@ -163,7 +163,7 @@ def regressed(request: Request) -> Response:
 
 @router.get("/history/suites.csv")
 def suites_csv(request: Request) -> Response:
-    """The suites that there is a history of, the latest first."""
+    """Return suites with a history, latest first."""
     with site_of(request).reader.reading() as database:
         found = suite_history.list_suites(database, MOST_ROWS + 1)
     rows = [
@@ -175,13 +175,13 @@ def suites_csv(request: Request) -> Response:
 
 @router.get("/history.csv")
 def history_csv(request: Request) -> Response:
-    """The samples of a case, or the sessions of a suite, the newest first. Raises UsageError: neither is named."""
+    """Return the samples of a case, or the sessions of a suite, newest first. Raises UsageError without either."""
     site, wanted = site_of(request), asked(request, series.HistoryFilter)
     with site.reader.reading() as database:
         if wanted.case:
             return _samples(site, database, wanted)
         if not wanted.suite:
-            raise UsageError("a history is that of a case or of a suite")
+            raise UsageError("case or suite required")
         found = suite_history.read_suite(
             database, wanted.suite, wanted.flow, wanted.board, wanted.runtime, wanted.place
         )
@@ -202,7 +202,7 @@ def _samples(site: Site, database: sqlite3.Connection, wanted: series.HistoryFil
     measure = series.measure_of(wanted)
     choices = series.identities(database, wanted)
     if not choices:
-        raise UsageError(f"there is no case {wanted.case!r} of that kind, suite, flow, runtime, board and model")
+        raise UsageError(f"case {wanted.case!r} not found with that kind, suite, flow, runtime, board and model")
     found = series.read_series(database, wanted.case, choices[0][0], measure)
     remarks, steps = _remarks(site, found.points, wanted.case), {one.index for one in found.steps}
     rows = [
@@ -232,7 +232,7 @@ _REGRESSION = (
 
 @router.get("/history/regressions.csv")
 def regressions_csv(request: Request) -> Response:
-    """What became failing or slower since a day."""
+    """Return the cases that fail or are slower since a date."""
     site, wanted = site_of(request), asked(request, regressions.RegressionFilter)
 
     def part(page: int) -> tuple[Rows, int]:

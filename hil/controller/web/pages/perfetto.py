@@ -1,7 +1,7 @@
-"""Perfetto's UI with a stored trace, in a frame of the page of a trace.
+"""Perfetto's UI with a stored trace, in a frame of the trace page.
 
-It needs more than any page of ours: WebAssembly, workers, styles of its own. So it lies on a path of its own, under a
-policy of its own which lets it load what lies on that path and nothing else, of this server's or of any other's.
+The UI needs WebAssembly, workers and inline styles, which other pages must not use. It has a separate path with a
+separate content security policy, which only allows resources on that path.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hil.controller.analysis.profile.perfetto import VIEWER, files_of, media_typ
 from hil.controller.analysis.profile.store import HEAD, TABLE
 from hil.controller.analysis.profile.trace import write_comparison
 from hil.controller.storage.cache import Cache
+from hil.controller.web.made import check_room
 from hil.controller.web.profiles import StoredProfile, file_of, find_profile, open_profile, trace_file
 from hil.controller.web.site import site_of
 from hil.core.digest import digest_file
@@ -32,14 +33,14 @@ from hil.errors import UsageError
 router = APIRouter()
 PATH = "/perfetto/"
 _CHUNK = 1 << 20
-# A host that a policy can name with a path: no IPv6 address.
+# A host that a policy can combine with a path. IPv6 addresses do not work.
 _HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?")
 _COMPARISON = "a-b.pftrace.gz"
-_VERSION = 2  # of how comparisons are written: another one's are made anew
+_VERSION = 2  # format version of comparisons; increase to rebuild cached ones
 
 
 def viewer_hint() -> str:
-    """What to install so that traces can be seen; "" where they can."""
+    """Return installation instructions for the viewer, or "" if it is installed."""
     try:
         perfetto_files()
     except UsageError as error:
@@ -49,24 +50,24 @@ def viewer_hint() -> str:
 
 @router.get(PATH)
 def viewer(request: Request) -> Response:
-    """The page around the UI, which hands it the trace of the page's own query."""
+    """Return the page around the UI, which loads the trace in the query."""
     perfetto_files()
     return _sent(request, VIEWER)
 
 
 @router.get(f"{PATH}ui/{{name:path}}")
 def ui(request: Request, name: str) -> Response:
-    """A file of the UI's."""
+    """Return a file of the UI."""
     path = _files().get(name)
     if path is None:
-        raise HTTPException(404, "there is no such file")
-    # They belong to one version of the UI, which is in its folder's name but not in the address.
+        raise HTTPException(404, "file not found")
+    # The URL does not contain the UI's version, so limit the cache time.
     return _sent(request, path, {"cache-control": "private, max-age=600"})
 
 
 @router.get(f"{PATH}trace")
 def trace(request: Request) -> Response:
-    """The trace of a profile, ``?profile=KEY``, or that of two on one clock, ``?a=KEY&b=KEY``."""
+    """Return the trace of a profile, ``?profile=KEY``, or the merged trace of two, ``?a=KEY&b=KEY``."""
     site, asked = site_of(request), request.query_params
     if "a" in asked or "b" in asked:
         a, b = (find_profile(site.roots, asked.get(name, "")) for name in ("a", "b"))
@@ -78,13 +79,14 @@ def trace(request: Request) -> Response:
 
 
 def comparison(roots: Sequence[Path], a: StoredProfile, b: StoredProfile) -> Path:
-    """The trace of two profiles on one clock, made once for what the two hold. Raises UsageError: one is damaged."""
+    """Return the merged trace of two profiles, cached by content. Raises UsageError if a profile is damaged."""
     before, after = (open_profile(roots, one) for one in (a, b))
     digests = [digest_file(file_of(roots, one, name)) for one in (a, b) for name in (HEAD, TABLE)]
     found = Cache()
     key = found.key("comparison", version=_VERSION, digests=digests)
 
     def write(folder: Path) -> None:
+        check_room(found)
         write_comparison(before, after, folder / _COMPARISON)
 
     made, _ = found.get_or_make(key, {}, write)
@@ -102,7 +104,7 @@ def _sent(request: Request, path: Path, headers: Mapping[str, str] | None = None
 
 
 def _own(request: Request) -> str:
-    """The path of the UI as a policy's source; the whole server where its name cannot be said with a path."""
+    """Return the UI's path as a policy source, or the whole server if the host cannot have a path."""
     host = request.headers.get("host", "")
     return f"{host}{PATH}" if _HOST.fullmatch(host) else "'self'"
 
@@ -116,9 +118,9 @@ def _stream(path: Path, headers: Mapping[str, str]) -> Response:
 
 
 class _OpenFile(StreamingResponse):
-    """An open file as an answer, as long as it is now: it may be written on meanwhile. Closed in the end.
+    """Response with the current length of an open file, which may still grow. Closes the file at the end.
 
-    That end may come before the first piece is read, where the browser has left.
+    The client may disconnect before the first read.
     """
 
     def __init__(self, file: BinaryIO, media_type: str, headers: Mapping[str, str]) -> None:

@@ -1,9 +1,8 @@
-"""What `hil publish` sends: which content is missing, its pieces, and the session that is made of them."""
+"""API for `hil publish`: missing content, uploads, and creation of sessions."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,25 +12,25 @@ from starlette.concurrency import run_in_threadpool
 
 from hil.controller.web.addresses import link_of
 from hil.controller.web.names import said
-from hil.controller.web.parcels import parcel_of, sizes_of
+from hil.controller.web.parcels import parcel_of, read_request, sizes_of
 from hil.controller.web.published import Missing, PublishedStore, Refused
 from hil.controller.web.site import site_of
 from hil.errors import HilError, StorageError
 
 router = APIRouter(prefix="/publish")
-# So many requests are held in memory at a time; each is as large as a piece at most.
+# Maximum concurrent requests in memory. A request is at most as large as a piece.
 AT_A_TIME = 4
 
 
 @router.post("/missing")
 async def missing(request: Request) -> Response:
-    """Of the digests that somebody has, those whose content is not here, and how much of it is."""
-    return await _answered(request, lambda body: {"missing": store_of(request).missing(sizes_of(json.loads(body)))})
+    """Return which of the given digests are missing, with the number of bytes already received."""
+    return await _answered(request, lambda body: {"missing": store_of(request).missing(sizes_of(read_request(body)))})
 
 
 @router.put("/blobs/{digest}")
 async def blob(request: Request, digest: str) -> Response:
-    """A piece of a content, that follows what is here of it."""
+    """Append a piece to an upload."""
 
     def put(body: bytes) -> dict[str, Any]:
         offset, size = (_number(request.query_params.get(name, "")) for name in ("offset", "size"))
@@ -42,11 +41,11 @@ async def blob(request: Request, digest: str) -> Response:
 
 @router.post("/sessions")
 async def sessions(request: Request) -> Response:
-    """A session of what is here."""
+    """Create a session from uploaded files."""
 
     def finish(body: bytes) -> dict[str, Any]:
         site = site_of(request)
-        stored = store_of(request).finish(parcel_of(json.loads(body)))
+        stored = store_of(request).finish(parcel_of(read_request(body)))
         found = [(number, root) for number, root in enumerate(site.roots) if stored.folder.is_relative_to(root)]
         links = (link_of(said(stored.folder.relative_to(root).as_posix()), number) for number, root in found)
         return {"id": stored.folder.name, "new": stored.new, "url": f"/session?{next(links, '')}"}
@@ -55,21 +54,21 @@ async def sessions(request: Request) -> Response:
 
 
 def store_of(request: Request) -> PublishedStore:
-    """Where it is kept."""
+    """Return the store for published sessions."""
     store: PublishedStore = request.app.state.published
     return store
 
 
 def _number(text: str) -> int:
     if not (text.isdecimal() and len(text) < 16):
-        raise Refused(400, "a piece has an offset and a size")
+        raise Refused(400, "offset and size required")
     return int(text)
 
 
 async def _answered(request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
-    """What the work gives as JSON, or why not. The guard has looked at the token; here it is looked at again."""
+    """Run ``work`` and return the result or the error as JSON. Checks the token, in addition to the guard."""
     if not getattr(request.state, "may_change", False):
-        return JSONResponse({"error": "publishing needs the server's token", "hint": ""}, 403)
+        return JSONResponse({"error": "server token required to publish", "hint": ""}, 403)
     turns: asyncio.Semaphore = request.app.state.publishing
     async with turns:
         body = await request.body()
@@ -78,7 +77,7 @@ async def _answered(request: Request, work: Callable[[bytes], dict[str, Any]]) -
         except Missing as error:
             return JSONResponse({"error": error.message, "hint": error.hint, "missing": error.digests}, error.status)
         except (ValueError, RecursionError):
-            return JSONResponse({"error": "that is no JSON as hil publish sends it", "hint": ""}, 400)
+            return JSONResponse({"error": "invalid JSON", "hint": ""}, 400)
         except HilError as error:
             status = error.status if isinstance(error, Refused) else 507 if isinstance(error, StorageError) else 400
             return JSONResponse({"error": error.message, "hint": error.hint}, status)

@@ -1,4 +1,4 @@
-"""A farm's queue, and a job: its place and why it waits, its leases, what happened to it, what its cases came to."""
+"""Farm queue and jobs: position and reason, leases, events, outcomes of cases."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hil.controller.web.site import is_saved, number_of, rows_of, site_of
 from hil.errors import FarmUnreachable, UsageError
 
 router = APIRouter()
-# Jobs that are shown: of the queue on a page where nobody asks for another number, at most, and of those that run; of a
-# submission; of those that ended. Further than to a certain place the farm is not asked what waits.
+# Maximum rows: queued jobs by default, queued or running jobs at most, jobs in a submission, ended jobs. The last limit
+# is the number of queued jobs to request from the farm.
 _JOBS, _MOST_ROWS, _MOST_PARTS, _ENDED = 100, 200, 1000, 20
 _MOST_QUEUED = 2000
-# Cases that are shown of a job or a submission.
+# Maximum cases to show for a job or submission.
 _CASES = 200
 
 
 @router.get("/queue")
 def queue(request: Request) -> Response:
-    """What waits, in the order of its turns, what runs, and what ended last."""
+    """Show queued jobs in order, running jobs, and the last ended jobs."""
     farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
     limit = min(max(1, number_of(request, "limit", _JOBS)), _MOST_ROWS)
     page = min(max(1, number_of(request, "page", 1)), _MOST_QUEUED // limit)
@@ -53,33 +53,33 @@ def queue(request: Request) -> Response:
 
 @dataclass(frozen=True)
 class _Pages:
-    """The page of the queue that is shown, and those beside it."""
+    """Current page of the queue, with links to adjacent pages."""
 
-    limit: int  # jobs a page
+    limit: int  # jobs per page
     page: int
     hours: int
-    shown: int  # jobs on this page and those before it
+    shown: int  # jobs on this and previous pages
     queued: int
 
     @property
     def left(self) -> int:
-        """How many wait after those of this page."""
+        """Number of queued jobs after this page."""
         return max(0, self.queued - self.shown)
 
     @property
     def more(self) -> bool:
-        """Whether there is a next page."""
+        """True if there is a next page."""
         return bool(self.left) and (self.page + 1) * self.limit <= _MOST_QUEUED
 
     def at(self, page: int) -> str:
-        """The query of another page's address."""
+        """Return the query for another page."""
         asked = {"limit": self.limit, "page": page, "hours": self.hours}
         usual = {"limit": _JOBS, "page": 1, "hours": 24}
         return urlencode({name: value for name, value in asked.items() if value != usual[name]})
 
 
 def waits_of(farm: FarmView, hours: int) -> tuple[Chart, list[Waits]]:
-    """How long jobs waited over so many hours."""
+    """Return queue times over a time span."""
 
     def make() -> tuple[Chart, list[Waits]]:
         return wait_chart(farm.link.past.jobs(farm.ask), hours)
@@ -89,13 +89,13 @@ def waits_of(farm: FarmView, hours: int) -> tuple[Chart, list[Waits]]:
 
 @router.get("/job")
 def job(request: Request) -> Response:
-    """A job, or all jobs of a submission."""
+    """Show a job, or all jobs of a submission."""
     farm, name = view_of(request), request.query_params.get("name", "")
     submission, _ = parse_job(name)
     try:
         jobs = jobs_of(farm, name)
         values = _details(farm, name, jobs, rows_of(request, _CASES))
-        # A page that was saved follows nothing.
+        # A saved page cannot follow the log.
         values["printed"] = printed(farm, name) if is_saved(request) else ""
     except FarmUnreachable as error:
         return away_page(request, error)
@@ -104,14 +104,14 @@ def job(request: Request) -> Response:
 
 
 def jobs_of(farm: FarmView, name: str) -> list[Mapping[str, Any]]:
-    """A job, or all jobs of a submission."""
+    """Return a job, or all jobs of a submission."""
     submission, number = parse_job(name)
     jobs = farm.ask("jobs", submission=submission, limit=_MOST_PARTS) if number is None else []
     return jobs if len(jobs) > 1 else [farm.ask("job", name=name)]
 
 
 def _details(farm: FarmView, name: str, jobs: list[Mapping[str, Any]], most: int) -> dict[str, Any]:
-    """What a page says of a job beside itself: its place, its events, what its cases came to until now."""
+    """Return the details of a job: queue position, events, current outcomes of cases."""
     events = farm.ask("events", job=name)
     if (whole := name.partition(".")[0]) != name:
         events = sorted([*farm.ask("events", job=whole), *events], key=lambda one: one["id"])
@@ -121,7 +121,7 @@ def _details(farm: FarmView, name: str, jobs: list[Mapping[str, Any]], most: int
 
 
 def _session(request: Request, submission: str, name: str, jobs: list[Mapping[str, Any]]) -> Session | None:
-    """The stored session of what a job made; None where there is none (yet)."""
+    """Return the stored session with a job's results, or None if it does not exist (yet)."""
     site, farm = site_of(request), view_of(request).link
     if farm.runs is None or farm.runs not in site.roots:
         return None
@@ -136,7 +136,7 @@ def _session(request: Request, submission: str, name: str, jobs: list[Mapping[st
 
 @router.post("/job/cancel")
 async def cancel(request: Request) -> Response:
-    """End a job, or take it out of the queue."""
+    """Cancel a queued or running job."""
     form = await form_of(request)
     await run_in_threadpool(view_of(request).do, "cancel", name=form.get("name", ""))
     return RedirectResponse("/queue", 303)

@@ -1,4 +1,4 @@
-"""The list of sessions, a session with its cases, and a case with all that is stored of it."""
+"""List of sessions, a session with cases, and a case with all stored data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter()
 
 @router.get("/")
 def index(request: Request) -> Response:
-    """The sessions, the newest first, as the filter asks."""
+    """List the sessions that match a filter, newest first."""
     site, wanted = site_of(request), asked(request, sessions.SessionFilter)
     with site.reader.reading() as database:
         found = sessions.list_sessions(database, wanted, rows_of(request, sessions.PAGE_ROWS))
@@ -31,7 +31,7 @@ def index(request: Request) -> Response:
 
 @router.get("/session")
 def session(request: Request) -> Response:
-    """A session: what it comes to, and its cases."""
+    """Show a session with its outcome and cases."""
     site, wanted = site_of(request), asked(request, sessions.CaseFilter)
     with site.reader.reading() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
@@ -42,7 +42,7 @@ def session(request: Request) -> Response:
 
 @router.get("/case")
 def case(request: Request) -> Response:
-    """A case: outcome, reason, statistics, times, provenance, logs, and the command to do it again."""
+    """Show a case: outcome, reason, statistics, times, provenance, logs, and the command that repeats it."""
     site = site_of(request)
     with site.reader.reading() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))

@@ -1,4 +1,4 @@
-"""Any page as one HTML file that opens offline and holds what the page shows."""
+"""Save any page as a single HTML file for offline use."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from hil.controller.web.templating import size
 from hil.errors import UsageError
 
 router = APIRouter()
-# A file that is sent to somebody by mail, and that a browser opens at once.
+# Maximum size of a saved page, so that it can be mailed and opens quickly.
 MOST_BYTES = 20 << 20
-# So many pages are put together at a time: each is held whole, a few times over.
+# Maximum concurrent saves. Each needs several times the page size in memory.
 AT_A_TIME = 2
 _ASSETS = ("text/css", "text/javascript", "application/javascript")
 _DATA = ("application/json", "application/octet-stream", "image/")
-# A picture or data within HTML is base64: four bytes for three.
+# Base64 growth of embedded pictures and data.
 _GROWS = 4 / 3
 
 
 @router.get("/share")
 async def share(request: Request) -> Response:
-    """The page of an address, ``?page=/session?id=...``, as a file to keep."""
+    """Return the page in the query, ``?page=/session?id=...``, as a file."""
     address = request.query_params.get("page", "")
     if not is_ours(address) or unquote(urlsplit(address).path).rstrip("/") == "/share":
-        raise UsageError(f"{address[:200]!r} is no page that can be saved", hint="?page=/session?id=...")
+        raise UsageError(f"cannot save {address[:200]!r}: not a page of this server", hint="?page=/session?id=...")
     turns: asyncio.Semaphore = request.app.state.saving
     async with turns:
         text = await saved_page(request, address)
@@ -43,14 +43,17 @@ async def share(request: Request) -> Response:
 
 
 async def saved_page(request: Request, address: str) -> str:
-    """A page's file of at most :data:`MOST_BYTES`. Raises UsageError: there is no such page, or it is too long."""
+    """Return a page as a file of at most :data:`MOST_BYTES`.
+
+    Raises UsageError if the page is missing or too large.
+    """
     page = await ask(request, address, types=("text/html",), most=MOST_BYTES)
     if page is None:
-        raise UsageError(f"the page alone has more than {size(MOST_BYTES)}", hint="filter it first")
+        raise UsageError(f"the page is larger than {size(MOST_BYTES)}", hint="filter it first")
     if page.status != 200:
-        raise UsageError(f"{address[:200]!r} is no page that can be saved: open it to see why")
+        raise UsageError(f"cannot save {address[:200]!r}: open it to see the error")
     text = page.body.decode()
-    needs, held = needs_of(text), _Held(len(page.body))
+    needs, held = await run_in_threadpool(needs_of, text), _Held(len(page.body))
     for asset in needs.assets:
         held.put(asset, await ask(request, asset, types=_ASSETS, most=MOST_BYTES), 1)
     for one in {**needs.images, **needs.data}:
@@ -60,7 +63,7 @@ async def saved_page(request: Request, address: str) -> str:
 
 @dataclass
 class _Held:
-    """What goes into a file besides the page, as long as there is room."""
+    """Embedded resources of a saved page, within the size limit."""
 
     bytes: int
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -82,8 +85,8 @@ class _Held:
 
     @property
     def notes(self) -> list[str]:
-        limit = f"a saved page has at most {size(MOST_BYTES)}"
+        limit = f"the limit for a saved page is {size(MOST_BYTES)}"
         return [
-            *([f"Pictures or data that are not in this file: {self.too_long}; {limit}."] if self.too_long else ()),
-            *([f"Pictures or data that the server could not give: {self.refused}."] if self.refused else ()),
+            *([f"Images or data omitted from this file: {self.too_long}; {limit}."] if self.too_long else ()),
+            *([f"Images or data unavailable from the server: {self.refused}."] if self.refused else ()),
         ]

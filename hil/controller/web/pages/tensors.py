@@ -1,4 +1,4 @@
-"""A tensor of a stored case, or one file beside another: maps, statistics under a tolerance, the worst elements."""
+"""A stored tensor of a case, or two files: maps, statistics within a tolerance, worst elements."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from hil.controller.web.tensors import Side, Subject, UnknownDtype, find_subject
 from hil.errors import UsageError
 
 router = APIRouter()
-# The parts that a page asks for one by one where tensors are large, as its blocks are called.
+# Template blocks that a page with large tensors requests separately.
 PARTS_OF_PAGE = ("values", "errors", "ulps", "numbers", "charts")
 
 
 @router.get("/tensors")
 def tensors(request: Request) -> Response:
-    """The page of a tensor, or one of its parts."""
+    """Show a tensor, or return a part of the page."""
     site, query = site_of(request), query_of(request)
     session, case, subjects = found_of(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)
@@ -38,7 +38,7 @@ def tensors(request: Request) -> Response:
     part = request.headers.get("hx-target", "")
     now = part if part in PARTS_OF_PAGE else request.query_params.get("now", "")
     if getattr(request.state, "saved", False):
-        now = "all"  # a page that is kept as a file asks for nothing later
+        now = "all"  # a saved page cannot request parts later
     try:
         shown = Shown.of(query, subject, now)
         shown.window  # noqa: B018 - a slice that is not there is told before anything is drawn
@@ -53,7 +53,7 @@ def tensors(request: Request) -> Response:
 
 @router.get("/api/tensors/cell")
 def cell(request: Request) -> Response:
-    """What is in a cell of the maps, as JSON."""
+    """Return the text for a map cell as JSON."""
     query = query_of(request)
     _, _, subjects = found_of(request, query)
     shown = Shown.of(query, find_subject(subjects, query.kind, query.output, query.beside))
@@ -65,12 +65,12 @@ def cell(request: Request) -> Response:
 
 
 def found_of(request: Request, query: TensorQuery) -> tuple[sessions.Session | None, Any, list[Subject]]:
-    """The session, the case and what tensors it has; of two files that were named at the start, these."""
+    """Return the session, the case and the tensors. For `hil web diff`, return only the two files."""
     if not query.id:
         pair = getattr(request.app.state, "pair", None)
         if pair is None:
             raise UsageError(
-                "no session is named", hint="a case's page links its tensors; hil web diff A B takes files"
+                "session ID required", hint="follow a link on a case page, or run hil web diff A B for two files"
             )
         return None, None, [pair_of(*pair)]
     with site_of(request).reader.reading() as database:
@@ -83,7 +83,7 @@ def found_of(request: Request, query: TensorQuery) -> tuple[sessions.Session | N
 
 
 def pair_of(a: Path, b: Path) -> Subject:
-    """Two files as what a page shows; the second is the reference."""
+    """Return the subject for two files. The second is the reference."""
     titles = [said(one) for one in ((a.name, b.name) if a.name != b.name else (str(a), str(b)))]
     return Subject(
         "files", said(a.name), [Side(title, path) for title, path in zip(titles, (a, b), strict=True)], said(str(b))

@@ -1,4 +1,4 @@
-"""Where the time went: a profile's operations beside its trace, two of them compared, and the list of all."""
+"""Profiles: operations with a trace, a comparison of two, and a list."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from hil.controller.web.templating import when
 from hil.errors import UsageError
 
 router = APIRouter()
-# So many others can be chosen from to compare with; the list of traces has all.
+# Maximum profiles to offer for a comparison. The list of traces has all.
 _CHOICES = 200
 _LISTED = 500
 
 
 @dataclass(frozen=True)
 class TimeLine:
-    """The frame with Perfetto's UI."""
+    """Frame with Perfetto's UI."""
 
-    query: str  # of the viewer's address; "" where there is no trace
-    reason: str  # why it cannot be shown; "" where it can
+    query: str  # query of the viewer's URL; "" without a trace
+    reason: str  # reason why the trace cannot be shown, or ""
     bytes: int = 0
 
 
 @router.get("/traces")
 def traces(request: Request) -> Response:
-    """All profiles of the folders that are served, to look at one or to compare two."""
+    """List all profiles in the served directories."""
     site = site_of(request)
     with site.reader.reading() as database:
         listed = list_profiles(database, site.roots, rows_of(request, _LISTED))
@@ -60,7 +60,7 @@ def traces(request: Request) -> Response:
 
 @router.get("/trace")
 def trace(request: Request) -> Response:
-    """A profile, ``?profile=KEY`` or ``?id=...&case=...&kind=run``; or two, ``?a=KEY&b=KEY``."""
+    """Show a profile, ``?profile=KEY`` or ``?id=...&case=...&kind=run``, or compare two, ``?a=KEY&b=KEY``."""
     query = request.query_params
     if query.get("a") or query.get("b"):
         return _two(request)
@@ -78,18 +78,18 @@ def _of_case(request: Request) -> Response:
     wanted = query.get("kind") or next((one.kind for one in found if one.kind == "run"), "")
     profile = next((one for one in found if one.kind == wanted), found[0] if found and not wanted else None)
     if profile is None:
-        hint = "hil run MODEL --profile DIR makes one, and hil suite run with the same option one of each case"
+        hint = "hil run MODEL --profile DIR writes a profile, hil suite run --profile DIR writes a profile per case"
         raise UsageError(f"{row['name']} has no {f'{wanted} ' if wanted else ''}profile", hint=hint)
     if not profile.key:
-        raise UsageError("this profile cannot be shown here", hint=how_to_show(profile))
+        raise UsageError("cannot show this profile", hint=how_to_show(profile))
     return _one(request, profile, said(Path(session.folder).name))
 
 
 def _one(request: Request, profile: StoredProfile, run: str) -> Response:
-    """The page of a profile.
+    """Show a profile.
 
     Args:
-        run: the session that it should be of; "" is any.
+        run: expected session of the profile; "" accepts any.
     """
     site, wanted = site_of(request), asked(request, operations.TableAsked)
     common: dict[str, Any] = {
@@ -144,23 +144,23 @@ def _two(request: Request) -> Response:
 
 
 def _both(site: Site, query: Mapping[str, str]) -> tuple[StoredProfile, StoredProfile]:
-    """The two profiles that an address names. Raises UsageError: one is missing, or is none of a run."""
+    """Return the two requested profiles. Raises UsageError if one is missing or is not from a run."""
     keys = [query.get(name, "") for name in ("a", "b")]
     if not all(keys):
-        raise UsageError("two profiles are compared, A and B", hint="choose both in the list of traces")
+        raise UsageError("a comparison requires two profiles, A and B", hint="choose both in the list of traces")
     a, b = (find_profile(site.roots, key) for key in keys)
     for one in (a, b):
         if one.kind != "run":
-            raise UsageError(f"{one.name} is no profile of a run: only these are compared", hint="open each by itself")
+            raise UsageError(f"cannot compare {one.name}: not a profile of a run", hint="open each profile separately")
     return a, b
 
 
 def _line(site: Site, query: dict[str, str], profiles: Sequence[StoredProfile]) -> TimeLine:
-    """The frame of a trace. Two on one clock have none yet: it is made when the frame asks for it."""
+    """Return the frame for a trace. The merged trace of two profiles is created when the frame requests it."""
     try:
         size = sum(trace_file(site.roots, one).stat().st_size for one in profiles)
     except (UsageError, OSError):
-        return TimeLine("", "There is no trace beside this profile: hil writes one with each, and this one was lost.")
+        return TimeLine("", "The trace of this profile is missing: hil writes a trace with each profile.")
     return TimeLine(urlencode(query), viewer_hint(), size)
 
 
@@ -187,7 +187,7 @@ _DIFF = (
 
 @router.get("/trace.csv")
 def trace_csv(request: Request) -> Response:
-    """The operations of a profile, or of two, in the order that is asked for. Raises UsageError as the page does."""
+    """Return the operations of one or two profiles in the requested order. Raises the same errors as the page."""
     site, wanted, query = site_of(request), asked(request, operations.TableAsked), request.query_params
     if query.get("a") or query.get("b"):
         a, b = _both(site, query)
@@ -199,7 +199,7 @@ def trace_csv(request: Request) -> Response:
         return csv_rows(f"{a.name} and {b.name}", _DIFF, [_change(one) for one in (*sums, *changes)])
     profile = find_profile(site.roots, query.get("profile", ""))
     if profile.kind != "run":
-        raise UsageError(f"{profile.name} is no profile of a run, and has no operations")
+        raise UsageError(f"operations unavailable: {profile.name} is not a profile of a run")
     open_profile(site.roots, profile)
     found = operations.page_of_totals(operations.totals_of(profile.folder, wanted.by), wanted, MOST_ROWS + 1).rows
     return csv_rows(profile.name, _TOTAL, [[getattr(one, name) for name in _TOTAL] for one in found])
@@ -220,10 +220,10 @@ _STEPS = {
 
 @router.get("/trace/compilation.csv")
 def compilation_csv(request: Request) -> Response:
-    """A table of a compilation's profile: phases, passes or operations."""
+    """Return a table of a compilation's profile: phases, passes or operations."""
     site, wanted = site_of(request), request.query_params.get("table", "")
     if wanted not in _STEPS:
-        raise UsageError(f"a compilation has no table {wanted[:40]!r}", hint=f"one of {', '.join(_STEPS)}")
+        raise UsageError(f"unknown compilation table {wanted[:40]!r}", hint=f"valid tables: {', '.join(_STEPS)}")
     profile = find_profile(site.roots, request.query_params.get("profile", ""))
     found = read_compilation(check_compilation(site.roots, profile))
     rows = [[getattr(one, name) for name in _STEPS[wanted]] for one in getattr(found, wanted)]
@@ -232,7 +232,7 @@ def compilation_csv(request: Request) -> Response:
 
 @router.get("/traces.csv")
 def traces_csv(request: Request) -> Response:
-    """The list of profiles."""
+    """Return the list of profiles."""
     site = site_of(request)
     with site.reader.reading() as database:
         found = list_profiles(database, site.roots, MOST_ROWS + 1).found

@@ -1,7 +1,7 @@
-"""Read a stored folder for the index: any kind of session, of any schema until now.
+"""Read a stored session of any kind and any schema version for the index.
 
-A record may be anybody's, and of an earlier or a later hil: what is missing or of another type is left out,
-never an error.
+Records may come from any user and from any hil version. Missing values and values of a wrong type are ignored, never an
+error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hil.controller.workloads.traces.trace import FILE as TRACE
 __all__ = ["BENCH", "BISECT", "RECORDS", "STUDY", "TRACE", "read_lines", "read_session"]
 
 BENCH, BISECT, STUDY = "bench.json", "bisect.json", "study.json"
-# A folder with one of these is a session; the first that is there says of which kind.
+# A directory with one of these files is a session. The first match determines the kind.
 RECORDS = {
     MATRIX: "matrix",
     HEAD: "suite",
@@ -39,10 +39,10 @@ RECORDS = {
 
 
 def read_session(folder: Path, record: str, session_id: str) -> tuple[SessionEntry, list[CaseEntry]] | None:
-    """The session of a folder and those of its cases that its one record holds; a suite's are lines of their own.
+    """Read the session of a directory and the cases in its record. Cases of a suite are in a separate lines file.
 
-    What cannot be read at all is a session of the kind "damaged" that says why. None: it is no session, but a file of
-    another tool's with such a name.
+    An unreadable record becomes a session of kind "damaged" with the reason. Return None if another tool wrote a file
+    of the same name.
     """
     path = folder / record
     try:
@@ -71,7 +71,7 @@ def _read(
 
 
 def _changed(path: Path) -> float | None:
-    """When a file was written last: what a record without a time is placed by."""
+    """Return the modification time of a file, which replaces a missing time in the record."""
     try:
         return path.stat().st_mtime
     except OSError:

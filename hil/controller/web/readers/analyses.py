@@ -1,4 +1,4 @@
-"""Bisections and studies: their rows are cases."""
+"""Read bisections and studies. Their rows are cases."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hil.controller.web.names import said
 from hil.controller.web.readers.fields import common, digests, mapping, mappings, statistics
 
 Found = tuple[SessionEntry, list[CaseEntry]]
-# The findings of a bisection that are of the model as a whole: as it is, and with its intermediates as outputs.
+# Findings about the whole model: unchanged, and with intermediates exposed as outputs.
 WHOLES = ("whole", "exposed")
 _QUIET = ("", "PASS", "SKIP")
 
 
 def findings(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """What a bisection has of each layer and of the whole: name and operator, and the finding that decides.
+    """Yield the name and operator of each layer and of the whole model, with the decisive finding.
 
-    That is the layer's own; or, where that is all right, the one within the whole model.
+    The decisive finding is the isolated layer's. If that passed, the finding within the whole model decides.
     """
     for layer in mappings(document.get("layers")):
         alone, within = mapping(layer.get("isolated")), mapping(layer.get("cumulative"))
@@ -30,15 +30,15 @@ def findings(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], M
 
 
 def model_digest(document: Mapping[str, Any]) -> str:
-    """The digest of a bisection's model; "" where its record is from before it had one."""
+    """Return the digest of a bisection's model, or "" for records of old versions."""
     return text(document.get("model_digest"))
 
 
 def read_bisect(session_id: str, document: Mapping[str, Any]) -> Found:
-    """A bisection: a case a layer, and one for each way in which the whole model ran."""
+    """Read a bisection: a case per layer, and a case for each run of the whole model."""
     board, runtime, flow = (text(document.get(name)) for name in ("board", "runtime", "flow"))
     file = PurePosixPath(text(document.get("model"))).name
-    model = file.removesuffix(".onnx")  # as runs and suites call it
+    model = file.removesuffix(".onnx")  # the model's name in runs and suites
     cases = [
         CaseEntry(
             text(layer.get("name")),
@@ -71,12 +71,12 @@ def read_bisect(session_id: str, document: Mapping[str, Any]) -> Found:
 
 
 def row_name(row: Mapping[str, Any]) -> str:
-    """What the case of a study's row is called."""
+    """Return the case name for a row of a study."""
     return text(f"{text(row.get('experiment'))} {text(row.get('way'))}".strip())
 
 
 def read_study(session_id: str, folder: Path, document: Mapping[str, Any]) -> Found:
-    """A study: a case for each experiment and compiler."""
+    """Read a study: a case for each experiment and compiler."""
     rows = mappings(document.get("rows"))
     board = text(mapping(document.get("board")).get("name"))
     cases = []

@@ -1,4 +1,4 @@
-"""The command that does a stored session again, as far as its record tells."""
+"""Derive the command that repeats a stored session from its record."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hil.controller.web.entries import text
 from hil.controller.web.readers.fields import mapping, mappings
 from hil.controller.workloads.suites.request import Request
 
-# What a request of another version, or a damaged one, may come to.
+# Exceptions for a request that is damaged or from another version.
 _WRONG = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 def command_of_run(document: Mapping[str, Any], case: Mapping[str, Any] | None = None) -> str:
-    """The command that does a run again, or one case of it; "" where its record does not tell.
+    """Return the command that repeats a run or one of its cases, or "" if the record is not sufficient.
 
-    Of a bundle, a trace or a bench all cases are done again: one is part of the whole.
+    For bundles, traces and benches, the command repeats all cases, since a case depends on the whole.
     """
     if typed := text(document.get("command")):
         return typed
@@ -38,7 +38,7 @@ def command_of_run(document: Mapping[str, Any], case: Mapping[str, Any] | None =
 
 
 def command_of_suite(head: Mapping[str, Any]) -> str:
-    """The command that does a suite's run again; "" where its record does not tell."""
+    """Return the command that repeats a suite run, or "" if the record is not sufficient."""
     command = text(head.get("command"))
     if command.startswith("pytest "):
         return command

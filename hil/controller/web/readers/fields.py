@@ -1,9 +1,8 @@
-"""What readers of every kind of record share: a bounded document, and values of it that may be of any type."""
+"""Helpers for readers of all records: read a document of bounded size, and convert values of unknown type."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,58 +10,53 @@ from typing import Any
 
 from hil.compare.stats import STATISTICS, Statistic
 from hil.controller.web.entries import NAMES, OutputEntry, real, text, texts, whole
+from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
 from hil.errors import UsageError
 
-# A record is read into memory whole: a longer one is told, not read.
+# Records are read into memory. A larger record is reported as damaged.
 MOST_BYTES = 32 << 20
-# Values in it: an empty list is two bytes in a file, and thirty times as many in memory.
-MOST_VALUES = 2_000_000
 
 
 def read_document(path: Path) -> Mapping[str, Any]:
-    """A record's JSON object. Raises OSError or ValueError: it cannot be read, or is longer than :data:`MOST_BYTES`."""
+    """Read a record's JSON object.
+
+    Raises:
+        OSError: the file is unreadable.
+        ValueError: the file is not a JSON object, or is larger than :data:`MOST_BYTES`.
+    """
     try:
-        document = parsed(read_file(path, MOST_BYTES))
+        document = parse_json(read_file(path, MOST_BYTES))
     except UsageError as error:
         raise ValueError(error.message) from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
     if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("not a JSON object")
     return document
 
 
 def digests(pairs: Iterable[tuple[Any, Any]]) -> dict[str, str]:
-    """Models and their digests, those that a record has; a model is called as its file is, without ``.onnx``."""
+    """Return the known digests by model name. The name is the file name without ``.onnx``."""
     found = ((text(name).removesuffix(".onnx"), text(digest)) for name, digest in itertools.islice(pairs, NAMES))
     return {name: digest for name, digest in found if name and digest}
 
 
-def parsed(data: bytes) -> Any:
-    """The JSON of a record. Raises ValueError: it is none, or has more than :data:`MOST_VALUES` values."""
-    if len(data) > MOST_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise ValueError(f"it has more than {MOST_VALUES} values")
-    return json.loads(data)
-
-
 def mapping(value: Any) -> Mapping[str, Any]:
-    """The value, if it is a JSON object; else none of its keys."""
+    """Return the value if it is a JSON object, else an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def listed(value: Any) -> list[Any]:
-    """The value, if it is a list; else nothing."""
+    """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
 def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """The objects of a list."""
+    """Return the JSON objects in a list."""
     return [one for one in listed(value) if isinstance(one, dict)]
 
 
 def common(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a session that every kind of record says in the same words."""
+    """Return the session fields that have the same keys in all records."""
     origin = mapping(document.get("origin"))
     return {
         "created": real(document.get("created")),
@@ -76,13 +70,13 @@ def common(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def times(timings: Mapping[str, Any]) -> dict[str, Any]:
-    """A case's times on the host: all together, and of compiling."""
+    """Return a case's total time and compile time on the host, in seconds."""
     found = [seconds for value in timings.values() if (seconds := real(value)) is not None]
     return {"host_s": sum(found) if found else None, "compile_s": real(timings.get("compile_s"))}
 
 
 def statistics(outputs: Any) -> dict[str, Any]:
-    """What is known of a case's outputs: of each statistic the worst of them all, and where there are several, each."""
+    """Return the worst value of each statistic over a case's outputs, and the outputs if there are several."""
     found = mappings(outputs)[:NAMES]
     several = tuple(
         OutputEntry(text(one.get("name")), real(one.get("max_abs")), real(one.get("sqnr_db"))) for one in found
@@ -99,7 +93,7 @@ _SHOWN = ("max_abs", "max_ulp", "sqnr_db")
 
 def _worst(outputs: Sequence[Mapping[str, Any]], statistic: Statistic) -> float | None:
     values = [value for one in outputs if (value := real(one.get(statistic.key))) is not None]
-    # What is no number is neither larger nor smaller.
+    # Ignore NaN, which has no order, unless all values are NaN.
     numbers = [value for value in values if not math.isnan(value)]
     worst: float | None = statistic.worst(numbers or values, default=None)
     return worst

@@ -1,4 +1,4 @@
-"""Matrices: a session whose targets are sessions below it, each in a folder of its own."""
+"""Read matrices: sessions with one session per target, each in a subdirectory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hil.controller.web.readers.fields import common, mapping, mappings, read_do
 from hil.controller.workloads.suites.store import HEAD
 from hil.core.results import Outcome, gravest
 
-# A word for what a target came to where the matrix itself does not say: an outcome of that exit code.
+# Outcome by exit code, for a matrix without a recorded outcome.
 _WORDS = {one.exit_code: one.value for one in (Outcome.PASS, Outcome.FAIL, Outcome.RUN_ERROR, Outcome.BOARD_LOST)}
 
 
 def targets_of(document: Mapping[str, Any]) -> list[str]:
-    """The names of a matrix' targets, which are their folders' too."""
+    """Return the target names of a matrix, which are also the names of their directories."""
     names = (text(one.get("name")) for one in mappings(document.get("targets")))
     return [name for name in dict.fromkeys(names) if name and safe_name(name) == name]
 
 
 def read_matrix(session_id: str, folder: Path, document: Mapping[str, Any]) -> SessionEntry:
-    """A matrix, without cases: its targets have them."""
+    """Read a matrix. It has no cases, since these belong to its targets."""
     targets = targets_of(document)
     known = {**common(document), "command": text(document.get("again"))}
     outcome = text(document.get("outcome"))
-    if "outcome" not in document:  # of targets that somebody put side by side
+    if "outcome" not in document:  # the user combined existing sessions into a matrix
         codes = [code for name in targets if (code := _exit_code(folder / name)) is not None]
         known["exit_code"] = gravest(codes) if codes else None
         outcome = _WORDS.get(known["exit_code"] or 0, "") if codes else ""

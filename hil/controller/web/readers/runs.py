@@ -1,4 +1,4 @@
-"""Runs and benches."""
+"""Read runs and benches."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Found = tuple[SessionEntry, list[CaseEntry]]
 
 
 def read_run(session_id: str, folder: Path, document: Mapping[str, Any]) -> Found:
-    """A run of models, of a bundle or of a trace."""
+    """Read a run of models, of a bundle or of a trace."""
     found = mappings(document.get("cases"))
     cases = _run_cases(document)
     return _session(session_id, "run", folder, document, cases, found), cases
 
 
 def read_bench(session_id: str, folder: Path, document: Mapping[str, Any]) -> Found:
-    """A bench: each side is a case, with what the run beside it has of it."""
+    """Read a bench. Each side is a case, completed with the values of the bench's run record."""
     try:
         run = read_document(folder / RECORD)
     except (OSError, ValueError):
@@ -43,14 +43,14 @@ def read_bench(session_id: str, folder: Path, document: Mapping[str, Any]) -> Fo
     for number, side in enumerate(mappings(document.get("sides"))):
         name = side_name(side, {case.name for case in cases})
         cases.append(_side_case(side, number, name, known.get(text(side.get("name")))))
-    # While the first side is compiled there is no document of it yet.
+    # While the first side compiles, the bench does not list sides yet.
     cases = cases or list(known.values())
     merged = {**run, **document}
     return _session(session_id, "bench", folder, merged, cases, mappings(run.get("cases"))), cases
 
 
 def side_name(side: Mapping[str, Any], taken: set[str]) -> str:
-    """What the case of a bench's side is called: as its model's in other sessions, but for the second of two alike."""
+    """Return the case name of a bench's side: the model name, plus the label if the name is taken."""
     name = text(PurePosixPath(text(side.get("model"))).stem) or text(side.get("name"))
     return f"{name} {text(side.get('label'))}".strip() if name in taken else name
 
@@ -80,7 +80,7 @@ def _session(
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, str]:
-    """What the board said of its agent and runtimes."""
+    """Return the versions of the agent and runtimes that the board reported."""
     info = mapping(mapping(document.get("board")).get("info"))
     found = {"agent": text(info.get("agent_version"))}
     for one in mappings(info.get("runtimes"))[:32]:
@@ -95,7 +95,7 @@ def _run_cases(document: Mapping[str, Any]) -> list[CaseEntry]:
 
 def _run_case(record: Mapping[str, Any], number: int, board: str, created: float | None) -> CaseEntry:
     device, artifact = mapping(record.get("device")), mapping(record.get("artifact"))
-    # Of several references the first is the one that decides.
+    # The first reference determines the verdict.
     verdict = next(iter(mappings(record.get("verdicts"))), {})
     iterations = whole(device.get("iterations")) or 0
     return CaseEntry(

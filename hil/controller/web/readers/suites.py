@@ -1,4 +1,4 @@
-"""Suites' runs: one record of the whole, and a line for each case that has ended."""
+"""Read suite runs: one record for the run, and a line for each completed case."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any, BinaryIO
 
 from hil.controller.web.entries import CaseEntry, SessionEntry, program_number, real, text, texts, whole
 from hil.controller.web.readers.commands import command_of_suite
-from hil.controller.web.readers.fields import common, digests, mapping, parsed, statistics, times
+from hil.controller.web.readers.fields import common, digests, mapping, statistics, times
 from hil.controller.workloads.suites.store import LINES
+from hil.core.bounded_json import parse_json
 from hil.core.files import open_file
 from hil.errors import UsageError
 
-# A longer line is damaged, whatever it says.
+# Longer lines are treated as damaged.
 MOST_LINE = 32 << 20
 _VERSIONS = 64
-# The package that tells a runtime's version and its compiler's, of those that suites write down.
+# Package with the compiler version for each runtime, among the packages that suites record.
 _COMPILERS = {"iree": "iree-base-compiler", "onnxruntime": "onnxruntime", "executorch": "executorch"}
 
 
 def read_suite(session_id: str, head: Mapping[str, Any]) -> SessionEntry:
-    """A suite's run; its cases are lines of their own."""
+    """Read a suite run without its cases, which are in a separate lines file."""
     suite, flow, runtime = (text(head.get(name)) for name in ("suite", "flow", "runtime"))
     told = list(mapping(head.get("versions")).items())[:_VERSIONS]
     versions = {text(key): text(value) for key, value in told}
@@ -51,9 +52,9 @@ def read_suite(session_id: str, head: Mapping[str, Any]) -> SessionEntry:
 
 
 def read_lines(path: Path, start: int, first_number: int) -> Iterator[tuple[CaseEntry | None, int]]:
-    """The cases of a suite's file of lines from a byte on, each with the byte after it; None for an unreadable line.
+    """Yield the cases of a suite's lines file from a byte offset, each with the offset after its line.
 
-    Half a line at the end is not read: somebody is writing it.
+    The case is None if the line is unreadable. An incomplete last line is skipped: the suite may still be writing.
     """
     try:
         file = open_file(path)
@@ -77,7 +78,7 @@ def read_lines(path: Path, start: int, first_number: int) -> Iterator[tuple[Case
 
 
 def _rest(file: BinaryIO) -> int | None:
-    """How long the rest of a line is that is not kept; None where it has no end yet."""
+    """Return the length of the rest of an oversized line, or None if the line is incomplete."""
     length = 0
     while part := file.readline(MOST_LINE):
         length += len(part)
@@ -88,8 +89,8 @@ def _rest(file: BinaryIO) -> int | None:
 
 def _line_case(line: bytes, number: int, place: int) -> CaseEntry | None:
     try:
-        record = parsed(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("id"), str):
         return None

@@ -1,4 +1,4 @@
-"""Stored traces of a module's calls: each call is a case."""
+"""Read stored traces of a module's calls. Each call is a case."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hil.controller.workloads.traces.stored import COMPARISON, OF_TRACE
 from hil.controller.workloads.traces.trace import call_name
 
 CALL = "call.json"
-# Of a trace so many calls are looked at.
+# Maximum number of calls to read from a trace.
 _MOST_CALLS = 10_000
-# And of a call so many tensors.
+# Maximum number of tensors to read from a call.
 _MOST_TENSORS = 10_000
 
 
 def is_trace(document: Mapping[str, Any]) -> bool:
-    """Whether it is a trace of hil's: other tools have files of this name too."""
+    """Return whether the document is a hil trace. Other tools use the same file name."""
     names = ("module_name", "backend", "name")
     return all(isinstance(document.get(name), str) for name in names) and "calls" in document
 
 
 def call_case(number: int, method: str) -> str:
-    """What the case of a call is called, as in a run of `hil trace run`."""
+    """Return the case name of a call, as `hil trace run` writes it."""
     return f"{call_name(number)}_{method}"
 
 
 def comparison_of(folder: Path, document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a test found of a trace beside its reference's; nothing where that is of another trace than the document.
+    """Return the stored comparison of a trace with its reference, or {} if it belongs to another trace.
 
-    Whoever copies folders over one another may leave it behind, beside a trace that was compared with something else.
+    A stale comparison can remain after a user copies one directory over another.
     """
     try:
         found = read_document(folder / COMPARISON)
@@ -45,13 +45,13 @@ def comparison_of(folder: Path, document: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def compared_calls(comparison: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """The calls of a comparison by their numbers."""
+    """Return the calls of a comparison by number."""
     found = ((whole(one.get("call")), one) for one in mappings(comparison.get("calls")))
     return {number: one for number, one in found if number is not None}
 
 
 def names_of_outputs(call: Mapping[str, Any]) -> dict[str, str]:
-    """File -> what the tensor in it is called among a call's outputs, as :func:`arrays_in` and comparisons call it."""
+    """Map each tensor file of a call to its output name, as :func:`arrays_in` and comparisons use it."""
     waiting: list[tuple[str, Any]] = [(str(number), one) for number, one in enumerate(listed(call.get("outputs")))]
     pairs = [pair for pair in listed(call.get("assigned")) if isinstance(pair, list) and len(pair) == 2]
     waiting += [(new_value(text(name)), value) for name, value in pairs]
@@ -68,7 +68,7 @@ def names_of_outputs(call: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_trace(session_id: str, folder: Path, document: Mapping[str, Any]) -> tuple[SessionEntry, list[CaseEntry]]:
-    """A trace. Its calls have the outcome of their comparison with a reference's, where that lies beside them."""
+    """Read a trace. If it has a comparison with a reference, the calls get the comparison's outcomes."""
     module, backend, name = (text(document.get(key)) for key in ("module_name", "backend", "name"))
     count = whole(document.get("calls")) or 0
     comparison = comparison_of(folder, document)
@@ -104,12 +104,12 @@ def read_trace(session_id: str, folder: Path, document: Mapping[str, Any]) -> tu
         models=texts([module]),
         versions={"ran by": text(document.get("ran_by"))} if document.get("ran_by") else {},
         planned=max(count, 0),
-        error=f"the trace ended early: {ended}" if ended else "",
+        error=f"incomplete trace: {ended}" if ended else "",
         outcome=text(comparison.get("outcome")),
     )
     return session, cases
 
 
 def _again(folder: Path, runtimes: Sequence[str]) -> str:
-    """What makes the calls of a trace again whose record does not say what made it: only programs' can be."""
+    """Return the command that repeats a trace without a recorded command. Only calls of programs can be repeated."""
     return command_text(["hil", "trace", "run", str(folder)]) if runtimes else ""

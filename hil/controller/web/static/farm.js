@@ -54,9 +54,9 @@ function followLog(log) {
   });
   events.addEventListener("over", (event) => {
     events.close();
-    state.textContent = JSON.parse(event.data) || (size ? "That is all." : "It printed nothing.");
+    state.textContent = JSON.parse(event.data) || (size ? "End of log." : "The log is empty.");
   });
-  events.addEventListener("error", () => { state.textContent = "The connection is lost; it is tried again."; });
+  events.addEventListener("error", () => { state.textContent = "Connection lost. Retrying."; });
   events.addEventListener("open", () => { state.textContent = "Following."; });
   addEventListener("pagehide", () => events.close());
 }

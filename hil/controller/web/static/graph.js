@@ -240,7 +240,7 @@
   // The next node, or the one before, among places of the first pane.
   function step(places, direction) {
     if (!places.length) {
-      status.textContent = "There is none.";
+      status.textContent = "No matching nodes.";
       return;
     }
     const [first] = panes;
@@ -380,5 +380,5 @@
     };
   }
 
-  begin().catch((error) => { status.textContent = `The graph cannot be drawn: ${error.message}`; });
+  begin().catch((error) => { status.textContent = `Cannot draw the graph: ${error.message}`; });
 })();

@@ -7,7 +7,7 @@ const hil = (() => {
   const kept = (url) => [...document.querySelectorAll("script[data-url]")].find((one) => one.dataset.url === url);
 
   async function answer(url) {
-    if (saved) throw new Error("This saved page does not hold that: open it in hil web.");
+    if (saved) throw new Error("This saved page does not include the data: open it in hil web.");
     const response = await fetch(url, { headers: { accept: "application/json, */*" } });
     if (!response.ok) throw new Error((await response.text()).slice(0, 500) || response.statusText);
     return response;
@@ -181,7 +181,7 @@ function listen(url, heard) {
     for (const [name, hear] of Object.entries(heard)) events.addEventListener(name, hear);
     events.addEventListener("open", () => tellAway("server", ""));
     events.addEventListener("error", () => {
-      tellAway("server", "hil web does not answer. This is what was shown last; it goes on by itself when hil web is back.");
+      tellAway("server", "hil web is not responding. This page shows the last known state, and updates when hil web is available.");
       document.body.dataset.generation = "";
       if (events?.readyState === EventSource.CLOSED) timer = setTimeout(start, 3000);
     });
@@ -199,7 +199,7 @@ async function areThere() {
   if (!asked.has("id") && !asked.has("s")) return true;
   try {
     const { gone } = await hil.data(`/api/there?${asked}`);
-    tellAway("session", gone && `This is gone: ${gone}. This is what was shown last.`);
+    tellAway("session", gone && `Not available: ${gone}. This page shows the last known state.`);
     return !gone;
   } catch {
     return true;  // who cannot be asked tells nothing

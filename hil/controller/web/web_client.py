@@ -1,0 +1,272 @@
+"""HTTP client for a `hil web` server. Timeouts and size limits protect it from other servers at the same URL."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import ipaddress
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, quote, urlsplit
+
+import tenacity
+
+from hil.core.bounded_json import parse_json
+from hil.core.text import visible
+from hil.errors import FarmUnreachable, UsageError
+
+C = TypeVar("C", bound="WebClient")
+# Timeouts in seconds: connecting to all addresses of a host, sending a request, reading the whole response.
+_CONNECT_S, _SEND_S, _ANSWER_S = 10.0, 120.0, 120.0
+# Maximum attempts and backoff for requests with connection errors.
+_TRIES = 5
+_WAIT = tenacity.wait_exponential(0.2, max=5)
+_MAX_ANSWER = 4 << 20
+# The limit includes headers, chunk sizes, trailers and interim responses.
+_MAX_RECEIVED = 2 * _MAX_ANSWER
+_MAX_TEXT = 300
+_HOST = re.compile(r"[A-Za-z0-9._:%-]+")
+OTHER_SERVER = "check that it is hil web, of the same release"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Response with status and JSON object."""
+
+    status: int
+    document: Mapping[str, Any]
+
+
+class WebClient:
+    """Connection to a `hil web` server that reconnects after errors. A context manager.
+
+    Args:
+        address: URL as `hil web` prints it, optionally with ``?token=``.
+        plain_http: allow sending the token unencrypted to another machine.
+
+    Raises:
+        UsageError: the URL is invalid, or the token would be sent unencrypted.
+    """
+
+    def __init__(self, address: str, token: str = "", *, plain_http: bool = False) -> None:
+        try:
+            parts = urlsplit(address)
+            host, port = (parts.hostname or "").encode("idna").decode(), parts.port
+        except ValueError as error:  # includes UnicodeError
+            raise UsageError(f"invalid URL {address!r}: {error}") from error
+        if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host):
+            raise UsageError(f"invalid URL {address!r}", hint="use the URL printed by hil web: http://HOST:PORT/")
+        self._context = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._port = host, port or (443 if self._context else 80)
+        self._path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        self.address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
+        self._token = (token or parse_qs(parts.query).get("token", [""])[-1]).strip()
+        if not self._token:
+            raise UsageError(f"token required to publish to {self.address}", hint="--token, or HIL_WEB_TOKEN")
+        if not (self._token.isascii() and self._token.isprintable()):
+            raise UsageError("invalid token: only printable ASCII characters are allowed")
+        if not (self._context or plain_http or _is_loopback(self._host)):
+            raise UsageError(
+                f"the token would be sent to {self._host} unencrypted",
+                hint="use https://..., or ssh -L 8790:localhost:8790 and http://localhost:8790; --plain-http allows it",
+            )
+        self._connection: http.client.HTTPConnection | None = None
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def ask(self, method: str, path: str, body: bytes) -> Answer:
+        """Send a request. After a connection error, retry on a new connection.
+
+        Raises:
+            FarmUnreachable: the server does not respond in time.
+            UsageError: the server is not `hil web`.
+        """
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((OSError, http.client.HTTPException)),
+            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(_ANSWER_S),
+            wait=_WAIT,
+            reraise=True,
+        )
+        try:
+            return retrying(self._ask_once, method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            raise FarmUnreachable(
+                f"{self.address} is not responding: {visible(str(error))[:_MAX_TEXT] or type(error).__name__}",
+                hint="check that hil web is running, then retry: the upload resumes",
+            ) from error
+
+    def malformed(self, what: str) -> UsageError:
+        """Return the error for an invalid response."""
+        return UsageError(f"unexpected response from {self.address}: {what}", hint=OTHER_SERVER)
+
+    def check(self, answer: Answer, about: object = "") -> Mapping[str, Any]:
+        """Return the document of a successful response.
+
+        Args:
+            about: the uploaded file, for the error message.
+
+        Raises:
+            UsageError: the server rejected the request.
+            FarmUnreachable: the server is too busy.
+        """
+        if answer.status == 200:
+            return answer.document
+        text, hint = (_text_of(answer.document.get(name)) for name in ("error", "hint"))
+        text = text or f"status {answer.status}"
+        if answer.status in (502, 503, 504):
+            raise FarmUnreachable(f"{self.address} is too busy: {text}", hint=hint or "retry later")
+        hints = {
+            401: "--token, or HIL_WEB_TOKEN, must match the token of that hil web",
+            404: OTHER_SERVER,
+        }
+        redirects = "use the redirect target as the URL" if 300 <= answer.status < 400 else ""
+        of = f" {about}" if about else ""
+        raise UsageError(f"the server refused{of}: {text}", hint=hint or hints.get(answer.status, redirects))
+
+    def _ask_once(self, method: str, path: str, body: bytes) -> Answer:
+        connection = self._connection or self._connect()
+        self._connection = None  # after any error, the next request reconnects
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/octet-stream"}
+        wire: Any = connection.sock
+        try:
+            wire.allow(_SEND_S)
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the server may respond before reading the whole body
+                connection.request(method, self._path + path, body, headers)
+            wire.allow(_ANSWER_S)
+            with connection.getresponse() as response:
+                data = response.read(_MAX_ANSWER + 1)
+        except BaseException:
+            connection.close()
+            raise
+        if len(data) > _MAX_ANSWER:
+            connection.close()
+            raise self.malformed(f"response larger than {_MAX_ANSWER} bytes")
+        if response.will_close:
+            connection.close()
+        else:
+            self._connection = connection
+        return Answer(response.status, _document_of(data, response.status))
+
+    def _connect(self) -> http.client.HTTPConnection:
+        deadline = time.monotonic() + _CONNECT_S
+        opened = open_socket(self._host, self._port, deadline)
+        try:
+            if self._context is not None:
+                opened.settimeout(_left(deadline))
+                opened = self._context.wrap_socket(opened, server_hostname=self._host)
+        except BaseException:
+            opened.close()
+            raise
+        kind = http.client.HTTPSConnection if self._context else http.client.HTTPConnection
+        connection = kind(self._host, self._port)
+        connection.sock = _Wire(opened)
+        return connection
+
+
+def open_socket(host: str, port: int, deadline: float) -> socket.socket:
+    """Connect to the first responding address of a host. Raises OSError if none responds before the deadline."""
+    error = OSError("host has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        opened = socket.socket(family, kind, protocol)
+        try:
+            opened.settimeout(_left(deadline))
+            opened.connect(place)
+            return opened
+        except OSError as found:
+            opened.close()
+            error = found
+    raise error
+
+
+class _Wire:
+    """Socket for http.client with one deadline per operation, which slow partial reads do not extend."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+        self._deadline = self._room = 0.0
+
+    def allow(self, seconds: float) -> None:
+        """Set the deadline for the next operation."""
+        self._deadline = time.monotonic() + seconds
+        self._room = _MAX_RECEIVED
+
+    def sendall(self, data: bytes) -> None:
+        """Send all data."""
+        left = memoryview(data)
+        while left:
+            self._socket.settimeout(_left(self._deadline))
+            left = left[self._socket.send(left) :]
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        """Return a reader for the response."""
+        return io.BufferedReader(_Incoming(self, self._socket.makefile("rb", buffering=0)))
+
+    def close(self) -> None:
+        """Close the socket after the response was read."""
+        self._socket.close()
+
+    def read_into(self, source: Any, buffer: Any) -> int:
+        """Read available data. Raises OSError after the deadline, or if the response is too large."""
+        self._socket.settimeout(_left(self._deadline))
+        count: int = source.readinto(buffer)
+        self._room -= count
+        if self._room < 0:
+            raise OSError("response exceeds the size limit")
+        return count
+
+
+class _Incoming(io.RawIOBase):
+    def __init__(self, wire: _Wire, source: Any) -> None:
+        self._wire, self._source = wire, source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._wire.read_into(self._source, buffer)
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until a deadline. Raises TimeoutError after it."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _document_of(data: bytes, status: int) -> Mapping[str, Any]:
+    """Parse the JSON object of a body. An error response that is not JSON becomes an error text."""
+    try:
+        found = parse_json(data)
+    except (ValueError, RecursionError):
+        found = {"error": data[:_MAX_TEXT].decode(errors="replace").strip()} if status != 200 else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text_of(value: Any) -> str:
+    return visible(value)[:_MAX_TEXT] if isinstance(value, str) else ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
