@@ -1,1 +1,1 @@
-"""What runs many cases: jobs, suites, bundles, studies, checks of boards."""
+"""Workloads that run many cases: jobs, suites, bundles, studies and board checks."""

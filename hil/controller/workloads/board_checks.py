@@ -1,4 +1,4 @@
-"""`hil board check`: what a board has and what it lacks, one check after another, and how each is mended."""
+"""Checks of `hil board check`, with results and hints for the fix."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, check_login, firmware_bits
-from hil.core.board_config import Power
+from hil.core.board_config import Power, Recover
 from hil.core.scratch import temporary_folder
 from hil.core.text import TextSink
-from hil.errors import BoardBusy, BoardError, HilError, NotRun, UsageError
+from hil.errors import BoardBusy, BoardError, BoardUnfit, HilError, NotRun, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.board import Board
@@ -26,10 +26,11 @@ _CONNECT_S = 10.0
 _DISK_MIB = 200
 _MEMORY_MIB = 64
 _CLOCK_S = 2.0
+_PROGRAM_S = 60.0
 
 
 def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambda text: None) -> Iterator[Check]:
-    """Check a board from the outside in; after a ``fail`` that nothing can go on without, no more checks come."""
+    """Check a board from the connection inwards. Stop after a ``fail`` that makes further checks impossible."""
     from hil.controller.devices.ssh.address import is_ssh_address
 
     where = choice.address or choice.config.connection.address
@@ -48,11 +49,11 @@ def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambd
 
 
 def untouched(choice: BoardChoice) -> BoardChoice:
-    """The same board without its power hooks: looking at a board resets nothing."""
-    return replace(choice, config=replace(choice.config, power=Power()))
+    """Return the board without power hooks, so that checks never reset it."""
+    return replace(choice, config=replace(choice.config, power=Power(), recover=Recover()))
 
 
-# ---- what the board has
+# ---- checks over ssh
 
 
 def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
@@ -77,12 +78,12 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
 
 
 def _judged(name: str, state: str, wrong: str, fine: str, mend: str) -> Check:
-    """A check that passes unless something is wrong; its state is another one then."""
+    """Return a passing check if ``wrong`` is empty, else a check with ``state`` and the hint."""
     return Check(name, state, wrong, mend) if wrong else Check(name, PASS, fine)
 
 
 def _python(seen: Seen, choice: BoardChoice) -> Check:
-    """Whether a Python is there that the agent runs on."""
+    """Check that the board has a Python that can run the agent."""
     from hil.controller.devices.deploy.ensure import usable_interpreters
     from hil.controller.devices.deploy.packages import NoAgentHere
 
@@ -111,7 +112,23 @@ def _agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[Check]:
         yield from of_info(board.info, asked)
         usable = yield from _runtime(board.info, runtime or board.config.runtime)
         if usable and (yield from _command(board)):
-            yield _program(session, runtime)
+            yield _program(session, runtime)[0]
+
+
+def find_inference_fault(choice: BoardChoice, *, runtime: str = "", timeout_s: float = _PROGRAM_S) -> HilError | None:
+    """Run a tiny model on a board, as `hil run` does. Return the error, or None if the outputs are correct.
+
+    Args:
+        timeout_s: Timeout for the load and for the run, in seconds.
+    """
+    from hil.controller.pipeline.board_pool import BoardPool
+
+    with BoardPool("hil board recover", wait_s=_CONNECT_S) as pool:
+        try:
+            session = pool.session(untouched(choice), runtimes=(runtime,))
+        except BoardError as error:
+            return error
+        return _program(session, runtime, timeout_s)[1]
 
 
 def _agent_text(info: Mapping[str, Any], took: float) -> tuple[str, str]:
@@ -123,10 +140,10 @@ def _agent_text(info: Mapping[str, Any], took: float) -> tuple[str, str]:
 
 
 def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
-    """The checks of what an agent says of its board; what a board does not show is left out.
+    """Yield checks of an agent's board description. Skip readings that the board does not report.
 
     Args:
-        now_ns: this machine's wall clock when it was said, since 1970.
+        now_ns: this machine's wall clock at the time of the description, in nanoseconds since 1970.
     """
     if "wall_ns" in info:
         off = (int(info["wall_ns"]) - now_ns) / 1e9
@@ -153,7 +170,7 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
 
 
 def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, bool]:
-    """Whether the runtime that is wanted can be used; returns it."""
+    """Yield checks of the board's runtimes. Return whether the wanted runtime is usable."""
     found = {one["name"]: one for one in info.get("runtimes", ())}
     usable = False
     for name, one in found.items():
@@ -170,7 +187,7 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
 
 
 def _command(board: Board) -> Generator[Check, None, bool]:
-    """Whether the program is there that the config names, on a board that is served by command."""
+    """Check that the configured program exists on an agentless board. Return False if it does not."""
     from hil.controller.devices.agentless.client import CommandClient
 
     if isinstance(board.client, CommandClient):
@@ -184,7 +201,7 @@ def _command(board: Board) -> Generator[Check, None, bool]:
 
 
 def runtime_text(runtime: Mapping[str, Any]) -> str:
-    """Version and devices of a runtime as Describe has it, or the command that stands for an agent's."""
+    """Return the version and devices of a runtime from Describe, or the command of an agentless board."""
     devices, command = ", ".join(runtime.get("devices", ())), runtime.get("command", "")
     words = (runtime.get("version"), devices and f"on {devices}", command and f"by the command {command}")
     return " ".join(filter(None, words))
@@ -193,8 +210,8 @@ def runtime_text(runtime: Mapping[str, Any]) -> str:
 # ---- a program
 
 
-def _program(session: BoardSession, runtime: str) -> Check:
-    """Compile, push, run and compare a tiny model, as `hil run` does."""
+def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S) -> tuple[Check, HilError | None]:
+    """Compile, push, run and compare a tiny model, as `hil run` does. Return the check, and the error if any."""
     from hil.controller.backends.compilers import compilers
     from hil.controller.pipeline.options import Options
     from hil.controller.pipeline.runner import Runner
@@ -205,30 +222,31 @@ def _program(session: BoardSession, runtime: str) -> Check:
     from hil.core.runtimes import RUNTIMES
 
     wanted = runtime or session.board.config.runtime
-    # A vendor's compiler may take an ONNX model.
+    # A vendor's compiler may accept ONNX models.
     if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in compilers()):
         found = f"hil has no program to try on {wanted}"
-        return Check("program", SKIP, found, "hil run a program or a model of your own")
+        return Check("program", SKIP, found, "hil run a program or a model of your own"), None
     with temporary_folder("hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
         runner = Runner(RunContext(Cache(), isolated), lasting=False)
         try:
-            case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime), Path(folder))
+            case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime, timeout=timeout_s), Path(folder))
             case = runner.whole(case, session)
         except UsageError as error:
-            return Check("program", FAIL, error.message, error.hint)
+            return Check("program", FAIL, error.message, error.hint), error
     if case.outcome is Outcome.PASS:
-        return Check("program", PASS, "a tiny model runs and gives the right answer")
+        return Check("program", PASS, "a tiny model runs and gives the right answer"), None
     if isinstance(case.error, NotRun):
-        return Check("program", SKIP, case.reason, case.error.hint)
+        return Check("program", SKIP, case.reason, case.error.hint), None
     if isinstance(case.error, BoardBusy):
-        return Check("program", SKIP, case.reason, "try again when the board is free")
-    mend = case.error.hint if case.error else ""
-    return Check("program", FAIL, f"{case.outcome and case.outcome.value}: {case.reason}", mend)
+        return Check("program", SKIP, case.reason, "try again when the board is free"), case.error
+    found = f"{case.outcome and case.outcome.value}: {case.reason}"
+    wrong = case.error or BoardUnfit(f"a tiny model gives a wrong answer: {case.reason}")
+    return Check("program", FAIL, found, wrong.hint), wrong
 
 
 def tiny_model(folder: Path) -> Path:
-    """Write a model that any board can run; returns its file."""
+    """Write a model that any board can run. Return the path."""
     import onnx
     from onnx import TensorProto, helper
 

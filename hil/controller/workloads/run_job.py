@@ -1,4 +1,4 @@
-"""Run a job: from the first check to the stored record; what `hil run` does."""
+"""Run a job from the first check to the stored record. This implements `hil run`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import GO_ON, Run, RunStore, check_seal, safe_name
+from hil.controller.storage.runs import Run, RunStore, check_seal, safe_name
 from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, failure_text, sized_cases
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable, numbered
@@ -38,21 +38,21 @@ def run_job(
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
 ) -> dict[str, Any]:
-    """Do a job, storing everything as it comes.
+    """Run a job and store results as they arrive.
 
     Args:
-        job: what to do; with ``resume`` only its ``out`` counts.
-        resume: id of a run that was cut off: cases that have an outcome keep it, the others run.
-        run_id: the run's name where it is part of something that is gone on with as a whole; "" is one of its own.
-        isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
-        choice: the board; None is the one that the job names.
+        job: the job. With ``resume``, only ``out`` is used.
+        resume: ID of an interrupted run. Cases with an outcome keep it; the others run.
+        run_id: the run's ID if a larger workload contains and resumes it, else "".
+        isolated: a pool of workers to use. It outlives the job unless the job is aborted. None creates a pool.
+        choice: the board. None selects the job's board.
 
     Returns:
-        The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
+        The run's record (the schema of docs/run.schema.json) with ``folder``, the run's directory.
 
     Raises:
-        UsageError: something was asked for that cannot be; nothing was compiled or run.
-        KeyboardInterrupt: Ctrl-C; what there was is stored.
+        UsageError: the request is invalid; nothing was compiled or run.
+        KeyboardInterrupt: Ctrl-C; partial results are stored.
     """
     store = RunStore(job.out)
     run: Run | None = None
@@ -87,7 +87,7 @@ def run_job(
                     raise
                 raise UsageError(f"{one.path}: {error.message}", hint=error.hint) from error
 
-        # The import may still find that the command line was wrong: nothing is stored before that is known.
+        # The import may still find an invalid command line. Store nothing before that.
         cases = [begin(one) for one in planned if one.name not in kept]
         if run is None:
             check_accepted_outputs((case.options.accept, case.model) for case in cases)
@@ -120,7 +120,7 @@ def run_job(
 
 
 def _has_changed(record: Mapping[str, Any], path: Path, options: Options, context: RunContext) -> bool:
-    """Whether the model of a case that has ended is another one by now. One that is gone cannot be asked any more."""
+    """Return whether a finished case's model has changed. If the model file is missing, return False."""
     was = record["model"] and record["model"]["digest"]
     work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     try:
@@ -133,7 +133,7 @@ def _has_changed(record: Mapping[str, Any], path: Path, options: Options, contex
 
 
 def _check_profiles(job: Job) -> None:
-    """Refuse folders that profiles cannot go to, before anything runs."""
+    """Raise UsageError for unusable profile directories before anything runs."""
     if job.profile is not None and job.profile == job.compile_time_profile:
         raise UsageError("--profile and --compile-time-profile each need a folder of their own")
     names = numbered([safe_name(path.stem) for path in job.models])
@@ -145,14 +145,14 @@ def _check_profiles(job: Job) -> None:
 
 
 def _profile_folders(job: Job, case: str) -> dict[str, Path]:
-    """Kind of profile -> where that of a case goes."""
+    """Return the directory for every kind of profile of a case."""
     kinds = {"compile": job.compile_time_profile, "run": job.profile}
     several = len(job.models) > 1 or job.dim_ranges
     return {kind: folder / case if several else folder for kind, folder in kinds.items() if folder}
 
 
 def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
-    """Write the profiles that were asked for; yields the case with what is known of them, as they come."""
+    """Write the requested profiles. Yield the case with the profiles' data as they are completed."""
     if wanted := _profile_folders(job, case.name):
         from hil.controller.analysis.profile.collect import write_profiles
 
@@ -161,7 +161,7 @@ def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Itera
 
 
 def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
-    """The one runtime that a connection is opened for, "" is the board's own; ``wanted`` where there are no cases."""
+    """Return the only runtime of the cases, or ``wanted`` without cases. "" is the board's default."""
     needed = sorted(set(runtimes))
     if len(needed) > 1:
         names = " and ".join(name or "the board's own" for name in needed)
@@ -186,25 +186,25 @@ def run_cases(
     more: Callable[[Mapping[str, Outcome]], Sequence[Case]] = lambda outcomes: (),
     report: Callable[[Mapping[str, Outcome]], None] = lambda outcomes: None,
 ) -> dict[str, Any]:
-    """Run cases on a board; the run's record follows.
+    """Run cases on a board and store the run's record.
 
     Args:
-        order: names of all the run's cases, those that ended before among them; none are those of ``cases``.
-        runtime: what the connection is opened for; "" is the board's own.
-        purpose: told to others who wait for the board.
-        most_loaded: how many programs stay loaded on the board between cases.
-        resumable: whether a run that was interrupted can be gone on with.
-        after: called with each case that ended, once its outcome is stored; yields it as it changes.
-        more: called with the outcomes of all cases that have ended, by name, when there are no cases left to run;
-            returns further cases, none at the end.
-        report: called with these outcomes when the last case has ended.
+        order: all case names in the run, including those that ended before. Empty means the names of ``cases``.
+        runtime: the runtime to open the connection for; "" is the board's default.
+        purpose: text shown to others who wait for the board.
+        most_loaded: maximum number of programs that stay loaded on the board between cases.
+        resumable: whether an interrupted run can be resumed.
+        after: called with a finished case once the outcome is stored. Yields updated versions of the case.
+        more: called when no cases are left, with the outcomes of all finished cases by name. Returns further cases;
+            an empty result ends the run.
+        report: called with these outcomes after the last case.
 
     Returns:
-        The run's record with ``folder``, its place.
+        The run's record with ``folder``, the run's directory.
 
     Raises:
-        UsageError: only the board could tell that something cannot be; a new run of which no case has ended is deleted.
-        KeyboardInterrupt: Ctrl-C; what there was is stored.
+        UsageError: the board rejected the request. A new run without a finished case is deleted.
+        KeyboardInterrupt: Ctrl-C; partial results are stored.
     """
     is_new = not run.record["cases"]
 
@@ -234,7 +234,7 @@ def run_cases(
             while True:
                 for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
                     screen.end(case.name, case.outcome.value if case.outcome else "", case.reason)
-                    # First its outcome is safe: what comes after may take a while, or Ctrl-C.
+                    # Store the outcome first: ``after`` may be slow or interrupted by Ctrl-C.
                     recorder.end(case)
                     for changed in after(case):
                         recorder.write(changed)
@@ -252,6 +252,9 @@ def run_cases(
         raise
     except KeyboardInterrupt:
         recorder.interrupt()
-        screen.note(f"{GO_ON}{run.resume_command}" if resumable else f"interrupted; what had ended is in {run.folder}")
+        if resumable:
+            screen.interrupt(run.resume_command)
+        else:
+            screen.note(f"interrupted; what had ended is in {run.folder}")
         raise
     return recorder.finish()

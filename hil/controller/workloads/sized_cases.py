@@ -1,4 +1,4 @@
-"""The cases of a job: one a model, or one for each of the sizes that a model's open dimensions are to have."""
+"""Cases of a job: a case per model, or per size of a model's open dimensions."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ _NO_FAILURE = frozenset({Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES})
 
 @dataclass(frozen=True)
 class SizedCase:
-    """A model with the sizes that it is run with."""
+    """A model with the sizes for the open dimensions."""
 
-    name: str  # of its case
-    model: str  # the name of the model's cases without sizes
+    name: str  # case name
+    model: str  # case name without sizes
     path: Path
     options: Options
-    ranges: Mapping[str, Range]  # the dimensions that have ranges
+    ranges: Mapping[str, Range]  # dimensions with a range
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes of those dimensions, in order."""
+        """The sizes of the dimensions with ranges, in order."""
         return tuple(self.options.dims[name] for name in self.ranges)
 
     def resized(self, sizes: Mapping[str, int]) -> SizedCase:
-        """Return the same model's case with other sizes."""
+        """Return a case of the same model with other sizes."""
         dims = {**self.options.dims, **sizes}
         name = sized_name(self.model, {name: dims[name] for name in self.ranges})
         return replace(self, name=safe_name(name), options=replace(self.options, dims=dims))
 
 
 def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCase]:
-    """Return the cases of a job's models, in order; a size is given to the models that have its dimension.
+    """Return the cases of a job's models, in order. A size applies to all models that have the dimension.
 
     Raises:
-        UsageError: no model has a dimension that a size or a range is given for.
+        UsageError: no model has a dimension with the name of a given size or range.
     """
     names = numbered([safe_name(path.stem) for path in job.models])
     if len(job.models) == 1 and not (only := for_model(options, job.models[0])).dim_ranges:
-        # Importing it checks the dimensions.
+        # The model's import checks the dimensions.
         return [SizedCase(names[0], names[0], job.models[0], only, {})]
     given = sizes_of_models(job.models, {**options.dims, **options.dim_ranges}, context, options.function)
     found: list[SizedCase] = []
     for name, path, own in zip(names, job.models, given, strict=True):
         mine = for_model(options, path)
-        # Of the sizes for all models those that it has; the project file's for the model are checked as it is read.
+        # Drop sizes for all models that this model lacks. Sizes from the project file are checked when it is read.
         others = {*options.dims, *options.dim_ranges} - own.keys()
         dims = {dim: size for dim, size in mine.dims.items() if dim not in others}
         ranges = {dim: sizes for dim, sizes in mine.dim_ranges.items() if dim not in others}
@@ -75,17 +75,17 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
 
 
 class FailureSearch:
-    """Looks for the smallest sizes with which each model fails, by the outcomes of its cases."""
+    """Search for the smallest failing sizes of the models, driven by case outcomes."""
 
     def __init__(self, cases: Sequence[SizedCase]) -> None:
         self._cases = {case.name: case for case in cases if case.ranges}
         self._tried: dict[str, dict[tuple[int, ...], bool]] = {}
 
     def next_cases(self, outcomes: Mapping[str, Outcome]) -> list[SizedCase]:
-        """Return the cases to run next, at most one a model; none where the smallest sizes are known.
+        """Return the cases to run next, at most one per model; empty when the smallest sizes are known.
 
         Args:
-            outcomes: of every case that has ended, by name.
+            outcomes: outcomes of finished cases, by name.
         """
         self._tried = {}
         for case in self._cases.values():
@@ -98,7 +98,7 @@ class FailureSearch:
                 case = one.resized(sizes)
                 is_new = case.name not in self._cases
                 self._cases[case.name] = case
-                if case.name in outcomes:  # of a run that is resumed
+                if case.name in outcomes:  # from a resumed run
                     self._note(case, outcomes)
                     continue
                 found += [case] if is_new else []
@@ -109,7 +109,7 @@ class FailureSearch:
         self._tried.setdefault(case.model, {})[case.sizes] = outcomes[case.name] not in _NO_FAILURE
 
     def smallest(self, outcomes: Mapping[str, Outcome]) -> Iterator[dict[str, Any]]:
-        """Yield the smallest failing sizes of each model that fails: ``model``, ``dims``, ``case``, ``outcome``."""
+        """Yield the smallest failing sizes of the failing models: ``model``, ``dims``, ``case``, ``outcome``."""
         for model, tried in self._tried.items():
             if (sizes := smallest_failing(tried)) is not None:
                 one = self._of_model(model)
@@ -122,5 +122,5 @@ class FailureSearch:
 
 
 def failure_text(found: Mapping[str, Any]) -> str:
-    """Return a line on the smallest failing sizes of a model."""
+    """Return a line that describes a model's smallest failing sizes."""
     return f"{found['model']}: the smallest failing size is {sizes_text(found['dims'])} ({found['outcome']})"

@@ -1,1 +1,1 @@
-"""Bundles on the host: made of models, run on boards, written and read in the forms that other tools know."""
+"""Bundles on the host: create, run, import and export them."""

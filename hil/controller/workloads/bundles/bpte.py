@@ -1,4 +1,4 @@
-"""ExecuTorch's bundled programs: ``.bpte`` files that its own tools wrote, read, and ones for them, written."""
+"""Read and write ExecuTorch's bundled programs (``.bpte`` files)."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from hil.formats.torch_values import to_torch
 
 _RUNTIME = "executorch"
 _WRITE_S = 600.0
-# ExecuTorch's verifier takes |a-b| <= 1e-8 + 1e-5*|a| unless it is told otherwise, a being the program's answer. hil
-# measures by the expected one, b: where |a-b| is within this of |b|, it is within that of |a|.
+# ExecuTorch's verifier defaults to |a-b| <= 1e-8 + 1e-5*|a|, with the program's output a. hil's tolerance is relative
+# to the expected value b. If |a-b| is within this tolerance of |b|, it is within ExecuTorch's tolerance of |a|.
 _RTOL = 1e-5 / (1 + 1e-5)
 _ATOL = 1e-8 / (1 + 1e-5)
 
 
 def read_bpte(path: Path, *, context: RunContext) -> Bundle:
-    """A ``.bpte`` as a bundle: its program, and every case of every method, judged as its own verifier would.
+    """Read a ``.bpte`` as a bundle: the program and all cases, with the tolerance of ExecuTorch's verifier.
 
-    Nothing of ExecuTorch is needed for it. Tensors are called ``input0``... and ``output0``... in order.
+    This does not need ExecuTorch. Tensors are named ``input0``... and ``output0``... in order.
 
     Raises:
-        UsageError: it is no such file, or damaged; or a case does not fit its method, a shape among what is looked at.
+        UsageError: the file is not a bundled program or damaged, or a case does not fit the method, including shapes.
     """
     try:
         data = mapped(path)
@@ -85,13 +85,13 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
 
 
 def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
-    """A bundle as a ``.bpte`` that ExecuTorch's own tools load and verify.
+    """Write a bundle as a ``.bpte`` that ExecuTorch's tools load and verify.
 
-    Names of cases and tensors and the cases' tolerances have no place in it: who verifies one chooses a tolerance. What
-    the program keeps outside goes into a ``.ptd`` of the same name.
+    The format lacks names of cases and tensors, and tolerances: users choose a tolerance for the verification. External
+    data of the program is written to a ``.ptd`` of the same name.
 
     Raises:
-        UsageError: the bundle's program is not ExecuTorch's, the package is not installed, or it cannot take a tensor.
+        UsageError: the program is not for ExecuTorch, the package is not installed, or it rejects a tensor.
     """
     if bundle.program.runtime != _RUNTIME:
         raise UsageError(
@@ -125,7 +125,7 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
 
 
 def _check_own(methods: Mapping[str, Method], given: BundleMethod) -> None:
-    """Refuse a method that the program lacks, or that takes or gives another number of tensors than its bundle says."""
+    """Raise UsageError if the program lacks the method or has other numbers of inputs or outputs than the bundle."""
     if given.name not in methods:
         raise UsageError(f"the bundle's program has no method {given.name!r}", hint=f"it has {', '.join(methods)}")
     own = _signature(methods[given.name])
@@ -153,7 +153,7 @@ def _case(path: Path, method: Method, number: int, case: BundledCase) -> MethodT
 def _of_places(
     where: str, what: str, values: Sequence[Value], given: Sequence[Any], places: Sequence[int]
 ) -> list[Any]:
-    """The tensors among a case's values. The numbers must be those that the program was exported with."""
+    """Return the tensors among a case's values. Constants must equal those that the program was exported with."""
     if len(given) != len(values):
         hint = "a case without expected outputs verifies nothing" if not given else ""
         raise UsageError(f"{where}: it has {len(given)} {what}s, the method has {len(values)}", hint=hint)
@@ -161,7 +161,7 @@ def _of_places(
         if value.constant is not None and (isinstance(found, np.ndarray) or found != value.constant):
             text = "a tensor" if isinstance(found, np.ndarray) else found
             raise UsageError(f"{where}: {what} {place} is {text}, the program has {value.constant} there, always")
-        # Of tensors whose shape may not vary, the bundle's own checks tell.
+        # The bundle's checks cover tensors with fixed shapes.
         bounded = isinstance(found, np.ndarray) and value.dynamic and found.ndim == len(value.sizes)
         if bounded and any(size > most for size, most in zip(found.shape, value.sizes, strict=True)):
             sizes = f"{shape_text(found.shape)}, the program takes {shape_text(value.sizes)} at most"
@@ -170,19 +170,19 @@ def _of_places(
 
 
 def _tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
-    """ExecuTorch's own for floats; integers are exact, and stay so beside floats in one case."""
+    """Return ExecuTorch's tolerance for floats. Integers stay exact, also in a case with floats."""
     arrays = [np.asarray(one) for one in expected]
     exact = [array for array in arrays if dtype_name(array.dtype) in EXACT_DTYPES]
     if len(exact) == len(arrays):
         return None, None
     sizes = [largest(array) for array in arrays]
     rtol = min(_RTOL, 0.5 / max(1.0, *map(largest, exact), 0.0))
-    # Of values all below it, a tolerance would say nothing.
+    # A tolerance above all values could not fail.
     return rtol, min([_ATOL, *(size for size in sizes if size > 0)])
 
 
 def _saved(method: Method, cases: Sequence[Any], folder: Path) -> Iterator[dict[str, Any]]:
-    """Cases for the isolated process: folders of tensors, and by place what each value is and how it lies in memory."""
+    """Save cases for the isolated process: directories with tensors, and the kind and memory order of all values."""
     for number, case in enumerate(cases):
         sides = {
             "inputs": (method.inputs, method.input_specs(), case.inputs),
@@ -205,11 +205,11 @@ def write(program: str, suites: Mapping[str, Sequence[Mapping[str, Any]]], outpu
     """Bundle a program with cases.
 
     Args:
-        suites: method -> cases, each ``inputs`` and ``outputs``: a folder of tensors, and for every place of the method
-            the tensor's name and the order in which its dimensions lie in memory, or the number that stands there.
+        suites: method -> cases. A case has ``inputs`` and ``outputs``: a directory with tensors, and for all values of
+            the method the tensor's name and dimension order in memory, or the constant.
 
     Raises:
-        UsageError: a value is none that the format takes.
+        UsageError: the format rejects a value.
     """
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite

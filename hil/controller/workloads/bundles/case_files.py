@@ -1,4 +1,7 @@
-"""Test cases in files: an .npz, or a folder of ``input_0.npy``, ``output_0.npy``, ... as ONNX's test data lies."""
+"""Test cases in files:
+
+an .npz, or a directory of ``input_0.npy``, ``output_0.npy``, ... in the layout of ONNX test data.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.controller.storage.tensor_files import load_named_pb
 from hil.controller.workloads.bundles.methods import program_of
+from hil.core.bounded_json import parse_json
 from hil.core.files import read_file, within
 from hil.core.npy import Npz, load_npy, save_npy, typed
 from hil.core.results import NOISE_DTYPE
@@ -40,14 +44,14 @@ _FORMS = "an .npz with a key for every input (and output), or a folder of input_
 
 
 def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTestCase:
-    """A case from an .npz or a folder; without outputs where the file has none.
+    """Read a case from an .npz or a directory. Outputs are optional.
 
     Args:
-        signature: of the method: it tells inputs from outputs, and what dtype raw bytes are.
-        name: of the case; "" is the file's.
+        signature: of the method. It distinguishes inputs from outputs and gives the dtype of raw bytes.
+        name: of the case; "" is the file's name.
 
     Raises:
-        UsageError: it cannot be read, or holds what is neither.
+        UsageError: the file is unreadable, or contains tensors that are neither inputs nor outputs.
     """
     called = name or path.stem
     if path.is_dir():
@@ -68,7 +72,7 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
 
 
 def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Array] | list[Array]:
-    """The inputs or outputs in a folder: by name where the files name tensors of the model, else by position."""
+    """Return the inputs or outputs in a directory: by name if the files contain the model's names, else by position."""
     found: dict[int, Path] = {}
     for file in sorted(path.iterdir()):
         match = _FILE.fullmatch(file.name)
@@ -90,7 +94,7 @@ def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Arr
 
 
 def _by_name(named: Sequence[tuple[str, Array]], specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The tensors by name; {} unless each has a name of the model's, and each another."""
+    """Return the tensors by name, or {} unless all have different names from the model."""
     arrays = dict(named)
     is_named = len(arrays) == len(named) and arrays.keys() <= {spec.name for spec in specs}
     return arrays if is_named else {}
@@ -102,7 +106,7 @@ _MAX_INDEX_BYTES = 16 << 20
 
 
 def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
-    """Write the folder."""
+    """Write a golden directory."""
     program = bundle.program
     (path / "program").mkdir(parents=True)
     bundle.extract(path / "program")
@@ -110,7 +114,7 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     for method in bundle.methods:
         cases = []
         for number, case in enumerate(method.cases):
-            # The numbers keep apart what is alike once it is fit for a file's name.
+            # The numbers keep paths unique, because safe_name may map different names to the same text.
             place = f"{safe_name(method.name)}-{len(methods)}/{number}-{safe_name(case.name)}"
             (path / place).mkdir(parents=True)
             for kind, tensors in (("input", case.inputs), ("output", case.expected_outputs)):
@@ -135,10 +139,10 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
 
 
 def read_golden(path: Path, *, context: RunContext) -> Bundle:
-    """A bundle of such a folder, whoever wrote it."""
+    """Read a bundle from a golden directory. The content is untrusted."""
     index = within(path, path / GOLDEN_INDEX)
     try:
-        document = json.loads(read_file(index, _MAX_INDEX_BYTES))
+        document = parse_json(read_file(index, _MAX_INDEX_BYTES))
     except OSError as error:
         hint = f"a golden folder has a {GOLDEN_INDEX}"
         raise UsageError(f"{index} cannot be read: {error.strerror}", hint=hint) from error

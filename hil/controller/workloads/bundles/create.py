@@ -1,4 +1,4 @@
-"""A bundle of a model: compiled, its cases collected, and what they expect computed by references."""
+"""Create a bundle from a model: compile it, collect the cases, and compute the expected outputs by references."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ from hil.errors import UsageError
 
 @dataclass(frozen=True)
 class Request:
-    """What a bundle is to be made of."""
+    """Request to create a bundle."""
 
     model: Path
-    functions: tuple[str, ...] = ()  # entry points; none are all of a module, and of another model its main one
-    # how it is compiled, its inputs and expected outputs (of one case), seed, range, tolerances, references (one at
-    # most) and time limit.
+    functions: tuple[str, ...] = ()  # empty: all entry points in a module, or the main one in other models
+    # Compiler settings, inputs and expected outputs (for a single case), seed, range, tolerances, references (at most
+    # one) and timeout.
     options: Options = field(default_factory=Options)
-    cases: tuple[str, ...] = ()  # ``[METHOD=]PATH`` of cases in files
-    # how many random cases each method gets; None is one where it is given none (of a model that no reference computes,
-    # where no method is given any).
+    cases: tuple[str, ...] = ()  # ``[METHOD=]PATH`` for cases in files
+    # Random cases per method. None is 1 for methods without given cases. If no reference can compute the
+    # model, None is 1 only if no method has given cases.
     random: int | None = None
 
     @property
     def is_of_main(self) -> bool:
-        """Whether it has cases and says of none whose they are: then they are the main method's."""
+        """Whether the request gives cases without method names. They belong to the main method."""
         named = any(_method_and_path(text)[0] for text in self.cases)
         return bool(self.cases or self.options.inputs or self.options.expected) and not named
 
@@ -79,16 +79,16 @@ def create_bundle(
     connect: Callable[[], BoardSession],
     say: Callable[[str], None] = lambda text: None,
 ) -> Bundle:
-    """Make a bundle.
+    """Create a bundle.
 
     Args:
-        choice: the board that it is for.
-        connect: opens the board; called only where no one else can tell the target or the signature.
+        choice: the target board.
+        connect: opens the board. Called only if the target or the signature is otherwise unknown.
 
     Raises:
-        UsageError: something was asked for that cannot be, or a case does not fit.
-        StageError: importing, compiling or referring failed.
-        BoardError: the board was needed and is not there.
+        UsageError: the request is invalid, or a case does not fit.
+        StageError: the import, the compiler or a reference failed.
+        BoardError: the board is needed but unavailable.
     """
     request = replace(request, options=for_model(request.options, request.model))
     check_options(request.options, choice, takes_ranges=True)
@@ -125,7 +125,7 @@ def create_bundle(
         if artifact.carried:
             signatures, suites = _carrying(artifact, signatures, suites)
         model = models[0]
-        # Nothing of it changes when the bundle is made again.
+        # This data is reproducible: a repeated creation gives the same data.
         made = {
             "model": {
                 "name": model.path.name,
@@ -144,7 +144,7 @@ def create_bundle(
 def _carrying(
     artifact: Artifact, signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]
 ) -> tuple[dict[str, Signature], list[MethodTestSuite]]:
-    """Signatures and cases with what the program takes beyond its model: a bundle holds all that a program is given."""
+    """Add the program's extra inputs to signatures and cases. A bundle contains all inputs of the program."""
     specs = (artifact.inputs or ())[-len(artifact.carried) :]
     more = tuple(replace(spec, name=name) for name, spec in zip(artifact.carried, specs, strict=True))
 
@@ -169,7 +169,7 @@ def _compiled(
     folder: Path,
     connect: Callable[[], BoardSession],
 ) -> tuple[Artifact, str]:
-    """The program of a model (of all its entry points), and the board that it is for."""
+    """Return a model's program, with all entry points, and the name of the target board."""
     config = choice.config
     runtime = runtime_for(model.format, request.options.runtime)
     if not knows_target(config, runtime):
@@ -185,26 +185,26 @@ def _compiled(
 
 @dataclass(frozen=True)
 class _Cases:
-    """The cases of each method, from all that was said of them."""
+    """Collects the methods' cases from all sources."""
 
     request: Request
-    files: Sequence[tuple[str, Path]]  # method, or "" for the only one, and where a case of it lies
+    files: Sequence[tuple[str, Path]]  # (method, case path); "" is the only method
     context: RunContext
     log: Path
     say: Callable[[str], None]
-    program: Artifact  # which the references judge
+    program: Artifact  # used to choose independent references
 
     @property
     def _work(self) -> dict[str, Any]:
-        """How references and checks are run."""
+        """Settings for references and checks."""
         return reference_settings(self.request.options, self.context, self.log)
 
     def of(self, method: str, signature: Signature, model: Model, *, only: bool) -> Iterator[MethodTestCase]:
-        """A method's cases, with what they expect.
+        """Yield a method's cases with expected outputs.
 
         Args:
-            model: asked for what nobody said to expect.
-            only: whether it is the only one, so that what names no method is its.
+            model: computes outputs that were not given.
+            only: whether this is the only method, so that arguments without a method name belong to it.
         """
         options, random = self.request.options, self.request.random
         found = []
@@ -220,7 +220,7 @@ class _Cases:
             found.append(MethodTestCase(inputs, outputs, name="given", source=source))
         found += [read_case(path, signature) for name, path in self.files if name in (method, "")]
         if random is None:
-            # Where nobody could say what comes out, other methods' cases will do.
+            # Without a reference for this model, other methods' cases must suffice.
             random = int(not found and not (self.files and not default_references(model)))
         for seed in range(options.seed, options.seed + random):
             for sizes in sweep(own_sizes(options.dim_ranges, _symbols(signature))):
@@ -240,9 +240,9 @@ class _Cases:
     def with_control(
         self, method: str, case: MethodTestCase, signature: Signature, model: Model, arithmetic: str
     ) -> MethodTestCase:
-        """The case with the control of the board's arithmetic, where hil can compute the model in it.
+        """Add the control for the board's arithmetic to a case, if hil can compute the model in it.
 
-        None is needed where a tolerance is given, or criteria judge every output.
+        A control is unnecessary with a given tolerance, or if criteria judge all outputs.
         """
         options = self.request.options
         if arithmetic in ("", FLOAT32) or model.format != "onnx" or model.random:
@@ -258,7 +258,7 @@ class _Cases:
         return replace(case, control={name: found[theirs] for name, theirs in names if theirs in found})
 
     def _complete(self, method: str, case: MethodTestCase, signature: Signature, model: Model) -> MethodTestCase:
-        """The case with the tolerances asked for and, where it expects nothing yet, with a reference's answer.
+        """Add the requested tolerances to a case, and a reference's outputs if it has no expected outputs.
 
         Raises:
             ImportFailed: a rewrite of the model for its compiler, or for the reference, changed an output.
@@ -278,7 +278,7 @@ class _Cases:
         if is_rewritten(model, [self.program.compiler, result.provenance["reference"]]):
             check_rewrites(model, inputs, **settings)
         outputs = list(result.outputs.values())
-        # The board judges itself with what stands in the bundle: there is no reference to ask.
+        # Store the noise in the bundle, because runs of the bundle have no reference to measure it.
         measured = telling_noise(result.outputs, measure_noise(model, inputs, result, **settings))
         names = zip((spec.name for spec in signature.outputs), result.outputs, strict=True)
         noise = {name: measured[theirs] for name, theirs in names if theirs in measured}
@@ -302,7 +302,7 @@ def _method_and_path(text: str) -> tuple[str, str]:
 
 
 def _files(request: Request, methods: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Of each ``[METHOD=]PATH`` the method, "" where none is named, and the path."""
+    """Yield the method and path from ``[METHOD=]PATH`` arguments. The method is "" if not given."""
     for text in request.cases:
         name, path = _method_and_path(text)
         if name not in methods and (name or len(methods) > 1):

@@ -1,12 +1,12 @@
-"""Bundles as folders for IREE's own tools: a module, and for each case a flag file with its tensors.
+"""Bundles as directories for IREE's tools: a module, and a flag file with tensors per case.
 
 ::
 
     main.vmfb               the program's files
     CASE.flagfile           --module=main.vmfb, --function=..., --input=@CASE/input_0.npy, --expected_output=...
-    CASE/                   input_0.npy, ..., output_0.npy, ...; .bin where .npy has no name for the dtype
+    CASE/                   input_0.npy, ..., output_0.npy, ...; .bin if .npy does not support the dtype
 
-Paths are relative, so that the folder can be moved: ``cd FOLDER && iree-run-module --flagfile=CASE.flagfile``.
+Paths are relative, so that the directory can be moved: ``cd FOLDER && iree-run-module --flagfile=CASE.flagfile``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references import expected_result
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.flagfiles import THRESHOLDS, FlagFile, parse_flagfile, tool_tolerance
+from hil.controller.storage.paths import is_file
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.methods import (
@@ -46,12 +47,12 @@ from hil.formats.iree_command import PARAMETER_SCOPE, give, is_number, shows_sig
 _SUFFIX = ".flagfile"
 _PLAIN = "flagfile"
 _OF_CALL = re.compile(rf"{_PLAIN}_call_\d+")
-# What a trace is known by; beside it lie folders call_0, call_1, ... with each call's values.
+# Index file for a trace. The directory contains call_0, call_1, ... with the calls' values.
 _TRACE = "trace.json"
 
 
 def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
-    """Write the folder; programs of other runtimes, and what the tools cannot compare, are refused."""
+    """Write the directory. Raises UsageError for programs of other runtimes and for comparisons that the tools lack."""
     program = bundle.program
     if program.runtime != "iree":
         raise UsageError(f"the bundle's program is for {program.runtime}, and these are IREE's tools")
@@ -95,8 +96,8 @@ def _tensors(
         spec = settled(own, array)
         if kind == "output" and is_number(spec):
             raise LoadFailed("iree-run-module compares tensors only, and the method gives a bare number")
-        # A .npy of integers says whether they have a sign, which most of IREE's types do not: the tool then calls two
-        # equal tensors different. Of dtypes that numpy does not know it says nothing.
+        # A .npy with integers specifies signedness, but most IREE types do not. The tool then reports equal tensors as
+        # different. numpy lacks some dtypes, so .npy cannot represent them.
         plain = spec.dtype in NUMPY_DTYPES and "int" not in spec.dtype
         signed = kind == "output" and shows_sign(own.dtype, dtype_name(array.dtype))
         spec = spec_of(own.name, array) if signed else spec
@@ -106,9 +107,9 @@ def _tensors(
 
 
 def _tolerances(method: Method, case: BundledCase) -> list[str]:
-    """The tools' flags for a case: of each dtype the absolute tolerance, and of all one relative tolerance.
+    """Return the tools' flags for a case: an absolute tolerance per dtype, and a common relative tolerance.
 
-    Never stricter than hil is: what the tools then find, hil finds.
+    They are never stricter than hil's tolerances, so a mismatch in the tools is also a mismatch in hil.
     """
     flags: dict[str, float] = {}
     if case.accept:
@@ -134,9 +135,9 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
 
 
 def flagfiles_among(files: Iterable[Path]) -> list[Path]:
-    """The flag files among files, by path and number.
+    """Return the flag files among ``files``, by path and number.
 
-    A trace has one for each call, ``flagfile_call_N``; its ``flagfile`` is the first one again, and left out.
+    A trace has a flag file per call, ``flagfile_call_N``. The plain ``flagfile`` repeats the first one and is skipped.
     """
     found = [path for path in files if is_flagfile(path.name) and path.is_file()]
     calls = {path.parent for path in found if _OF_CALL.fullmatch(path.name)}
@@ -144,18 +145,18 @@ def flagfiles_among(files: Iterable[Path]) -> list[Path]:
 
 
 def is_flagfile(name: str) -> bool:
-    """Whether a file of this name is a flag file: ``NAME.flagfile``, ``flagfile``, or of a call in a trace."""
+    """Return whether a name is that of a flag file: ``NAME.flagfile``, ``flagfile``, or a call's name in a trace."""
     return name.endswith(_SUFFIX) or name == _PLAIN or bool(_OF_CALL.fullmatch(name))
 
 
 def case_name(file: Path, folder: Path) -> str:
-    """What a flag file's case is called: by its path in the folder, ``simple_mul.call_0``."""
+    """Return the name of a flag file's case, from the relative path: ``simple_mul.call_0``."""
     parts = [part for part in Path(os.path.relpath(file, folder)).parts if part != os.pardir]
     return ".".join((*parts[:-1], parts[-1].removesuffix(_SUFFIX).removeprefix(f"{_PLAIN}_")))
 
 
 def calls_left_out(files: Iterable[Path]) -> list[str]:
-    """Of each trace among files: how many of its calls have no flag file, for no program of IREE's made them."""
+    """Return a line per trace with the number of calls without a flag file. IREE did not run these calls."""
     notes = []
     for place in sorted(path.parent for path in files if path.name == _TRACE):
         calls = [path for path in place.glob("call_*") if path.is_dir()]
@@ -165,13 +166,16 @@ def calls_left_out(files: Iterable[Path]) -> list[str]:
 
 
 def _in_order(path: Path) -> list[tuple[str, int]]:
-    """The path with its numbers as such: call 10 comes after call 9."""
+    """Return a sort key that compares numbers in the path by value, so that call 10 follows call 9."""
     pieces = re.split(r"(\d+)", str(path))
     return [(text, int(number)) for text, number in itertools.zip_longest(pieces[::2], pieces[1::2], fillvalue="0")]
 
 
 def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
-    """A bundle of the flag files in a folder and below, or of one file: they are of one module, and each is a case."""
+    """Read a bundle from a flag file or a directory tree of flag files.
+
+    All must use the same module; every file is a case.
+    """
     folder = path if path.is_dir() else path.parent
     there = sorted(path.rglob("*")) if path.is_dir() else [path]
     files, left_out = flagfiles_among(there) if path.is_dir() else there, calls_left_out(there)
@@ -207,13 +211,13 @@ def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
 
 
 def _module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:
-    """The one module of all flag files, and its weights."""
+    """Return the common module of all flag files, and the weights."""
     (first, flags), *others = found.items()
     if len(flags.modules) != 1:
         raise UsageError(f"{first} names {len(flags.modules)} modules", hint="a bundle holds one program")
     for file, other in others:
         if other.modules != flags.modules or other.parameters != flags.parameters:
             raise UsageError(f"{file} is of another module than {first}", hint="a bundle holds one program")
-    if missing := [file for file in (*flags.modules, *flags.parameters) if not file.is_file()]:
+    if missing := [file for file in (*flags.modules, *flags.parameters) if not is_file(file)]:
         raise UsageError(f"no such file: {missing[0]}")
     return flags.modules[0], flags.parameters

@@ -1,6 +1,6 @@
-"""The forms of others that a bundle comes from and goes to, by name: what ``--from`` and ``--to`` say.
+"""Formats for the import and export of bundles, by name (``--from`` and ``--to``).
 
-A package adds one by the entry point group ``hil.bundle_formats``, whose value is a :class:`Format`.
+Packages add formats by the entry point group ``hil.bundle_formats``, with a :class:`Format` as value.
 """
 
 from __future__ import annotations
@@ -20,43 +20,44 @@ from hil.errors import ImportFailed, StageError, UsageError
 
 
 class Read(Protocol):
-    """Makes a bundle of what another tool wrote."""
+    """Reads a bundle that a different tool wrote."""
 
     def __call__(self, path: Path, *, context: RunContext) -> Bundle:
-        """Read a file or a folder.
+        """Read a file or a directory.
 
-        What is untrusted or heavy is parsed through ``context.isolated.call(function, {...})``. A bundle is made
-        by :meth:`hil.bundles.Bundle.create`, which checks every case against the signature; it keeps the program's
-        files mapped, so a temporary folder that they lie in may go afterwards. Every case there is becomes a case; what
-        cannot become one is told in ``made[left_out]``, a line for each.
+        Parse untrusted or large data through ``context.isolated.call(function, {...})``. Create the bundle by
+        :meth:`hil.bundles.Bundle.create`, which checks all cases against the signature. It maps the program's files, so
+        a temporary directory may be deleted afterwards. Convert all cases. Report cases that cannot be converted in
+        ``made[left_out]``, one line per case.
 
         Args:
-            path: what the user named; nobody has looked at it yet.
+            path: the user's path, which is not yet checked.
 
         Raises:
-            UsageError: it is not there, not of this form, or its cases do not fit its program; the message names the
-                method, the case and the tensor.
+            UsageError: the path does not exist or has a different format, or cases do not fit the program. The message
+                names the method, the case and the tensor.
         """
 
 
 class Write(Protocol):
-    """Writes a bundle as another tool reads it."""
+    """Writes a bundle for a different tool."""
 
     def __call__(self, bundle: Bundle, path: Path, *, context: RunContext) -> None:
-        """Write a file or a folder.
+        """Write a file or a directory.
 
         Args:
-            bundle: as it was opened; its tensors are views of the file.
-            path: where to; nothing is there yet, and its parent folder exists.
+            bundle: the opened bundle; the tensors are views of the file.
+            path: the target. It does not exist yet, but the parent directory does.
 
         Raises:
-            UsageError: the form has no room for what the bundle holds (a runtime, a dtype, several methods): say which.
+            UsageError: the format does not support a part of the bundle (a runtime, a dtype, several methods). The
+                message names it.
         """
 
 
 @dataclass(frozen=True)
 class Format:
-    """A form of another tool's."""
+    """A bundle format of a different tool."""
 
     # read, write: a :class:`Read` and a :class:`Write`, or their ``module:function``.
     read: Read | str
@@ -83,16 +84,16 @@ _BUILT_IN = {
 
 
 def formats() -> dict[str, Format]:
-    """Every form by name: the built-in ones and those of the entry point group ``hil.bundle_formats``."""
+    """Return all formats by name: built-in formats and the entry point group ``hil.bundle_formats``."""
     return registered(_GROUP, _BUILT_IN, Format)
 
 
 def read_format(name: str, path: Path, *, context: RunContext) -> Bundle:
-    """Read a bundle from another tool's form.
+    """Read a bundle from another tool's format.
 
     Raises:
-        UsageError: there is no such form, or as :class:`Read` says.
-        ImportFailed: a package's code for the form failed.
+        UsageError: the format is unknown, or as for :class:`Read`.
+        ImportFailed: a package's code for the format failed.
     """
     function = pick(_KIND, formats(), name).read
     with guard(_KIND, _GROUP, name, ImportFailed, StageError, UsageError):
@@ -103,11 +104,11 @@ def read_format(name: str, path: Path, *, context: RunContext) -> Bundle:
 
 
 def write_format(name: str, bundle: Bundle, path: Path, *, context: RunContext) -> None:
-    """Write a bundle in another tool's form.
+    """Write a bundle in another tool's format.
 
     Raises:
-        UsageError: there is no such form, or as :class:`Write` says.
-        StageError: a package's code for the form failed.
+        UsageError: the format is unknown, or as for :class:`Write`.
+        StageError: a package's code for the format failed.
     """
     function = pick(_KIND, formats(), name).write
     with guard(_KIND, _GROUP, name, StageError, StageError, UsageError):
@@ -116,6 +117,6 @@ def write_format(name: str, bundle: Bundle, path: Path, *, context: RunContext) 
 
 def _call(function: Any, *given: Any, context: RunContext) -> Any:
     called = pkgutil.resolve_name(function) if isinstance(function, str) else function
-    # Packages that were written before call it so.
+    # Older packages use this parameter name.
     name = "shop" if "shop" in inspect.signature(called).parameters else "context"
     return called(*given, **{name: context})

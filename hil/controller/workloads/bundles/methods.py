@@ -1,4 +1,4 @@
-"""The entry points of a model, and what a program's methods take and give."""
+"""Entry points of models, and signatures of a program's methods."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hil.controller.models.importers import import_model, importers, mlir
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.run_context import RunContext
 from hil.core.digest import digest_file
+from hil.core.files import open_file
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, dtype_name
@@ -24,23 +25,23 @@ from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.iree_command import is_number
 from hil.formats.iree_values import SCALAR_PREFIX, entry_points, functions_in, read_functions
 
-# What :attr:`hil.bundles.Bundle.made` calls the list of what lies there and is no case of the bundle, a line for each.
+# Key in :attr:`hil.bundles.Bundle.made` for the list with skipped cases, one line per case.
 LEFT_OUT = "left_out"
-# And what the models draw at random: method -> ``nodes`` and ``outputs``, as :class:`Model` has them.
+# Key for the models' random draws: method -> ``nodes`` and ``outputs``, as in :class:`Model`.
 RANDOM = "random"
 _READ_S = 600.0
-# The formats whose programs hold every entry point of the model.
+# Formats with programs that contain all the model's entry points.
 _WHOLE = ("mlir", "vmfb", "tflite", "pte")
 
 
 def random_record(models: Mapping[str, Model]) -> dict[str, Any]:
-    """What a bundle's record holds of models that draw random numbers, by method; {} where none does."""
+    """Return a bundle's record of models that draw random numbers, by method; {} if none does."""
     found = {method: model.producer["random"] for method, model in models.items() if model.random}
     return {RANDOM: found} if found else {}
 
 
 def recorded_random(made: Mapping[str, Any], method: str) -> dict[str, list[str]]:
-    """Return what :func:`random_record` stored for a method; {} where a bundle holds nothing of the kind."""
+    """Return the value that :func:`random_record` stored for a method, or {} if it is missing or invalid."""
     found = made.get(RANDOM)
     one = found.get(method) if isinstance(found, dict) else None
     texts: dict[str, Any] = {key: one.get(key) for key in ("nodes", "outputs")} if isinstance(one, dict) else {}
@@ -51,17 +52,17 @@ def recorded_random(made: Mapping[str, Any], method: str) -> dict[str, list[str]
 def import_methods(
     path: Path, functions: Sequence[str], context: RunContext, *, only_main: bool = False, **settings: Any
 ) -> tuple[list[Model], list[str]]:
-    """A model once for each of its entry points, and a line for each that hil cannot pass tensors to.
+    """Import a model once per entry point. Return also a line per unsupported entry point.
 
     Args:
-        functions: those to take; none are all that a program of the model has.
-        only_main: whether none is the main one where the model tells which that is; a module of functions does not.
+        functions: the entry points; empty for all that a program of the model has.
+        only_main: whether empty ``functions`` means the main entry point. Modules of functions lack a main entry point.
         settings: ``dims`` of :func:`import_model`.
     """
     settings |= {"isolated": context.isolated, "cache": context.cache}
     names = list(dict.fromkeys(functions))
     models, left_out = [], []
-    # Of a module without any function the importer says that.
+    # For a module without functions, the importer raises the error.
     for name in names or _functions(path, context, only_main=only_main) or [""]:
         try:
             models.append(import_model(path, function=name, **settings))
@@ -80,7 +81,7 @@ def import_methods(
 
 
 def _functions(path: Path, context: RunContext, *, only_main: bool) -> list[str]:
-    """The entry points of a module or a program; of other models the one that their importers choose."""
+    """Return the entry points of a module or program. For other models, return the importer's choice."""
     reader: Callable[[str], Any] = mlir.functions
     if not _is_mlir(path):
         found = import_model(path, isolated=context.isolated, cache=context.cache)
@@ -100,24 +101,24 @@ def _functions(path: Path, context: RunContext, *, only_main: bool) -> list[str]
 def _is_mlir(path: Path) -> bool:
     importer = importers()["mlir"]
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return path.suffix.lower() in importer.suffixes or importer.recognises(file.read(64))
     except OSError:
-        return False  # importing it says why
+        return False  # the import reports the reason
 
 
 def signatures_of(
     artifact: Artifact, models: Sequence[Model], context: RunContext, *, ask: Callable[[Artifact], Loaded]
 ) -> dict[str, Signature]:
-    """What each method of a program takes and gives: as the model says, else the program's file, else a board.
+    """Return the signatures of a program's methods, from the model, the program's file, or a board, in this order.
 
     Args:
-        artifact: the program, of the first model.
-        ask: loads a program on the board, where nobody else can tell.
+        artifact: the program, for the first model.
+        ask: loads a program on the board. Called only if the signature is otherwise unknown.
 
     Raises:
-        LoadFailed, BoardError: the board cannot load the program, or is not there.
-        UsageError: two methods have one name.
+        LoadFailed, BoardError: the board cannot load the program or is unavailable.
+        UsageError: two methods have the same name.
     """
     found: dict[str, Signature] = {}
     for number, model in enumerate(models):
@@ -135,10 +136,10 @@ def signatures_of(
 
 
 def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]) -> dict[str, Signature]:
-    """Signatures whose unknown tensors are what the cases have for them; a dimension that they differ in is open.
+    """Return signatures with unknown tensors filled from the cases. A dimension that differs between cases is open.
 
     Raises:
-        UsageError: the cases differ in dtype or rank, or there is none to tell.
+        UsageError: the cases differ in dtype or rank, or are missing.
     """
     found = {}
     for method, signature in signatures.items():
@@ -158,7 +159,7 @@ def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[Met
 
 
 def _at(values: Values, spec: TensorSpec, place: int) -> Any:
-    """A case's tensor; None where it has none, which whoever checks the case says."""
+    """Return a case's tensor, or None if missing; the case's check reports that."""
     if isinstance(values, Mapping):
         return values.get(spec.name)
     return values[place] if place < len(values) else None
@@ -180,7 +181,7 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
 
 
 def no_board(program: Artifact) -> Loaded:
-    """Raise a UsageError: in place of a board, where there is none to ask."""
+    """Raise UsageError. Used as ``ask`` without a board."""
     raise UsageError(
         "only a board can tell what this program takes and gives",
         hint="make a bundle of the program with hil bundle create --board, and give the cases with --case",
@@ -190,16 +191,16 @@ def no_board(program: Artifact) -> Loaded:
 def program_of(
     runtime: str, files: Mapping[str, Path], main: str, *, function: str = "", compiler: str = "", **more: Any
 ) -> Artifact:
-    """The program that files are; ``more`` are fields of an Artifact."""
+    """Create an Artifact from files. ``more`` are fields of the Artifact."""
     digests = {name: digest_file(file) for name, file in files.items()}
     return Artifact(runtime, main, files, digests, function, compiler, **more)
 
 
 def own_signature(program: Artifact, context: RunContext) -> Signature:
-    """What a program of IREE's itself says it takes and gives: it alone tells bare numbers from tensors.
+    """Return the signature that IREE's program file specifies. Only it distinguishes scalars from tensors.
 
     Raises:
-        LoadFailed: it cannot be read.
+        LoadFailed: the file cannot be read.
     """
     with temporary_folder("hil-bundle-") as folder:
         described = signature_of(program, context.isolated, Path(folder) / "read.log", needs_own=True)
@@ -214,12 +215,12 @@ def _read(program: Artifact, context: RunContext) -> Signature | None:
     try:
         described = own_signature(program, context)
     except LoadFailed:
-        return None  # of a newer IREE, or of a vendor's: the board decides
+        return None  # from a newer or vendor IREE: the board decides
     return Signature(_plain(described.inputs), _plain(described.outputs))
 
 
 def _plain(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Without the mark that tells a bare number from a tensor: a model's own names have none."""
+    """Remove the prefix of scalar names, which the model's names lack."""
     return tuple(
         replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX)) if is_number(spec) else spec for spec in specs
     )

@@ -1,7 +1,7 @@
-"""Bundles and ONNX's own test data: ``model.onnx`` beside folders ``test_data_set_0``, ``test_data_set_1``, ...
+"""Bundles as ONNX test data: ``model.onnx`` and directories ``test_data_set_0``, ``test_data_set_1``, ...
 
-Each of them holds ``input_0.pb``, ..., ``output_0.pb``, ...: a TensorProto each. Tensors that have names of the model's
-are paired by name, others by position. Tolerances and the cases' names have no place there.
+The directories contain ``input_0.pb``, ..., ``output_0.pb``, ...: TensorProto files. Tensors with names from the model
+are matched by name, others by position. The format lacks tolerances and case names.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _SET = re.compile(r"test_data_set_(\d+)")
 
 
 def model_of_data_sets(folder: Path) -> Path | None:
-    """The model that a folder's test data is of: its only one, else ``model.onnx``; None where it has neither."""
+    """Return the model of a directory's test data: the only model, else ``model.onnx``, or None if neither exists."""
     models = sorted(folder.glob("*.onnx"))
     return models[0] if len(models) == 1 else next((model for model in models if model.name == _MODEL), None)
 
 
 def data_sets(folder: Path) -> list[Path]:
-    """The folders of test data in a folder, by number."""
+    """Return the test data directories in a directory, by number."""
     found = ((match, one) for one in folder.iterdir() if one.is_dir() and (match := _SET.fullmatch(one.name)))
     return [within(folder, one) for _, one in sorted((int(match[1]), one) for match, one in found)]
 
 
 def data_sets_left_out(folder: Path) -> list[str]:
-    """Folders that look like test data and are no case: they have no number, or no one model."""
+    """Return a line per group of test data that cannot be used: without a number, or without a unique model."""
     mine = data_sets(folder)
     odd = [one.name for one in sorted(folder.glob("test_data_set*")) if one.is_dir() and one not in mine]
     left_out = [f"{folder}: {', '.join(odd)}: a case is a folder test_data_set_N"] if odd else []
@@ -55,7 +55,7 @@ def data_sets_left_out(folder: Path) -> list[str]:
 
 
 def read_onnx(path: Path, *, context: RunContext) -> Bundle:
-    """A bundle for ONNX Runtime of a folder with a model and its test data."""
+    """Read a bundle for ONNX Runtime from a directory with a model and test data."""
     chosen = model_of_data_sets(path)
     if chosen is None:
         raise UsageError(f"{path} is no folder with one ONNX model", hint=f"it needs a {_MODEL}")
@@ -83,7 +83,7 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
 
 
 def _valid_cases(folders: Sequence[Path], method: str, signature: Signature) -> tuple[list[MethodTestCase], list[str]]:
-    """The cases in folders, and a line for each folder that is not valid. Raises UsageError: none is."""
+    """Return the valid cases, and a line per invalid directory. Raises UsageError if none is valid."""
     cases: list[MethodTestCase] = []
     invalid: list[str] = []
     for folder in folders:
@@ -100,7 +100,7 @@ def _valid_cases(folders: Sequence[Path], method: str, signature: Signature) -> 
 
 
 def write_onnx(bundle: Bundle, path: Path, *, context: RunContext) -> None:
-    """Write the model and its test data; of a program that is no ONNX model there is none."""
+    """Write the model and the test data. Raises UsageError if the program is not an ONNX model."""
     program = bundle.program
     if program.runtime != "onnxruntime" or not program.main.endswith(".onnx"):
         raise UsageError(
@@ -122,6 +122,6 @@ def write_onnx(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             for place, (name, array) in enumerate(tensors.items()):
                 try:
                     tensor = numpy_helper.from_array(array, name)
-                except Exception as error:  # a dtype that ONNX has no name for
+                except Exception as error:  # a dtype that ONNX lacks
                     raise UsageError(f"ONNX holds no such tensor as {kind} {name!r}: {error}") from error
                 (folder / f"{kind}_{place}.pb").write_bytes(tensor.SerializeToString())

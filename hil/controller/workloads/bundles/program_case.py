@@ -1,4 +1,4 @@
-"""Test cases that come with their compiled program: nothing is left to compile, and no reference is left to ask."""
+"""Test cases bundled with a compiled program and expected outputs. They need neither a compiler nor a reference."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NO_MODEL = "the case came with a compiled program and what it expects, and no m
 
 
 def open_bundle(path: Path, key: Path | None = None) -> Bundle:
-    """A bundle whose signature, where it has one, is right.
+    """Open a bundle and verify the signature, if present.
 
     Args:
-        key: a file of public keys, one of which must have signed it; None takes any signature, or none.
+        key: a file of public keys, one of which must have signed it. None accepts any or no signature.
 
     Raises:
-        UsageError: as :meth:`Bundle.open`, or the signature is wrong, or not one of those keys'.
+        UsageError: as for :meth:`Bundle.open`, or the signature is invalid or from a different key.
     """
     bundle = Bundle.open(path)
     if key is not None or bundle.head.signature:
@@ -44,14 +44,14 @@ class ProgramCase:
     method: Method
     given: BundledCase
     artifact: Artifact
-    random: Mapping[str, Sequence[str]] = field(default_factory=dict)  # ``nodes`` and ``outputs``, where there are any
+    random: Mapping[str, Sequence[str]] = field(default_factory=dict)  # ``nodes`` and ``outputs``, if any
 
     def begin(self, options: Options, folder: Path, name: str = "") -> Case:
-        """The case as the pipeline takes it, before anything was pushed.
+        """Return the case for the pipeline, before the push.
 
         Args:
-            options: how to run it; tolerances go before the case's own.
-            name: the case's; "" is the method's and the bundled case's.
+            options: run settings. Their tolerances override the case's.
+            name: the case's name; "" combines the method's and the bundled case's.
         """
         given, method, signature = self.given, self.method, self.method.signature
         options = for_model(options, self.path)
@@ -98,7 +98,7 @@ class ProgramCase:
 
 
 def stored_program(bundle: Bundle, cache: Cache) -> Artifact:
-    """A bundle's program, its files in the cache: cases that have one program share them."""
+    """Extract a bundle's program to the cache. Cases with the same program share the files."""
     digests, *_ = program_files(bundle.head.document())
     key = Cache.key("bundle-program", digests=dict(digests))
 

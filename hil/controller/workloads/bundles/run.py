@@ -1,4 +1,4 @@
-"""A bundle on a board: every case of every method in one session, stored as a run."""
+"""Run a bundle on a board: all cases of all methods in a session, stored as a run."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def run_bundle(
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
 ) -> dict[str, Any]:
-    """Run a bundle's cases, storing everything as it comes.
+    """Run a bundle's cases and store results as they arrive.
 
     Args:
-        job: the board and how to run; its one model is the bundle's file. Tolerances go before the cases' own.
-        methods, cases: those to run (:func:`hil.bundles.cases.with_cases`); none are all.
-        key: as :func:`open_bundle` takes it.
-        run_id, isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
+        job: the board and the run settings. The only model is the bundle's file. The tolerances override the cases'.
+        methods, cases: selection for :func:`hil.bundles.cases.with_cases`; empty selects all.
+        key: as in :func:`open_bundle`.
+        run_id, isolated, choice: as in :func:`hil.controller.workloads.run_job.run_job`.
 
     Returns:
-        The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
+        The run's record (the schema of docs/run.schema.json) with ``folder``, the run's directory.
 
     Raises:
-        UsageError: it is no bundle, damaged, or something was asked for that cannot be; nothing was run.
-        KeyboardInterrupt: Ctrl-C; what there was is stored.
+        UsageError: the file is not a bundle or is damaged, or the request is invalid; nothing was run.
+        KeyboardInterrupt: Ctrl-C; partial results are stored.
     """
     (path,) = job.models
     bundle = open_bundle(path, key)
@@ -70,7 +70,7 @@ def run_bundle(
         ]
         names = numbered([safe_name(case.name) for case in runs], alike=str.casefold)
         runs = [replace(case, name=name) for case, name in zip(runs, names, strict=True)]
-        # Of a target of several the command is that of all.
+        # With multiple targets, this is the command for the whole matrix.
         run = RunStore(job.out).create(path.stem, jsonable(asdict(job)), run_id, command=typed_command())
         if not runs:
             run.record.update(exit_code=EXIT_NOTHING_RAN, finished=True)
@@ -85,5 +85,5 @@ def run_bundle(
             screen,
             runtime=job.runtime,
             purpose=f"hil bundle run {run.id}",
-            most_loaded=1,  # all cases of a method run in the worker that has it
+            most_loaded=1,  # all the method's cases run in the worker that loaded it
         )

@@ -1,4 +1,4 @@
-"""A bundle, and what its cases came to, for people and for programs."""
+"""Display bundles and results of bundle runs, as text and JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _STATISTICS = [one for one in STATISTICS if one.brief]
 _COLUMNS = ["case", "outcome", "mismatches", *(one.heading for one in _STATISTICS), "device"]
-# Of more cases, only those that do not pass show their criteria.
+# With more cases, show criteria only for cases that did not pass.
 _CRITERIA_SHOWN = 10
 
 
 def document_of(bundle: Bundle, path: Path) -> dict[str, Any]:
-    """What a bundle holds, but for the bytes."""
+    """Return a JSON description of a bundle without tensor data."""
     program = bundle.program
     return {
         "schema": 1,
@@ -50,7 +50,7 @@ def document_of(bundle: Bundle, path: Path) -> dict[str, Any]:
 
 
 def size_text(bundle: Bundle) -> str:
-    """How many methods and cases it has: ``1 method, 3 cases``."""
+    """Return the number of methods and cases: ``1 method, 3 cases``."""
     cases = sum(len(method.cases) for method in bundle.methods)
     return f"{counted(len(bundle.methods), 'method')}, {counted(cases, 'case')}"
 
@@ -82,7 +82,7 @@ def _tensors(tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
 
 
 def print_bundle(document: Mapping[str, Any]) -> None:
-    """A bundle's document on the terminal."""
+    """Print a bundle's document."""
     from hil.controller.storage.console import Console
 
     console = Console()
@@ -117,7 +117,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def print_run(record: Mapping[str, Any]) -> None:
-    """A run of a bundle on the terminal: a line a case, and below it why those failed that did."""
+    """Print a bundle run: a line per case, then the failures' reasons."""
     from rich.text import Text
 
     from hil.controller.storage.console import Console
@@ -140,7 +140,7 @@ def print_run(record: Mapping[str, Any]) -> None:
             _say(console, "hint", hint)
     are_few = len(record["cases"]) <= _CRITERIA_SHOWN
     for case in (one for one in record["cases"] if are_few or one["outcome"] != "PASS"):
-        # A bundle has one reference: what is expected.
+        # A bundle has a single reference: the expected outputs.
         for output in (output for verdict in case["verdicts"] for output in verdict["outputs"]):
             for criterion in output.get("criteria", ()):
                 style = "green" if criterion["passed"] else "red"
@@ -165,7 +165,7 @@ def _statistics(case: Mapping[str, Any]) -> list[str]:
 
 
 def _say(console: Console, label: str, text: str, style: str = "") -> None:
-    """A labelled line, whatever a bundle says of its making: line ends and a terminal's orders are in it no more."""
+    """Print a labelled line. Replace unprintable characters from the bundle, such as newlines and terminal escapes."""
     shown = "".join(char if char.isprintable() else "?" for char in text)
     say(console, label or " ", shown, style=style, width=11, whole=True)
 

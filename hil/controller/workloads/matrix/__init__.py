@@ -1,1 +1,1 @@
-"""The same cases on several targets: boards or kinds of hardware, flows, runtimes, in one run and one report."""
+"""Matrix runs: the same cases on multiple targets (boards, hardware types, flows, runtimes) with a common report."""

@@ -1,4 +1,4 @@
-"""A matrix on the terminal, and as CSV, Markdown, HTML and JUnit."""
+"""Write a matrix to the terminal, and as CSV, Markdown, HTML and JUnit."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DIFFERS = "differs"
-_SHOWN = 40  # rows of the terminal
+_SHOWN = 40  # maximum rows on the terminal
 _REASONS = 20
-_ROWS = 2000  # of Markdown: GitHub accepts 1 MiB for the summary of a step
+_ROWS = 2000  # maximum rows in Markdown; GitHub accepts 1 MiB for a step summary
 _MARK = "*"
 
 
 def write_matrix(report: MatrixReport, folder: Path) -> None:
-    """Write matrix.csv, matrix.md, matrix.html and junit.xml, each atomically. Raises StorageError: it cannot be."""
+    """Write matrix.csv, matrix.md, matrix.html and junit.xml, all atomically. Raises StorageError on failure."""
     files = {
         "matrix.csv": matrix_csv(report),
         "matrix.md": matrix_markdown(report),
@@ -55,15 +55,15 @@ def write_matrix(report: MatrixReport, folder: Path) -> None:
 
 
 def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Mapping[str, Any]) -> Path:
-    """Make a matrix of the runs that lie below a folder, and write its reports; returns its page.
+    """Create a matrix from the runs in a directory, and write the reports. Return the path of the HTML page.
 
     Args:
-        targets: their folders' names.
-        origin: where they come from.
+        targets: names of the runs' directories.
+        origin: origin of the runs.
 
     Raises:
-        UsageError: one of the runs cannot be read.
-        StorageError: the folder cannot be written.
+        UsageError: a run is unreadable.
+        StorageError: the directory cannot be written.
     """
     named = [{"name": name, "error": None} for name in targets]
     head = {"schema": SCHEMA, "id": folder.name, "title": title, "created": time.time(), "origin": origin}
@@ -73,7 +73,7 @@ def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Mapp
 
 
 def matrix_csv(report: MatrixReport) -> str:
-    """A row a case: whether it differs, and of each target the outcome and the statistics, a column each."""
+    """Return a row per case: whether it differs, and columns with the targets' outcome and statistics."""
     several = [f"{target.name} {name}" for target in report.targets for name in STATISTICS]
     header = ["id", "model", "layer", "op", DIFFERS, *(target.name for target in report.targets), *several]
     rows = (
@@ -88,7 +88,7 @@ def matrix_csv(report: MatrixReport) -> str:
 
 
 def matrix_markdown(report: MatrixReport) -> str:
-    """The table, with the rows that differ marked and first, and below it why cells failed."""
+    """Return the table with differing rows first and marked, then the reasons of failures."""
     rows = sorted(report.rows, key=lambda row: (not row.differs, not row.fails))
     shown = [
         (
@@ -116,7 +116,7 @@ def matrix_markdown(report: MatrixReport) -> str:
 
 
 def matrix_junit(report: MatrixReport, folder: Path) -> str:
-    """A suite a target; a target on which nothing could run is an error of its own, and a case that differs says so."""
+    """Return a test suite per target. A target that could not run is an error; differing cases are marked."""
     differing = {plain(row.id): _side_by_side(report, row) for row in report.differing}
     suites = []
     for target in report.targets:
@@ -135,13 +135,16 @@ def matrix_junit(report: MatrixReport, folder: Path) -> str:
 
 
 def _side_by_side(report: MatrixReport, row: Row) -> str:
-    """``sim PASS, sim-undeclared FAIL``."""
+    """Return text such as ``sim PASS, sim-undeclared FAIL``."""
     pairs = zip(report.targets, row.cells, strict=True)
     return ", ".join(f"{target.name} {cell.word}" for target, cell in pairs)
 
 
 def print_matrix(console: Console, report: MatrixReport, *, where: Path | None = None) -> None:
-    """Print the table (what differs or fails first, at most 40 rows) and below it why cells failed."""
+    """Print the table, then the reasons of failures.
+
+    Differing and failing rows are first; at most 40 rows are printed.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
@@ -175,7 +178,7 @@ def print_matrix(console: Console, report: MatrixReport, *, where: Path | None =
 
 
 def totals_text(target: TargetResults) -> str:
-    """``7 PASS, 2 FAIL``."""
+    """Return text such as ``7 PASS, 2 FAIL``."""
     counts = Counter(record.outcome for record in target.run.records)
     if target.run.missing:
         counts[NOT_RUN] = len(target.run.missing)
@@ -196,7 +199,7 @@ def _kind(cell: Cell) -> str:
 
 
 def _brief(cell: Cell) -> str:
-    """A cell's outcome, and how long it took on the device."""
+    """Return a cell's outcome and device time."""
     record = cell.record
     if record is None or record.device_p50_ns is None:
         return cell.word
@@ -210,7 +213,7 @@ def _why(cell: Cell) -> str:
 
 
 def _reasons(report: MatrixReport, rows: Iterable[Row]) -> Iterator[tuple[Row, TargetResults, Cell]]:
-    """The cells that need attention and say why; what ended a whole target is said once, among the notes."""
+    """Yield the failed cells with messages. Errors of whole targets are in the notes instead."""
     for row in rows:
         for target, cell in zip(report.targets, row.cells, strict=True):
             if cell.record is not None and _kind(cell) in ("fail", "error", "board") and cell.message:
@@ -241,10 +244,10 @@ summary { cursor: pointer; }
 
 
 def matrix_html(report: MatrixReport, folder: Path) -> str:
-    """One page that fetches nothing and runs nothing: texts of models, tools and boards are data.
+    """Return a page without requests or scripts. Texts from models, tools and boards are data.
 
     Args:
-        folder: where it is going to lie: links to the targets' own reports are relative to it.
+        folder: the directory of the page. Links to the targets' reports are relative to it.
     """
     heads = "".join(f"<th scope=col>{_head(target, folder)}</th>" for target in report.targets)
     body = "\n".join(_html_row(row, report.targets, folder) for row in report.rows)
@@ -311,7 +314,7 @@ def _html_cell(cell: Cell, target: TargetResults, folder: Path) -> str:
 
 
 def _numbers(cell: Cell) -> str:
-    """``max abs 2.9e-06, SQNR 138 dB, 59 us (20)``."""
+    """Return text such as ``max abs 2.9e-06, SQNR 138 dB, 59 us (20)``."""
     found = cell.statistics
     parts = [
         f"{name} {_number(found[key])}{unit}"

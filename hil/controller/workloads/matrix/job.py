@@ -1,30 +1,29 @@
-"""A matrix run: a folder with an ordinary stored run for each target below it, and the report of all."""
+"""Matrix runs: a directory with a stored run per target, and a common report."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.origin import origin_of_request, typed_command
-from hil.controller.storage.runs import GO_ON, MATRIX, Run, check_seal, seal, storing, write_json
+from hil.controller.storage.runs import MATRIX, Run, check_seal, seal, storing, write_json
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import SCHEMA, MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import Target
 from hil.controller.workloads.suites.reports.results import exit_code_for
-from hil.core.files import read_file
+from hil.core.bounded_json import read_json
 from hil.core.results import Outcome
 from hil.core.text import TextSink
 from hil.errors import EXIT_INTERRUPTED, HilError, StorageError, UsageError
 
-# Runs a target, or goes on with it where its folder has a run: called with the target and its folder.
+# Runs a target, or resumes the stored run. Called with the target and its directory.
 RunTarget = Callable[[Target, Path], object]
 
 
 class Matrix:
-    """A matrix in its folder. ``head`` is what matrix.json holds."""
+    """A matrix in a directory. ``head`` is the content of matrix.json."""
 
     def __init__(self, folder: Path, head: dict[str, Any], *, made_root: bool = False) -> None:
         self.folder = folder
@@ -35,16 +34,16 @@ class Matrix:
     def create(
         cls, folder: Path, kind: str, title: str, request: Mapping[str, Any], targets: Sequence[Target], command: str
     ) -> Matrix:
-        """A new matrix.
+        """Create a matrix.
 
         Args:
-            kind: what it is made over: ``run``, ``bundle``, ``suite``.
-            request: what was asked for, as JSON; a target's options replace its fields of the same names.
-            command: goes on with it; "" where that cannot be.
+            kind: the kind of run: ``run``, ``bundle``, ``suite``, ``trace``.
+            request: the request as JSON. A target's options override the fields with the same names.
+            command: the command that resumes the matrix; "" if it cannot be resumed.
 
         Raises:
-            UsageError: the folder holds one already.
-            StorageError: it cannot be written.
+            UsageError: the directory is not empty.
+            StorageError: the directory cannot be written.
         """
         if folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty", hint="name another --out; --resume goes on with a matrix")
@@ -76,13 +75,13 @@ class Matrix:
 
     @classmethod
     def open(cls, folder: Path, kind: str) -> Matrix:
-        """A stored matrix, to go on with.
+        """Open a stored matrix to resume it.
 
         Raises:
-            UsageError: there is none of this kind, or the user did not begin it.
+            UsageError: the matrix is missing, has a different kind, or was created by a different user.
         """
         try:
-            head = json.loads(read_file(folder / MATRIX))
+            head = read_json(folder / MATRIX)
             if head["schema"] > SCHEMA:
                 raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
             named = [[one["name"], one["options"]] for one in head["targets"]]
@@ -97,23 +96,23 @@ class Matrix:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """Its targets, in order."""
+        """The targets, in order."""
         return tuple(Target(one["name"], one["options"]) for one in self.head["targets"])
 
     def save(self) -> None:
-        """Write matrix.json, atomically."""
+        """Write matrix.json atomically."""
         write_json(self.folder / MATRIX, self.head)
 
     def run(self, run_target: RunTarget, *, say: TextSink) -> MatrixReport:
-        """Run every target, one after another, and write the report after each.
+        """Run the targets in order, and write the report after every target.
 
-        A target that cannot be run at all (its board is not reached, say) has its error in its column, and the others
-        run.
+        If a target cannot run (for example the board is unreachable), the target's column shows the error and the
+        others still run.
 
         Raises:
-            HilError: none could be run: the first one's error; nothing is kept then.
-            StorageError: the folder cannot be written.
-            KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
+            HilError: no target could run: the first error. The matrix is deleted.
+            StorageError: the directory cannot be written.
+            KeyboardInterrupt: Ctrl-C; partial results and reports are stored.
         """
         self.head |= {"finished": False, "exit_code": None, "outcome": None}
         errors: list[HilError] = []
@@ -133,7 +132,7 @@ class Matrix:
             except KeyboardInterrupt:
                 self._end(self._report(), EXIT_INTERRUPTED)
                 if self.head["command"]:
-                    say(f"{GO_ON}{self.head['command']}")
+                    say(f"interrupted; resume with: {self.head['command']}")
                 raise
             report = self._report()
         if len(errors) == len(targets) and not any(self._is_stored(target) for target in targets):
@@ -148,8 +147,8 @@ class Matrix:
         return any((folder / file).exists() for file in ("run.json", "suite.json"))
 
     def _report(self) -> MatrixReport:
-        """Store how its cases stand, in the fields of run.json, and write the report."""
-        self.save()  # a target's error is read there
+        """Store the outcomes of the cases, in run.json's fields, and write the report."""
+        self.save()  # load_matrix reads the target's error from it
         report = load_matrix(self.folder)
         self.head["cases"] = [
             {"name": row.id, "outcome": "/".join(cell.word for cell in row.cells)} for row in report.rows
@@ -159,9 +158,9 @@ class Matrix:
         return report
 
     def _end(self, report: MatrixReport, exit_code: int) -> None:
-        """Store what it came to."""
+        """Store the outcome and the exit code."""
         words = [cell.word for row in report.rows for cell in row.cells if cell.record is not None]
-        # As a run's outcome: a case that was skipped beside one that passed is not what it came to.
+        # As for runs, SKIP is the outcome only if all cases were skipped.
         words.sort(key=lambda word: word == Outcome.SKIP)
         self.head |= {"outcome": max(words, key=exit_code_for, default=None), "exit_code": exit_code}
         self.save()

@@ -1,8 +1,7 @@
-"""What a matrix came to: a row for each case, a column for each target, and the rows that differ."""
+"""Report on a matrix: a row per case, a column per target, and the differing rows."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from hil.controller.workloads.suites.reports.results import (
 )
 from hil.controller.workloads.suites.store import HEAD as SUITE_HEAD
 from hil.controller.workloads.suites.store import CaseRecord, told_by
-from hil.core.files import read_file
+from hil.core.bounded_json import read_json
 from hil.core.results import Outcome, gravest
 from hil.core.text import jsonable, numbered
 from hil.errors import EXIT_INTERRUPTED, UsageError
@@ -30,15 +29,15 @@ NOT_RUN, ABSENT = "not run", "absent"
 
 @dataclass(frozen=True)
 class TargetResults:
-    """A column: what the cases came to on one target."""
+    """Column of a matrix: case results on a target."""
 
     name: str
     run: SuiteResults
-    error: Mapping[str, Any] | None = None  # why nothing ran there: ``outcome``, ``message``, ``hint``, ``exit_code``
+    error: Mapping[str, Any] | None = None  # why it could not run: ``outcome``, ``message``, ``hint``, ``exit_code``
 
     @property
     def exit_code(self) -> int:
-        """What ended the run, or what its cases come to so far."""
+        """The exit code of the run, or of the cases so far."""
         if self.run.interrupted:
             return EXIT_INTERRUPTED
         codes = [exit_code_for(one.outcome) for one in self.run.records if one.outcome != Outcome.SKIP]
@@ -47,15 +46,15 @@ class TargetResults:
 
 @dataclass(frozen=True)
 class Cell:
-    """A case on a target."""
+    """Result of a case on a target."""
 
-    word: str  # its outcome; or ``not run``, or ``absent`` where the target has no such case
+    word: str  # outcome, ``not run``, or ``absent`` if the target lacks the case
     record: CaseRecord | None = None
     message: str = ""
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What reports have of it beside the outcome; nothing of a case that did not run."""
+        """Values for reports besides the outcome; empty if the case did not run."""
         if (record := self.record) is None:
             return {}
         worst = worst_output(record.outputs)
@@ -75,17 +74,17 @@ STATISTICS = ("stage", "message", "mismatches", "max_abs", "sqnr_db", "device_p5
 
 @dataclass(frozen=True)
 class Row:
-    """A case on every target."""
+    """Results of a case on all targets."""
 
     id: str
     model: str
     layer: str
     op: str
-    cells: tuple[Cell, ...]  # in the order of the targets
+    cells: tuple[Cell, ...]  # in target order
 
     @property
     def differs(self) -> bool:
-        """Whether it did not come to the same everywhere."""
+        """Whether the outcomes differ between targets."""
         return len({cell.word for cell in self.cells}) > 1
 
     @property
@@ -95,7 +94,7 @@ class Row:
 
 
 class MatrixReport:
-    """Targets side by side."""
+    """Results of multiple targets as a table."""
 
     def __init__(self, title: str, targets: Sequence[TargetResults]) -> None:
         self.title = title
@@ -105,17 +104,17 @@ class MatrixReport:
 
     @property
     def exit_code(self) -> int:
-        """The gravest of the targets'."""
+        """The most severe exit code of the targets."""
         return gravest([target.exit_code for target in self.targets])
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the table must know."""
+        """Errors of targets and notes on their runs."""
         found = [f"{one.name}: {line(one.error['message'])}" for one in self.targets if one.error is not None]
         return found + [f"{one.name}: {note}" for one in self.targets for note in one.run.notes]
 
     def to_json(self) -> dict[str, Any]:
-        """The report as a JSON document."""
+        """Return the report as a JSON document."""
         targets = [
             {
                 "name": one.name,
@@ -161,7 +160,7 @@ def _rows(targets: Sequence[TargetResults]) -> Iterable[Row]:
 
 
 def load_results(folder: Path) -> SuiteResults:
-    """A stored run of a suite, of models or of a bundle. Raises UsageError: there is none to be read."""
+    """Load a stored run of a suite, models or a bundle. Raises UsageError if it is missing or unreadable."""
     if (folder / SUITE_HEAD).exists() or not (folder / "run.json").exists():
         return load_run(folder)
     run = RunStore(folder.parent).open(str(folder))
@@ -172,7 +171,7 @@ def load_results(folder: Path) -> SuiteResults:
 
 
 def results_of_run(run: Run) -> SuiteResults:
-    """What `hil run` and `hil bundle run` store, as a suite's run has it."""
+    """Convert a run of `hil run` or `hil bundle run` to suite results."""
     record = run.record
     board, cases = record["board"], record["cases"]
     records = [record_of_case(case, board) for case in cases if case["outcome"]]
@@ -197,7 +196,7 @@ def results_of_run(run: Run) -> SuiteResults:
 
 
 def record_of_case(case: Mapping[str, Any], board: Mapping[str, Any]) -> CaseRecord:
-    """A case of run.json as a suite's run has it."""
+    """Convert a case from run.json to a suite's case record."""
     artifact, error = case["artifact"] or {}, case["error"] or {}
     return CaseRecord(
         **told_by(case),
@@ -215,9 +214,9 @@ def record_of_case(case: Mapping[str, Any], board: Mapping[str, Any]) -> CaseRec
 
 
 def load_matrix(folder: Path) -> MatrixReport:
-    """The report of a stored matrix, whole or as far as it came. Raises UsageError: there is none to be read."""
+    """Load the report of a stored matrix, even if incomplete. Raises UsageError if it is missing or unreadable."""
     try:
-        head = json.loads(read_file(folder / MATRIX))
+        head = read_json(folder / MATRIX)
         if head["schema"] > SCHEMA:
             raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
         title, targets = str(head["title"]), [(str(one["name"]), one.get("error")) for one in head["targets"]]
@@ -235,17 +234,17 @@ def load_matrix(folder: Path) -> MatrixReport:
 
 
 def nothing_of(folder: Path) -> SuiteResults:
-    """The results of a target on which nothing was run."""
+    """Return empty results for a target that did not run."""
     known: dict[str, Any] = dict.fromkeys(("source", "suite", "flow", "runtime", "command"), "")
     known |= dict.fromkeys(("started", "finished", "exit_code"))
     return SuiteResults(folder, folder.name, **known, boards=(), versions={}, interrupted=False, records=())
 
 
 def matrix_of(folders: Sequence[Path]) -> MatrixReport:
-    """Stored runs side by side, each called after what it has to itself; a matrix among them is all of its targets.
+    """Combine stored runs to a matrix, named by distinguishing properties. A matrix contributes all targets.
 
     Raises:
-        UsageError: one cannot be read, or one is named twice.
+        UsageError: a run is unreadable, or given twice.
     """
     found: list[TargetResults] = []
     for folder in folders:
@@ -262,7 +261,7 @@ def matrix_of(folders: Sequence[Path]) -> MatrixReport:
     return MatrixReport(", ".join(suites), targets)
 
 
-# What tells stored runs apart.
+# Properties that may distinguish stored runs.
 _FACTS: tuple[Callable[[SuiteResults], str], ...] = (
     lambda run: run.flow,
     lambda run: run.runtime if not run.flow else "",
@@ -271,7 +270,10 @@ _FACTS: tuple[Callable[[SuiteResults], str], ...] = (
 
 
 def _own_names(targets: Sequence[TargetResults]) -> list[str]:
-    """A name for each run: of flow, runtime and boards what the runs differ in; of runs alike, their folders."""
+    """Return a name per run from the flow, runtime and boards that differ.
+
+    If that is ambiguous, use directory names.
+    """
     facts = [[fact(target.run) for target in targets] for fact in _FACTS]
     telling = [values for values in facts if len(set(values)) > 1]
     names = ["-".join(filter(None, values)) for values in zip(*telling, strict=True)] if telling else []

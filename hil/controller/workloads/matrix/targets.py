@@ -1,4 +1,4 @@
-"""Targets: what the same cases are run on, each combination of the options that were given several times."""
+"""Targets of a matrix: the combinations of repeated options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hil.controller.storage.runs import safe_name
 from hil.core.text import numbered
 from hil.errors import UsageError
 
-# Field of a request -> its option. A target is called after their values in this order.
+# Request field -> option. Target names contain the values in this order.
 AXES = MappingProxyType(
     {
         "flow": "--flow",
@@ -26,17 +26,17 @@ AXES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Target:
-    """One of the combinations."""
+    """A combination of options."""
 
-    name: str  # unique, and what its folder is called
-    options: Mapping[str, str]  # field of a request -> its value here
+    name: str  # unique; also the directory name
+    options: Mapping[str, str]  # request field -> value
 
 
 def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[Target, ...]:
-    """Every combination of values, the last axis changing first; one target where no axis has several values.
+    """Return all combinations of values, the last axis changing first. Without repeated options, return one target.
 
     Args:
-        axes: key of :data:`AXES` -> the values that were given; none leaves the field as it is.
+        axes: key of :data:`AXES` -> given values. An empty axis does not change the field.
 
     Raises:
         UsageError: an axis has the same value twice.
@@ -53,6 +53,6 @@ def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[Target, ...]:
 
 
 def _word(value: str) -> str:
-    """What stands for a value in names: of a flow's file and name (``FILE.toml:NAME``) the name, of a file its stem."""
+    """Return a value's form for names: the flow's name for ``FILE.toml:NAME``, the stem of a file."""
     file, suffix, chosen = value.partition(".toml")
     return safe_name((chosen.removeprefix(":") or Path(file).name) if suffix else value)

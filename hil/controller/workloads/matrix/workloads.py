@@ -1,4 +1,4 @@
-"""What a matrix is made over: suites, models, bundles. Each target is an ordinary run, which could be gone on with."""
+"""Matrices of suites, models, bundles and traces. A target is a separate stored run."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from hil.controller.workloads.traces.stored import find_one
 from hil.core.text import jsonable, numbered
 from hil.errors import BoardError, BoardRefused, BoardUnreachable, UsageError
 
-# A matrix in its folder, and its report.
+# A matrix' directory and report.
 Done = tuple[Path, MatrixReport]
 _NEVER_IN: dict[str, type[BoardError]] = {str(one.outcome): one for one in (BoardRefused, BoardUnreachable)}
 
 
 def suite_matrix(request: Request, targets: Sequence[Target], *, out: Path | None, screen: Progress) -> Done:
-    """Run a suite on every target.
+    """Run a suite on all targets.
 
     Args:
-        request: what the targets have in common.
-        out: the matrix' folder; None makes one below ``hil-suites``.
+        request: the common settings of the targets.
+        out: the matrix' directory; None creates one in ``hil-suites``.
 
     Raises:
-        UsageError: something was asked for that cannot be; nothing was run.
-        HilError, KeyboardInterrupt: as :meth:`Matrix.run`.
+        UsageError: the request is invalid; nothing was run.
+        HilError, KeyboardInterrupt: as for :meth:`Matrix.run`.
     """
     for target in targets:
         check_request(_request_of(request, target))
@@ -55,7 +55,7 @@ def suite_matrix(request: Request, targets: Sequence[Target], *, out: Path | Non
 
 
 def resume_suite_matrix(folder: Path, *, screen: Progress) -> Done:
-    """Go on with a matrix of suites. Raises as :meth:`Matrix.open` and :meth:`Matrix.run`."""
+    """Resume a matrix of suites. Raises as :meth:`Matrix.open` and :meth:`Matrix.run` do."""
     return _run_suites(Matrix.open(folder, "suite"), screen)
 
 
@@ -76,7 +76,7 @@ def _run_suites(matrix: Matrix, screen: Progress) -> Done:
 
 
 def _request_of(request: Request, target: Target) -> Request:
-    """What a target is asked."""
+    """Return a target's request."""
     options: dict[str, Any] = dict(target.options)
     if board := options.pop("board", ""):
         options["boards"] = (board,)
@@ -84,14 +84,14 @@ def _request_of(request: Request, target: Target) -> Request:
 
 
 def job_matrix(job: Job, targets: Sequence[Target], *, screen: run_context.Progress) -> Done:
-    """Run models on every target, as :func:`suite_matrix`; below ``job.out``, where runs are stored."""
+    """Run models on all targets, as :func:`suite_matrix` does. The matrix is stored in ``job.out``."""
     if not job.models and not job.flagfile:
         raise UsageError("no MODEL was named", hint="hil run MODEL, or hil run --help")
     return _run_jobs(_created("run", job, targets, "hil run"), screen)
 
 
 def resume_job_matrix(folder: Path, *, screen: run_context.Progress) -> Done:
-    """Go on with a matrix of models. Raises as :meth:`Matrix.open` and :meth:`Matrix.run`."""
+    """Resume a matrix of models. Raises as :meth:`Matrix.open` and :meth:`Matrix.run` do."""
     return _run_jobs(Matrix.open(folder, "run"), screen)
 
 
@@ -115,14 +115,14 @@ def bundle_matrix(
     cases: tuple[str, ...] = (),
     screen: run_context.Progress,
 ) -> Done:
-    """Run a bundle on every target, as :func:`job_matrix`."""
+    """Run a bundle on all targets, as :func:`job_matrix` does."""
     matrix = _created("bundle", job, targets, "")
     return _run_one(matrix, partial(run_bundle, methods=methods, key=key, cases=cases), screen)
 
 
 def trace_matrix(job: Job, targets: Sequence[Target], against: Path | None, *, screen: run_context.Progress) -> Done:
-    """Make a stored trace's calls again on every target, as :func:`job_matrix`."""
-    # A run's ID says nothing where the targets' own runs are stored.
+    """Replay a stored trace on all targets, as :func:`job_matrix` does."""
+    # Resolve run IDs now: the targets' runs are stored elsewhere.
     job = replace(job, models=tuple(find_one(place, job.out) for place in job.models))
     against = find_one(against, job.out) if against is not None else None
     return _run_one(_created("trace", job, targets, ""), partial(run_trace, against=against), screen)
@@ -149,7 +149,7 @@ def _created(kind: str, job: Job, targets: Sequence[Target], command: str) -> Ma
 
 
 def _job_of(matrix: Matrix, target: Target) -> Job:
-    """What a target is asked; its run is stored below the matrix' folder."""
+    """Return a target's job. The run is stored in the matrix' directory."""
     try:
         job = Job.of_record(matrix.head["request"])
     except (KeyError, TypeError, ValueError) as error:
@@ -166,7 +166,7 @@ def _of_target(job: Job, target: Target) -> Job:
 
 
 def _reached(run: Callable[[Target, Path], dict[str, Any]]) -> Callable[[Target, Path], object]:
-    """A run that never came to its board is not kept: its error is the target's."""
+    """Wrap a run so that it raises the board's error if it never reached the board. Such runs are not stored."""
 
     def reached(target: Target, folder: Path) -> object:
         record = run(target, folder)
@@ -180,7 +180,10 @@ def _reached(run: Callable[[Target, Path], dict[str, Any]]) -> Callable[[Target,
 
 @contextlib.contextmanager
 def _workers(count: int | None = None) -> Iterator[Callable[[], Isolated]]:
-    """Processes that targets share; new ones where a target that was broken off has stopped them."""
+    """Yield a function that returns the shared worker pool.
+
+    If an aborted target closed the pool, it creates a new pool.
+    """
     pools: list[Isolated] = []
 
     def workers() -> Isolated:

@@ -1,1 +1,1 @@
-"""Studies: training steps through several compilers, stage by stage, beside TensorFlow's own training."""
+"""Studies: training steps through multiple compilers, stage by stage, compared with TensorFlow's training."""

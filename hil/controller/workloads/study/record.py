@@ -1,4 +1,4 @@
-"""What a study found: a row for each experiment and compiler, and the document that all of them make."""
+"""Records of a study: a row per experiment and compiler, and the JSON document of all rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.controller.storage.paths import is_file
 from hil.core.config_files import parse_toml
+from hil.core.field_types import check_fields
 from hil.core.files import read_text
 from hil.core.results import BOARD_OUTCOMES, Outcome, Relation, exit_code_of
 from hil.errors import EXIT_INTERRUPTED, UsageError, did_you_mean
@@ -18,36 +20,36 @@ MODEL = "model.py"
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment."""
+    """An experiment of a study."""
 
     name: str
     title: str
-    reported: str  # what an older report says became of it; "" where there is none
-    path: Path  # its model.py, which has a function ``training(random)``; see docs/tfcompile.md
+    reported: str  # result in an older report; "" if none
+    path: Path  # model.py with a function ``training(random)``; see docs/tfcompile.md
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a study is asked to do."""
+    """Settings of a study."""
 
     experiments: Sequence[Experiment]
-    ways: Sequence[str]  # which compilers: keys of :data:`hil.controller.workloads.study.toolchains.WAYS`
+    ways: Sequence[str]  # compilers: keys in :data:`hil.controller.workloads.study.toolchains.WAYS`
     steps: int
-    seed: int  # of first values and data
-    # rtol, atol: within which every loss and variable must agree with TensorFlow's after every step; ``atol`` None
-    # follows each tensor's scale and noise, as everywhere.
+    seed: int  # for initial values and data
+    # rtol, atol: tolerance for losses and variables against TensorFlow after each step. With ``atol`` None it is
+    # derived from the tensor's scale and noise, as in other workloads.
     rtol: float
     atol: float | None
-    allow_blind: tuple[str, ...]  # patterns of names of tensors that may pass though nobody can judge them
-    accept: tuple[str, ...]  # criteria that judge tensors instead of the tolerance
-    no_fallback: bool  # whether a node that runs on another device than it was told to fails a row
-    timeout: float  # seconds for loading, and for each step
+    allow_blind: tuple[str, ...]  # name patterns for tensors that may pass although they cannot be judged
+    accept: tuple[str, ...]  # criteria that replace the tolerance
+    no_fallback: bool  # whether a node on an unrequested device fails a row
+    timeout: float  # seconds for the load, and for every step
     out: Path
-    resume: bool  # whether rows that are in the folder already are kept
-    labels: tuple[str, ...] = ()  # of what is stored
+    resume: bool  # whether to keep existing rows in the directory
+    labels: tuple[str, ...] = ()  # labels for the stored study
 
     def document(self) -> dict[str, Any]:
-        """The part that the results depend on, as JSON says it."""
+        """Return the settings that affect the results, as JSON values."""
         names = ("steps", "seed", "rtol", "atol", "no_fallback")
         return {name: getattr(self, name) for name in names} | {
             "allow_blind": list(self.allow_blind),
@@ -56,13 +58,13 @@ class Asked:
 
 
 def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
-    """The experiments of a study's folder, in the order of its list.
+    """Read the experiments in a study's directory, in list order.
 
     Args:
-        only: names of those to take; none takes all.
+        only: names of the experiments to return; empty for all.
 
     Raises:
-        UsageError: it is no study, or has no such experiment.
+        UsageError: the directory is not a study, or lacks an experiment.
     """
     listed = folder / LIST
     try:
@@ -87,7 +89,7 @@ def _experiment(listed: Path, name: str, entry: object) -> Experiment:
     if unknown := sorted(set(entry) - {"title", "reported"}):
         raise UsageError(f"{listed}: [{name}] has no {unknown[0]!r}", hint="it has title and reported")
     path = listed.parent / name / MODEL
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"{listed} lists {name}, but there is no {path}")
     return Experiment(name, entry.get("title", name), entry.get("reported", ""), path)
 
@@ -96,13 +98,13 @@ SCHEMA = 1
 PASSED, FAILED, NOT_REACHED = "pass", "fail", "not reached"
 
 
-# Fields of a row that its document has as they are.
+# Row fields that the document contains unchanged.
 _PLAIN = ("way", "compiler", "relation", "detail", "steps", "placement")
 
 
 @dataclass
 class StageResult:
-    """One stage of a row: ``pass``, ``fail`` or ``not reached``, how long it took, and what went wrong."""
+    """Result of a row's stage: ``pass``, ``fail`` or ``not reached``, the duration, and the error."""
 
     name: str
     outcome: str = NOT_REACHED
@@ -112,30 +114,41 @@ class StageResult:
 
 @dataclass
 class Row:
-    """One experiment through one compiler."""
+    """Result of an experiment with a compiler."""
 
     experiment: Experiment
     way: str
     stages: list[StageResult]
     outcome: Outcome | None = None
     compiler: str = ""
-    size: int | None = None  # of the program, in bytes
-    steps: int = 0  # how many training steps agreed with TensorFlow's
-    detail: str = ""  # the far side's own words about what went wrong
-    # of all values of all steps: the largest absolute difference, where it was and what stood there.
+    size: int | None = None  # program size in bytes
+    steps: int = 0  # training steps that agreed with TensorFlow
+    detail: str = ""  # the tool's error output
+    # Over all values in all steps: the largest absolute difference, the tensor and the step.
     worst: dict[str, Any] = field(default_factory=dict)
-    program: str = ""  # the program's file in the study's folder; what it was made of and what it gave lie beside it
-    # where the program ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
+    program: str = ""  # the program's file in the study's directory, next to the inputs and outputs
+    # Placement: fields of :class:`hil.core.results.Part`; None if the runtime did not report it.
     placement: list[dict[str, Any]] | None = None
-    relation: str = Relation.INDEPENDENT.value  # of TensorFlow's training to the compiled program
+    relation: str = Relation.INDEPENDENT.value  # relation between TensorFlow's training and the compiled program
 
     @property
     def failed(self) -> StageResult | None:
         """The stage that failed."""
         return next((stage for stage in self.stages if stage.outcome == FAILED), None)
 
+    def check(self) -> None:
+        """Validate the values of a stored row. Raises TypeError or ValueError if hil did not write it."""
+        check_fields(self)
+        Relation(self.relation)
+        numbers = [self.worst.get("max_abs"), self.size, *(stage.seconds for stage in self.stages)]
+        for number in numbers:
+            if not isinstance(number, int | float | None):
+                raise TypeError(f"{number!r:.80} is not a number")
+            if isinstance(number, int) and abs(number) >= 1 << 63:
+                raise ValueError("a number is too large")
+
     def document(self) -> dict[str, Any]:
-        """As JSON says it."""
+        """Return the row as JSON values."""
         failed = self.failed
         return {
             "experiment": self.experiment.name,
@@ -152,8 +165,8 @@ class Row:
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any], experiment: Experiment) -> Row:
-        """The row that :meth:`document` wrote. Raises KeyError, TypeError or ValueError: it did not."""
-        return cls(
+        """Parse a row from :meth:`document`. Raises KeyError, TypeError or ValueError if it is invalid."""
+        row = cls(
             experiment,
             **{name: document[name] for name in _PLAIN if name != "placement"},
             placement=document.get("placement"),
@@ -163,12 +176,14 @@ class Row:
             program=document.get("program", ""),
             worst=document["worst"] or {},
         )
+        row.check()
+        return row
 
 
 def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[Row]:
-    """The rows of a study that goes on: those that ended earlier, asked for or not, and those still to be done.
+    """Return the rows of a resumed study: all finished stored rows, and the requested rows that are not finished.
 
-    A row that the board was lost in is still to be done. Errors are those of :meth:`Row.of_document`.
+    Rows with a lost board run again. Raises the errors of :meth:`Row.of_document`.
     """
     todo = {(row.experiment.name, row.way): row for row in asked}
     rows = []
@@ -183,12 +198,12 @@ def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[R
 
 
 def exit_code(rows: Iterable[Row], interrupted: bool) -> int:
-    """The exit code of a study: the gravest of its rows', or that of Ctrl-C."""
+    """Return a study's exit code: the most severe among the rows, or that of Ctrl-C."""
     return EXIT_INTERRUPTED if interrupted else exit_code_of(row.outcome for row in rows if row.outcome is not None)
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many of the rows passed, by compiler."""
+    """Return the number of passed rows, by compiler."""
     parts = []
     for way in dict.fromkeys(row.way for row in rows):
         mine = [row for row in rows if row.way == way]

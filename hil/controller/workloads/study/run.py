@@ -1,10 +1,8 @@
-"""A study from its list to its stored table: what `hil study run` does."""
+"""Run a study from the list to the stored table. This implements `hil study run`."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +38,8 @@ from hil.controller.workloads.study.record import (
 )
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, train
+from hil.core.bounded_json import read_json
+from hil.core.files import copy_file
 from hil.core.results import Model, Outcome
 from hil.core.tensors import Array
 from hil.errors import (
@@ -62,7 +62,7 @@ class Differs(HilError):
 
 
 class CannotBeJudged(HilError):
-    """All values agree with TensorFlow's, but for some of them wrong ones would agree as well."""
+    """All values agree with TensorFlow's, but for some tensors wrong values would agree too."""
 
     outcome = Outcome.BLIND.value
 
@@ -77,15 +77,15 @@ def match_steps(
     allow_blind: Sequence[str] = (),
     accept: Sequence[Rule] = (),
 ) -> None:
-    """Compare every step, and put into the row how many agreed and the largest difference.
+    """Compare all steps. Store the number of agreeing steps and the largest difference in the row.
 
     Args:
-        results: each step's outputs and variables.
-        expected_of: TensorFlow's, by the step's number from 0, and their noise by name.
+        results: outputs and variables of all steps.
+        expected_of: returns TensorFlow's values and their noise by name, for a step number from 0.
 
     Raises:
-        Differs: one does not agree, or there is nothing to compare.
-        CannotBeJudged: all agree, and one that is not allowed to be blind would agree with wrong values too.
+        Differs: a value does not agree, or no values can be compared.
+        CannotBeJudged: all agree, but a tensor without permission to be blind would also agree with wrong values.
     """
     within: dict[str, Any] = {"rtol": rtol, "atol": atol, "allow_blind": allow_blind, "accept": accept}
     if not results:
@@ -121,26 +121,25 @@ def match_steps(
 
 
 DOCUMENT = "study.json"
-# What goes into a row's program in each step, and what comes out of it: `hil run PROGRAM --input ... --expected ...`.
+# A row's program inputs and outputs per step, for `hil run PROGRAM --input ... --expected ...`.
 INPUTS, OUTPUTS = "inputs-{}.npz", "outputs-{}.npz"
 
 
 def run_study(
     asked: Asked, choice: BoardChoice, *, wait_s: float, screen: Progress
 ) -> tuple[dict[str, Any], list[Row]]:
-    """Take every experiment through every compiler, storing each row as it ends.
+    """Run all experiments with all compilers, and store rows as they end.
 
     Args:
-        wait_s: how long to wait while somebody else has it.
+        wait_s: timeout in seconds while the board is in use.
 
     Returns:
-        The study's document (``study`` in docs/commands.schema.json) and its rows; after Ctrl-C, what there was until
-        then.
+        The study's document (``study`` in docs/commands.schema.json) and the rows; after Ctrl-C, the partial results.
 
     Raises:
-        UsageError: something cannot be meant, or a package is missing; nothing was run.
-        BoardError: the board cannot be reached; nothing was run. A board that is lost later ends the row that it was
-            lost in.
+        UsageError: the settings are invalid, or a package is missing; no experiment was run.
+        BoardError: the board is unreachable; no experiment was run. A board that is lost later ends only the current
+            row.
     """
     check_tolerance(asked.rtol, asked.atol)
     load_rules(asked.accept)
@@ -202,12 +201,12 @@ class _Study:
         return self._save(finished=finished, interrupted=interrupted)
 
     def _take_over(self, stored: Path) -> None:
-        """Take over the rows that are there; UsageError: they are another study's, or are not to be gone on with."""
+        """Load the rows of a stored study. Raises UsageError if the settings or board differ, or without ``resume``."""
         out, hint = self.asked.out, "-o names another folder"
         if not self.asked.resume:
             raise UsageError(f"{out} holds a study already", hint=f"--resume goes on with it, {hint}")
         try:
-            document = json.loads(stored.read_text())
+            document = read_json(stored)
             if document["schema"] != SCHEMA or document["asked"] != self.asked.document():
                 raise UsageError(f"{out} holds a study of other settings", hint=f"{hint}, or give the same settings")
             if document["board"] not in ({}, self._board()):
@@ -223,9 +222,9 @@ class _Study:
         return {"name": self.choice.name, "hw_type": self.choice.config.hw_type}
 
     def _session(self) -> BoardSession:
-        """The board, opened anew after it was lost."""
+        """Return the board's session. Reopen the board if it was lost."""
         runtimes = [WAYS[way].runtime for way in self.asked.ways]
-        # IREE's runtime has to be put on a board; XLA's comes with each program.
+        # IREE's runtime must be deployed to the board; XLA's is linked into programs.
         return self.pool.session(self.choice, runtimes=("iree" if "iree" in runtimes else runtimes[0],))
 
     def _experiment(self, experiment: Experiment) -> None:
@@ -236,7 +235,7 @@ class _Study:
         first = mine[0]
         self.screen.begin(experiment.name, sum(len(row.stages) for row in mine))
         try:
-            # Trained once, for all compilers.
+            # Train once for all compilers.
             with self._stages(first) as stage:
                 stage(PREPARE, lambda: self._train(experiment, trained))
             for row in mine[1:]:
@@ -252,7 +251,7 @@ class _Study:
             self.screen.end(experiment.name)
 
     def _train(self, experiment: Experiment, folder: Path) -> None:
-        self._session()  # nobody trains for a board that is gone
+        self._session()  # fail before the training if the board is lost
         folder.mkdir(parents=True, exist_ok=True)
         what = {"model": str(experiment.path.absolute()), "seed": self.asked.seed, "steps": self.asked.steps}
         arguments = {**what, "folder": str(folder.absolute())}
@@ -291,18 +290,24 @@ class _Study:
         stage(MATCH, lambda: match_steps(row, results, expected_of, **within))
 
     def _keep(self, program: Program, folder: Path) -> Model:
-        """Keep a program's files, which the cache may lose; the model that they are to whoever runs them again."""
+        """Copy a program's files from the cache, which may evict them.
+
+        Return the program as a model for repeated runs.
+        """
         files = program.artifact.files
         main = folder / f"program{Path(program.artifact.main).suffix}"
         with storing(folder):
             for name, path in files.items():
-                shutil.copyfile(path, main if name == program.artifact.main else folder / name)
+                copy_file(path, main if name == program.artifact.main else folder / name)
         return import_model(main, isolated=self.isolated, cache=self.cache)
 
     def _run_steps(
         self, row: Row, loaded: LoadedProgram, program: Program, trained: Path, stored: Model
     ) -> list[dict[str, Array]]:
-        """Every step's outputs; each starts from the variables as the program itself left them."""
+        """Run all steps and return their outputs.
+
+        A step starts from the program's variables after the previous step.
+        """
         state, results = dict(program.values), []
         for step in range(self.asked.steps):
             batch = load_tensors(trained / BATCH.format(step))
@@ -314,13 +319,13 @@ class _Study:
                 keys = [spec.name for spec in specs or ()]
                 save_npz(stored.path.with_name(name.format(step + 1)), dict(zip(keys, tensors.values(), strict=True)))
             state |= {name: value for name, value in outputs.items() if name in state}
-            # What a step does not assign is compared as well: it must still be what it was.
+            # Also compare unassigned variables: they must not change.
             results.append(outputs | state)
         return results
 
     @contextlib.contextmanager
     def _stages(self, row: Row) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
-        """Gives a function that does a stage of a row; an error of the model's own ends the row."""
+        """Yield a function that runs a row's stage. Model errors end only the row."""
         by_name = {stage.name: (number, stage) for number, stage in enumerate(row.stages)}
 
         def stage(name: str, work: Callable[[], Any]) -> Any:
@@ -342,7 +347,7 @@ class _Study:
         except UsageError:
             raise
         except HilError as error:
-            if row.failed is None:  # between two stages, such as where the board is opened again
+            if row.failed is None:  # between two stages, for example while the board is reopened
                 reached = next(one for one in row.stages if one.outcome == NOT_REACHED)
                 reached.outcome, reached.message = FAILED, error.message
             if isinstance(error, BoardError):

@@ -1,4 +1,4 @@
-"""A study's table: on the terminal, as CSV and as Markdown."""
+"""Show a study's table on the terminal, as CSV and as Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 CSV, MARKDOWN = "study.csv", "study.md"
-# Column -> the stages that stand in it: a compiler has one of them, or none.
+# Column -> stages. A compiler has at most one.
 _COLUMNS = {
     "config / lower": (GENERATE, LOWER),
     "compile": (COMPILE,),
@@ -34,7 +34,7 @@ _COLUMNS = {
 
 
 def cells(row: Row) -> dict[str, str]:
-    """A row of the table, by column."""
+    """Return a row's text by column."""
     found = {"experiment": row.experiment.name, "compiler": row.way}
     for column, stage in _stages(row).items():
         if stage is None:
@@ -56,21 +56,21 @@ def cells(row: Row) -> dict[str, str]:
 
 
 def _stages(row: Row) -> dict[str, StageResult | None]:
-    """The stage of a row that stands in each column."""
+    """Return a row's stage by column."""
     return {
         column: next((stage for stage in row.stages if stage.name in names), None) for column, names in _COLUMNS.items()
     }
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
-    """A line for each row that failed: where, and why in the compiler's own words."""
+    """Return a line per failed row: the stage and the compiler's message."""
     return [
         f"{row.experiment.name}, {row.way}: {failed.name}: {failed.message}" for row in rows if (failed := row.failed)
     ]
 
 
 def terminal_table(rows: Sequence[Row]) -> Table:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     from rich.text import Text
 
     lines = [cells(row) for row in rows]
@@ -83,7 +83,7 @@ def terminal_table(rows: Sequence[Row]) -> Table:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table in Markdown, with what failed below it."""
+    """Return the table in Markdown, followed by the failures."""
     lines = [cells(row) for row in rows]
     if not lines:
         return ""
@@ -93,7 +93,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def side_by_side(rows: Sequence[Row], folder: Path) -> MatrixReport:
-    """The experiments as rows and the compilers as columns, as every workload's targets are shown."""
+    """Return a matrix with experiments as rows and compilers as columns."""
     targets = []
     for way in dict.fromkeys(row.way for row in rows):
         mine = [row for row in rows if row.way == way]
@@ -128,7 +128,7 @@ def _record(row: Row) -> CaseRecord:
 
 
 def write_tables(rows: Sequence[Row], folder: Path) -> None:
-    """Write the table as CSV (with every stage's seconds and message) and Markdown, and the compilers side by side."""
+    """Write the table as CSV (with all stages' seconds) and Markdown, and the compilers' matrix."""
     write_matrix(side_by_side(rows, folder), folder)
     (folder / MARKDOWN).write_text(markdown(rows))
     lines = []

@@ -1,4 +1,4 @@
-"""The ways of a study: each makes a program of a saved training step, stage by stage."""
+"""Toolchains of a study: they compile a saved training step to a program, stage by stage."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.board_config import BoardConfig
+from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
 from hil.errors import CompileCrashed, CompileFailed, StageError
 from hil.formats.xla_program import VALUES as TFCOMPILE_VALUES
 
-# What becomes of an experiment, in this order. A compiler that has no such stage leaves it out.
+# Experiment stages, in this order. Compilers may skip stages.
 PREPARE, LOWER = "train in TensorFlow", "lower to StableHLO"
 LOAD, RUN, MATCH = "load", "run", "match"
 TIMEOUT_S = 1800.0
@@ -41,14 +42,14 @@ class Program:
     """A compiled training step."""
 
     artifact: Artifact
-    inputs: tuple[str, ...]  # the names of its inputs in order: those of a batch, then variables as ``variable NAME``
-    outputs: tuple[str, ...]  # the names of its outputs in order, likewise
-    values: Mapping[str, Array]  # the variables' first values, by those names
+    inputs: tuple[str, ...]  # input names in order: batch, then variables as ``variable NAME``
+    outputs: tuple[str, ...]  # output names in order, likewise
+    values: Mapping[str, Array]  # the variables' initial values, by those names
 
 
 @dataclass(frozen=True)
 class Making:
-    """What a way works with."""
+    """Arguments of a toolchain."""
 
     saved: Path
     config: BoardConfig
@@ -56,22 +57,25 @@ class Making:
     folder: Path
     cache: Cache
     isolated: Isolated
-    # called with a stage's name and what it does; tells how long it took and what went wrong.
+    # Runs a stage, given name and function, and records duration and error.
     stage: Callable[[str, Callable[[], Any]], Any]
 
     @property
     def log(self) -> Path:
-        """Where compilers print."""
+        """The compilers' log file."""
         return self.folder / "compile.log"
 
     def keep(self, made: Path) -> None:
-        """Keep what a stage made, which the cache may lose; without first values, for each step brings its own."""
+        """Copy a stage's files from the cache, which may evict them.
+
+        Skip initial values: every step stores the inputs.
+        """
         with storing(self.folder):
             shutil.copytree(made, self.folder, ignore=lambda *_: (TFCOMPILE_VALUES, META), dirs_exist_ok=True)
 
     @property
     def work(self) -> Work:
-        """How compilers work. Nothing comes from the cache: a study measures."""
+        """Settings for compilers. They ignore cached results, because a study measures."""
         return {
             "cache": self.cache,
             "isolated": self.isolated,
@@ -82,8 +86,8 @@ class Making:
 
 
 def by_tfcompile(making: Making) -> Program:
-    """Through tfcompile: its own three steps."""
-    # The board was opened for IREE's sake.
+    """Compile with tfcompile, in three steps."""
+    # The board may have been opened for IREE.
     config, _ = with_target(making.config, tfcompile.RUNTIME, making.machine)
     flags = (*config.compile_flags.get("tfcompile", ()), _OUTSIDE)
     tfcompile.target_of(flags)
@@ -100,7 +104,7 @@ def by_tfcompile(making: Making) -> Program:
     library = making.stage(tfcompile.LINK, lambda: steps.link(graph, made))
     artifact = steps.artifact(graph, library)
     signature = tfcompile.signature_of(model.function, graph)
-    values = signature.values((graph / TFCOMPILE_VALUES).read_bytes())
+    values = signature.values(read_file(graph / TFCOMPILE_VALUES, MAX_MODEL_BYTES))
     return Program(
         artifact,
         _names([spec.name for spec in artifact.inputs or ()], len(signature.inputs(variables=False))),
@@ -110,7 +114,7 @@ def by_tfcompile(making: Making) -> Program:
 
 
 def by_iree(making: Making) -> Program:
-    """Through StableHLO and IREE."""
+    """Compile with StableHLO and IREE."""
 
     def lowered() -> Path:
         folder = making.folder / "lowered"
@@ -120,7 +124,7 @@ def by_iree(making: Making) -> Program:
         return folder
 
     folder = making.stage(LOWER, lowered)
-    # What XLA itself would make of the same step: none of the stages that are measured.
+    # Store XLA's HLO for the same step for information. It is not a measured stage.
     seen = {"path": str(making.saved), "function": STEP, "dims": {}}
     call(making.isolated, write_hlo, {**seen, "folder": str(making.folder), "log": str(making.log)}, making.log)
 
@@ -131,7 +135,7 @@ def by_iree(making: Making) -> Program:
         return compile_iree(model, runtime="iree", flags=flags, debug_ir=None, failure=failure, **making.work)
 
     artifact = making.stage(tfcompile.COMPILE, compiled)
-    described = json.loads((folder / SIGNATURE).read_text())
+    described = json.loads(read_file(folder / SIGNATURE))
     state = [one["spec"]["name"] for one in described["state"]]
     assigned = sorted((one for one in described["state"] if one["result"] is not None), key=lambda one: one["result"])
     return Program(
@@ -144,8 +148,11 @@ def by_iree(making: Making) -> Program:
 
 @dataclass(frozen=True)
 class Way:
-    """A compiler, its name with version (UsageError where it is missing), its programs' runtime, its stages before
-    loading."""
+    """A toolchain of a study.
+
+    ``make`` compiles a step. ``compiler`` returns the compiler's name and version, and raises UsageError if it is
+    missing. ``runtime`` is the programs' runtime, and ``stages`` are the stages before the load.
+    """
 
     make: Callable[[Making], Program]
     compiler: Callable[[], str]
@@ -154,7 +161,7 @@ class Way:
 
     @property
     def all_stages(self) -> tuple[str, ...]:
-        """All that an experiment goes through."""
+        """All stages of an experiment."""
         return (PREPARE, *self.stages, LOAD, RUN, MATCH)
 
 
@@ -176,7 +183,7 @@ def call(
     failure: type[StageError] = CompileFailed,
     crash: type[StageError] = CompileCrashed,
 ) -> None:
-    """Call a function of TensorFlow's in a process of its own; a StageTimeout, or what is named, where it fails."""
+    """Call a TensorFlow function in a separate process. On errors raise ``failure``, ``crash`` or StageTimeout."""
     with naming_errors("compile", "TensorFlow", failure, "", crash=crash, died="TensorFlow"):
         isolated.call(function, arguments, timeout=TIMEOUT_S, log=log)
 

@@ -1,4 +1,4 @@
-"""What a study does in isolated processes: TensorFlow's own eager training, and lowering a step for IREE."""
+"""Code of a study for isolated processes: TensorFlow's eager training, and lowering a step for IREE."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from hil.controller.storage.tensor_files import save_tensors
 from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
 
 STEP = "step"
-# In the folder that :func:`train` writes: the model, and for each step what went in and what came out.
+# Entries in :func:`train`'s directory: the model, and every step's inputs, outputs and noise.
 SAVED, BATCH, RESULT, NOISE = "saved", "batch-{}", "result-{}", "noise-{}"
-# In the folder that :func:`lower_step` writes.
+# Files in :func:`lower_step`'s directory.
 MLIR, SIGNATURE, VALUES = "step.mlir", "step.json", "values"
 
 
 def train(model: str, seed: int, steps: int, folder: str) -> None:
-    """Save the model of an experiment before its training, then train it in TensorFlow, eagerly.
+    """Save the model of an experiment before the training, then train it eagerly in TensorFlow.
 
     Args:
-        model: its model.py; ``training(random)`` gives a module with a tf.function ``step`` of fixed shapes, which
-            returns its outputs by name, and ``batches(random)``, the arguments of one call after another.
-        seed: of the first values and of the data.
-        folder: where the SavedModel, the batches and each step's outputs and variables (``variable NAME``) go, with
-            their noise: how far they move when the training is done again from values that are moved by rounding alone.
+        model: its model.py. ``training(random)`` returns a module with a tf.function ``step`` of fixed shapes, which
+            returns outputs by name, and ``batches(random)``, which yields the arguments of all calls.
+        seed: of initial values and data.
+        folder: gets the SavedModel, the batches, and every step's outputs and variables (``variable NAME``) with their
+            noise. The noise is the change when the training is repeated from values perturbed by rounding errors.
 
     Raises:
-        ImportFailed: it is no such experiment.
-        ReferenceFailed: TensorFlow, or the experiment itself, failed.
+        ImportFailed: the experiment is invalid.
+        ReferenceFailed: TensorFlow or the experiment failed.
     """
     try:
         _train(Path(model), seed, steps, Path(folder))
     except HilError:
         raise
-    except Exception as error:  # whatever the experiment raises, and TensorFlow's own many
+    except Exception as error:  # experiments and TensorFlow may raise any exception
         raise ReferenceFailed(f"the experiment failed: {error_text(error)}", detail=str(error)) from error
 
 
@@ -57,14 +57,14 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
     tf.saved_model.save(made, str(where / SAVED), signatures={STEP: made.step})
     concrete = made.step.get_concrete_function()
     names = [spec.name for spec in concrete.structured_input_signature[0]]
-    # The saved model knows its variables by these names too: see hil.controller.models.tensorflow.lower.
+    # The saved model also uses these names for variables: see hil.controller.models.tensorflow.lower.
     captured = {id(tensor) for tensor in concrete.captured_inputs}
-    # A step that reaches a variable by its handle alone, as TensorFlow 1's optimizers do, does not list it.
+    # Steps that access a variable only by handle do not list it, such as in TensorFlow 1 optimizers.
     reached = {id(one): one for one in (*concrete.graph.variables, *made.variables) if id(one.handle) in captured}
     variables = {str(variable.name).split(":")[0]: variable for variable in reached.values()}
     if len(variables) < len(reached):
         raise ImportFailed(f"{model}: two variables have the same name", hint="give each module a name of its own")
-    # The worker lives on.
+    # Reset this afterwards, because the worker is reused.
     tf.config.run_functions_eagerly(True)
     first = {name: variable.numpy() for name, variable in variables.items()}
 
@@ -96,10 +96,10 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
 
 
 def lower_step(saved: str, folder: str) -> None:
-    """Write the step of a saved model as StableHLO for IREE, with its signature and its variables' values.
+    """Write the step of a saved model as StableHLO for IREE, with the signature and the variables' values.
 
     Raises:
-        CompileFailed: TensorFlow has no translation for it.
+        CompileFailed: TensorFlow cannot lower it.
     """
     source = open_model(saved, STEP, {})
 
@@ -109,7 +109,7 @@ def lower_step(saved: str, folder: str) -> None:
     try:
         live = lower(flat, source.sized())
     except CompileFailed as error:
-        # XLA says first what it refuses, and then at length where that came from.
+        # XLA's message begins with the unsupported operation, followed by a long location.
         lines = [line.strip() for line in error.detail.splitlines() if line.strip()]
         text = f"TensorFlow: {' '.join(lines)[:400]}" if lines else error.message
         raise CompileFailed(text, detail=error.detail) from error
@@ -124,7 +124,7 @@ def lower_step(saved: str, folder: str) -> None:
 
 
 def _load(path: Path) -> Any:
-    # What the experiments share lies beside their folders.
+    # Experiments import shared code from the parent directory.
     sys.path[:] = [str(path.parent.parent), *(entry for entry in sys.path if entry != str(path.parent.parent))]
     spec = importlib.util.spec_from_file_location(f"experiment_{path.parent.name}", path)
     if spec is None or spec.loader is None:

@@ -1,1 +1,1 @@
-"""Suites: many cases through one flow, on one board or several, with a record of each."""
+"""Suites: many cases through a flow, on one or more boards, with a record per case."""

@@ -1,7 +1,7 @@
-"""Takes a suite's cases to their ends: the host prepares them in parallel, each board runs one after another.
+"""Run the cases of a suite: prepare them in parallel on the host, and run them in order on the boards.
 
-There is a thread that prepares (with a pool, over the isolated processes), one for each board, and the caller's, which
-is the only one that writes anything down.
+One thread prepares cases with a pool over the isolated processes, and every board has a thread. Only the caller's
+thread stores results.
 """
 
 from __future__ import annotations
@@ -37,21 +37,23 @@ from hil.controller.workloads.suites.tasks import (
 )
 from hil.core.results import Outcome, Stage
 from hil.core.text import TextSink
-from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnreachable, FarmError, SessionEnded
+from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnfit, BoardUnreachable, FarmError, SessionEnded
 
-# A case that lost its board runs again, counted, but not for ever: it may be the case that takes boards down.
+# Limit retries after a lost board: the case itself may crash the boards.
 _TRIES = 3
-# So many prepared cases may wait for a board: their tensors are in memory.
+# Consecutive unfit cases after which a board is dropped. A single case may be larger than any board allows.
+_UNFIT_CASES = 3
+# Maximum prepared cases that wait for a board. Their tensors are in memory.
 _WAITING = 256
 _JOIN_S = 15.0
 
 
 class Engine:
-    """Runs cases on boards.
+    """Runs the cases of a suite on boards.
 
     Args:
-        choices: the boards, each once, or what boards of a farm must be; what they are compiled for must be the same.
-        say: told what goes on; called from several threads.
+        choices: different boards, or requirements for farm boards. All must have the same compile target.
+        say: receives progress messages; called from multiple threads.
     """
 
     def __init__(
@@ -81,12 +83,12 @@ class Engine:
         self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._opened)
         self._state = RunState(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
-        self.boards: dict[str, dict[str, object]] = {}  # what each board that was opened said of itself, by name
+        self.boards: dict[str, dict[str, object]] = {}  # info by opened board
         if all(knows_target(choice.config, flow.runtime) for choice in choices):
             self._agreed.join(choices[0].config)
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
-        """Run cases; yields each as it ends, in no particular order. To be called once."""
+        """Run cases and yield them as they end, in any order. Call this only once."""
         work = [(self._prepare, specs), *((self._serve, slot) for slot in self._slots)]
         threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in work]
         for thread in threads:
@@ -110,12 +112,15 @@ class Engine:
 
     @property
     def hw_type(self) -> str:
-        """What cases are compiled for that never come to a board; of a farm's board that shows later."""
+        """The hardware type to record for cases that never reached a board. For farm boards it is known later."""
         lent = self._slots[0].lent and self._agreed.config
         return lent.hw_type if lent else self._hw_type
 
     def _next(self) -> Task:
-        """The next case that ended; waits in slices so that Ctrl-C is heard on every platform."""
+        """Return the next finished case.
+
+        Wait in short intervals, because a blocking wait delays Ctrl-C on some platforms.
+        """
         while True:
             with contextlib.suppress(queue.Empty):
                 ended = self._ended.get(timeout=0.5)
@@ -133,7 +138,7 @@ class Engine:
     def _prepare(self, specs: Sequence[CaseSpec]) -> None:
         self._agreed.settled.wait()
         if self._agreed.config is None:
-            # No board answered, so nobody knows what to compile for.
+            # No board was reached, so the compile target is unknown.
             for spec in specs:
                 case = unread(spec.id, self._flow.runtime, self._run.case_folder(spec.id))
                 self._end_lost(Task(case))
@@ -146,7 +151,7 @@ class Engine:
                 self._end_lost(task)
 
     def _serve(self, slot: BoardSlot) -> None:
-        """Run what there is to run on a slot's board, and when that is lost, on the next one that it is given."""
+        """Run queued cases on a slot's board. If the board is lost, continue on the slot's next board."""
         useless = 0
         try:
             while (choice := self._taken(slot)) is not None:
@@ -171,19 +176,20 @@ class Engine:
             slot.give_back()
 
     def _taken(self, slot: BoardSlot) -> BoardChoice | None:
-        """A slot's board; None where it will have none."""
+        """Return a slot's board, or None if the slot gets no board."""
         try:
             return slot.take(self._state)
         except BoardError as refused:
             if isinstance(refused, FarmError) and self._agreed.config is None:
-                # Nothing has run, and a farm without such boards will not get any.
+                # Nothing has run, and the farm has no such boards.
                 raise
             self._leave(slot.name, refused)
             return None
 
     def _use(self, slot: BoardSlot, choice: BoardChoice) -> BoardLoss | None:
-        """Run what there is to run on one board; how it was lost, None where it was not."""
+        """Run queued cases on a board. Return how the board was lost, or None if it was not."""
         runtimes = (self._flow.runtime,)
+        unfit = 0
         try:
             try:
                 session = self._pool.session(choice, runtimes=runtimes, faults=self._request.faults)
@@ -197,10 +203,16 @@ class Engine:
                 if self._over.is_set():
                     return None
                 error = task.case.error
+                unfit = unfit + 1 if isinstance(error, BoardUnfit) else 0
                 if not isinstance(error, BoardError):
                     if not task.case.outcome:
                         task.case = self._runner.judge(task.case, task.early)
                     self._concluded(task)
+                    continue
+                if isinstance(error, BoardUnfit):
+                    if slot.lent or (unfit >= _UNFIT_CASES and self._others(choice.name)):
+                        return BoardLoss(error, task, error)
+                    self._run_again(task, error)
                     continue
                 try:
                     if why := slot.over():
@@ -216,13 +228,13 @@ class Engine:
             self._pool.give_back(choice, faults=self._request.faults)
 
     def _opened(self, board: Board) -> None:
-        """A board is there; it must take the programs that the others take."""
+        """Record an opened board. The compile target must match the other boards' target."""
         self._agreed.join(board.config)
         self._got_in = True
         self.boards[board.name] = dict(board.info)
 
     def _leave(self, board: str, error: BoardError) -> None:
-        """A board is gone for good; raises its error where it was the last and no board was ever reached."""
+        """Drop a board. Raise the error if it was the last one and no board was ever reached."""
         self._lost = error
         waiting = self._queue.leave(board)
         if not (self._queue.alive or self._got_in) and isinstance(error, (BoardRefused, BoardUnreachable)):
@@ -235,19 +247,28 @@ class Engine:
             self._agreed.settled.set()
 
     def _put(self, task: Task) -> bool:
-        """Have a task run; where those that it was meant for have left meanwhile, any other board will do."""
+        """Queue a task. If the allowed boards have all been dropped, allow any board."""
         if self._queue.put(task):
             return True
         task.boards = ()
         return self._queue.put(task)
 
+    def _others(self, *boards: str) -> tuple[str, ...]:
+        """Return the boards in use, except those in ``boards``."""
+        return tuple(other for other in self._queue.alive if other not in boards)
+
     def _run_again(self, task: Task, error: BoardError) -> None:
-        """After its board was lost a case runs again, on another board where there is one. That is counted."""
+        """Retry a case after the board failed, on a different board if possible. Count the attempts.
+
+        An unfit board does not get the same case twice.
+        """
         case = task.case
-        task.attempts.append(attempt("board lost", task))
-        lost = sum(one["why"] == "board lost" for one in task.attempts)
-        others = tuple(board for board in self._queue.alive if board != task.board)
-        if task.wrong is None and lost < _TRIES:
+        is_unfit = isinstance(error, BoardUnfit)
+        unfit = (one["board"] for one in task.attempts if one["why"] == "board unfit")
+        others = self._others(task.board, *unfit)
+        tries = 1 + sum(one["why"] != "confirm" for one in task.attempts)
+        if task.wrong is None and tries < _TRIES and (others or not is_unfit):
+            task.attempts.append(attempt("board unfit" if is_unfit else "board lost", task))
             task.case, task.boards = fresh(case), others
             if self._put(task):
                 return
@@ -255,7 +276,7 @@ class Engine:
         self._end(task)
 
     def _concluded(self, task: Task) -> None:
-        """A case has its verdict; one that is wrong may have to be confirmed."""
+        """End a judged case, or queue it for the confirmation of a mismatch."""
         case = task.case
         if task.wrong is not None:
             task.attempts.append(attempt("confirm", task))

@@ -1,14 +1,14 @@
-"""Expected failures: which cases are known to fail, how, where and why; a file ``expected.toml`` beside the models.
+"""Expected failures: the file ``expected.toml`` in the models' directory lists cases that are known to fail.
 
 ::
 
     [[compile]]                      # the case ends in import or compile
-    cases = ["reshape_*"]            # shell patterns of the cases' ids: a string or a list
+    cases = ["reshape_*"]            # shell patterns of case IDs: a string or a list
     except = ["reshape_plain"]       # patterns of cases that the entry does not cover
     outcome = "COMPILE_CRASH"        # an outcome, or a list of possible ones
     reason = "allowzero kills the compiler"
     issue = "https://example.com/issues/1"
-    flow = "iree*"                   # where the entry applies: patterns or lists of them; default: everywhere
+    flow = "iree*"                   # the entry's scope: a pattern or a list; default: all
     runtime = "iree"
     board = "sim*"                   # a board's name or hardware type
     until = 2030-12-31               # the last day on which the entry applies
@@ -18,12 +18,13 @@
     outcome = "FAIL"
     reason = "rounds half up"
 
-    [made_with]                      # optional, before the entries: package -> version that the list is for
+    [made_with]                      # optional, before the entries: package -> version used to create the list
     onnxruntime = "1.31.1"
 
-If several entries match a case, one applies: ``[[compile]]`` has priority over ``[[run]]``, since what does not compile
-does not run, and a later entry over an earlier one. A case that passes unexpectedly is XPASS, unless ``PASS`` is one of
-several outcomes of its entry (the result depends on the machine or on chance). A lost board is never expected.
+If several entries match a case, only one applies. ``[[compile]]`` has priority over ``[[run]]``, because a case that
+fails to compile cannot run. Later entries have priority over earlier ones. An unexpected pass is XPASS, unless ``PASS``
+is among several outcomes of the entry (for results that depend on the machine or on chance). A lost board is never
+expected.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from hil.core.config_files import parse_toml
 from hil.core.results import Outcome, Stage
 from hil.errors import UsageError, did_you_mean
 
-# The tables by priority, and the outcomes that an entry of each may expect. A time limit can be reached in both. A lost
-# board says nothing about a case, so it cannot be expected.
+# The tables by priority, with the outcomes that their entries may expect. TIMEOUT can occur in both. Lost boards cannot
+# be expected, because they give no information about a case.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "compile": ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH", "TIMEOUT"),
     "run": (
@@ -54,7 +55,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 }
 _EARLY = (Stage.IMPORT.value, Stage.COMPILE.value)
 _PASS = Outcome.PASS.value
-# The table that holds no entries: package -> the version that the file was made with.
+# The table without entries: package -> version that the file was created with.
 MADE_WITH = "made_with"
 _KEYS = ("cases", "except", "outcome", "reason", "issue", "flow", "runtime", "board", "until")
 _FIELDS = {"except": "without", "outcome": "outcomes"}
@@ -65,25 +66,25 @@ class Expectation:
     """An entry of the file."""
 
     table: str  # ``compile`` or ``run``
-    number: int  # its position in its table, from 1
+    number: int  # position in the table, from 1
     cases: tuple[str, ...]
-    # expected outcomes; ``PASS`` among them if the result depends on the machine or on chance.
+    # Expected outcomes. They include ``PASS`` if the result depends on the machine or on chance.
     outcomes: tuple[str, ...]
     reason: str
     issue: str = ""
     without: tuple[str, ...] = ()  # patterns of cases that it does not cover (``except`` in the file)
-    # flow, runtime, board: patterns of where it applies; empty for everywhere.
+    # flow, runtime, board: patterns that limit the scope; empty for all.
     flow: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
     board: tuple[str, ...] = ()
     until: date | None = None  # the last day on which it applies; None for no limit
 
     def covers(self, case_id: str) -> bool:
-        """Return whether the patterns match a case's id."""
+        """Return whether the patterns match a case's ID."""
         return matches(self.cases, case_id) and not matches(self.without, case_id)
 
     def in_scope(self, flow: str, runtime: str, board: str = "", hw_type: str = "") -> bool:
-        """Return whether the entry applies where a case runs, regardless of the case's id."""
+        """Return whether the flow, runtime and board are in scope, regardless of the case's ID."""
         return (
             (not self.flow or matches(self.flow, flow))
             and (not self.runtime or matches(self.runtime, runtime))
@@ -91,7 +92,7 @@ class Expectation:
         )
 
     def applies_to(self, record: CaseRecord) -> bool:
-        """Return whether the entry applies to a case where that ran."""
+        """Return whether the entry applies to a case with the record's flow, runtime and board."""
         return self.in_scope(record.flow, record.runtime, record.board, record.hw_type) and self.covers(record.id)
 
     def expects(self, record: CaseRecord) -> bool:
@@ -107,15 +108,15 @@ class Expectation:
 class Expectations:
     """The expectations of a file."""
 
-    path: Path | None = None  # the file, which need not exist, or None
-    # those of ``[[compile]]``, then those of ``[[run]]``, each in the file's order.
+    path: Path | None = None  # the file, which may be missing, or None
+    # ``[[compile]]`` entries, then ``[[run]]`` entries, both in the file's order.
     entries: tuple[Expectation, ...] = ()
     today: date = field(default_factory=date.today)  # the date for the entries' expiry
-    made_with: Mapping[str, str] = field(default_factory=dict)  # package -> the version that the file was made with
+    made_with: Mapping[str, str] = field(default_factory=dict)  # package -> version that the file was created with
 
     @classmethod
     def load(cls, path: Path | None, *, today: date | None = None) -> Expectations:
-        """Read a file; without one, nothing is expected. Raises UsageError: it cannot be read, or is invalid."""
+        """Read a file. A missing file expects no failures. Raises UsageError if the file is unreadable or invalid."""
         text = read_text(path) if path else ""
         return cls(path, parse(text, path), today or date.today(), parse_toml(text, path).get(MADE_WITH, {}))
 
@@ -130,15 +131,15 @@ class Expectations:
         return next((entry for entry in self._live if entry.applies_to(record)), None)
 
     def selects(self, case_id: str, flow: str, board: str, runtime: str, hw_type: str = "") -> bool:
-        """Return whether a case is expected to fail: these are run by ``--only-expected-failures``."""
+        """Return whether a case is expected to fail, so that ``--only-expected-failures`` selects it."""
         return any(one.covers(case_id) and one.in_scope(flow, runtime, board, hw_type) for one in self._live)
 
     def judge(self, record: CaseRecord) -> CaseRecord:
-        """Return the record of a case that has just ended, with its expectation applied.
+        """Return the record of a finished case with the expectation applied.
 
-        A failure as expected becomes XFAIL, an unexpected pass XPASS. Another failure, or one whose entry has expired,
-        keeps its outcome, and the message names what was expected. If the file was made with other versions, the hint
-        of an unexpected result says so. ``ended`` never changes.
+        An expected failure becomes XFAIL, an unexpected pass XPASS. Other failures keep their outcome, also if their
+        entry has expired; the message then names the expected outcome. If the file was created with other versions, the
+        hint of an unexpected result reports them. ``ended`` never changes.
         """
         passed, found = record.ended == _PASS, self.find(record)
         as_expected = found.expects(record) if found else passed
@@ -158,23 +159,23 @@ class Expectations:
 
     @cached_property
     def other_versions(self) -> str:
-        """A sentence on the versions that the file was made with, if others are installed; else ""."""
+        """Text about the versions that the file was created with, or "" if the same versions are installed."""
         here = installed(tuple(self.made_with))
         found = [(name, made, here.get(name, "none")) for name, made in self.made_with.items()]
-        # Without the local part: 2.13.0 of PyTorch's 2.13.0+cpu.
+        # Ignore the local part, so that 2.13.0 equals PyTorch's 2.13.0+cpu.
         differ = [one for one in found if one[1].partition("+")[0] != one[2].partition("+")[0]]
         text = ", ".join(f"{name} {made} (here: {now})" for name, made, now in differ)
         return f"the expected failures were listed with {text}" if text else ""
 
     def expired(self) -> tuple[Expectation, ...]:
-        """Return the entries whose last day is over."""
+        """Return the entries that have expired."""
         return tuple(entry for entry in self.entries if entry.expired(self.today))
 
     def unused(self, ids: Iterable[str], *, flow: str, runtime: str) -> dict[Expectation, tuple[str, ...]]:
-        """Return entry -> its patterns that match no case of the suite.
+        """Return the entries with patterns that match no suite case, and these patterns.
 
         Args:
-            ids: of all cases, with those that a filter excludes.
+            ids: of all cases, including those that a filter excludes.
             flow, runtime: of the suite's run. Entries for others are ignored: their cases may differ.
         """
         every = frozenset(ids)
@@ -187,7 +188,7 @@ class Expectations:
         return {entry: idle for entry, idle in found.items() if idle}
 
     def remarks(self, ids: Iterable[str], *, flow: str, runtime: str) -> list[str]:
-        """Return a warning line for each of :meth:`unused`, :meth:`expired` and :attr:`other_versions`."""
+        """Return warning lines for :meth:`unused`, :meth:`expired` and :attr:`other_versions`."""
         lines = []
         for entry, idle in self.unused(ids, flow=flow, runtime=runtime).items():
             some = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
@@ -198,7 +199,7 @@ class Expectations:
 
 
 def table_of(record: CaseRecord) -> str:
-    """Return the table of a case's outcome: ``compile`` or ``run``; "" if it cannot be expected."""
+    """Return the table for a case's outcome: ``compile``, ``run``, or "" if the outcome cannot be expected."""
     if record.ended == Outcome.TIMEOUT.value:
         return "compile" if record.stage in _EARLY else "run"
     return next((table for table, words in TABLES.items() if record.ended in words), "")
@@ -210,20 +211,20 @@ def is_wild(pattern: str) -> bool:
 
 
 def matches(patterns: tuple[str, ...], name: str) -> bool:
-    """Return whether one of some shell patterns matches a name; upper and lower case differ."""
+    """Return whether any shell pattern matches a name. Matching is case-sensitive."""
     names, wild = _compiled(patterns)
     return name in names or (wild is not None and wild.match(name) is not None)
 
 
 @lru_cache(maxsize=4096)
 def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str] | None]:
-    """Return the plain names as a set and the patterns as one expression: lists of hundreds of names are usual."""
+    """Return plain names as a set and patterns as a single regular expression, for speed with hundreds of names."""
     wild = [pattern for pattern in patterns if is_wild(pattern)]
     return frozenset(patterns) - {*wild}, re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
 
 
 def read_text(path: Path) -> str:
-    """Read a file's text; "" if the file does not exist."""
+    """Read a file's text; "" if the file does not exist. Raises UsageError for unreadable files."""
     try:
         return files.read_text(path)
     except FileNotFoundError:
@@ -233,7 +234,7 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
-    """Parse the entries of ``[[compile]]``, then those of ``[[run]]``; errors as of :meth:`Expectations.load`."""
+    """Parse the ``[[compile]]`` entries, then the ``[[run]]`` entries. Raises UsageError for an invalid file."""
     data = parse_toml(text, path)
     position = next((number for number, name in enumerate(data) if name == MADE_WITH), 0)
     versions = data.pop(MADE_WITH, {})
@@ -302,7 +303,7 @@ def _check_outcome(where: str, table: str, outcome: str) -> None:
 
 
 def message_of(record: CaseRecord) -> str:
-    """Return a judged record's message without the addition of :meth:`Expectations.judge`."""
+    """Return a judged record's message without the text that :meth:`Expectations.judge` added."""
     if not record.expectation:
         return record.message
     return record.message.removesuffix(_note(record.expectation)).removesuffix("; ")

@@ -1,11 +1,11 @@
-"""Rewrite a file of expected failures from a run: ``hil suite expect``.
+"""Rewrite a file of expected failures from a run (``hil suite expect``).
 
-What ended as expected stays unchanged, to the letter. A case that did not is removed from the entries that apply to it
-where it ran; if it failed, it joins an entry of the same outcome and a like reason, or gets a new one. Unchanged are
-cases that the run did not include, entries for other flows and boards, cases with a lost board or a flaky answer, and
-failures as an expired entry expected: a person decides whether to renew that.
+The text of correct entries never changes. A case with an unexpected result is removed from the entries that apply to
+it. If it failed, it is added to an entry with the same outcome and a similar reason, or to a new entry. The following
+never change: cases outside the run, entries for other flows and boards, cases with a lost board or a flaky result, and
+failures that an expired entry expected. A person decides whether to renew such an entry.
 
-The file is edited entry by entry as text: a TOML library takes the comment above an entry for the end of the last one.
+The file is edited as text, entry by entry: a TOML library assigns the comment above an entry to the entry before.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from hil.core.results import Outcome
 from hil.errors import UsageError
 
 _PASS = Outcome.PASS.value
-# Confirmations of mismatches that are no property of the case.
+# Confirmation results for mismatches that the case did not cause.
 _UNSTABLE = ("flaky", "one bad board")
-_LONGEST = 160  # characters of a reason that is made from a message
-# What differs between messages of one kind: names of nodes and tensors, lists, numbers.
+_LONGEST = 160  # maximum length for reasons made from messages, in characters
+# Parts that differ between similar messages: node and tensor names, lists, numbers.
 _NAME = re.compile(r"""\b(at|name|named|node|input|output|tensor) ('[^']*'|"[^"]*"|`[^`]*`)|\b(output) [^\s…]+(?=: )""")
 _NUMBERS = re.compile(r"\[[^\[\]]*\]|(?<!\w)(?<!every value is )[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)")
-# Measurements of a mismatch, which mean nothing without their numbers.
+# A mismatch's measurements, which are useless without their numbers.
 _COUNT = re.compile(r"(?:… of )?… values?( differ)?s?\b")
 _MEASURED = re.compile(
     r"\boutput …: | \(rtol …, atol …\)| \(and … more outputs?\)"
@@ -54,21 +54,21 @@ _MEASURED = re.compile(
 )
 
 _HEADER = re.compile(r"\s*\[\[\s*(\w+)\s*\]\]")
-_WIDEST = 100  # of a list in one line
+_WIDEST = 100  # maximum width for single-line lists
 
 
 def update(
     path: Path, records: Iterable[CaseRecord], *, ids: Collection[str], write: bool, today: date | None = None
 ) -> str:
-    """Rewrite a file so that its expectations agree with a run.
+    """Rewrite a file so that the expectations agree with a run.
 
     Args:
-        path: the file, which need not exist.
-        records: of the run, judged or not. Of several records of a case, the last counts.
-        ids: of all cases of the suite: a pattern that another case needs stays, with an ``except`` for the case.
+        path: the file, which may be missing.
+        records: from the run, judged or not. If a case has multiple records, the last counts.
+        ids: of all suite cases. A pattern that a different case needs stays, with an ``except`` for the case.
 
     Returns:
-        The changes as a unified diff; "" if there are none. The same run changes nothing a second time.
+        The changes as a unified diff; "" without changes. Repeating the call with the same run has no effect.
 
     Raises:
         UsageError: the file is invalid, or its entries are not written as ``[[compile]]``, ``[[run]]``.
@@ -107,7 +107,7 @@ def _is_unexpected(known: Expectations, record: CaseRecord) -> bool:
 
 
 def _without_surprises(known: Expectations, judged: Sequence[CaseRecord], ids: frozenset[str]) -> Expectations:
-    """Remove each case from every entry that expects another end; an entry may be left without cases."""
+    """Remove cases from all entries that expect a different result. An entry may end up without cases."""
     while True:
         gone: defaultdict[Expectation, set[str]] = defaultdict(set)
         for record in judged:
@@ -119,14 +119,14 @@ def _without_surprises(known: Expectations, judged: Sequence[CaseRecord], ids: f
                     gone[old].add(record.id)
         if not gone:
             return known
-        # Another entry may apply now, so look again.
+        # A different entry may apply now, so repeat.
         known = replace(
             known, entries=tuple(_without(one, gone[one], ids) if one in gone else one for one in known.entries)
         )
 
 
 def _without(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> Expectation:
-    """Return an entry without some cases; a pattern that another case needs stays, with exceptions."""
+    """Remove cases from an entry. A pattern that other cases need stays, with exceptions."""
 
     def needed(pattern: str) -> bool:
         covered = {name for name in ids if matches((pattern,), name) and not matches(entry.without, name)}
@@ -138,7 +138,7 @@ def _without(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> 
 
 
 def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expectation, ...], list[Expectation]]:
-    """Return the entries, with failed cases added where one fits, and new entries for the others."""
+    """Return the entries with failed cases added to matching entries, and new entries for the other cases."""
     groups: defaultdict[tuple[str, str, str, str, str], list[CaseRecord]] = defaultdict(list)
     for record in failed:
         groups[table_of(record), record.ended, record.flow, record.hw_type, _likeness(record)].append(record)
@@ -161,7 +161,7 @@ def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expe
 
 
 def _fits(entry: Expectation, records: Sequence[CaseRecord], likeness: str) -> bool:
-    """Return whether an entry can hold some failures: same outcome and like reason."""
+    """Return whether failures can be added to an entry: same outcome and similar reason."""
     any_case = replace(entry, cases=("*",), without=())
     return (
         bool(entry.cases)
@@ -174,13 +174,13 @@ def _fits(entry: Expectation, records: Sequence[CaseRecord], likeness: str) -> b
 
 
 def alike(message: str) -> str:
-    """Return what messages of one kind have in common, in one line, cut.
+    """Return the common part of similar messages as a single truncated line.
 
-    An ellipsis replaces what belongs to one case; measurements of a mismatch are removed.
+    An ellipsis replaces details of the case. Measurements of a mismatch are removed.
     """
     first = message.strip().splitlines()[0].strip() if message.strip() else ""
     text, before = first, ""
-    while text != before:  # lists may hold lists
+    while text != before:  # lists may be nested
         before, text = text, _NUMBERS.sub("…", _NAME.sub(lambda found: f"{found[1] or found[3]} …", text))
         text = _MEASURED.sub("", _COUNT.sub(r"values\1", text)).strip()
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2].rstrip(' …')} …"
@@ -194,9 +194,9 @@ def _likeness(record: CaseRecord) -> str:
 
 
 def _reason(records: Sequence[CaseRecord]) -> str:
-    """Return a reason for failures that are alike: their message if they share a short one, else their likeness.
+    """Return a reason for similar failures: their message if all share a short message, or the common part.
 
-    A mismatch is always described by its likeness: its numbers may differ in the next run.
+    For mismatches use the common part: the numbers may differ in the next run.
     """
     messages = {message_of(record).strip().partition("\n")[0] for record in records}
     likeness = _likeness(records[0])
@@ -233,16 +233,16 @@ def _rewritten(
 
 @dataclass(frozen=True)
 class _Block:
-    """The text of an entry."""
+    """Text of an entry."""
 
     table: str  # ``compile`` or ``run``
-    body: str  # the comment right above it, its header and its keys
-    tail: str = ""  # blank lines and comments that follow, up to the next block
-    new: bool = False  # whether it is not yet in the file; empty lines then separate it
+    body: str  # the comment above it, the header and the keys
+    tail: str = ""  # blank lines and comments up to the next block
+    new: bool = False  # not in the file yet; separated by empty lines
 
 
 def _split(text: str, path: Path) -> tuple[str, list[_Block]]:
-    """Split a text into what precedes the first entry, and the entries in order; joined, they are the text again."""
+    """Split a text into the part before the first entry, and the entries in order. Joining restores the text."""
     lines = text.splitlines(keepends=True)
     headers = [(number, found[1]) for number, line in enumerate(lines) if (found := _HEADER.match(line))]
     starts = []
@@ -256,7 +256,7 @@ def _split(text: str, path: Path) -> tuple[str, list[_Block]]:
         while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
             end -= 1
         blocks.append(_Block(table, "".join(lines[start:end]), "".join(lines[end:stop])))
-    # Strings of several lines may look like headers, and tables may be inline.
+    # Check the result: multi-line strings may look like headers, and tables may be inline.
     try:
         apart = [entry for block in blocks for entry in parse(block.body, path)]
     except UsageError:
@@ -296,14 +296,14 @@ def _new_block(entry: Expectation) -> _Block:
 
 
 def _set_cases(row: Any, entry: Expectation) -> None:
-    """Put an entry's cases and exceptions in place of a table's own; the rest stays."""
+    """Set a table's cases and exceptions from an entry. Other keys are unchanged."""
     for key, wanted in (("cases", entry.cases), ("except", entry.without)):
         if not wanted:
             row.pop(key, None)
             continue
         there = row.get(key)
         if isinstance(there, Array):
-            # Item by item, so that the comments beside the others stay.
+            # Edit item by item to preserve other items' comments.
             for one in [one for one in there if one not in wanted]:
                 there.remove(one)
             for index, one in enumerate(wanted):

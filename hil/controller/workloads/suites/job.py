@@ -1,4 +1,4 @@
-"""A suite run from the first check to the reports; what `hil suite run` does."""
+"""Run a suite from the first check to the reports. This implements `hil suite run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.controller.models.flows import Flow, load_flow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import GO_ON, check_seal
+from hil.controller.storage.runs import check_seal
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
@@ -39,16 +39,19 @@ from hil.errors import (
 
 
 class Progress(Protocol):
-    """Who is told how a suite goes on."""
+    """Receiver of a suite's progress."""
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
-        """The suite's cases are known: how many there are, and those that had ended before."""
+        """Report the number of cases, and the cases that ended in an earlier part."""
 
     def end(self, record: CaseRecord) -> None:
-        """A case is over."""
+        """Report a finished case."""
 
     def note(self, text: str) -> None:
-        """Something a person should know now."""
+        """Show a message to the user."""
+
+    def interrupt(self, command: str) -> None:
+        """The work was interrupted; the command resumes it on this machine."""
 
 
 def run_suite(
@@ -59,20 +62,20 @@ def run_suite(
     isolated: Isolated | None = None,
     choices: Sequence[BoardChoice] = (),
 ) -> SuiteRun:
-    """Run a suite; everything is stored as it comes.
+    """Run a suite and store results as they arrive.
 
     Args:
-        out: the folder for it; None makes one below ``hil-suites``.
-        isolated: a pool of workers to use, which outlives the suite unless that is broken off; None is one of its own.
-        choices: the boards; none are those that the request names.
+        out: the run's directory; None creates one in ``hil-suites``.
+        isolated: a pool of workers to use. It outlives the suite unless the suite is aborted. None creates a pool.
+        choices: the boards; empty for those of the request.
 
     Returns:
-        The run; ``head["exit_code"]`` is 5 where no case was chosen.
+        The run; ``head["exit_code"]`` is 5 if no case was selected.
 
     Raises:
-        UsageError: something was asked for that cannot be.
-        BoardRefused, BoardUnreachable: no board was ever reached; nothing ran there.
-        KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
+        UsageError: the request is invalid.
+        BoardRefused, BoardUnreachable: no board was ever reached, and no case ran.
+        KeyboardInterrupt: Ctrl-C; partial results and reports are stored.
     """
     with _context(request, isolated) as context:
         job = _SuiteJob(request, context, screen, choices)
@@ -80,13 +83,13 @@ def run_suite(
 
 
 def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = None) -> SuiteRun:
-    """Go on with a suite run that was cut off: what has a record keeps it, the rest runs.
+    """Resume an interrupted suite run. Cases with a record keep it; the others run.
 
     Args:
-        isolated: as :func:`run_suite` takes it.
+        isolated: as in :func:`run_suite`.
 
     Raises:
-        UsageError: the folder holds no suite run, or the suite's cases are not what they were.
+        UsageError: the directory is not a suite run, or the suite's cases have changed.
         KeyboardInterrupt: Ctrl-C.
     """
     run = SuiteRun.open(folder)
@@ -105,14 +108,14 @@ def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = 
 
 
 def check_request(request: Request) -> None:
-    """Raise UsageError for a flow or board that there is not, and for settings that one of them cannot have."""
+    """Raise UsageError for unknown flows or boards, and for settings that they do not support."""
     check_settings(request.settings, load_flow(request.flow), _boards_of(request))
 
 
 def select(
     suite: Suite, request: Request, flow: Flow, expectations: Expectations, choices: Sequence[BoardChoice]
 ) -> list[CaseSpec]:
-    """The cases of a suite that a request asks for, in order."""
+    """Return the cases of a suite that a request selects, in order."""
     found = [spec for spec in suite.cases if request.selects(spec.id)]
     if request.only_expected_failures:
         boards = [(choice.name, choice.config.hw_type) for choice in choices]
@@ -131,7 +134,7 @@ def _context(request: Request, isolated: Isolated | None = None) -> Iterator[Run
 
 
 def _boards_of(request: Request) -> list[BoardChoice]:
-    """The boards that a request names. UsageError: one is named twice, or as :func:`choose`."""
+    """Return the boards of a request. Raises UsageError for duplicates, and as :func:`choose` does."""
     ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
     ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
     choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
@@ -142,7 +145,7 @@ def _boards_of(request: Request) -> list[BoardChoice]:
 
 
 class _SuiteJob:
-    """A suite on its boards, from the first check to the reports."""
+    """Run of a suite on the boards, from the first check to the reports."""
 
     def __init__(
         self, request: Request, context: RunContext, screen: Progress, boards: Sequence[BoardChoice] = ()
@@ -190,11 +193,11 @@ class _SuiteJob:
             with run.writing():
                 return self._run(run, specs)
         except (FarmError, BoardRefused, BoardUnreachable):
-            # No board of the farm will ever do, as it said at once, or none was reached: nothing of ours is to be kept.
+            # The farm has no suitable boards, or no board was reached: remove the new directory.
             if is_new and all(record.outcome in NEVER_IN for record in run.records()):
                 shutil.rmtree(folder, ignore_errors=True)
                 if is_first:
-                    with contextlib.suppress(OSError):  # somebody else's run is there by now
+                    with contextlib.suppress(OSError):  # it may contain newer runs by now
                         folder.parent.rmdir()
             raise
 
@@ -232,10 +235,10 @@ class _SuiteJob:
         try:
             if todo:
                 engine = Engine(request, flow, self._choices, suite_runner(self._context), run, say=screen.note)
-                # Filled as boards are opened; those that an earlier part of the run had are kept.
+                # The engine adds boards as it opens them. Keep those from an earlier part.
                 engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
                 for task in engine.run(list(todo.values())):
-                    # What never came to a board was compiled for boards like these.
+                    # Cases that reached no board were compiled for this board type.
                     task.hw_type = task.hw_type or engine.hw_type
                     self._profile(task, run)
                     record = record_of(todo[task.case.name], task, suite.name, flow, request, run)
@@ -248,7 +251,7 @@ class _SuiteJob:
             run.head.update(interrupted=True, exit_code=EXIT_INTERRUPTED)
             run.save()
             write_reports(run.folder)
-            screen.note(f"{GO_ON}{_resume_command(run.folder)}")
+            screen.interrupt(_resume_command(run.folder))
             raise
         outcomes = [Outcome(record.outcome) for record in run.records()]
         run.head.update(finished=time.time(), exit_code=exit_code_of(outcomes))
@@ -257,7 +260,7 @@ class _SuiteJob:
         return run
 
     def _profile(self, task: Task, run: SuiteRun) -> None:
-        """Write the profiles that were asked for of a case that has ended."""
+        """Write the requested profiles of a finished case."""
         case = task.answered
         if folders := {kind: Path(folder) / case.name for kind, folder in self._request.profiles.items()}:
             from hil.controller.analysis.profile.collect import write_profiles
@@ -276,18 +279,18 @@ def _resume_command(folder: Path) -> str:
 
 
 def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
-    """Bring a suite's expected failures in line with a run.
+    """Compare or update a suite's expected failures with a run.
 
     Args:
-        path: the file; None is the suite's own.
-        update: write it; it need not be there.
+        path: the file of expected failures; None is the suite's file.
+        update: whether to write the file, which may be missing.
 
     Returns:
-        What changes, as a unified diff; "" where nothing does.
+        The changes as a unified diff; "" without changes.
 
     Raises:
-        UsageError: the folder holds no suite run, its suite has no such file, or that is not there or cannot be read.
-        StorageError: it cannot be written.
+        UsageError: the directory is not a suite run, or the file is not defined, missing or unreadable.
+        StorageError: the file cannot be written.
     """
     from hil.controller.workloads.suites.expected_update import update as rewritten
 

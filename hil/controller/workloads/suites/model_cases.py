@@ -1,4 +1,4 @@
-"""A model's cases: the whole of it, and each of its layers."""
+"""Cases of a model: the whole model and the layers."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError
 
 T = TypeVar("T")
 
-# Formats whose models have layers as ONNX has them. Those that tf2onnx converts have not: its names of nodes differ
-# from one process to another, and cases go by them.
+# Formats that are cut into layers like ONNX. Formats that tf2onnx converts are excluded: their node names, and so the
+# case names, differ between processes.
 _ALSO_CUT = ("pt2",)
 
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What layers are, what goes into them, and which are one case: as a suite's request has them."""
+    """Layer settings of a suite request: how layers are formed, their inputs, and which layers are merged."""
 
     group: str = "node"
     inputs: str = "real"
@@ -70,22 +70,22 @@ def cases_of(
     settings: CaseSettings,
     dims: Mapping[str, int | str] | None = None,
 ) -> tuple[CaseSpec, ...]:
-    """The cases of models, in their order: ``<model>_full_model``, ``<model>_<case>`` for each that came with it, then
-    ``<model>_layer_<op>_<name>`` for each layer.
+    """Return the cases of models, in order.
 
-    Layers come from the model as the flow's recipe made it; of layers that are merged only the first is a case, and one
-    that draws random numbers is none. A model that cannot be read is a case that says so when it is made. One that
-    cannot be cut, though it can be read, has a case ``<model>_layers`` that says so.
+    The cases of a model are ``<model>_full_model``, ``<model>_<case>`` for its data sets and bundled cases, then
+    ``<model>_layer_<op>_<name>`` for its layers. Layers are cut from the model after the flow's recipe. Only the first
+    of merged layers is a case. Layers that draw random numbers are skipped. If a model cannot be read, its case raises
+    the error. If a readable model cannot be cut, the case ``<model>_layers`` raises the error.
 
     Args:
-        models: their names differ.
+        models: models with different names.
         layers: None for no layers.
-        settings: seed, and what the project file has for models: of that the seed, the range and the sizes of inputs.
-        dims: sizes of symbolic dimensions, or ranges of them, for the models that have these dimensions; None where
-            the models have their sizes already.
+        settings: seed, and the project file's settings for models: seed, input range and sizes.
+        dims: sizes or ranges of symbolic dimensions, for the models that have these dimensions; None if the models have
+            their sizes already.
 
     Raises:
-        UsageError: layers of a kind that there is not, or a dimension that no model has.
+        UsageError: unknown layer settings, or a dimension that no model has.
         StorageError: the cache cannot be written.
     """
     sized = models if dims is None else sized_models(models, dims, context, settings)
@@ -93,7 +93,7 @@ def cases_of(
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
         found = list(pool.map(lambda whole: _cases(whole, layers), wholes))
     every = [spec for specs in found for spec in specs]
-    # Two models may bring cases whose names come to the same; each keeps its own record.
+    # Two models' cases may get the same name. Number them, so that the records differ.
     return tuple(
         replace(spec, id=name) for spec, name in zip(every, numbered([short(spec.id) for spec in every]), strict=True)
     )
@@ -106,14 +106,13 @@ def sized_models(
     settings: CaseSettings,
     option: str = "--dim",
 ) -> list[SuiteModel]:
-    """Return the models with the sizes that are theirs; for a range of sizes a model for each of its edges.
+    """Return the models with the sizes of their dimensions. A size range gives a model per edge.
 
-    The project file's sizes for a model win over those for all.
-
-    Of these the one of the largest sizes alone has layers, and none has tensors of the files beside the model.
+    The project file's sizes for a model override those for all models. Of the models from a range, only the largest has
+    layers. None of them uses tensors from the model's files.
 
     Raises:
-        UsageError: no model has one of the dimensions.
+        UsageError: a dimension that no model has.
     """
     given = [_settings_of(model, settings) for model in models]
     if not dims and not any(own.dims or own.dim_ranges for own in given):
@@ -132,15 +131,15 @@ def sized_models(
 
 
 def _settings_of(model: SuiteModel, settings: CaseSettings) -> RunSettings:
-    """Return the settings with which a model's inputs are made."""
+    """Return the settings for a model's inputs."""
     return for_model(RunSettings(seed=settings.seed, per_model=settings.per_model), model.path)
 
 
 def with_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> SuiteModel:
-    """Return a model under a name of its own with these sizes, with random inputs.
+    """Return a renamed copy of a model with these sizes and random inputs.
 
     Args:
-        is_cut: whether its layers are cases as well.
+        is_cut: whether the layers are cases too.
     """
     return replace(
         model,
@@ -172,7 +171,7 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
             model, inputs = whole.final(log), whole.inputs()
         except StorageError:
             raise
-        except HilError:  # the whole model's case runs into it again, and tells
+        except HilError:  # the whole model's case reports it
             return specs
         work: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": log}
         try:
@@ -180,7 +179,7 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
         except UsageError:
             raise
         except HilError as error:
-            if model.format != "onnx":  # the whole model may run for all that
+            if model.format != "onnx":  # the whole model may still run
                 error = NotRun(f"its layers are not told in ONNX: {error.message}", stage="import", detail=error.detail)
             return [*specs, spec(f"{name}_layers", make=_raising(error))]
     for layer in unmerged(layers, choice.merge):
@@ -191,7 +190,7 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
 
 
 def _own_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
-    """A case for each that the model's file brings with it; of a file that cannot be read one that says so."""
+    """Return the cases bundled in the model's file. For an unreadable file, return a case that raises the error."""
     try:
         found = source.own_cases(context) if source.own_cases else ()
     except StorageError:
@@ -232,7 +231,10 @@ def _raising(error: HilError) -> Callable[[Path], CaseData]:
 
 
 class _Whole:
-    """A model read, given inputs, put through the flow's recipe, run by the reference: each once, when asked for."""
+    """A model with inputs, form after the recipe, and reference results.
+
+    All are computed once, on demand.
+    """
 
     def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, settings: RunSettings) -> None:
         self.source = source
@@ -243,11 +245,11 @@ class _Whole:
         self._known: dict[str, Any] = {}
 
     def make(self, folder: Path) -> CaseData:
-        """The data of the whole model's case."""
+        """Return the data of the whole model's case."""
         return self._data(self.inputs(), _read(self.source.expected), folder)
 
     def make_data_set(self, place: Path, folder: Path) -> CaseData:
-        """The data of a case that is a folder of inputs and expected outputs."""
+        """Return a case's data from a directory with inputs and expected outputs."""
         given = self._data_set(place)
         defaults = {spec.name for spec in default_specs(self._plain())}
         inputs = {name: array for name, array in given.inputs.items() if name not in defaults}
@@ -269,7 +271,7 @@ class _Whole:
         model = self._plain()
         inputs, defaults, outputs = model.inputs or (), default_specs(model), tuple(model.outputs or ())
         case = read_case(place, Signature((*inputs, *defaults), outputs))
-        # Those with a default value are given by name, or after the others.
+        # Inputs with default values are given by name, or after the others.
         more = defaults[: max(len(case.inputs) - len(inputs), 0)]
         if isinstance(case.inputs, Mapping):
             more = tuple(spec for spec in defaults if spec.name in case.inputs)
@@ -277,7 +279,10 @@ class _Whole:
         return given
 
     def make_layer(self, layer: Layer, mode: str, folder: Path) -> CaseData:
-        """The data of a layer's case: its inputs come from what the reference computed for the whole model."""
+        """Return the data of a layer's case.
+
+        The inputs are activations that the reference computed for the whole model.
+        """
         log = folder / "prepare.log"
         work: dict[str, Any] = {"cache": self.context.cache, "isolated": self.context.isolated, "log": log}
         limits: dict[str, Any] = {"recompute": False, "timeout": COMPILE_TIMEOUT_S}
@@ -289,7 +294,10 @@ class _Whole:
         return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._settings.seed))
 
     def final(self, log: Path) -> Model:
-        """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
+        """Return the model after the recipe, with all dimensions fixed that the inputs determine.
+
+        Layers are cut from it.
+        """
 
         def read() -> Model:
             sizes = self._sizes(self.inputs())
@@ -298,18 +306,21 @@ class _Whole:
         return self._once("final", read)
 
     def can_be_cut(self) -> bool:
-        """Whether it has layers. They are ONNX models, which the flow must take where the whole model is another."""
+        """Return whether the model has layers.
+
+        Layers are ONNX models, so for other formats the flow must accept ONNX.
+        """
         try:
             format = self._plain().format
         except StorageError:
             raise
-        except HilError:  # its case runs into it again, and tells
+        except HilError:  # the model's case reports it
             return False
         takes_onnx = self.flow.runtime in RUNTIMES and RUNTIMES[self.flow.runtime].from_onnx
         return format == "onnx" or (format in _ALSO_CUT and takes_onnx and not self.flow.recipe)
 
     def content(self) -> str:
-        """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""
+        """Return a digest of the model, accompanying files and the flow; "" for an unreadable model."""
         model = self.file()
         if model is None:
             return ""
@@ -317,12 +328,12 @@ class _Whole:
         return digest_of(repr((model.digest, beside, self.flow)).encode())
 
     def file(self) -> ModelFile | None:
-        """The model's file; None of one that cannot be read."""
+        """Return the model's file, or None for an unreadable model."""
         try:
             return ModelFile(str(self.source.path), self._plain().digest)
         except StorageError:
             raise
-        except HilError:  # its case runs into it again, and tells
+        except HilError:  # the model's case reports it
             return None
 
     def _plain(self) -> Model:
@@ -333,11 +344,11 @@ class _Whole:
         return self._once("plain", read)
 
     def inputs(self) -> dict[str, Array]:
-        """Every input by name: those given, and seeded random ones."""
+        """Return all inputs by name: given inputs, and seeded random values for the others."""
 
         def read() -> dict[str, Array]:
             model, given = self._plain(), self._given()
-            if model.inputs is None:  # only the board knows them: what is missing is made when it has said
+            if model.inputs is None:  # only the board knows the inputs; others are made later
                 return dict(given)
             try:
                 return make_inputs(
@@ -351,24 +362,25 @@ class _Whole:
             except UsageError as error:
                 if isinstance(error, OpenDimensions):
                     error.suggest(suggest_sizes(model, self.context))
-                hint = error.hint or f"give all inputs in {self.source.path.stem}.inputs.npz beside the model"
-                raise ImportFailed(error.message, hint=hint) from error
+                failed = error.as_kind(ImportFailed)
+                failed.hint = error.hint or f"give all inputs in {self.source.path.stem}.inputs.npz beside the model"
+                raise failed from error
 
         return self._once("inputs", read)
 
     def _given(self) -> Mapping[str, Array]:
-        """The inputs that lie beside the model."""
+        """Return the inputs from the files of the model."""
         defaults = {spec.name for spec in default_specs(self._plain())}
         if given := _read(self.source.given):
             return {name: array for name, array in given.items() if name not in defaults}
         for place in self.source.data_sets:
-            # One that is not valid fails in its own case: the whole model and its layers have another's inputs.
+            # An invalid data set fails in a separate case. The whole model and the layers use the next data set.
             with contextlib.suppress(UsageError):
                 return {name: array for name, array in self._data_set(place).inputs.items() if name not in defaults}
         return {}
 
     def _sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
-        """Every dimension that is known: those given, and those that the inputs settle."""
+        """Return the sizes of all known dimensions: given sizes, and those that the inputs determine."""
         plain = self._plain()
         sizes = dict(plain.dims)
         for spec in plain.inputs or ():
@@ -383,7 +395,7 @@ class _Whole:
         return self._once(f"recipe {sorted(sizes.items())}", apply)
 
     def _samples(self) -> Sequence[Mapping[str, Array]]:
-        """What a recipe is told to calibrate with; nothing where it is to look for itself."""
+        """Return calibration samples for a recipe. Empty if the recipe must find samples."""
         if found := self.source.calibration():
             return found
         if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
@@ -392,7 +404,7 @@ class _Whole:
         return [given] if given else []
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
-        """What was made before; an error comes again as well."""
+        """Return a cached value, or compute it. Errors are cached and raised too."""
         with self._lock:
             if what not in self._known:
                 try:
@@ -404,7 +416,7 @@ class _Whole:
                     raise
             known = self._known[what]
         if isinstance(known, HilError):
-            raise copy.copy(known)  # whoever catches it writes into it
+            raise copy.copy(known)  # handlers modify the error
         return cast(T, known)
 
 
@@ -414,11 +426,11 @@ def _import(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:
     except StorageError:
         raise
     except UsageError as error:
-        raise ImportFailed(error.message, hint=error.hint) from error
+        raise error.as_kind(ImportFailed) from error
 
 
 def _digest(file: Path) -> str:
-    """Of a file; "" where it is not there, or cannot be read: then its case says so."""
+    """Return a file's digest, or "" if it is missing or unreadable: the case reports that."""
     try:
         return digest_file(file)
     except (OSError, UsageError):
@@ -429,4 +441,4 @@ def _read(beside: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
     try:
         return beside()
     except UsageError as error:
-        raise ImportFailed(error.message, hint=error.hint) from error
+        raise error.as_kind(ImportFailed) from error

@@ -1,7 +1,7 @@
-"""The ONNX backend node tests of the installed ``onnx`` package: each with its inputs, expected outputs and tolerance.
+"""ONNX backend node tests of the installed ``onnx`` package, with inputs, expected outputs and tolerances.
 
-The package computes them in five seconds, once for each version of it, in a process of its own. The cache keeps them in
-one archive, as numpy arrays: using them needs no ``onnx``.
+The package computes them in five seconds, once per version, in a separate process. The cache stores them in a single
+archive as NumPy arrays, so that using them does not need ``onnx``.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name
 
 MAKE_TIMEOUT_S = 600.0
-# Increase this when what is kept of the tests changes.
+# Increase this when the archive's content changes.
 _VERSION = 1
 _ARCHIVE = "tests.zip"
 _INDEX = "index.json"
 
 
 def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
-    """Return a case for each data set of each node test, by name.
+    """Return a case for every data set of the node tests, by name.
 
     Args:
-        flow: its recipe is applied to each model; the expected outputs are then those of the plain model.
+        flow: the recipe is applied to the models. The expected outputs are then those of the plain model.
     """
     installed = version("onnx")
     key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)
@@ -72,7 +72,7 @@ def _make(archive: zipfile.ZipFile, test: Mapping[str, Any], flow: Flow, context
 
 
 def write_archive(out: str) -> None:
-    """Make the tests and write them to one archive. Runs in a process of its own."""
+    """Generate the tests and write them to an archive. Runs in a separate process."""
     with (
         temporary_folder("hil-node-tests-") as scratch,
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
@@ -82,7 +82,7 @@ def write_archive(out: str) -> None:
 
 
 def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]]:
-    """Write the tests; yields what the index says of each data set, in order of the tests' names."""
+    """Write the tests. Yield the index entry of the data sets, ordered by test name."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
@@ -98,8 +98,8 @@ def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]
         several = len(test.data_sets) > 1
         for number, (inputs, outputs) in enumerate(test.data_sets):
             place = f"{name}/{number}"
-            # Of inputs and outputs (name, dtype, name in the archive); what is no tensor (a sequence, an absent
-            # optional) is left out.
+            # Inputs and outputs are (name, dtype, name in the archive). Values that are not tensors are skipped:
+            # sequences, absent optionals.
             yield {
                 "id": f"{name}.{number}" if several else name,
                 "op": ops[name] if base == name else f"{ops.get(base, '')} (expanded)".strip(),
@@ -129,7 +129,7 @@ def _tensors(
 
 
 def _as_array(value: Any) -> Array | None:
-    """Convert a test's value to an array; None if it is no tensor."""
+    """Convert a test's value to an array. Return None if it is not a tensor."""
     from onnx import TensorProto, numpy_helper
 
     if isinstance(value, (np.ndarray, np.generic)):

@@ -1,8 +1,7 @@
-"""A case's end as the record that reports are made of."""
+"""Convert a finished case to the record for reports."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,27 +21,28 @@ from hil.core.text import jsonable
 _DETAIL = 8 << 10  # characters
 
 
-# Option of `hil run` -> what does the same for a model of a suite.
+# `hil run` option that a hint asks for -> equivalent hint for a suite's model.
 _INSTEAD = {
     "--function": "a suite runs models of one function; of several make a bundle: hil bundle create MODEL",
     "--expected": "say what it should give in NAME.expected.npz beside the model",
     "--input": "give it in NAME.inputs.npz beside the model",
-    r"--runtime\b(?!-)": "choose another flow",
+    "--runtime": "choose another flow",
 }
 
 
 def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Request, run: SuiteRun) -> CaseRecord:
-    """The record of a case that has ended; tensors worth keeping are stored.
+    """Return the record of a finished case. Store the tensors if needed.
 
     Args:
-        run: where tensors go: those of a case that did not pass, or of all where the request says so.
+        run: stores the tensors for cases that did not pass, or for all cases if the request asks for it.
     """
     case = task.answered
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _keep(case, run, ended is not Outcome.PASS or request.keep_all)
     artifact, plain = case.artifact, case.plain_verdict
     told = told_by(case_record(case, {}))
-    told |= {"hint": _hint(told["hint"]), "detail": shortened(told["detail"], _DETAIL)}
+    option = case.error.option if case.error is not None else ""
+    told |= {"hint": _INSTEAD.get(option, told["hint"]), "detail": shortened(told["detail"], _DETAIL)}
     return CaseRecord(
         **told,
         id=spec.id,
@@ -72,20 +72,15 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
 
 
 def left_by(case: Case, run: SuiteRun) -> dict[str, str]:
-    """Where else a case left something, by what it is."""
+    """Return the directories outside the case's directory that it wrote, by kind."""
     folders = {f"{one['kind']} profile": Path(one["folder"]) for one in case.profiles}
     if (ir := case.options.debug_ir) is not None and ir.is_dir() and any(ir.iterdir()):
         folders = {"ir": ir, **folders}
     return {what: run.to(folder) for what, folder in folders.items()}
 
 
-def _hint(hint: str) -> str:
-    """What to do next, where that is said with an option of `hil run` that suites and tests have not."""
-    return next((instead for option, instead in _INSTEAD.items() if re.search(option, hint)), hint)
-
-
 def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]:
-    """Store what there is of a case's tensors; returns the files of each kind by the tensors' names, in order."""
+    """Store a case's tensors. Return the files by kind and tensor name, in order."""
     if not wanted:
         return {}
     held = {
@@ -102,12 +97,12 @@ def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]
 
 
 def _reference_folder(number: int) -> str:
-    """What the folder of a reference's answer is called, of several in the order in which they are asked."""
+    """Return the directory name for the outputs of the reference with this index."""
     return f"references-{number}" if number else "references"
 
 
 def _diff(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
-    """The command that shows where the worst output differs."""
+    """Return the command that shows the differences of the worst output."""
     if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs"):
         return ""
     beside = [(verdict, _reference_folder(number)) for number, verdict in enumerate(case.verdicts)]
@@ -115,7 +110,8 @@ def _diff(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
     verdict, kind = next((one for one in beside if not one[0]), beside[-1])
     if not verdict.outputs or not kept.get(kind):
         return ""
-    # Comparisons are in the order of the outputs, under the names of the references, which may be in another order.
+    # Comparisons are in output order. Their names are those of the references, which may be ordered
+    # differently.
     output, worst = max(zip(kept["outputs"].values(), verdict.outputs, strict=True), key=lambda pair: _badness(pair[1]))
     words = ["hil", "compare", str(output), str(kept[kind][worst.name])]
     if (tolerance := worst.tolerance) is not None:

@@ -1,4 +1,4 @@
-"""The host's half of a suite: each case's data, its program and its references, made in parallel."""
+"""Prepare the cases of a suite on the host in parallel: data, programs and references."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, unread
 from hil.core.board_config import BoardConfig
+from hil.core.futures import iterate_completed
 from hil.core.results import Stage
 from hil.errors import (
     CompileFailed,
@@ -40,12 +41,12 @@ from hil.errors import (
     VacuousTolerance,
 )
 
-# So many cases are read before the first is compiled: small programs are compiled many at a time. And so many cases'
-# tensors are in memory at once.
+# Cases read before the first is compiled, so that small programs compile in groups. It also limits the cases
+# with tensors in memory.
 _BATCH = 96
 
 
-# What bad usage that a stage finds is in a suite.
+# Error class that replaces UsageError in a suite's stages.
 _KINDS: Mapping[Stage, type[HilError]] = {
     Stage.IMPORT: ImportFailed,
     Stage.COMPILE: CompileFailed,
@@ -55,16 +56,19 @@ _KINDS: Mapping[Stage, type[HilError]] = {
 
 
 def suite_runner(context: RunContext) -> Runner:
-    """The runner of a suite's cases: what a user of `hil run` typed wrongly, a suite found in a model or a flow."""
+    """Return the runner of a suite's cases.
+
+    It converts usage errors to outcomes, because a model or flow caused them.
+    """
     return Runner(context, of_usage=_outcome, logs=False)
 
 
 def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, settings: Settings, name: str = "") -> Case:
-    """Make a case's data and import its model. Whatever fails is the outcome of the case.
+    """Create a case's data and import the model. Any failure becomes the outcome of the case.
 
     Args:
-        folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.
-        name: the case's; "" is its id.
+        folder: the case's directory. It is recreated with ``logs``, because a killed run may have left files.
+        name: the case's name; "" is the ID.
     """
     with storing(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -90,24 +94,24 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
 
 
 def _outcome(error: UsageError, stage: Stage) -> HilError:
-    """The error that ends a case in place of bad usage.
+    """Return the error that ends a case instead of a usage error.
 
-    A tolerance that cannot judge one case may suit all the others: that is an outcome as well.
+    A tolerance that cannot judge this case may fit all others, so it becomes an outcome too.
     """
     if isinstance(error, VacuousTolerance):
         return error
-    return _KINDS.get(stage, RunFailed)(error.message, hint=error.hint, detail=error.detail)
+    return error.as_kind(_KINDS.get(stage, RunFailed))
 
 
 def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice]) -> None:
-    """Refuse settings that cannot be meant on one of the boards; errors as for :func:`check_options`."""
+    """Check that the settings are valid on all boards. Raises the errors of :func:`check_options`."""
     chosen = {**vars(settings), "references": references_of(settings, flow)}
     for choice in choices:
         check_options(Options(**chosen, runtime=flow.runtime), choice)
 
 
 def references_of(settings: Settings, flow: Flow) -> tuple[str, ...]:
-    """The references that are named: those that the user typed, else the flow's."""
+    """Return the user's references, or those of the flow."""
     return settings.references or flow.references
 
 
@@ -116,10 +120,10 @@ def _model_path(data: CaseData, spec: CaseSpec) -> Path:
 
 
 def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) -> Options:
-    """The pipeline's options for a case: its data, its flow, and how it is to be run.
+    """Return the pipeline options for a case, from its data, flow and settings.
 
-    What the project file has for a model is for the whole model. So are criteria that name no output: what a layer
-    returns is judged within the tolerance.
+    The project file's settings for a model apply to the whole model only. So do criteria without an output name: layers
+    are judged by the tolerance.
     """
     input_range = None
     if spec.layer:
@@ -136,7 +140,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         "arithmetic": settings.arithmetic or flow.arithmetic,
     }
     for name in ("rtol", "atol"):
-        # A tolerance that the user typed goes before the flow's, and that before the case's own.
+        # The user's tolerance overrides the flow's, which overrides the case's.
         given = [getattr(one, name) for one in (settings, flow, data)]
         chosen[name] = next((one for one in given if one is not None), None)
     return Options(
@@ -151,7 +155,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         plain_model=data.plain_path,
         plain_expected=data.plain_expected,
         min_sqnr_db=flow.min_sqnr_db,
-        # A flow, or a case, has one tolerance for many outputs; what the user typed is never replaced.
+        # A flow or case has a single tolerance for many outputs. The user's tolerance is never replaced.
         replace_blind_tolerance=settings.rtol is None and settings.atol is None,
     )
 
@@ -165,14 +169,14 @@ def prepared(
     run: SuiteRun,
     over: threading.Event,
 ) -> Iterator[Task]:
-    """Cases that are ready to run, or that ended before, as they come; until ``over`` is set."""
+    """Yield tasks with cases that are ready to run or have ended, until ``over`` is set."""
     context = runner.context
     batches = [specs[start : start + _BATCH] for start in range(0, len(specs), _BATCH)]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="prepare") as pool:
 
         def begin_one(spec: CaseSpec) -> Case | Task:
             case = begin_case(spec, flow, runner, run.case_folder(spec.id), settings)
-            # A board need not wait for those that are still to be compiled.
+            # Boards need not wait for the compiler to run these.
             return case if _needs_compiler(case, flow, settings, config, context) else finish(case, None)
 
         def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case | Task]]:
@@ -182,7 +186,7 @@ def prepared(
             if over.is_set():
                 return Task(case)
             case = _compile(case, config, runner, seconds)
-            # A reference depends on model and inputs alone, so it is computed while boards run.
+            # A reference needs only the model and inputs, so compute it while boards run.
             return Task(case, runner.refer_early(case))
 
         begun = begin(batches[0]) if batches else []
@@ -190,10 +194,10 @@ def prepared(
             for number in range(len(batches)):
                 if over.is_set():
                     return
-                for future in concurrent.futures.as_completed(begun):
+                for future in iterate_completed(begun):
                     if isinstance(found := future.result(), Task):
                         yield found
-                # In the suite's order, so that the same ones are compiled together each time.
+                # Keep the suite's order, so that every run compiles the same groups.
                 cases = [found for future in begun if isinstance(found := future.result(), Case)]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 logs = run.folder / "logs" / f"{number:03}"
@@ -201,7 +205,7 @@ def prepared(
                 finishing = [
                     pool.submit(finish, case, compiled.get(case.model.digest if case.model else "")) for case in cases
                 ]
-                for ready in concurrent.futures.as_completed(finishing):
+                for ready in iterate_completed(finishing):
                     yield ready.result()
         finally:
             for future in begun:
@@ -209,13 +213,13 @@ def prepared(
 
 
 def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardConfig, context: RunContext) -> bool:
-    """Whether a case's program is still to be made by a compiler that makes several at once."""
+    """Return whether a case's program is missing and the compiler can compile groups."""
     if case.outcome or case.model is None or case.artifact is not None or (flow.compiler or flow.runtime) != "iree":
         return False
     try:
         return settings.recompute or not has_compiled(case.model, flags=_flags(flow, config), cache=context.cache)
     except HilError:
-        # Compiling it will say what is wrong.
+        # The compile stage will report the error.
         return True
 
 
@@ -226,7 +230,7 @@ def _flags(flow: Flow, config: BoardConfig) -> tuple[str, ...]:
 def _compiled_together(
     cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, context: RunContext, logs: Path
 ) -> dict[str, float]:
-    """Compile small models many at a time; digest -> each one's share of the seconds, of those compiled now."""
+    """Compile small models in groups. Return the newly compiled models' shares of the time in seconds, by digest."""
     models = [case.model for case in cases if case.model is not None and not case.outcome]
     if (flow.compiler or flow.runtime) != "iree" or settings.debug_ir is not None:
         return {}
@@ -242,17 +246,17 @@ def _compiled_together(
             log_folder=logs,
         )
     except HilError:
-        # Each is compiled alone then, and says itself what is wrong.
+        # The models are then compiled separately and report errors.
         return {}
     share = (time.monotonic() - start) / max(len(done.compiled), 1)
     return {model.digest: share for model in done.compiled}
 
 
 def _compile(case: Case, config: BoardConfig, runner: Runner, seconds: float | None) -> Case:
-    """Compile a case; ``seconds`` is what it took where it was compiled together with others just now."""
+    """Compile a case. ``seconds`` is the share of the time if it was just compiled in a group."""
     if seconds is None:
         return runner.compile(case, config)
-    # It was made anew together with the others; once is enough.
+    # The group compile already recomputed it.
     made = runner.compile(replace(case, options=replace(case.options, recompute=False)), config)
     made = replace(made, options=case.options)
     if made.artifact is None or not made.artifact.cached:

@@ -1,4 +1,4 @@
-"""What a suite run was asked to do. Stored with it, so that it can be gone on with."""
+"""Request of a suite run, stored with the run for resuming."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from hil.errors import UsageError
 
 @dataclass(frozen=True)
 class Settings(CaseSettings):
-    """How a suite's cases are to be run, whatever the flow."""
+    """Settings for the cases of a suite, independent of the flow."""
 
     profile: bool = False  # run a second time under the runtime's profiler
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `hil suite run` was asked to do."""
+    """Arguments of `hil suite run`."""
 
     source: str  # the suite: see :func:`hil.controller.workloads.suites.sources.open_suite`
-    flow: str = "iree"  # its name, or a file
-    boards: tuple[str, ...] = ()  # what ``--board`` named, in order; empty is the simulator
-    hw_type: str = ""  # what ``--runtime-hw-type`` named
-    # ``identity``, ``known_hosts``, ``accept_new_host_key`` where they were given.
+    flow: str = "iree"  # name or file
+    boards: tuple[str, ...] = ()  # ``--board`` values, in order; empty is the simulator
+    hw_type: str = ""  # ``--runtime-hw-type`` value
+    # ``identity``, ``known_hosts``, ``accept_new_host_key``, if given.
     ssh: Mapping[str, Any] = field(default_factory=dict)
-    # shell patterns over case ids, of which one must match; one without wildcards matches a part of the id, one after
-    # an equals sign the id itself.
+    # Shell patterns over case IDs; any may match. Patterns without wildcards match a part in the ID. Text after an
+    # equals sign matches the whole ID.
     filters: tuple[str, ...] = ()
-    layers: bool = True  # also a case for each layer of a model
-    group: str = "node"  # what a layer is: see :func:`hil.controller.analysis.layers.layers_of`
-    layer_inputs: str = "real"  # or ``random``: layers run on what the reference computed, or on random values
-    merge: str = "content"  # which layers are one case: see :func:`hil.controller.analysis.layers.unmerged`
-    # sizes of symbolic dimensions, and ranges of them, such as ``1..512``
+    layers: bool = True  # add a case per model layer
+    group: str = "node"  # how layers are formed: see :func:`hil.controller.analysis.layers.layers_of`
+    layer_inputs: str = "real"  # ``real`` (activations from the reference) or ``random``
+    merge: str = "content"  # which layers are merged: see :func:`hil.controller.analysis.layers.unmerged`
+    # Symbolic dimension sizes, or ranges such as ``1..512``.
     dims: Mapping[str, int | str] = field(default_factory=dict)
-    only_expected_failures: bool = False  # leave out what is expected to pass
-    confirm: int = 0  # how often a mismatch is run again
+    only_expected_failures: bool = False  # skip cases that are expected to pass
+    confirm: int = 0  # confirmation runs after a mismatch
     keep_all: bool = False
-    # how many compile at a time, None is one a core; with boards of a farm, how many of those run at a time.
+    # Parallel compilations; None is the core count. With farm boards: boards in use at a time.
     jobs: int | None = None
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0
     settings: Settings = field(default_factory=Settings)
-    # kind of profile (``run``, ``compile``) -> the folder in which each case's has a folder of its own.
+    # Profile kind (``run``, ``compile``) -> directory, with a subdirectory per case.
     profiles: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """Return the request as JSON values."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Request:
-        """The request of a stored run."""
+        """Parse the request of a stored run."""
         plain: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in dict(values).items()
         }
@@ -66,7 +66,7 @@ class Request:
         return cls(**plain, settings=Settings(**settings))
 
     def for_target(self, name: str, **options: Any) -> Request:
-        """The same with other options, for one of several targets: what is written beside its run lies apart."""
+        """Return the request with other options for a target. The output directories are separate."""
         settings = self.settings
         if settings.debug_ir is not None:
             settings = replace(settings, debug_ir=settings.debug_ir / name)
@@ -75,20 +75,20 @@ class Request:
 
     @property
     def on_farm(self) -> bool:
-        """Whether it runs on boards that a farm lends."""
+        """Whether the suite runs on farm boards."""
         return any(is_lent(board) for board in self.boards)
 
     def selects(self, case_id: str) -> bool:
-        """Whether the filters let a case through."""
+        """Return whether the filters select a case."""
         return not self.filters or any(_matches(case_id, pattern) for pattern in self.filters)
 
     def remarks(self, ids: Sequence[str]) -> list[str]:
-        """A line for each filter that no case of the suite is called like."""
+        """Return a warning per filter that matches no case of the suite."""
         idle = [pattern for pattern in self.filters if not any(_matches(case_id, pattern) for case_id in ids)]
         return [f"--filter {pattern}: no case is called like that" for pattern in idle]
 
     def command(self, *case_ids: str) -> str:
-        """The command that runs some of the cases again; without any, all that it is about."""
+        """Return the command that repeats the given cases, or the whole request if none are given."""
         filters = [f"={case_id}" for case_id in case_ids] or self.filters
         words = ["hil", "suite", "run", self.source, "--flow", self.flow]
         words += [word for pattern in filters for word in ("--filter", pattern)]
@@ -101,7 +101,7 @@ class Request:
         return [word for pair in words for word in pair]
 
     def _options(self) -> list[tuple[str, Any]]:
-        """The options that decide what a case comes to, where they are not as usual."""
+        """Return the non-default options that affect the results of cases."""
         usual, settings = Request(self.source), self.settings
         named: list[tuple[str, Any, Any]] = [
             *(("--board", board, "") for board in self.boards),
@@ -122,7 +122,7 @@ class Request:
 
 
 def make_profile_folders(folders: Mapping[str, str | Path]) -> None:
-    """Make the folders of cases' profiles, by kind. Raises UsageError: one cannot be."""
+    """Create the profile directories. Raises UsageError if that fails."""
     for kind, folder in folders.items():
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where suites come from: ``@operators``, ``@models``, or models in a path of the user's with what lies beside them."""
+"""Suite sources: ``@operators``, ``@models``, or models in a path with their accompanying files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.controller.models.flows import Flow
 from hil.controller.models.importers import importers
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.pipeline.flagfiles import parse_flagfile
-from hil.controller.storage.paths import exists
+from hil.controller.storage.paths import exists, is_folder
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_npz
 from hil.controller.workloads.bundles.bpte import read_bpte
@@ -45,28 +45,33 @@ from hil.core.text import numbered
 from hil.errors import UsageError, did_you_mean
 from hil.formats.executorch_file import Damaged, is_bundle, mapped, read_cases, read_methods
 
-# hil's own suites: what names one -> its name. The mark tells them from paths.
+# hil's built-in suites: source -> name. The @ distinguishes them from paths.
 BUILT_IN = {"@operators": "operators", "@models": "models"}
 EXPECTED = "expected.toml"
 _SHIPPED = Path(__file__).parent / "expected_lists"
 
 
 def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
-    """The cases of a suite, in order. Nothing is compiled yet; models are read, to know their layers.
+    """Open a suite, with the cases in order. Models are read to find layers, but not compiled.
 
-    The source is ``@operators`` (the node tests of the installed onnx), ``@models`` (hil's own), both of ExecuTorch's
-    backend tester for a flow that starts from PyTorch; a model's file, or a folder: every model in it and below, but
-    for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or output -> tensor) and
-    ``NAME.calibration.npz`` (input -> tensors, stacked).
+    The source is one of:
+
+    - ``@operators`` (node tests of the installed onnx) or ``@models`` (hil's models). For flows that start from PyTorch
+      both are the tests of ExecuTorch's backend tester.
+    - The file of a model.
+    - A directory: all models in it and in subdirectories, except hidden files.
+
+    A model may have accompanying files in the same directory: ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or
+    output -> tensor) and ``NAME.calibration.npz`` (input -> stacked tensors).
 
     Args:
-        flow: what models are made into: a flow's recipe is applied before a model is cut into layers.
+        flow: the recipe is applied to a model before the model is cut into layers.
 
     Returns:
-        The suite; it has no cases where a folder holds no models.
+        The suite. It has no cases if a directory contains no models.
 
     Raises:
-        UsageError: there is no such suite, file or folder, or the file is no model.
+        UsageError: the suite, file or directory does not exist, or the file is not a model.
     """
     source = request.source
     own = BUILT_IN.get(source, "")
@@ -89,49 +94,49 @@ def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
 
 
 def source_hint(source: str) -> str:
-    """Return the hint for a source that is neither a suite of hil's own nor a path."""
+    """Return the hint for a source that is neither a built-in suite nor a path."""
     path = Path(source)
-    beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    beside = sorted(path.parent.iterdir()) if is_folder(path.parent) else []
     known = [*BUILT_IN, *(str(one) for one in beside if not one.name.startswith("."))]
     return f"{did_you_mean(source, known)}{', '.join(BUILT_IN)}, or the path of a model or a folder"
 
 
 def place_of(source: str) -> str:
-    """The folder or file that a suite's models are of, whole; "" for hil's own suites."""
+    """Return the absolute path of a suite's models; "" for built-in suites."""
     return "" if source in BUILT_IN else str(Path(source).resolve())
 
 
 _INPUTS = ".inputs.npz"
 _EXPECTED = ".expected.npz"
 _CALIBRATION = ".calibration.npz"
-# TensorFlow's SavedModel is a folder, known by this file in it.
+# A TensorFlow SavedModel is a directory with this file.
 _SAVED_MODEL = "saved_model.pb"
-# Files by which a folder is known to be a model, which is then called by the folder's name.
+# A directory with any such file is a model with the directory's name.
 _FOLDERS = (_SAVED_MODEL, GOLDEN_INDEX)
-# A folder that holds one of these is what hil wrote of a run, with copies of models in it.
+# A directory with any such file is a hil run. It contains model copies.
 _RUNS = ("suite.json", "run.json")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a path of the user's holds."""
+    """Models and skipped test cases of a path."""
 
     models: list[SuiteModel]
-    left_out: list[str]  # test cases that lie there and cannot be run, a line for each place
+    left_out: list[str]  # test cases that cannot be run, one line per place
 
 
 def look(path: Path) -> Found:
-    """The models of a folder and those below, by path; or the one that a file is.
+    """Return the models in a directory tree by path, or the model in a file.
 
-    A model is called by its file's name, or by its folder's where TensorFlow saved it as one or hil exported it as a
-    golden folder; where several have the same one, by their paths in the folder (``a.net`` and ``b.net`` for
-    ``a/net.onnx`` and ``b/net.onnx``), and where these are alike too, with their suffixes.
+    A model has the name of the file. A SavedModel or an exported golden directory has the directory's name. If names
+    collide, the relative path is used (``a.net`` and ``b.net`` for ``a/net.onnx`` and ``b/net.onnx``). If these collide
+    too, the path includes the suffix.
 
-    Test cases that lie with a model are its own: folders ``test_data_set_N`` beside an ONNX model, and flag files that
-    name a program of IREE's. Where the program is elsewhere, the first of its flag files takes the model's place.
+    Test cases in a model's directory belong to it: directories ``test_data_set_N`` for an ONNX model, and flag
+    files for an IREE program. If the program is elsewhere, the first of the flag files takes the model's place.
 
     Raises:
-        UsageError: the file is no model, or the folder cannot be read.
+        UsageError: the file is not a model, or the directory is unreadable.
     """
     if path.is_dir():
         root, files = path, sorted(_walk(path))
@@ -158,7 +163,7 @@ def look(path: Path) -> Found:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """The files of a folder and those below, but for what is hidden, a package manager's, or hil's own of a run."""
+    """Yield the files in a directory tree. Skip hidden files, package managers' directories, and hil runs."""
 
     def refuse(error: OSError) -> None:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
@@ -176,7 +181,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _is_foreign(folder: Path) -> bool:
-    """Whether a folder holds what package managers put there: a virtual environment has models of its own."""
+    """Return whether a package manager created a directory. Virtual environments contain unrelated models."""
     return folder.name in ("__pycache__", "node_modules") or (folder / "pyvenv.cfg").exists()
 
 
@@ -185,7 +190,7 @@ def _suffixes() -> tuple[str, ...]:
 
 
 def _is_model(file: Path, suffixes: tuple[str, ...], named: bool) -> bool:
-    """Whether a file is a model: a library only if it was named, a graph of TensorFlow's if it has a config too."""
+    """Return whether a file is a model. Libraries must be named; TensorFlow graphs must be named or have a config."""
     if file.name in _FOLDERS:
         return file.name == _SAVED_MODEL or is_golden(file)
     name = file.name.lower()
@@ -195,7 +200,7 @@ def _is_model(file: Path, suffixes: tuple[str, ...], named: bool) -> bool:
 
 
 def _names(files: list[Path]) -> list[str]:
-    """A name for each file: the shortest of stem, path and path with suffix that tells it from all others."""
+    """Return a unique name per file: the shortest of stem, path and path with suffix."""
     forms = [[worded(part) for part in (own.stem, str(own.with_suffix("")), str(own))] for own in files]
     names = [form[0] for form in forms]
     for longer in (1, 2):
@@ -205,7 +210,7 @@ def _names(files: list[Path]) -> list[str]:
 
 
 def _called(file: Path) -> Path:
-    """The path that a model is called by: its file, or the folder that a SavedModel or a golden folder is."""
+    """Return the path that names a model: the model's file, or the directory of a SavedModel or golden directory."""
     return file.parent if file.name in _FOLDERS and file.parent.name else file
 
 
@@ -232,27 +237,27 @@ def _model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
 def _files_of(flagfile: Path) -> list[Path]:
     try:
         return files_of(flagfile)
-    except UsageError:  # its case runs into it again, and tells
+    except UsageError:  # the case reports the error
         return [flagfile]
 
 
 def _read(archive: Path) -> Mapping[str, Array]:
-    """The arrays beside a model, as ``net.inputs.npz`` beside ``net.onnx`` or the folder ``net`` of a SavedModel."""
+    """Read the arrays of a model, such as ``net.inputs.npz`` for ``net.onnx`` or the SavedModel ``net``."""
     return load_npz(archive) if exists(archive) else {}
 
 
 def brings_cases(file: Path) -> bool:
-    """Whether a file is one that may bring cases with it, by its name: a bundle, or the index of a golden folder."""
+    """Return whether a file's name allows bundled cases: a bundle, or a golden directory's index."""
     return file.suffix.lower() in (".hilb", ".bpte") or is_golden(file)
 
 
 def is_golden(file: Path) -> bool:
-    """Whether a file is the index of a golden folder, as ``hil bundle export --to golden`` writes one."""
+    """Return whether a file is a golden directory's index, which ``hil bundle export --to golden`` writes."""
     return file.name == GOLDEN_INDEX and (file.parent / "program").is_dir()
 
 
 def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
-    """Every case of every method of a file that :func:`brings_cases`; none of a ``.bpte`` that bundles none."""
+    """Return all methods' cases in a file for which :func:`brings_cases` is true. A ``.bpte`` may have none."""
     if is_golden(file):
         bundle = read_golden(file.parent, context=context)
     elif file.suffix.lower() == ".hilb":
@@ -265,7 +270,7 @@ def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
 
 
 def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext) -> list[OwnCase]:
-    """The cases of flag files of one program, one each; their names are relative to a folder."""
+    """Return a case per flag file of a program. Names are relative to a directory."""
 
     def make(file: Path, place: Path) -> ProgramCase:
         (own,) = _own_cases_of(file, read_flagfiles(file, context=context), context)
@@ -275,10 +280,10 @@ def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext)
 
 
 def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[str]]:
-    """Flag files by the program that they name, and of those that are no cases why, a line for each kind.
+    """Group flag files by program. Return also a line about flag files without expected outputs, which are skipped.
 
-    A file that names no program, and so is none of IREE's tools', is passed over. One that hil cannot read stands by
-    itself: its case says what is wrong.
+    Files that name no program are ignored, because IREE's tools did not write them. A file that hil cannot parse forms
+    a separate group: that case reports the error.
     """
     programs: dict[Path, list[Path]] = {}
     silent = []
@@ -291,7 +296,7 @@ def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[
                 silent.append(file)
                 continue
             program = parse_flagfile(file).modules[0].resolve()
-        except (OSError, UsageError):
+        except (OSError, ValueError, UsageError):  # a zero byte in a name
             program = file
         programs.setdefault(program, []).append(file)
     more = f" and {len(silent) - 1} more flag files" if len(silent) > 1 else ""
@@ -300,7 +305,7 @@ def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[
 
 
 def files_of(flagfile: Path) -> list[Path]:
-    """The flag file and every file that it names."""
+    """Return the flag file and all files that it names."""
     flags = parse_flagfile(flagfile)
     tensors = [text.partition("@")[2] for text in (*flags.inputs, *flags.expected)]
     return [flagfile, *flags.modules, *flags.parameters, *(Path(name) for name in tensors if name)]
@@ -327,7 +332,7 @@ def _content(flagfile: Path) -> str:
 def _has_cases(file: Path) -> bool:
     try:
         data = mapped(file)
-        # Of a file whose program is damaged nobody can say that it bundles nothing.
+        # If the program is damaged, the case must report that.
         return is_bundle(data) and bool(read_methods(data)) and any(read_cases(data).values())
     except (OSError, Damaged) as error:
         raise UsageError(f"{file.name} cannot be read: {error}") from error

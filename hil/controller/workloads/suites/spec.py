@@ -1,4 +1,4 @@
-"""What a suite consists of: cases before anything was done with them."""
+"""Definition of a suite: the cases before any processing."""
 
 from __future__ import annotations
 
@@ -13,117 +13,117 @@ from hil.controller.workloads.bundles.program_case import ProgramCase
 from hil.core.digest import digest_of
 from hil.core.tensors import Array
 
-# A case's folder is called by its id, and a file name has at most 255 bytes.
+# The ID is the name of the case's directory, and a file name has at most 255 bytes.
 _LONGEST = 160
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._+-]")
 
 
 def worded(path: str) -> str:
-    """A path or name as an id may hold it."""
+    """Replace characters of a path or name that IDs do not allow."""
     return _NOT_IN_IDS.sub("_", path.replace(os.sep, "."))
 
 
 def short(name: str) -> str:
-    """A name that a folder can have; of one that is too long a digest tells it from others."""
+    """Truncate a name for use as a directory name. Long names get a digest to keep them unique."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 9]}-{digest_of(name.encode())[-8:]}"
 
 
 @dataclass(frozen=True)
 class CaseData:
-    """What a case runs."""
+    """Model, inputs and expected outputs of a case."""
 
-    path: Path  # its model, a flow's recipe applied
-    inputs: Mapping[str, Array] = field(default_factory=dict)  # name -> tensor; what is missing is seeded random
-    # outputs that take the references' place; empty asks a reference.
+    path: Path  # the model after the flow's recipe
+    inputs: Mapping[str, Array] = field(default_factory=dict)  # name -> tensor; missing inputs are seeded random
+    # Outputs used instead of a reference's; empty runs a reference.
     expected: Mapping[str, Array] = field(default_factory=dict)
-    # the model before the flow's recipe: its reference's answer is compared too, and told apart. None where there was
-    # no recipe.
+    # The model before the flow's recipe, or None without a recipe. Outputs are also compared with this reference and
+    # reported separately.
     plain_path: Path | None = None
-    # outputs that take the place of that reference; empty asks it.
+    # Outputs used instead of that reference's; empty runs it.
     plain_expected: Mapping[str, Array] = field(default_factory=dict)
-    # rtol, atol: the case's own tolerance; None is the dtype's default.
+    # rtol, atol: the case's tolerance; None is the dtype's default.
     rtol: float | None = None
     atol: float | None = None
-    dims: Mapping[str, int] = field(default_factory=dict)  # values of symbolic dimensions
-    # the case with its compiled program, where it came with one; then all but the tolerance stands there.
+    dims: Mapping[str, int] = field(default_factory=dict)  # symbolic dimension values
+    # The case with a compiled program, if bundled. Then the fields other than the tolerance are taken from it.
     program: ProgramCase | None = None
 
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """One case. Its name is cheap to know; its data is made when it is its turn."""
+    """A case of a suite. The data is created later, because that is expensive."""
 
-    # unique in its suite and the same in every run: ``<model>_full_model``, ``<model>_layer_<op>_<name>``, for a case
-    # that came with the model ``<model>_<case>``, a node test's name. Letters, digits and ``._+-`` only.
+    # Unique in the suite and equal in every run: ``<model>_full_model``, ``<model>_layer_<op>_<name>``,
+    # ``<model>_<case>`` for bundled cases, or a node test's name. Only letters, digits and ``._+-``.
     id: str
     model: str
-    # makes the data; the folder is the case's own and empty. Called in a thread, for each case at most once. Raises
-    # HilError (stage ``import`` where it says none).
+    # Creates the data, given an empty directory for the case. Called at most once, in a thread. Raises HilError; the
+    # default stage is ``import``.
     make: Callable[[Path], CaseData]
     layer: str = ""  # the layer's name; "" is the whole model
-    op: str = ""  # the operator, or those of a group (``Conv+Relu``); "" is a whole model
-    # digest of all that it is made from. A run that is gone on with runs a case again where it is another.
+    op: str = ""  # the operator or a group's operators (``Conv+Relu``); "" is a whole model
+    # Digest over all sources. A resumed run repeats cases with a changed digest.
     content: str = ""
-    params: Mapping[str, str] = field(default_factory=dict)  # what its test is parametrised by, such as ``dtype``
-    # the model's file and its digest, of its external data too; None where there is none that can be read
+    params: Mapping[str, str] = field(default_factory=dict)  # test parameters, such as ``dtype``
+    # The model's file and digest, including external data. None if the file is missing or unreadable.
     file: ModelFile | None = None
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """The file of a model, before the flow's recipe."""
+    """File of a model before the flow's recipe."""
 
     path: str
     digest: str
 
 
 def model_files(specs: Sequence[CaseSpec]) -> dict[str, dict[str, str]]:
-    """Model -> path and digest of its file, for a record of the run."""
+    """Return the path and digest of the models' files, for the run's record."""
     return {spec.model: dict(vars(spec.file)) for spec in specs if spec.file is not None}
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Cases under one name."""
+    """A named collection of cases."""
 
-    name: str  # ``operators``, ``models``, or the folder's name
-    source: str  # what names it on the command line
-    cases: tuple[CaseSpec, ...]  # in order; their ids differ
-    # the file of expected failures, whether it is there or not; None where there can be none.
+    name: str  # ``operators``, ``models``, or the directory's name
+    source: str  # name on the command line
+    cases: tuple[CaseSpec, ...]  # in order, with unique IDs
+    # The expected-failures file, which may be missing; None if the suite cannot have such a file.
     expected: Path | None = None
-    left_out: tuple[str, ...] = ()  # what cannot be run: test cases that lie there, layers; a line for each place
+    left_out: tuple[str, ...] = ()  # test cases and layers that cannot be run, one line per place
 
 
 @dataclass(frozen=True)
 class OwnCase:
-    """A case that a file brings with it."""
+    """A case bundled in a file."""
 
-    name: str  # unique in its file and the same in every run
-    content: str  # digest of all that it is made from; "" where that cannot be read, then making it says so
-    # makes it, with the case's own folder; raises UsageError where it cannot be read.
+    name: str  # unique in the file and equal in every run
+    content: str  # digest over all sources; "" if unreadable, then ``make`` reports it
+    # Creates the case in the given directory. Raises UsageError if it is unreadable.
     make: Callable[[Path], ProgramCase]
 
 
 @dataclass(frozen=True)
 class SuiteModel:
-    """A model of a suite and what is known of it."""
+    """A model of a suite and the accompanying data."""
 
     name: str  # unique in the suite
     path: Path
     dims: Mapping[str, int] = field(default_factory=dict)
-    given: Callable[[], Mapping[str, Array]] = dict  # inputs by name; what is missing is seeded random
-    expected: Callable[[], Mapping[str, Array]] = dict  # outputs that take the reference's place
-    # samples for recipes, each input -> tensor. Where there are none, recipes look for ``<model>.calibration.npz``
-    # beside the model, then take what was given as inputs, then random samples.
+    given: Callable[[], Mapping[str, Array]] = dict  # inputs by name; missing inputs are seeded random
+    expected: Callable[[], Mapping[str, Array]] = dict  # outputs used instead of the reference's
+    # Calibration samples for recipes, input -> tensor. Without samples, recipes use ``<model>.calibration.npz``,
+    # then the given inputs, then random samples.
     calibration: Callable[[], Sequence[Mapping[str, Array]]] = tuple
-    beside: tuple[Path, ...] = ()  # further files that its cases are made from, there or not
-    # rtol, atol: tolerance for the whole model; None is the dtype's default, as for each layer.
+    beside: tuple[Path, ...] = ()  # other source files for the cases; they may be missing
+    # rtol, atol: tolerance for the whole model; None is the dtype's default. Layers always use the default.
     rtol: float | None = None
     atol: float | None = None
-    # the cases that its file brings with it, each with a compiled program; None for a file that is a model alone.
+    # Cases with compiled programs bundled in the model's file; None for a plain model.
     own_cases: Callable[[RunContext], Sequence[OwnCase]] | None = None
-    # folders of inputs and expected outputs, ONNX's own test data: a case each. The whole model has the inputs of the
-    # first valid one where none are given.
+    # Directories with inputs and expected outputs (ONNX test data), one case per directory. Without given inputs, the
+    # whole model uses those from the first valid directory.
     data_sets: tuple[Path, ...] = ()
-    is_case: bool = True  # whether it is a case by itself even where its file brings cases
-    is_cut: bool = True  # whether its layers are cases as well
+    is_case: bool = True  # whether the model is a case even if the file bundles cases
+    is_cut: bool = True  # whether the layers are also cases

@@ -1,4 +1,4 @@
-"""A suite run in its folder: ``suite.json``, ``results.jsonl`` with a line for each ended case, ``cases/<id>/``."""
+"""Directory of a suite run: ``suite.json``, ``results.jsonl`` with a line per finished case, ``cases/<id>/``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hil.controller.pipeline.next_steps import hint_for_case
 from hil.controller.storage.origin import origin_of_request
 from hil.controller.storage.runs import Run, safe_name, seal, storing, write_file, write_json
 from hil.core import own_version
+from hil.core.bounded_json import parse_json, read_json
 from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.tensors import Array
@@ -27,80 +28,80 @@ from hil.errors import UsageError
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """One case's end. Everything in it is what JSON can say."""
+    """Record of a finished case, with JSON values only."""
 
-    # id, model, layer, op, params: of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
+    # id, model, layer, op, params: from the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
     id: str
     model: str
     suite: str
     flow: str
     runtime: str
-    outcome: str  # a word of :class:`hil.core.results.Outcome`, expected failures taken into account
-    ended: str  # the outcome without regard to what was expected
+    outcome: str  # a value from :class:`hil.core.results.Outcome`, with expected failures applied
+    ended: str  # the outcome without expected failures
     layer: str = ""
     op: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
-    # board, hw_type: which board ran it, as results call it, and its hardware type; "" where none did.
+    # board, hw_type: name and hardware type, for the board that ran the case; "" if it did not run.
     board: str = ""
     hw_type: str = ""
     stage: str = ""
-    message: str = ""  # why, in a line; "" for a pass
-    # hint: what to do next. detail: the tool's own words about an error.
+    message: str = ""  # reason in one line; "" for a pass
+    # hint: suggested next step. detail: the tool's error output.
     hint: str = ""
     detail: str = ""
-    # seconds of the host's clock: the fields of :class:`hil.core.results.Timings`; None is a stage that was not.
+    # Seconds on the host's clock: fields in :class:`hil.core.results.Timings`; None for skipped stages.
     timings: Mapping[str, float | None] = field(default_factory=dict)
-    # device_p50_ns, device_p90_ns: median and 90th percentile of an iteration's device time, or None.
+    # device_p50_ns, device_p90_ns: median and 90th percentile device time per iteration, or None.
     device_p50_ns: float | None = None
     device_p90_ns: float | None = None
-    iterations: int = 0  # how many were timed
-    cold: bool = False  # whether that was one alone, the program's first run since it was loaded
-    # how many iterations were compared with each other, and what they gave; "" where fewer than two were.
+    iterations: int = 0  # timed iterations
+    cold: bool = False  # whether only the first run after the load was timed
+    # Iterations compared with each other, and the result; "" for fewer than two.
     answers: str = ""
-    agentless: str = ""  # why the board has no agent, where programs are run by command; "" where it has one
-    artifact_bytes: int | None = None  # size of the program's files, or None
-    # digest of the file that the runtime opens; "" where there is none. What was compiled together has the same.
+    agentless: str = ""  # why the board has no agent, if programs run by command, or ""
+    artifact_bytes: int | None = None  # total program file size, or None
+    # Digest for the file that the runtime opens, or "". Programs compiled in a group have the same digest.
     program: str = ""
-    cached: bool | None = None  # whether the program came out of the cache, or None where nothing was compiled
-    # what the compiler told of its work: of a program's delegation, say. See :class:`hil.core.results.Artifact`.
+    cached: bool | None = None  # whether the program was cached; None if nothing was compiled
+    # Compiler notes, such as a program's delegation. See :class:`hil.core.results.Artifact`.
     notes: Mapping[str, Any] = field(default_factory=dict)
-    # where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
+    # Placement: fields in :class:`hil.core.results.Part`; None if the runtime did not report it.
     placement: tuple[Mapping[str, Any], ...] | None = None
-    elsewhere: str = ""  # a note on what ran on another device than it was told to; "" where nothing did
-    # one comparison an output with the flow's own reference: fields of :class:`hil.compare.verdict.OutputComparison`
-    # and ``mismatch_share``; inf and nan are texts, for JSON.
+    elsewhere: str = ""  # a note on parts that ran on a device that was not requested, or ""
+    # Comparisons with the flow's reference, per output: fields in :class:`hil.compare.verdict.OutputComparison` and
+    # ``mismatch_share``. inf and nan are strings, for JSON.
     outputs: tuple[Mapping[str, Any], ...] = ()
-    against: str = ""  # who that reference was
-    # what it shares with the program: a value of :class:`hil.core.results.Relation`; "" where none answered.
+    against: str = ""  # that reference's name
+    # Code shared with the program: a value from :class:`hil.core.results.Relation`; "" without a reference.
     relation: str = ""
-    decided_by: str = ""  # the reference that a pass rests on, with its relation; "" where the case did not pass
-    # the references that could not answer: {"reference", "outcome", "reason", "detail"}.
+    decided_by: str = ""  # a pass's deciding reference, with the relation, or ""
+    # References that failed: {"reference", "outcome", "reason", "detail"}.
     unanswered: tuple[Mapping[str, Any], ...] = ()
-    # of every further reference, where several were asked: {"against", "relation", "outcome", "outputs"}.
+    # Additional references' results: {"against", "relation", "outcome", "outputs"}.
     other_references: tuple[Mapping[str, Any], ...] = ()
-    disagreement: str = ""  # which references disagree on what; "" where none do
+    disagreement: str = ""  # disagreement between references, or ""
     random: tuple[str, ...] = ()  # the model's nodes that draw random numbers
-    # plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
+    # plain_outputs, plain_against: comparison with the model before the flow's recipe; empty without a recipe.
     plain_outputs: tuple[Mapping[str, Any], ...] = ()
     plain_against: str = ""
-    # what was expected to fail: {"outcome", "reason", "issue"}; empty where nothing was.
+    # The expected failure: {"outcome", "reason", "issue"}; empty if none was expected.
     expectation: Mapping[str, str] = field(default_factory=dict)
-    # every try before the one that counted and every confirmation, in order: {"why" ("board lost", "confirm"), "board",
-    # "outcome", "message"}.
+    # Attempts before the final one and all confirmations, in order: {"why" ("board lost", "board unfit", "confirm"),
+    # "board", "outcome", "message"}.
     attempts: tuple[Mapping[str, str], ...] = ()
-    confirmed: str = ""  # of a mismatch that was run again: "always wrong", "flaky" or "one bad board"; else ""
-    repeat: str = ""  # the command that repeats it
-    diff: str = ""  # the command that shows the difference of its worst output; "" where there is none
-    folder: str = ""  # where its tensors and logs are, relative to the run's folder; "" where nothing was kept
-    # where else it left something, relative to the run's folder: ``ir`` (of the compiler), ``run profile``, ``compile
-    # profile`` -> a folder.
+    confirmed: str = ""  # result from confirmation runs: "always wrong", "flaky" or "one bad board", or ""
+    repeat: str = ""  # command that repeats the case
+    diff: str = ""  # command that shows the worst output's difference, or ""
+    folder: str = ""  # directory for tensors and logs, relative to the run; "" if none
+    # Other directories, relative to the run: ``ir`` (from the compiler), ``run profile``, ``compile profile`` ->
+    # directory.
     left: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0  # seconds since the epoch
-    content: str = ""  # of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`
+    content: str = ""  # from the :class:`~hil.controller.workloads.suites.spec.CaseSpec`
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:
-        """The record of a line; what a newer hil added is left out."""
+        """Parse a line's record. Ignore fields from newer hil versions."""
         known = {one.name for one in fields(cls)}
         given: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known
@@ -108,19 +109,19 @@ class CaseRecord:
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """Return the record as JSON values."""
         return dict(vars(self))
 
 
 def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case of run.json says of itself, as fields of :class:`CaseRecord`.
+    """Convert a case from run.json to fields in :class:`CaseRecord`.
 
-    Where the case is, who it was run for and how it is run again is for the caller to say.
+    The caller adds the fields on the case's location, the suite and the command that repeats it.
     """
     artifact, error, device = case["artifact"] or {}, case["error"] or {}, case["device"] or {}
     provenance, timings, repetition = case["provenance"], dict(case["timings"]), case.get("repetition") or {}
     parts = provenance.get("placement")
-    # Some models are programs, and some cases come with one.
+    # Programs that are models or bundled in cases are not compiled.
     compiled = artifact.get("compiler", "none") != "none" and timings.get("compile_s") is not None
     first, *others = case["verdicts"] or [{}]
     return {
@@ -157,12 +158,12 @@ def _outputs(verdict: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 _PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
-# Those of hil's extras, told where they are installed.
+# Packages in hil's extras, listed if installed.
 _FRAMEWORKS = ("torch", "executorch", "torchvision", "torchaudio", "tensorflow", "tensorflow-cpu", "ai-edge-litert")
 
 
 def versions() -> dict[str, str]:
-    """Tool -> version, and what the host is."""
+    """Return the tools' versions, and a host description."""
     return {
         "hil": own_version(),
         "python": platform.python_version(),
@@ -173,7 +174,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, str]:
-    """The versions of those of some packages that are installed."""
+    """Return the versions of the installed packages among ``packages``."""
     found = {}
     for name in packages:
         try:
@@ -190,18 +191,18 @@ _LOCK = ".lock"
 
 
 class SuiteRun:
-    """A suite run in its folder; one process at a time writes it (:meth:`writing`)."""
+    """A suite run in a directory. Only one process at a time may write (:meth:`writing`)."""
 
     def __init__(self, folder: Path, head: dict[str, Any]) -> None:
         self.folder = folder
-        # What suite.json holds: ``schema``, ``request``, ``suite``, ``flow``, ``runtime``, ``boards``, ``command``,
-        # ``versions``, ``origin``, ``ids`` (of all cases, in order), ``started``, ``finished``, ``exit_code``,
+        # suite.json content: ``schema``, ``request``, ``suite``, ``flow``, ``runtime``, ``boards``, ``command``,
+        # ``versions``, ``origin``, ``ids`` (all cases, in order), ``started``, ``finished``, ``exit_code``,
         # ``interrupted``.
         self.head = head
 
     @classmethod
     def create(cls, folder: Path, head: Mapping[str, Any]) -> SuiteRun:
-        """A new run. Raises UsageError: the folder holds one already."""
+        """Create a run. Raises UsageError if the directory already contains a run."""
         if (folder / HEAD).exists():
             raise UsageError(
                 f"{folder} holds a suite run already",
@@ -219,9 +220,9 @@ class SuiteRun:
 
     @classmethod
     def open(cls, folder: Path) -> SuiteRun:
-        """A stored run. Raises UsageError: there is none, or its head cannot be read."""
+        """Open a stored run. Raises UsageError if it is missing or the head is unreadable."""
         try:
-            head = json.loads(read_file(folder / HEAD))
+            head = read_json(folder / HEAD)
             if head["schema"] > SCHEMA:
                 raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
         except FileNotFoundError as error:
@@ -234,14 +235,14 @@ class SuiteRun:
         return cls(folder, head)
 
     def save(self) -> None:
-        """Write suite.json, atomically."""
+        """Write suite.json atomically."""
         write_json(self.folder / HEAD, self.head)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Have the run for oneself. What a killed writer left of a line is taken away.
+        """Lock the run for writing. Remove an incomplete line that a killed writer left.
 
-        Raises UsageError: somebody else writes it.
+        Raises UsageError if a different process has the lock.
         """
         import filelock
 
@@ -252,7 +253,7 @@ class SuiteRun:
             except filelock.Timeout as error:
                 raise UsageError(f"another hil writes {self.folder} now", hint="wait until it has ended") from error
             path = self.folder / LINES
-            if path.exists() and (half := path.read_bytes().rpartition(b"\n")[2]):
+            if path.exists() and (half := read_file(path).rpartition(b"\n")[2]):
                 os.truncate(path, path.stat().st_size - len(half))
         try:
             yield
@@ -260,23 +261,23 @@ class SuiteRun:
             lock.release()
 
     def append(self, record: CaseRecord) -> None:
-        """Add a case's record; it is out of this process when this returns, whatever kills us."""
+        """Append a case's record. After the return it survives a crash of this process."""
         with storing(self.folder), (self.folder / LINES).open("ab") as file:
             file.write(_line(record))
 
     def records(self) -> list[CaseRecord]:
-        """The records of the cases that have ended, in the suite's order."""
+        """Return the records of the finished cases, in the suite's order."""
         return self.read()[0]
 
     def read(self) -> tuple[list[CaseRecord], int]:
-        """The same, and how many lines cannot be read: of these nothing is known, so that their cases run again."""
+        """Return the records and the number of damaged lines. Cases on damaged lines run again."""
         found: dict[str, CaseRecord] = {}
         damaged = 0
         path = self.folder / LINES
-        # What follows the last line's end is half a line, or nothing.
-        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        # The part after the last newline is an incomplete line or empty.
+        for line in read_file(path).split(b"\n")[:-1] if path.exists() else ():
             try:
-                record = CaseRecord.of_json(json.loads(line))
+                record = CaseRecord.of_json(parse_json(line))
             except (ValueError, TypeError, AttributeError, RecursionError):
                 damaged += 1
             else:
@@ -285,7 +286,7 @@ class SuiteRun:
         return sorted(found.values(), key=lambda record: order.get(record.id, len(order))), damaged
 
     def drop_stale(self, content: Mapping[str, str]) -> list[str]:
-        """Take out the records of cases whose content is not what it was; returns their ids."""
+        """Remove the records of cases with changed content. Return their IDs."""
         records = self.records()
         stale = [record.id for record in records if record.content != content.get(record.id)]
         if stale:
@@ -294,15 +295,15 @@ class SuiteRun:
         return stale
 
     def case_folder(self, case_id: str) -> Path:
-        """Where a case keeps its files."""
+        """Return the directory of a case."""
         return self.folder / "cases" / case_id
 
     def to(self, folder: Path) -> str:
-        """A folder as links in the run's reports name it: relative, so that both may be moved together."""
+        """Return a directory as a relative link for reports, so that both can be moved together."""
         return Path(os.path.relpath(folder.absolute(), self.folder.absolute())).as_posix()
 
     def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:
-        """Write tensors of a case as .npy below ``cases/<id>/<kind>``; returns their files, in order."""
+        """Write tensors of a case as .npy files in ``cases/<id>/<kind>``. Return the files, in order."""
         cases = Run(self.folder / "cases", {})
         return [cases.folder / entry["file"] for entry in cases.save_tensors(case_id, kind, tensors)]
 
@@ -312,6 +313,6 @@ def _line(record: CaseRecord) -> bytes:
 
 
 def default_folder(title: str, flow: str) -> Path:
-    """A new folder's name where the user names none."""
+    """Return the default name of a new run directory."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return Path("hil-suites") / f"{stamp}-{safe_name(title)}-{safe_name(flow)}-{os.urandom(2).hex()}"

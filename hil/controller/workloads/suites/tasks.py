@@ -1,4 +1,4 @@
-"""Which board runs what next: tasks that wait, and boards that are named or lent."""
+"""Assignment of cases to boards: the task queue, and slots for named or leased boards."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from hil.errors import BoardBusy, BoardError, FarmUnreachable
 class Task:
     """A case that is ready to run."""
 
-    case: Case  # what is run next, or was run last
-    early: Case | None = None  # a copy of it that has asked the references already, or None
-    boards: tuple[str, ...] = ()  # the boards that may run it; empty is any of them
-    board: str = ""  # who ran it last
-    hw_type: str = ""  # the hardware type of who gave the answer that counts
-    # the tries that do not count: see :class:`hil.controller.workloads.suites.store.CaseRecord`.
+    case: Case  # the case's current state
+    early: Case | None = None  # a copy with prefetched reference results, or None
+    boards: tuple[str, ...] = ()  # boards that may run it; empty is any
+    board: str = ""  # board that ran it last
+    hw_type: str = ""  # final result's hardware type
+    # Attempts that do not count: see :class:`hil.controller.workloads.suites.store.CaseRecord`.
     attempts: list[dict[str, str]] = field(default_factory=list)
-    # the case as its answer was first found wrong; None unless further runs are to confirm that.
+    # The case with the first mismatch; None unless confirmation runs are needed.
     wrong: Case | None = None
-    wrong_on: str = ""  # the board that gave that answer
-    # how those runs ended: (board, whether the answer was wrong again).
+    wrong_on: str = ""  # the board with that mismatch
+    # Confirmation results: (board, whether they repeated the mismatch).
     confirmations: list[tuple[str, bool]] = field(default_factory=list)
     started: float = field(default_factory=time.time)  # seconds since the epoch
 
     @property
     def answered(self) -> Case:
-        """The case whose answer counts, whatever came of runs that were to confirm it."""
+        """The case with the final result, regardless of confirmation runs."""
         return self.case if self.wrong is None else self.wrong
 
     def fits(self, boards: Sequence[str]) -> bool:
-        """Whether one of some boards may run it."""
+        """Return whether any of these boards may run it."""
         return bool(boards) and not (self.boards and set(self.boards).isdisjoint(boards))
 
 
 class TaskQueue:
-    """Tasks that wait for a board; threads take what their board may run, first come, first served."""
+    """Tasks that wait for a board, in first-in, first-out order. Threads take the tasks that their board may run."""
 
     def __init__(self, boards: Sequence[str]) -> None:
         self._alive = list(boards)
@@ -62,7 +62,7 @@ class TaskQueue:
             return tuple(self._alive)
 
     def put(self, task: Task, *, most: int | None = None) -> bool:
-        """Add a task, once fewer than ``most`` wait; false where no board may run it any more, or it is closed."""
+        """Add a task, once fewer than ``most`` wait. Return False if no board may run it or the queue is closed."""
         with self._changed:
             while not self._closed and most is not None and len(self._waiting) >= most and self._alive:
                 self._changed.wait(0.5)
@@ -73,7 +73,7 @@ class TaskQueue:
             return True
 
     def take(self, board: str) -> Task | None:
-        """The next task for a board; waits for one. None when the queue is closed."""
+        """Wait for the next task for a board. Return None when the queue is closed."""
         with self._changed:
             while not self._closed:
                 if (task := next((task for task in self._waiting if task.fits([board])), None)) is not None:
@@ -84,7 +84,7 @@ class TaskQueue:
             return None
 
     def leave(self, board: str) -> list[Task]:
-        """A board takes no more; returns the tasks that nobody is left for."""
+        """Remove a board. Return the tasks that no remaining board may run."""
         with self._changed:
             self._alive.remove(board)
             stranded = [task for task in self._waiting if not task.fits(self._alive)]
@@ -93,10 +93,10 @@ class TaskQueue:
             return stranded
 
     def rename(self, board: str, to: str) -> None:
-        """In place of a board there is another one from now on, also for the tasks that were meant for it.
+        """Replace a board with a new board, also in the tasks for it.
 
-        Whoever had that one before must have left it: a board that was lost may be lent to another slot at once, and
-        the former one finds out only when its case has ended.
+        Wait until the previous user of the new board has removed it. A lost board may be leased to a second slot at
+        once, but the first slot notices that only when the current case has ended.
         """
 
         def renamed(names: Sequence[str]) -> list[str]:
@@ -111,19 +111,19 @@ class TaskQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send everybody home."""
+        """Close the queue. Waiting calls return."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 def unread(name: str, runtime: str, folder: Path) -> Case:
-    """A case that nothing was done for: nobody knows its model, or what to compile it for."""
+    """Return an unprocessed case, if the model or compile target is unknown."""
     return Case(name, folder / "unread", Options(runtime=runtime), folder)
 
 
 def fresh(case: Case) -> Case:
-    """The case as it was before it ran: what the host made is left, references among it, and of its times those."""
+    """Return the case without the results of the run. Host results such as references and their times remain."""
     return replace(
         case,
         result=None,
@@ -140,14 +140,17 @@ def fresh(case: Case) -> Case:
 
 
 def attempt(why: str, task: Task) -> dict[str, str]:
-    """The record of a try that does not count, and why it does not."""
+    """Return the record of an attempt that does not count, with the reason."""
     case = task.case
     outcome = case.outcome.value if case.outcome else ""
     return {"why": why, "board": task.board, "outcome": outcome, "message": case.reason}
 
 
 def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[str, ...] | None:
-    """Which boards may run a mismatch again: the same one first, then another in turns; None where none is wanted."""
+    """Return the boards for a mismatch's next confirmation run, or None if no run is needed.
+
+    The first board and the other boards alternate, beginning with the first board.
+    """
     done = len(task.confirmations)
     if done >= wanted or not boards:
         return None
@@ -158,7 +161,10 @@ def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[s
 
 
 def confirmed(first: str, confirmations: Sequence[tuple[str, bool]]) -> str:
-    """What runs that confirm the first board's mismatch say: ``always wrong``, ``flaky``, ``one bad board``, or ""."""
+    """Summarize the confirmation runs of a mismatch:
+
+    ``always wrong``, ``flaky``, ``one bad board``, or "" without runs.
+    """
     if not confirmations:
         return ""
     if all(wrong for _, wrong in confirmations):
@@ -171,20 +177,20 @@ def confirmed(first: str, confirmations: Sequence[tuple[str, bool]]) -> str:
 
 
 class OtherTarget(BoardError):
-    """A board that needs other programs than those of the suite."""
+    """The board needs a different compile target than the suite."""
 
 
 class Agreement:
-    """What boards agree on: the first one's target, as the flags of one compiler say it."""
+    """Common compile target of all boards: the first board's flags for the compiler."""
 
     def __init__(self, compiler: str) -> None:
         self._compiler = compiler
         self._lock = threading.Lock()
-        self.config: BoardConfig | None = None  # of the first board; None while there is none
-        self.settled = threading.Event()  # set when it is there, or will never be
+        self.config: BoardConfig | None = None  # from the first board; None before
+        self.settled = threading.Event()  # set when the config is known, or will never be known
 
     def join(self, config: BoardConfig) -> None:
-        """A board comes in. Raises OtherTarget: it needs other programs."""
+        """Add a board. Raises OtherTarget if the compile target differs."""
         with self._lock:
             agreed = self.config = self.config or config
             self.settled.set()
@@ -203,16 +209,16 @@ _LOOK_S = 0.3
 
 @dataclass(frozen=True)
 class RunState:
-    """How the run goes, for whoever waits for a board."""
+    """State of the suite run, for threads that wait for a board."""
 
-    over: Callable[[], bool]  # whether nobody wants one any more
-    running: Callable[[], bool]  # whether there are other boards that run cases
+    over: Callable[[], bool]  # whether the run has ended
+    running: Callable[[], bool]  # whether other boards run cases
     say: Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class BoardLoss:
-    """How a board was lost: for good; in the middle of a task, with that task's error, or before any."""
+    """Permanent loss of a board. ``task`` and ``error`` are set if it was lost during a task."""
 
     gone: BoardError
     task: Task | None = None
@@ -220,28 +226,28 @@ class BoardLoss:
 
 
 class BoardSlot:
-    """A board that was named: it is there once, and when it is lost the slot is empty."""
+    """Slot for a named board. After the board is lost, the slot stays empty."""
 
-    lent = False  # whether it may be given another board
+    lent = False  # whether it may get a second board
 
     def __init__(self, choice: BoardChoice) -> None:
-        self.name = choice.name  # what the queue calls it while there is no board
+        self.name = choice.name  # name in the queue while the slot has no board
         self._choice = choice
 
     def take(self, state: RunState) -> BoardChoice | None:
-        """The board; None where nobody wants it any more. Raises BoardError: it cannot be had."""
+        """Return the board, or None if the run has ended. Raises BoardError if the board is unavailable."""
         return self._choice
 
     def over(self) -> str:
-        """Why the board that it has may be used no more; "" where it may."""
+        """Return why the current board may no longer be used, or ""."""
         return ""
 
     def give_back(self) -> None:
-        """The board is not used any more."""
+        """Release the board."""
 
 
 class LeasedSlot(BoardSlot):
-    """A board that is lent, and another one when that is lost; the slots for one choice are numbered from 1."""
+    """Slot for a leased board. It gets a new board if that is lost. Slots for the same choice are numbered from 1."""
 
     lent = True
 
@@ -254,7 +260,7 @@ class LeasedSlot(BoardSlot):
         self._had_one = False
 
     def take(self, state: RunState) -> BoardChoice | None:
-        """Wait for a board: for as long as others run, it may still come in time."""
+        """Wait for a board. The timeout restarts while other boards run cases."""
         provider, selector = provider_of(_address(self._choice))
         deadline = time.monotonic() + self._wait_s
         try:
@@ -268,7 +274,7 @@ class LeasedSlot(BoardSlot):
                         self._had_one = True
                         return BoardChoice(self._loan.config)
                 except FarmUnreachable:
-                    # Who never reached the farm need not wait for it.
+                    # Do not wait if the farm was never reachable.
                     if not (self._had_one or state.running()) or time.monotonic() > deadline:
                         raise
                     time.sleep(_LOOK_S)
@@ -282,7 +288,7 @@ class LeasedSlot(BoardSlot):
         return None
 
     def over(self) -> str:
-        """Why the lease ended; it may be some moments until the farm tells."""
+        """Return why the lease ended, or "". The farm may report it with a short delay."""
         return self._loan.ended(_LOOK_S) if self._loan else ""
 
     def give_back(self) -> None:
@@ -293,10 +299,10 @@ class LeasedSlot(BoardSlot):
 
 
 def slots_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: float) -> list[BoardSlot]:
-    """The slots for what was named: one for a board, ``boards`` for a selector of boards that are lent.
+    """Return the slots for the chosen boards: one per named board, ``boards`` per farm selector.
 
     Args:
-        wait_s: how long to wait for a lent board while no other runs cases.
+        wait_s: timeout in seconds for a leased board while no other board runs cases.
     """
     slots: list[BoardSlot] = []
     for choice in choices:

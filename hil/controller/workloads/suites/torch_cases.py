@@ -1,8 +1,9 @@
-"""The suites ``operators`` and ``models`` for flows that start from PyTorch: the tests of ExecuTorch's backend tester.
+"""Suites ``operators`` and ``models`` for flows that start from PyTorch: the tests of ExecuTorch's backend tester.
 
-The installed ``executorch`` has them. Each test builds a module and its inputs and passes them to a runner; a runner of
-ours records them. torch exports each when its case is made; the cache keeps the program, the inputs and the outputs of
-the module itself. What imports torch and executorch runs in a process of its own: that takes seconds.
+The tests are part of the installed ``executorch``. A test builds a module and inputs and passes them to a runner.
+hil's runner records them. torch exports a model when the case is created. The cache stores the program, the inputs and
+the module's outputs. Code that imports torch and executorch runs in a separate process, because the import takes
+seconds.
 """
 
 from __future__ import annotations
@@ -37,19 +38,20 @@ from hil.controller.storage.texts import first_line, import_hint
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec, worded
 from hil.controller.workloads.suites.store import installed
 from hil.core.digest import digest_of
+from hil.core.files import read_file
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed, UsageError
 from hil.formats.torch_values import from_torch
 
 MAKE_TIMEOUT_S = 900.0
-# Rounding errors of a hundred layers, with XNNPACK at least 115 dB; atol is a share of the largest output.
+# Allow a hundred layers' rounding errors (at least 115 dB with XNNPACK). atol is relative to the largest output.
 _MODEL_RTOL, _MODEL_ATOL = 1e-4, 1e-5
-# Increase this when what is kept of the tests changes.
+# Increase this when the cached test data changes.
 _VERSION = 1
 _TESTER = "executorch.backends.test.suite"
 _INDEX = "index.json"
-# Suite -> packages besides torch and executorch that its models need.
+# Suite -> packages that the models need besides torch and executorch.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {"operators": (), "models": ("torchvision", "torchaudio")}
 
 MODEL = "model.pt2"
@@ -66,30 +68,30 @@ class LeftOut(ImportFailed):
 
 @dataclass(frozen=True)
 class TorchTest:
-    """One model that a test of the tester lowers."""
+    """A model that a test of the tester lowers."""
 
-    # pytest's name of the test without ``test_`` and the flow: ``add_dtype-float32``; with ``.0``, ``.1`` if the test
-    # lowers several models.
+    # pytest's test name without ``test_`` and the flow: ``add_dtype-float32``. It ends in ``.0``, ``.1`` if the
+    # test lowers multiple models.
     id: str
     op: str  # the file's name without ``test_``
-    # module, function, choice, number: of the model; see :func:`find_tests`.
+    # module, function, choice, number: for the model; see :func:`find_tests`.
     module: str
     function: str = ""
     choice: int = 0
     number: int = 0
     params: Mapping[str, str] = field(default_factory=dict)
-    depends: bool = False  # whether the model differs for a flow that quantises
+    depends: bool = False  # whether the model differs for flows that quantize
     skipped: str = ""  # why the tester skips it
-    problem: str = ""  # why there is no model
+    problem: str = ""  # why the model is missing
 
 
 def starts_from_torch(flow: Flow) -> bool:
-    """Return whether a flow's programs are made from PyTorch's models."""
+    """Return whether a flow's programs are made from PyTorch models."""
     return flow.runtime == "executorch"
 
 
 def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
-    """Return a case for each model that the tests lower, by file and name; nothing is exported yet.
+    """Return a case per model that the tests lower, by file and name. Nothing is exported yet.
 
     Raises:
         UsageError: torch or executorch is not installed.
@@ -107,7 +109,7 @@ def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, 
 
 
 def torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
-    """Return the models that the tests lower; arguments and errors as for :func:`torch_cases`."""
+    """Return the models that the tests lower. Arguments and errors as for :func:`torch_cases`."""
     quantize, versions = bool(flow.recipe), _versions(suite)
 
     def make(folder: Path) -> None:
@@ -118,7 +120,7 @@ def torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
 
     key = Cache.key("torch-tests", suite=suite, quantize=quantize, versions=versions, version=_VERSION)
     entry, _ = context.cache.get_or_make(key, {"model": f"{suite} of executorch {versions['executorch']}"}, make)
-    return [TorchTest(**item) for item in json.loads((entry / _INDEX).read_text())]
+    return [TorchTest(**item) for item in json.loads(read_file(entry / _INDEX))]
 
 
 def _versions(suite: str) -> dict[str, str]:
@@ -155,7 +157,10 @@ def _make(
 
 
 def _model_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float | None]:
-    """Return rtol and atol of a whole model by its largest output: with random weights that is 1e-14, or 1e11."""
+    """Return rtol and atol of a whole model, scaled by the largest output.
+
+    Random weights give outputs of 1e-14 to 1e11.
+    """
     sizes = [
         np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in expected.values() if array.dtype.kind == "f"
     ]
@@ -164,7 +169,7 @@ def _model_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float
 
 
 def _named(specs: tuple[TensorSpec, ...], tensors: Mapping[str, Array], kind: str) -> dict[str, Array]:
-    """Name tensors as the exported program does; both are in the order of the call."""
+    """Map the exported program's names to tensors. Both are in call order."""
     if len(specs) != len(tensors):
         raise ImportFailed(f"the exported program has {len(specs)} {kind}, the module {len(tensors)}")
     return {spec.name: array for spec, array in zip(specs, tensors.values(), strict=True)}
@@ -172,7 +177,7 @@ def _named(specs: tuple[TensorSpec, ...], tensors: Mapping[str, Array], kind: st
 
 @dataclass(frozen=True)
 class _Lowering:
-    """What a test passes to the runner."""
+    """Arguments that a test passes to the runner."""
 
     model: Any
     inputs: tuple[Any, ...]
@@ -181,22 +186,22 @@ class _Lowering:
 
 
 class _Enough(Exception):
-    """The wanted model was recorded."""
+    """The requested model was recorded."""
 
 
 class _Runner:
-    """Replaces the tester's runner: it records what it should lower, and lowers nothing.
+    """Replacement of the tester's runner. It records models and does not lower them.
 
     Args:
-        quantize: whether the flow quantises; some tests build another model then.
-        wanted: leave the test at the call of this number, from 0; None: run it to its end.
+        quantize: whether the flow quantizes; some tests then build a different model.
+        wanted: stop the test at the call with this index, from 0. None runs the whole test.
     """
 
     def __init__(self, quantize: bool, wanted: int | None = None) -> None:
         self._quantize = quantize
         self._wanted = wanted
         self.was_read = False  # whether the test read :attr:`quantize`
-        self.calls = 0  # number of models so far
+        self.calls = 0  # models so far
         self.last: _Lowering | None = None
 
     @property
@@ -205,7 +210,7 @@ class _Runner:
 
     @property
     def quantize(self) -> bool:
-        """Whether the flow quantises; an attribute of the tester's flows."""
+        """Whether the flow quantizes. The tester's flows have this attribute."""
         self.was_read = True
         return self._quantize
 
@@ -220,10 +225,10 @@ class _Runner:
 
 
 def find_tests(package: str, quantize: bool) -> list[dict[str, Any]]:
-    """Return the fields of a :class:`TorchTest` for each model of a package's tests; called in the isolated process.
+    """Return the fields of a :class:`TorchTest` for all models in a package's tests. Called in the isolated process.
 
-    ``choice`` is the index of a test's parameters, ``number`` of the model in its test. A test that lowers none has
-    ``skipped`` or ``problem``.
+    ``choice`` is the index into a test's parameters; ``number`` is the model's index in the test. A test without a
+    model has ``skipped`` or ``problem``.
     """
     try:
         root = importlib.import_module(package)
@@ -237,7 +242,7 @@ def _tests_of(module: str, quantize: bool) -> Iterator[TorchTest]:
     op = module.rpartition(".")[2].removeprefix(_TEST)
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # torchvision beside a torch that it was not built for raises a RuntimeError
+    except Exception as error:  # torchvision raises RuntimeError with a mismatched torch
         problem = f"{module} cannot be imported: {error}"
         yield TorchTest(op, op, module, problem="; ".join(filter(None, (problem, import_hint(error)))))
         return
@@ -261,7 +266,7 @@ def _tests_of(module: str, quantize: bool) -> Iterator[TorchTest]:
 
 
 def _variants(module: ModuleType) -> Iterator[tuple[str, int, dict[str, Any], list[str]]]:
-    """Yield a module's test functions with every choice of their parameters: name, number, values, pytest's ids."""
+    """Yield a module's test functions with all combinations of parameters: name, number, values, pytest's IDs."""
     for name, function in sorted(vars(module).items()):
         if not name.startswith(_TEST) or not inspect.isfunction(function):
             continue
@@ -272,7 +277,7 @@ def _variants(module: ModuleType) -> Iterator[tuple[str, int, dict[str, Any], li
 
 
 def _values(mark: Any) -> list[tuple[Any, str]]:
-    """Return a mark's values with pytest's ids."""
+    """Return a mark's values with pytest's IDs."""
     names, values = mark.kwargs.get("ids"), mark.args[1]
     if names is None:
         return [(value, str(value)) for value in values]
@@ -280,7 +285,7 @@ def _values(mark: Any) -> list[tuple[Any, str]]:
 
 
 def _run(module: ModuleType, function: str, values: Mapping[str, Any], runner: _Runner) -> None:
-    """Run a test with seeds that depend only on its name."""
+    """Run a test with seeds derived from the test's name."""
     import torch
 
     seed = int.from_bytes(hashlib.sha256(f"{module.__name__}.{function}".encode()).digest()[:4], "little")
@@ -290,11 +295,11 @@ def _run(module: ModuleType, function: str, values: Mapping[str, Any], runner: _
 
 
 def export_test(module: str, function: str, choice: int, number: int, quantize: bool, folder: str) -> None:
-    """Export a model that a test lowers; called in the isolated process.
+    """Export a model that a test lowers. Called in the isolated process.
 
     Args:
         module, function, choice, number: of :class:`TorchTest`.
-        folder: gets ``model.pt2``, the ``inputs``, and the outputs of the module itself, ``expected``.
+        folder: gets ``model.pt2``, the ``inputs``, and the module's outputs, ``expected``.
     """
     import torch
 
@@ -319,7 +324,7 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
 
 @contextlib.contextmanager
 def _failing(what: str) -> Iterator[None]:
-    """Whatever torch raises is an error of importing, its text in torch's own words."""
+    """Convert any exception of torch to ImportFailed, with torch's message."""
     try:
         yield
     except Exception as error:
@@ -327,7 +332,7 @@ def _failing(what: str) -> Iterator[None]:
 
 
 def lowering_of(module: str, function: str, choice: int, number: int, quantize: bool) -> _Lowering:
-    """Return the module and inputs of a test, with the same weights and values each time."""
+    """Return a test's module and inputs. Weights and values are reproducible."""
     found = importlib.import_module(module)
     runner = _Runner(quantize, wanted=number)
     values = next(values for name, number, values, _ in _variants(found) if (name, number) == (function, choice))
@@ -339,7 +344,7 @@ def lowering_of(module: str, function: str, choice: int, number: int, quantize: 
 
 
 def _random_like(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return normal values of the inputs' shapes and dtypes, drawn as in the tester."""
+    """Return normally distributed values with the inputs' shapes and dtypes, drawn as in the tester."""
     import torch
 
     return tuple(torch.randn(one.shape).to(one.dtype) for one in inputs)

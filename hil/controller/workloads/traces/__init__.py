@@ -1,1 +1,1 @@
-"""Traces: the calls of a module on a backend, kept in a folder, compared, and run again on a board."""
+"""Traces: calls of a module on a backend, stored in a directory, compared, and replayed on a board."""

@@ -1,4 +1,4 @@
-"""Two traces beside one another: every call, every output, every new value of a variable, by hil's comparer."""
+"""Compare two traces: calls, outputs and new values of variables."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hil.errors import VacuousTolerance
 
 @dataclass(frozen=True)
 class CallComparison:
-    """One call beside the reference's."""
+    """Comparison of a call with the reference's call."""
 
-    number: int  # of the call, from 0
+    number: int  # call number, from 0
     method: str
-    reason: str = ""  # what is wrong with the call as such (another method, other outputs); "" if nothing is
-    # of its tensors and of the variables that it assigned; None if there are none to compare.
+    reason: str = ""  # mismatch in the call itself (other method or outputs), or ""
+    # For the returned tensors and the assigned variables. None if the call has neither.
     verdict: Verdict | None = None
 
     def __bool__(self) -> bool:
@@ -34,18 +34,18 @@ class CallComparison:
 
     @property
     def outcome(self) -> Outcome:
-        """PASS, FAIL, or BLIND where it agrees and nobody can judge it."""
+        """PASS, FAIL, or BLIND if the outputs agree but cannot be judged."""
         if self.reason:
             return Outcome.FAIL
         return Outcome.PASS if self.verdict is None else self.verdict.outcome
 
     @property
     def outputs(self) -> tuple[OutputComparison, ...]:
-        """One comparison a tensor, under its path (``0``, or ``0.logits`` in a dict), or as ``variable NAME``."""
+        """A comparison per tensor, named by path (``0``, or ``0.logits`` in a dict) or ``variable NAME``."""
         return self.verdict.outputs if self.verdict is not None else ()
 
     def lines(self, *, failed_only: bool = False) -> list[str]:
-        """For people: the call, then a line an output with its numbers."""
+        """Return text lines: the call, then the outputs with statistics."""
         word = {Outcome.PASS: "ok", Outcome.FAIL: "WRONG"}.get(self.outcome, self.outcome.value)
         lines = [f"call {self.number} ({self.method}): {word}{self.reason and f': {self.reason}'}"]
         if self.verdict is not None and not self.verdict.outputs and self.verdict.reason:
@@ -64,25 +64,25 @@ class CallComparison:
 
 @dataclass(frozen=True)
 class Judging:
-    """How calls are judged."""
+    """Settings for the comparison of calls."""
 
-    # rtol, atol: go before the calls' own; None is the call's own, or the dtype's default.
+    # rtol and atol override the call's tolerances. None selects the call's values, or the dtype's default.
     rtol: float | None = None
     atol: float | None = None
-    allow_blind: Sequence[str] = ()  # patterns of names of outputs that may pass though nobody can judge them
-    allow_flush: Sequence[str] = ()  # patterns of names of outputs that may have 0 where others are subnormal
-    accept: Sequence[Rule] = ()  # criteria that judge outputs instead of the tolerance
-    # the noise of a call's outputs, by name; asked with the call's number where a verdict may depend on it.
+    allow_blind: Sequence[str] = ()  # name patterns for outputs that may pass although they cannot be judged
+    allow_flush: Sequence[str] = ()  # name patterns for outputs that may flush subnormals to 0
+    accept: Sequence[Rule] = ()  # criteria that replace the tolerance
+    # Returns a call's output noise, by name. Called with the call number if the verdict may depend on it.
     noise: Callable[[int], Mapping[str, Array]] = lambda number: {}
 
 
 def compare_traces(reference: Trace, target: Trace, judging: Judging | None = None) -> list[CallComparison]:
-    """Compare every call of a trace with the reference's, within the tolerances that the calls themselves name.
+    """Compare the calls of a trace with the reference's calls, within the call's tolerances.
 
-    There is one comparison for each call of the longer of the two: nothing is left out after a call that is wrong.
+    The result has a comparison per call of the longer trace. A failed call does not end the comparison.
 
     Raises:
-        UsageError: a call's tolerance is one that cannot fail.
+        UsageError: a call has a tolerance that cannot fail.
     """
     found = []
     for number, (wanted, made) in enumerate(itertools.zip_longest(reference.calls, target.calls)):
@@ -95,9 +95,9 @@ def compare_traces(reference: Trace, target: Trace, judging: Judging | None = No
 
 
 def judged(comparisons: Sequence[CallComparison], *, ended_early: bool = False) -> tuple[Outcome, str]:
-    """Return a trace's outcome and the reason: FAIL if a call is wrong, BLIND if the others cannot be judged.
+    """Return a trace's outcome and reason: FAIL if a call failed, else BLIND if a call cannot be judged.
 
-    A trace in which nothing was compared is a FAIL too, unless it ``ended_early``, which its error tells.
+    A trace without compared values is a FAIL too, unless it ``ended_early``: then the error gives the reason.
     """
     failed, blind = ([one for one in comparisons if one.outcome is kind] for kind in (Outcome.FAIL, Outcome.BLIND))
     wrong = failed or blind
@@ -139,7 +139,7 @@ def _compare(number: int, trace: Trace, other: Trace, judging: Judging) -> CallC
     verdict = _verdict(wanted, got, call, trace.backend, judging)
     if depends_on_noise(verdict) and (noise := judging.noise(number)):
         within = _verdict(wanted, got, call, trace.backend, judging, noise)
-        # Where noise changes nothing, the verdict stays as it is.
+        # Use the verdict with noise only if the noise changes it.
         verdict = within if _judged(within) != _judged(verdict) else verdict
     why = _inputs_text(differing if verdict.outcome is Outcome.FAIL else own, trace)
     return CallComparison(number, target.method, why, verdict)
@@ -157,7 +157,7 @@ def _verdict(
     judging: Judging,
     noise: Mapping[str, Array] | None = None,
 ) -> Verdict:
-    """Compare within the tolerances of the call; variables that those cannot judge have their dtype's own."""
+    """Compare within the call's tolerances. Use the dtype's default for variables that these cannot judge."""
     groups: dict[tuple[float | None, float | None], list[str]] = {}
     for name in wanted:
         is_variable = name.startswith(new_value(""))
@@ -173,7 +173,7 @@ def _verdict(
 
 
 def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float | None]:
-    """Return what of the call's tolerances, made for what it returns, could find a variable wrong."""
+    """Return the call's tolerances that could fail for a variable. They were chosen for the returned values."""
     for rtol, atol in ((call.rtol, call.atol), (call.rtol, None)):
         try:
             compare_output("", variable, variable, rtol=rtol, atol=atol)
@@ -198,7 +198,7 @@ def _other_inputs(reference: ModuleCall, target: ModuleCall) -> list[str]:
 
 
 def _is_passed_on(name: str, number: int, trace: Trace, other: Trace) -> bool:
-    """Return whether an input of a call is in both traces what an earlier call returned, and so was judged there."""
+    """Return whether, in both traces, an input equals an earlier call's output. It was judged there."""
     inputs = [arrays_in(one.calls[number].inputs).get(name) for one in (trace, other)]
     return any(
         all(
@@ -225,7 +225,7 @@ def _inputs_text(differing: Sequence[str], trace: Trace) -> str:
 
 
 def _shape(value: Any) -> list[Any]:
-    """Return what of a structure is no tensor: the paths, and the values that Python itself has."""
+    """Return a structure's paths, with the values of the leaves that are not tensors."""
     return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in leaves(value)]
 
 

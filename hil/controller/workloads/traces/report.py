@@ -1,4 +1,4 @@
-"""What a module's traces came to: a report with a trace a row and a backend a column, beside its artifacts."""
+"""Report on the traces of a module: a row per trace and a column per backend."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from hil.controller.storage.runs import storing, write_file
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
 from hil.controller.workloads.suites.store import CaseRecord
+from hil.core.bounded_json import parse_json
+from hil.core.files import read_file
 from hil.core.text import jsonable
 
-# Beside the reference's trace: what the trace came to, a line a backend.
+# A trace's results in the reference trace's directory, one line per backend.
 RESULTS = "results.jsonl"
 
 
 def write_report(module: Path, reference: Path, records: Sequence[CaseRecord]) -> None:
-    """Keep what a trace came to, and write the report of all of the module's traces anew.
+    """Store the results of a trace, and rewrite the report on all the module's traces.
 
-    Each trace has the backends that it was last compared on. Where all that makes one backend there is no report.
+    The report contains the last comparison of every trace. With results from only one backend, no report is written.
 
     Args:
-        module: the module's folder.
-        reference: the folder of the reference's trace.
-        records: of each backend; their folders are ``BACKEND/traces/TRACE``.
+        module: the module's directory.
+        reference: the directory of the reference's trace.
+        records: one per backend; their directories are ``BACKEND/traces/TRACE``.
 
     Raises:
-        StorageError: something cannot be written.
+        StorageError: a file cannot be written.
     """
     with storing(module):
         for before in module.glob(f"*/traces/{glob.escape(reference.name)}/{RESULTS}"):
@@ -47,8 +49,14 @@ def write_report(module: Path, reference: Path, records: Sequence[CaseRecord]) -
 
 def _read(file: Path) -> Iterator[CaseRecord]:
     try:
-        yield from [CaseRecord.of_json(json.loads(line)) for line in file.read_text().splitlines()]
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # another process writes, or it is damaged
+        yield from [CaseRecord.of_json(parse_json(line)) for line in read_file(file).splitlines()]
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # being written by a different process, or damaged
         return
 
 

@@ -1,4 +1,4 @@
-"""A stored trace made again on any board: every call in order, with the state that this board's own calls make."""
+"""Replay a stored trace on any board: all calls in order, with the state from the board's earlier calls."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def run_trace(
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
 ) -> dict[str, Any]:
-    """Make a trace's calls again, storing everything as it comes; the trace that this makes is stored too.
+    """Replay the calls of a trace, storing results as they arrive. The resulting trace is stored too.
 
     Args:
-        job: the board and how to run; its one model is the trace's folder. Tolerances go before the calls' own.
-        against: the trace whose outputs are expected; None is the one that the trace was compared with, or its own.
-        run_id, isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
+        job: the board and the run settings. The only model is the trace's directory. The tolerances take precedence.
+        against: the trace with the expected outputs. None selects the trace's stored reference, or the trace itself.
+        run_id, isolated, choice: as in :func:`hil.controller.workloads.run_job.run_job`.
 
     Returns:
-        The run's record (the schema of docs/run.schema.json), a case a call, with ``folder``, its place.
+        The run's record (the schema of docs/run.schema.json) with a case per call, and ``folder``, the run's directory.
 
     Raises:
-        UsageError: it is no trace, it has no programs, or the two traces are not of the same calls; nothing was run.
-        KeyboardInterrupt: Ctrl-C; what there was is stored.
+        UsageError: the directory is not a trace, calls lack programs, or the traces' calls differ; nothing was run.
+        KeyboardInterrupt: Ctrl-C; partial results are stored.
     """
     trace, folder = load_one(job.models[0], job.out)
     wanted, place = _expected(trace, folder, against, job.out)
@@ -97,7 +97,7 @@ def _expected(trace: Trace, folder: Path, against: Path | None, out: Path | None
 
 
 def _hint(folder: Path) -> str:
-    module = Path(os.path.normpath(folder.absolute() / ".." / ".." / ".."))  # or the root, where that is less deep
+    module = Path(os.path.normpath(folder.absolute() / ".." / ".." / ".."))  # the root if the path is shallower
     able = [one for one in sorted(module.glob(f"*/traces/{glob.escape(folder.name)}")) if _has_programs(one)]
     return (
         f"name a trace of programs: {', '.join(map(str, able))}" if able else "name a trace of a backend with programs"
@@ -107,25 +107,26 @@ def _hint(folder: Path) -> str:
 def _has_programs(folder: Path) -> bool:
     try:
         return any(call.program for call in Trace.load(folder))
-    except UsageError:  # it is damaged, or no trace
+    except UsageError:  # damaged, or not a trace
         return False
 
 
 @dataclass
 class Replay:
-    """The calls of a trace as cases, one after the other."""
+    """Replay of a trace: the calls as cases, run in order."""
 
     trace: Trace
-    wanted: Trace  # the trace whose outputs are expected
-    made: list[ModuleCall] = field(default_factory=list)  # the calls so far, as this board made them
+    wanted: Trace  # the trace with the expected outputs
+    made: list[ModuleCall] = field(default_factory=list)  # calls replayed on this board so far
     ran_by: str = ""
-    error: str = ""  # why a call gave nothing: what was made ends before the first that did not
-    # What variables and constants hold now; and of a variable whose new value did not come, the call that lacks it.
+    error: str = ""  # cause for the first call without a result; ``made`` ends before that call
+    # state: current values for variables and constants. lost: variables without a new value, with the call that
+    # should have assigned it.
     state: dict[str, Array] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
 
     def cases(self, job: Job, context: RunContext) -> list[Case]:
-        """The calls, begun. Raises UsageError: the two traces are not of the same calls."""
+        """Import the calls as cases. Raises UsageError if the calls of the two traces differ."""
         self.state = dict(self.trace.initial)
         runner, known = Runner(context), dict(self.trace.initial)
         cases = []
@@ -146,7 +147,7 @@ class Replay:
                 function=call.program.function,
                 rtol=call.rtol if job.rtol is None else job.rtol,
                 atol=call.atol if job.atol is None else job.atol,
-                # A call's tolerance is made for what it returns: a variable that it cannot judge has its dtype's.
+                # The call's tolerance fits the outputs. Variables that it cannot judge use the dtype's default.
                 replace_blind_tolerance=job.rtol is None and job.atol is None,
             )
             name = f"call_{number}_{safe_name(call.method)}"
@@ -156,7 +157,7 @@ class Replay:
         return cases
 
     def after(self, case: Case) -> Iterator[Case]:
-        """Take what a call gave: the variables that it assigned, and the call as this board made it."""
+        """Store the assigned variables of a finished call, and append the call to the new trace."""
         number = int(case.name.split("_")[1])
         call = self.trace.calls[number]
         assert call.program is not None
@@ -184,7 +185,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class _Bound:
-    """A call's inputs, made when its program is loaded: then the calls before it have run."""
+    """Inputs of a call. They are created when the program is loaded, after all earlier calls have run."""
 
     replay: Replay
     call: ModuleCall

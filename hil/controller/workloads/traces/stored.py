@@ -1,4 +1,4 @@
-"""Traces in folders: found, compared call by call, described."""
+"""Find, compare and describe stored traces."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.record import verdict_record
+from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.runs import RunStore, write_file
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
 from hil.controller.workloads.traces.trace import FILE, Trace, arrays_in, stored_at
@@ -17,23 +18,23 @@ from hil.core.tensors import Array, dtype_name, type_text
 from hil.core.text import jsonable
 from hil.errors import UsageError
 
-# Where a run of `hil trace run` keeps what it traced.
+# New trace's directory in a `hil trace run`.
 OF_RUN = "trace"
 
 
 def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
-    """The traces in a place, each by where it lies in it: a trace's own folder ("."), or any folder of traces.
+    """Return the traces in a directory, by relative path. The path of a trace's directory itself is ".".
 
     Args:
-        place: a folder, or the ID of a stored run of ``hil trace run``.
-        out: where runs are stored; None is the default.
+        place: a directory, or the ID of a stored ``hil trace run``.
+        out: the directory of the stored runs; None is the default.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the directory contains no traces.
     """
-    if not place.is_dir() and len(place.parts) == 1:
+    if not is_folder(place) and len(place.parts) == 1:
         place = RunStore(out).open(str(place)).folder / OF_RUN
-    if (place / OF_RUN / FILE).is_file():
+    if is_file(place / OF_RUN / FILE):
         place = place / OF_RUN
     found = {str(file.parent.relative_to(place)): file.parent for file in sorted(place.rglob(FILE))}
     if not found:
@@ -44,7 +45,7 @@ def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
 
 
 def find_one(place: Path, out: Path | None = None) -> Path:
-    """The folder of the one trace in a place. Raises UsageError: there is none, or there are several."""
+    """Return the directory of the only trace in a directory. Raises UsageError if it contains none or several."""
     found = find_traces(place, out)
     if len(found) > 1:
         raise UsageError(f"{place} holds {len(found)} traces", hint=f"name one: {', '.join(list(found)[:5])}")
@@ -53,12 +54,17 @@ def find_one(place: Path, out: Path | None = None) -> Path:
 
 
 def load_one(place: Path, out: Path | None = None) -> tuple[Trace, Path]:
-    """The one trace in a place, and its folder. Raises UsageError: as :func:`find_one`, or it is damaged."""
+    """Load the only trace in a directory. Return it with the directory.
+
+    Raises:
+        UsageError: as for :func:`find_one`, or the trace is damaged.
+    """
     folder = find_one(place, out)
     return Trace.load(folder), folder
 
 
-# What a module's test found of a trace, beside it; and when that trace was stored: it tells of no other one.
+# Comparison result from a module's test, in the trace's directory. OF_TRACE contains the trace's creation time, so that
+# the result is not applied to a newer trace.
 COMPARISON = "comparison.json"
 OF_TRACE = "trace_created"
 _SCHEMA = 1
@@ -66,15 +72,15 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """A trace beside the reference's."""
+    """Comparison of a trace with the reference's trace."""
 
     name: str
     outcome: Outcome
-    reason: str  # "" of a pass
+    reason: str  # "" for PASS
     calls: tuple[CallComparison, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As ``hil trace compare --json`` has it."""
+        """Return the document that ``hil trace compare --json`` prints."""
         calls = [
             {
                 "call": one.number,
@@ -89,17 +95,17 @@ class TraceComparison:
         return dict(jsonable(found))
 
     def save(self, trace_dir: Path) -> None:
-        """Keep it beside the stored trace, as :meth:`to_json` has it, with the time at which that was stored.
+        """Write the comparison to the trace's directory, with the trace's creation time.
 
         Raises:
-            StorageError: it cannot be written.
-            UsageError: there is no trace.
+            StorageError: the file cannot be written.
+            UsageError: the directory contains no trace.
         """
         document = {"schema": _SCHEMA, OF_TRACE: stored_at(trace_dir), **self.to_json()}
         write_file(trace_dir / COMPARISON, json.dumps(document, indent=1) + "\n", option="")
 
     def lines(self) -> list[str]:
-        """For people: the outcome, then every call, of one that agrees a line."""
+        """Return text lines: the outcome, then all calls. Of passing calls only the first line is shown."""
         head = f"{self.outcome.value}  {self.name}"
         agree = "1 call agrees" if len(self.calls) == 1 else f"{len(self.calls)} calls agree"
         lines = [f"{head}  {self.reason or agree}"]
@@ -109,13 +115,13 @@ class TraceComparison:
 def compare_stored(
     first: Path, second: Path, judging: Judging | None = None, out: Path | None = None
 ) -> list[TraceComparison]:
-    """Compare the traces of two places, the second's being the reference's.
+    """Compare the traces of two directories; the second contains the reference's traces.
 
-    One is compared with one, whatever they are called; of several those that lie alike in both places. What only one
-    place has is a FAIL.
+    If both contain a single trace, their names may differ. Otherwise traces with the same relative path are compared.
+    A trace in only one directory is a FAIL.
 
     Raises:
-        UsageError: a place has no trace, or a trace is damaged, or a tolerance cannot fail.
+        UsageError: a directory has no trace, a trace is damaged, or a tolerance cannot fail.
     """
     made, wanted = find_traces(first, out), find_traces(second, out)
     if len(made) == len(wanted) == 1:
@@ -137,17 +143,17 @@ def compare_stored(
 
 
 def title_of(trace: Trace, reference: Trace) -> str:
-    """What the comparison of a trace is called."""
+    """Return the title of a trace's comparison."""
     return f"{trace.module_name}/{trace.name} on {trace.backend} beside {reference.backend}"
 
 
 def exit_code(comparisons: list[TraceComparison]) -> int:
-    """The exit code of a comparison."""
+    """Return the exit code for these comparisons."""
     return exit_code_of(one.outcome for one in comparisons)
 
 
 def describe(trace: Trace, folder: Path) -> dict[str, Any]:
-    """A trace as ``hil trace show --json`` has it: tensors are told by type."""
+    """Return the document that ``hil trace show --json`` prints. It describes tensors by type."""
     return {
         "folder": str(folder),
         "module": trace.module_name,

@@ -1,4 +1,4 @@
-"""A trace: the calls of a module's methods with their inputs, outputs and state, in memory and in a folder."""
+"""Traces: calls of a module's methods with inputs, outputs and state, in memory and in a directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import numpy as np
 from hil.controller.models.tensorflow.graphs import Structure, leaves
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.runs import storing
-from hil.core.files import read_text, within
+from hil.core.bounded_json import read_json
+from hil.core.files import MAX_TEXT_BYTES, within
 from hil.core.npy import load_npy, save_npy
 from hil.core.tensors import Array, dtype_name, dtype_of, type_text
 from hil.errors import UsageError
@@ -24,34 +25,34 @@ from hil.errors import UsageError
 _PLAIN = (bool, int, float, str)
 
 FILE = "trace.json"
-# The texts that it holds.
+# String fields in the file.
 _TEXTS = ("module_name", "backend", "name", "source", "ran_by", "error")
 _CALL = "call.json"
 LOG = "log.txt"
 SCHEMA = 2
-# A call lies in MODULE/BACKEND/traces/TRACE/call_N.
+# A call is stored in MODULE/BACKEND/traces/TRACE/call_N.
 _DEPTH = 4
-# A module's programs stay loaded over a trace's calls, and with them what they keep to themselves.
+# Programs stay loaded for the whole trace, because they may have internal state.
 MOST_LOADED = 1 << 20
-# Of how many values a log shows the first and the last.
+# Logs abbreviate arrays with more values.
 _SHOWN = 16
 
 
 def arrays_in(structure: Structure) -> dict[str, Array]:
-    """Return the tensors of a structure by path: ``({"a": [x]},)`` has ``0.a.0``; dicts go by sorted keys."""
+    """Return the tensors of a structure by path, such as ``0.a.0`` for ``({"a": [x]},)``. Dict keys are sorted."""
     return {path: leaf for path, leaf in leaves(structure) if isinstance(leaf, np.ndarray)}
 
 
 def as_numpy(what: str, value: Any) -> Structure:
-    """Return a structure of frameworks' tensors as one of arrays; tuples of any kind become plain ones.
+    """Convert a structure of framework tensors to NumPy arrays. All tuple types become plain tuples.
 
     Args:
-        what: how messages call it.
-        value: dicts (their keys are texts or whole numbers), lists and tuples of whatever has a ``numpy()`` or is an
-            array, None, or one of Python's numbers and texts.
+        what: name of the value in error messages.
+        value: dicts (with str or int keys), lists and tuples of arrays, objects with ``numpy()``, None, Python numbers
+            and strings.
 
     Raises:
-        UsageError: something in it is none of these, or a tensor of a dtype that hil does not know.
+        UsageError: a leaf or key has an unsupported type, or a tensor has an unsupported dtype.
     """
     if isinstance(value, Mapping):
         for key in value:
@@ -70,7 +71,7 @@ def as_numpy(what: str, value: Any) -> Structure:
         raise UsageError(
             f"{what} is a {type(value).__name__}: a trace holds tensors", hint="give arrays, nested in dicts or lists"
         )
-    # A copy: what is traced must not change with what the caller does next.
+    # Copy, because the caller may modify the array later.
     return _tensor(what, np.array(array))
 
 
@@ -87,17 +88,17 @@ def _tensor(what: str, array: Array) -> Array:
 
 
 def same_bits(dtype: str, array: Array) -> Array:
-    """Return an array as ``dtype`` ("" is any): what a program calls int8 may be a uint8 of its model's."""
+    """Reinterpret an array as ``dtype`` ("" is any): a program may use int8 where the model has uint8."""
     wanted = dtype_of(dtype) if dtype else array.dtype
     both_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
     return array.view(wanted) if both_integers and array.dtype.itemsize == wanted.itemsize else array
 
 
 def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
-    """Write a structure's tensors as ``STEM.npy``, ``STEM.0.npy``, ... and return the rest, as JSON can say it.
+    """Write a structure's tensors to ``STEM.npy``, ``STEM.0.npy``, ... and return a JSON description of the structure.
 
     Raises:
-        UsageError: it holds what a trace cannot.
+        UsageError: the structure has an unsupported type.
     """
     if isinstance(structure, np.ndarray):
         save_npy(folder / f"{stem}.npy", structure)
@@ -109,17 +110,17 @@ def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
         kind = "list" if isinstance(structure, list) else "tuple"
         return {kind: [save_structure(item, folder, f"{stem}.{number}") for number, item in enumerate(structure)]}
     if type(structure) is float:
-        return {"float": repr(structure)}  # JSON has no inf or nan
+        return {"float": repr(structure)}  # JSON lacks inf and nan
     if structure is None or type(structure) in _PLAIN:
         return {"value": structure}
     raise UsageError(f"{stem} is a {type(structure).__name__}: a trace holds tensors")
 
 
 def load_structure(saved: Any, folder: Path) -> Structure:
-    """Return the structure that :func:`save_structure` wrote.
+    """Read a structure that :func:`save_structure` wrote.
 
     Raises:
-        UsageError: it is none, or a file is missing or no tensor of the kind that it should be.
+        UsageError: the description is invalid, or a tensor file is missing or of the wrong type.
     """
     wrong = f"{folder} holds no call of a trace"
     kind, content = next(iter(saved.items())) if isinstance(saved, dict) and len(saved) == 1 else ("", None)
@@ -141,7 +142,7 @@ def load_structure(saved: Any, folder: Path) -> Structure:
 
 
 def load_pairs(pairs: Sequence[Any], folder: Path) -> dict[str | int, Structure]:
-    """Return structures by name, of pairs as :meth:`ModuleCall.save` writes them; UsageError where one is no pair."""
+    """Read structures by name from pairs that :meth:`ModuleCall.save` wrote. Raises UsageError for invalid pairs."""
     found: dict[str | int, Structure] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
@@ -162,27 +163,27 @@ def _load_npy(saved: Mapping[str, Any], folder: Path) -> Array:
 
 @dataclass(frozen=True)
 class CallProgram:
-    """The program that made a call, by which any board can make it again.
+    """Program of a call, which any board can run to repeat the call.
 
-    It takes the call's own tensors and then the captured ones; it returns the call's own and then the new values.
+    Inputs: the call's tensors, then the captured values. Outputs: the call's outputs, then the new values of variables.
     """
 
-    model: Path  # the file that it was compiled from; in a stored trace it lies in the module's folder
-    function: str  # which function of the model; "" is the only one
+    model: Path  # program source; stored traces have it in the module's directory
+    function: str  # function in the model; "" is the only function
     runtime: str  # ``iree`` or ``tflite``
-    # captured, assigned: names of variables, and of constants, which are captured only. :attr:`Trace.initial` has the
-    # values that they begin with.
+    # captured, assigned: variable names. Captured names include constants. :attr:`Trace.initial` has the initial
+    # values.
     captured: tuple[str, ...] = ()
     assigned: tuple[str, ...] = ()
 
     def to_json(self, folder: Path) -> dict[str, Any]:
-        """As a call in this folder stores it."""
+        """Return the JSON form for a call in this directory."""
         model = os.path.relpath(self.model.absolute(), folder.absolute())
         return {**vars(self), "model": model}
 
     @classmethod
     def of_json(cls, saved: Any, folder: Path) -> CallProgram:
-        """What :meth:`to_json` gave. Raises UsageError: it is none, or its model lies outside the module's folder."""
+        """Parse the result of :meth:`to_json`. Raises UsageError if invalid or if the model is outside the module."""
         kinds = {"model": str, "function": str, "runtime": str, "captured": list, "assigned": list}
         if not isinstance(saved, dict) or not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
             raise UsageError(f"{folder} holds no call of a trace: {str(saved)[:60]!r} is no program")
@@ -193,27 +194,26 @@ class CallProgram:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call to a module's method."""
+    """Call of a module's method."""
 
     method: str
-    inputs: tuple[Any, ...]  # what it was called with, a structure each: dicts, lists and tuples of arrays
-    # what it returned, a structure each: a tuple that it returned as it is, anything else alone in one.
+    inputs: tuple[Any, ...]  # one structure per argument: dicts, lists and tuples with arrays
+    # The returned tuple, or a tuple with the returned value. An item is a structure.
     outputs: tuple[Any, ...]
-    # rtol, atol: within which this call's outputs are compared; None is each dtype's default.
+    # rtol, atol: tolerances for the call's outputs; None is the dtype's default.
     rtol: float | None = None
     atol: float | None = None
-    # what each variable of the module holds after the call, by name. Of a trace that was loaded it has those that the
-    # call assigned.
+    # The module's variable values after the call, by name. In a loaded trace: only the assigned variables.
     state: Mapping[str, Array] = field(default_factory=dict)
-    # the variables that the call assigned: whose value it changed, or whose new value a program returned.
+    # Variables with a changed value, and variables with a new value returned by a program.
     assigned: tuple[str, ...] = ()
-    program: CallProgram | None = None  # what ran; None where it was no program, as of TensorFlow itself
+    program: CallProgram | None = None  # None if the backend has no program, such as TensorFlow
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder: ``call.json``, ``input_0.npy``, ..., ``output_0.npy``, ..., ``variable_0.npy``, ...
+        """Write ``call.json``, ``input_0.npy``, ..., ``output_0.npy``, ..., ``variable_0.npy``, ... to a directory.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: a file cannot be written.
         """
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +233,7 @@ class ModuleCall:
 
     @classmethod
     def load(cls, folder: Path) -> ModuleCall:
-        """Read one that :meth:`save` wrote. Raises UsageError: there is none, or it is damaged."""
+        """Read a call that :meth:`save` wrote. Raises UsageError if it is missing or damaged."""
         number = (int, float, type(None))
         kinds = {"method": str, "rtol": number, "atol": number, "inputs": list, "outputs": list, "assigned": list}
         fields = _read_fields(folder / _CALL, kinds, {"program": (dict, type(None))})
@@ -262,33 +262,33 @@ class ModuleCall:
 
 @dataclass
 class Trace:
-    """A series of calls to a module on one backend."""
+    """Series of module calls on a backend."""
 
     module_name: str
-    backend: str  # that ran it: ``tf``, ``iree_llvmcpu``, ``board:rpi5``, ..
+    backend: str  # ``tf``, ``iree_llvmcpu``, ``board:rpi5``, ..
     name: str
     source: str = ""
-    ran_by: str = ""  # who computed, with versions
+    ran_by: str = ""  # runtime with versions
     calls: list[ModuleCall] = field(default_factory=list)
-    error: str = ""  # what ended the trace early; "" if nothing did
-    # what the variables and constants that programs capture hold before the first call that does.
+    error: str = ""  # error that ended the trace early, or ""
+    # Captured variables' and constants' values before the first call that captures them.
     initial: dict[str, Array] = field(default_factory=dict)
-    reference: Path | None = None  # the trace that it was compared with
-    # where it comes from (:func:`hil.controller.storage.origin.origin_of`), and when it was stored, in seconds since
-    # the epoch; empty and 0 until then.
+    reference: Path | None = None  # the trace that this trace was compared with
+    # Origin (:func:`hil.controller.storage.origin.origin_of`), and creation time in seconds since the epoch. Empty and
+    # 0 before :meth:`save`.
     origin: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0
-    command: str = ""  # makes it again; "" where nobody knows
+    command: str = ""  # command that recreates the trace; "" if unknown
 
     def __iter__(self) -> Iterator[ModuleCall]:
         return iter(self.calls)
 
     def save(self, trace_dir: str | Path) -> Path:
-        """Write it to a folder, in place of a trace that is there: ``trace.json``, ``log.txt``, a folder for each call.
+        """Write ``trace.json``, ``log.txt`` and a directory per call. Replace an existing trace.
 
         Raises:
-            StorageError: it cannot be written.
-            UsageError: the folder holds something else.
+            StorageError: a file cannot be written.
+            UsageError: the directory contains other files.
         """
         folder = Path(trace_dir)
         with storing(folder):
@@ -313,7 +313,7 @@ class Trace:
 
     @classmethod
     def load(cls, trace_dir: str | Path) -> Trace:
-        """Read one that :meth:`save` wrote. Raises UsageError: there is none, or it is damaged."""
+        """Read a trace that :meth:`save` wrote. Raises UsageError if it is missing or damaged."""
         folder = Path(trace_dir)
         kinds = {**dict.fromkeys(_TEXTS, str), "calls": int}
         later = {"initial": list, "reference": (str, type(None)), "origin": dict, "created": (int, float)}
@@ -339,21 +339,21 @@ class Trace:
 
 
 def call_name(number: int) -> str:
-    """Return the folder of a call in its trace's."""
+    """Return the directory name of a call."""
     return f"call_{number}"
 
 
 def stored_at(trace_dir: Path) -> float:
-    """When the trace of a folder was stored, 0 where it does not say. Raises UsageError: as :meth:`Trace.load`."""
+    """Return the creation time of a stored trace, or 0 if unknown. Raises UsageError as :meth:`Trace.load` does."""
     return float(_read_fields(trace_dir / FILE, {}, {"created": (int, float)}, schema=SCHEMA).get("created", 0))
 
 
 def _read_fields(
     path: Path, kinds: Mapping[str, Any], later: Mapping[str, Any], *, schema: int | None = None
 ) -> dict[str, Any]:
-    """Read fields of a JSON object, each of its type; those that came ``later`` old traces lack."""
+    """Read typed fields of a JSON object. Fields in ``later`` are optional, because old traces lack them."""
     try:
-        found = json.loads(read_text(within(path.parent, path)))
+        found = read_json(within(path.parent, path), MAX_TEXT_BYTES)
     except FileNotFoundError as error:
         raise UsageError(f"{path.parent} holds no trace: there is no {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
-"""The verifier of bundles for boards without Python: a small C program, which Zig builds for any target."""
+"""Verifier of bundles for boards without Python: a small C program that Zig builds for any target."""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hil.controller.storage.packages import needed_version
+from hil.controller.storage.tool_caches import tool_environment
 from hil.core import own_version
 from hil.core.files import replacing
 from hil.core.processes import module_command
@@ -17,7 +19,7 @@ from hil.errors import StorageError, UsageError
 EXTRA = "verifier"
 SOURCES = Path(__file__).parent
 COMMAND_RUNTIME = SOURCES / "command.c"
-# What a fused multiply and add rounds differently is a different verdict.
+# Fused multiply-add rounds differently and could change verdicts.
 FLAGS = ("-std=gnu11", "-ffp-contract=off")
 _BUILD = ("-O2", "-g0", "-s", "-Wno-unused-command-line-argument")
 _ARCH = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -25,7 +27,7 @@ _ERROR = re.compile(r"(?:error: |undefined symbol: )(?P<what>.*)")
 
 
 def own_target() -> str:
-    """The target of this machine, as Zig calls it."""
+    """Return Zig's name for this machine's target."""
     machine = platform.machine().lower()
     return f"{_ARCH.get(machine, machine)}-linux-{'gnu' if platform.libc_ver()[0] == 'glibc' else 'musl'}"
 
@@ -33,15 +35,15 @@ def own_target() -> str:
 def build_verifier(
     output: Path, target: str = "", *, runtime: Path = COMMAND_RUNTIME, arguments: Sequence[str] = ()
 ) -> str:
-    """Build the verifier; returns the target that it is for.
+    """Build the verifier and return the target.
 
     Args:
-        target: as Zig calls it; "" is this machine. With musl (``aarch64-linux-musl``) it needs nothing of the board.
-        runtime: the source, C or C++, of what runs programs, with the functions of ``runtime.h``.
-        arguments: for the compiler and the linker: libraries, folders of headers.
+        target: Zig's name of the target; "" is this machine. With musl (``aarch64-linux-musl``) the binary is static.
+        runtime: C or C++ source of the runtime, with the functions of ``runtime.h``.
+        arguments: for the compiler and the linker, such as libraries and include directories.
 
     Raises:
-        UsageError: Zig is not installed, knows no such target, or cannot compile or link it.
+        UsageError: Zig is not installed, does not support the target, or fails to compile or link.
         StorageError: the file cannot be written.
     """
     needed_version("ziglang", EXTRA)
@@ -60,10 +62,16 @@ def build_verifier(
 
 
 def zig_cc(arguments: Sequence[str], target: str) -> None:
-    """Compile and link for a target. Raises UsageError: Zig cannot."""
+    """Compile and link for a target. Raises UsageError if Zig fails."""
     command = module_command("ziglang", "cc", "-target", target, *arguments)
     ended = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env=os.environ | tool_environment(),
     )
     if ended.returncode:
         printed = ended.stderr + ended.stdout

@@ -9,6 +9,7 @@
 static const char *const BROKEN = "get the file again, or make it again: hil bundle create";
 static const char *const HINT = "the file was not written by hil, or is damaged: get it again";
 enum { HEADER_BYTES = 192, ALIGN = 64, MAX_BLOBS = 1000000, MAX_MANIFEST_BYTES = 16 << 20 };
+#define MAX_SHARED_BYTES ((uint64_t)4 << 30)
 
 struct blob {
     const char *digest;
@@ -22,6 +23,7 @@ struct reader {
     struct blob *blobs;
     size_t blobs_count;
     struct bundle *bundle;
+    uint64_t left; /* bytes that cases may still name: one blob may be in many */
 };
 
 /* What a method takes or gives. */
@@ -31,12 +33,24 @@ struct spec {
     unsigned rank;
     uint64_t shape[MAX_RANK];
     const char *symbol[MAX_RANK]; /* "" where the dimension may have any size; NULL where it is a size */
+    uint32_t number[MAX_RANK];    /* of the symbol, among those of the method */
+};
+
+/* A name, and where it is. */
+struct place {
+    const char *name;
+    size_t at;
 };
 
 struct signature {
     size_t counts[2];
     struct spec *specs[2];
+    struct place *places[2]; /* of the specs, by name */
+    size_t symbols;
+    uint64_t *sizes; /* of the symbols, in a case; NOT_SEEN where no tensor has it yet */
 };
+
+#define NOT_SEEN UINT64_MAX
 
 bool is_hilb(const uint8_t *data, uint64_t size)
 {
@@ -131,22 +145,6 @@ static const struct blob *blob_at(struct reader *reader, uint32_t node, const ch
 
 /* ---- the program */
 
-static const char *file_name(const struct json *json, uint32_t node)
-{
-    const char *name = name_at(json, node, "program.files", false);
-    bool fine = strlen(name) <= 255 && *name != '/' && !strpbrk(name, "\\:");
-    for (const char *part = name; fine; part++) {
-        size_t length = strcspn(part, "/");
-        fine = length && !(length == 1 && *part == '.') && !(length == 2 && !memcmp(part, "..", 2));
-        part += length;
-        if (!*part)
-            break;
-    }
-    if (!fine)
-        refuse(HINT, "the bundle's manifest: program.files has a name that is none inside the program's folder");
-    return name;
-}
-
 static void read_program(struct reader *reader, uint32_t program)
 {
     static const char *const fields[] = {"compiler", "files", "flags", "main", "runtime"};
@@ -161,13 +159,18 @@ static void read_program(struct reader *reader, uint32_t program)
     for (size_t i = 0; i < bundle->files_count; i++, item = json->nodes[item].next) {
         take(json, item, "program.files", of_file, "\"\"", file);
         const struct blob *blob = blob_at(reader, file[0], "program.files");
-        bundle->files[i] = (struct program_file){file_name(json, file[1]), blob->data, blob->size};
+        bundle->files[i] = (struct program_file){file_name_at(json, file[1]), blob->data, blob->size};
         for (size_t j = 0; j < i; j++)
-            if (!strcmp(bundle->files[j].name, bundle->files[i].name))
-                refuse(HINT, "the bundle's manifest: program.files has one name twice");
+            if (!go_together(bundle->files[j].name, bundle->files[i].name))
+                refuse(HINT, "the bundle's manifest: program.files has two files whose names do not go together");
     }
-    bundle->main = name_at(json, found[3], "program.main", false);
-    bundle->runtime = name_at(json, found[4], "program.runtime", false);
+    check_text(json, found[0], "program.compiler", MAX_TEXT, true);
+    uint32_t flags = limited(json, found[2], "program.flags", MAX_TENSORS), flag = found[2] + 1;
+    for (uint32_t i = 0; i < flags; i++, flag = json->nodes[flag].next)
+        check_text(json, flag, "program.flags", MAX_TEXT, true);
+    bundle->main = name_at(json, found[3], "program.main");
+    bundle->runtime = name_at(json, found[4], "program.runtime");
+    check_runtime(bundle->runtime);
     if (!main_file(bundle))
         refuse(HINT, "the bundle's manifest: program.main is none of its files");
 }
@@ -196,18 +199,56 @@ static void read_spec(struct spec *spec, const struct json *json, uint32_t item,
     uint32_t found[3];
     take(json, item, where, fields, "\"\"[", found);
     spec->dtype = dtype_at(json, found[0], where);
-    spec->name = name_at(json, found[1], where, false);
+    spec->name = name_at(json, found[1], where);
     spec->rank = limited(json, found[2], where, MAX_RANK);
     uint32_t dim = found[2] + 1;
+    uint64_t known[MAX_RANK];
+    unsigned count = 0;
     for (unsigned axis = 0; axis < spec->rank; axis++, dim = json->nodes[dim].next) {
         char kind = json->nodes[dim].kind;
         if (kind == '"')
-            spec->symbol[axis] = name_at(json, dim, where, false);
+            spec->symbol[axis] = name_at(json, dim, where);
         else if (kind == 'n')
             spec->symbol[axis] = "";
         else
-            spec->shape[axis] = size_at(json, dim, where, MAX_ELEMENTS);
+            known[count++] = spec->shape[axis] = size_at(json, dim, where, MAX_ELEMENTS);
     }
+    elements_of(count, known, where);
+}
+
+/* The bytes of a character in UTF-8; 0 where there is none. */
+static uint64_t character_bytes(const uint8_t *data, uint64_t size)
+{
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    unsigned bytes = *data < 0x80 ? 1 : *data >> 5 == 6 ? 2 : *data >> 4 == 14 ? 3 : *data >> 3 == 30 ? 4 : 0;
+    if (!bytes || bytes > size)
+        return 0;
+    uint32_t code = bytes == 1 ? *data : *data & (0x7Fu >> bytes);
+    for (unsigned i = 1; i < bytes; i++) {
+        if (data[i] >> 6 != 2)
+            return 0;
+        code = code << 6 | (data[i] & 63);
+    }
+    return code < least[bytes] || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF) ? 0 : bytes;
+}
+
+/* Texts lie one after another, each behind its length in four bytes. */
+static void check_strings(const uint8_t *data, uint64_t size, uint64_t count, const char *where)
+{
+    uint64_t at = 0, found = 0;
+    bool fine = true;
+    for (; fine && at < size; found++) {
+        uint32_t length = 0;
+        fine = size - at >= 4;
+        if (fine)
+            memcpy(&length, data + at, 4);
+        at += 4;
+        fine = fine && size - at >= length;
+        for (uint64_t end = at + length, bytes; fine && at < end; at += bytes)
+            fine = (bytes = character_bytes(data + at, end - at)) != 0;
+    }
+    if (!fine || found != count)
+        refuse(HINT, "the bundle's manifest: %s does not hold what it says", where);
 }
 
 static void read_tensor(struct tensor *tensor, struct reader *reader, uint32_t item, const char *where)
@@ -218,7 +259,7 @@ static void read_tensor(struct tensor *tensor, struct reader *reader, uint32_t i
     take(json, item, where, fields, "\"\"\"[", found);
     const struct blob *blob = blob_at(reader, found[0], where);
     tensor->dtype = dtype_at(json, found[1], where);
-    tensor->name = name_at(json, found[2], where, false);
+    tensor->name = name_at(json, found[2], where);
     tensor->rank = limited(json, found[3], where, MAX_RANK);
     uint32_t dim = found[3] + 1;
     for (unsigned axis = 0; axis < tensor->rank; axis++, dim = json->nodes[dim].next) {
@@ -226,8 +267,13 @@ static void read_tensor(struct tensor *tensor, struct reader *reader, uint32_t i
         tensor->order[axis] = (uint8_t)axis;
     }
     tensor->count = elements_of(tensor->rank, tensor->shape, where);
-    if (tensor->dtype->kind == 's')
-        return; /* no command takes texts: runtime_run says so */
+    if (blob->size > reader->left)
+        refuse(HINT, "the bundle's manifest: its cases name the same blobs too often");
+    reader->left -= blob->size;
+    if (tensor->dtype->kind == 's') { /* no command takes texts: runtime_run says so */
+        check_strings(blob->data, blob->size, tensor->count, where);
+        return;
+    }
     if (tensor->count * tensor->dtype->bytes != blob->size)
         refuse(HINT, "the bundle's manifest: %s does not hold what it says", where);
     tensor->data = blob->data;
@@ -236,33 +282,30 @@ static void read_tensor(struct tensor *tensor, struct reader *reader, uint32_t i
             refuse(HINT, "the bundle's manifest: %s holds bytes that are no bool", where);
 }
 
-/* A dimension with a name has one size in all tensors of a case. */
-struct sizes {
-    size_t count, room;
-    const char **names;
-    uint64_t *found;
-};
-
-static void check_symbol(struct sizes *sizes, const char *name, uint64_t size, const char *where)
+static int by_place_name(const void *one, const void *other)
 {
-    for (size_t i = 0; i < sizes->count; i++)
-        if (!strcmp(sizes->names[i], name)) {
-            if (sizes->found[i] != size)
-                refuse(HINT, "%s has %llu where dimension '%s' is %llu", where, (unsigned long long)size, name,
-                       (unsigned long long)sizes->found[i]);
-            return;
-        }
-    if (sizes->count == sizes->room) {
-        size_t more = sizes->room + 8;
-        sizes->names = enlarged(sizes->names, sizes->room, more, sizeof *sizes->names);
-        sizes->found = enlarged(sizes->found, sizes->room, more, sizeof *sizes->found);
-        sizes->room += more;
-    }
-    sizes->names[sizes->count] = name;
-    sizes->found[sizes->count++] = size;
+    return strcmp(((const struct place *)one)->name, ((const struct place *)other)->name);
 }
 
-static void check_fits(const struct spec *spec, const struct tensor *tensor, struct sizes *sizes, const char *where)
+static const struct place *place_named(const struct place *places, size_t count, const char *name)
+{
+    const struct place wanted = {name, 0};
+    return count ? bsearch(&wanted, places, count, sizeof wanted, by_place_name) : NULL;
+}
+
+/* A dimension with a name has one size in all tensors of a case. */
+static void check_symbol(struct signature *signature, const struct spec *spec, unsigned axis, uint64_t size,
+                         const char *where)
+{
+    uint64_t *known = &signature->sizes[spec->number[axis]];
+    if (*known != NOT_SEEN && *known != size)
+        refuse(HINT, "%s has %llu where dimension '%s' is %llu", where, (unsigned long long)size, spec->symbol[axis],
+               (unsigned long long)*known);
+    *known = size;
+}
+
+static void check_fits(struct signature *signature, const struct spec *spec, const struct tensor *tensor,
+                       const char *where)
 {
     bool fits = tensor->dtype == spec->dtype && tensor->rank == spec->rank;
     for (unsigned axis = 0; fits && axis < spec->rank; axis++)
@@ -271,14 +314,16 @@ static void check_fits(const struct spec *spec, const struct tensor *tensor, str
         refuse(HINT, "%s: '%s' has another dtype or shape than the method's", where, spec->name);
     for (unsigned axis = 0; axis < spec->rank; axis++)
         if (spec->symbol[axis] && *spec->symbol[axis])
-            check_symbol(sizes, spec->symbol[axis], tensor->shape[axis], where);
+            check_symbol(signature, spec, axis, tensor->shape[axis], where);
 }
 
 /* A case's inputs or outputs, in the method's order. */
-static struct tensor *read_tensors(struct reader *reader, uint32_t list, const struct spec *specs, size_t count,
-                                   struct sizes *sizes, const char *where)
+static struct tensor *read_tensors(struct reader *reader, uint32_t list, struct signature *signature, int side,
+                                   const char *where)
 {
     const struct json *json = &reader->json;
+    const struct spec *specs = signature->specs[side];
+    size_t count = signature->counts[side];
     if (limited(json, list, where, MAX_TENSORS) != count)
         refuse(HINT, "%s: it has %u tensors, the method has %zu", where, json->nodes[list].count, count);
     struct tensor *tensors = allocate(count, sizeof *tensors);
@@ -286,36 +331,32 @@ static struct tensor *read_tensors(struct reader *reader, uint32_t list, const s
     for (size_t i = 0; i < count; i++, item = json->nodes[item].next) {
         struct tensor tensor = {0};
         read_tensor(&tensor, reader, item, where);
-        size_t place = i; /* nearly always */
-        if (strcmp(specs[place].name, tensor.name))
-            for (place = 0; place < count && strcmp(specs[place].name, tensor.name);)
-                place++;
-        if (place == count || tensors[place].name)
+        const struct place *place = place_named(signature->places[side], count, tensor.name);
+        if (!place || tensors[place->at].name)
             refuse(HINT, "%s: '%s' is no tensor of the method, or is there twice", where, tensor.name);
-        tensors[place] = tensor;
+        tensors[place->at] = tensor;
     }
     for (size_t i = 0; i < count; i++)
-        check_fits(&specs[i], &tensors[i], sizes, where);
+        check_fits(signature, &specs[i], &tensors[i], where);
     return tensors;
 }
 
-static void read_noise(struct test_case *made, struct reader *reader, uint32_t list, const char *where)
+static void read_noise(struct test_case *made, struct reader *reader, uint32_t list, const struct signature *signature,
+                       const char *where)
 {
     const struct json *json = &reader->json;
     if (json->nodes[list].kind == '{')
         refuse("create the bundle again", "%s has noise that an earlier hil measured: it hides wrong answers", where);
-    if (json->nodes[list].kind != '[')
+    if (json->nodes[list].kind != '[' || !json->nodes[list].count)
         refuse(HINT, "%s: its noise is of the wrong type", where);
     uint32_t item = list + 1, count = limited(json, list, where, MAX_TENSORS);
     for (uint32_t i = 0; i < count; i++, item = json->nodes[item].next) {
         struct tensor noise = {0};
         read_tensor(&noise, reader, item, where);
-        size_t place = 0;
-        while (place < made->outputs_count && strcmp(made->outputs[place].name, noise.name))
-            place++;
-        if (place == made->outputs_count || made->noise[place].dtype)
+        const struct place *place = place_named(signature->places[1], made->outputs_count, noise.name);
+        if (!place || made->noise[place->at].dtype)
             refuse(HINT, "%s: noise of '%s', which is no output, or is there twice", where, noise.name);
-        const struct tensor *output = &made->outputs[place];
+        const struct tensor *output = &made->outputs[place->at];
         bool fits = !strcmp(noise.dtype->name, "float8_e8m0fnu") && noise.rank == output->rank;
         for (unsigned axis = 0; fits && axis < noise.rank; axis++)
             fits = noise.shape[axis] == output->shape[axis];
@@ -323,7 +364,7 @@ static void read_noise(struct test_case *made, struct reader *reader, uint32_t l
             fits = noise.data[one] != 0xff;
         if (!fits)
             refuse(HINT, "%s: the noise of '%s' is not of the output's shape, or holds what is no number", where, noise.name);
-        made->noise[place] = noise;
+        made->noise[place->at] = noise;
     }
 }
 
@@ -344,7 +385,7 @@ static bool has_field(const struct json *json, uint32_t object, const char *name
 }
 
 static void read_case(struct test_case *made, struct reader *reader, uint32_t item, const char *method,
-                      const struct signature *signature)
+                      struct signature *signature)
 {
     enum { ATOL, INPUTS, NAME, NOISE, OUTPUTS, RELATION, RTOL, SOURCE, FIELDS };
     static const char *const names[] = {"atol", "inputs", "name", "noise", "outputs", "relation", "rtol", "source"};
@@ -372,22 +413,24 @@ static void read_case(struct test_case *made, struct reader *reader, uint32_t it
     take(json, item, where, wanted, wanted_kinds, taken);
     for (size_t i = 0; i < count; i++)
         found[places[i]] = taken[i];
-    made->name = name_at(json, found[NAME], where, false);
+    made->name = name_at(json, found[NAME], where);
     where = text_of("method '%s', case '%s'", method, made->name);
-    made->relation = found[RELATION] ? name_at(json, found[RELATION], where, false) : "independent";
+    made->relation = found[RELATION] ? name_at(json, found[RELATION], where) : "independent";
     if (strcmp(made->relation, "independent") && strcmp(made->relation, "same library") &&
         strcmp(made->relation, SELF_CHECK))
         refuse(HINT, "%s: unknown relation '%s'", where, made->relation);
     made->atol = tolerance_at(json, found[ATOL], where);
     made->rtol = tolerance_at(json, found[RTOL], where);
-    struct sizes sizes = {0};
+    check_text(json, found[SOURCE], where, MAX_TEXT, true);
+    for (size_t i = 0; i < signature->symbols; i++)
+        signature->sizes[i] = NOT_SEEN;
     made->inputs_count = signature->counts[0];
     made->outputs_count = signature->counts[1];
-    made->inputs = read_tensors(reader, found[INPUTS], signature->specs[0], made->inputs_count, &sizes, where);
-    made->outputs = read_tensors(reader, found[OUTPUTS], signature->specs[1], made->outputs_count, &sizes, where);
+    made->inputs = read_tensors(reader, found[INPUTS], signature, 0, where);
+    made->outputs = read_tensors(reader, found[OUTPUTS], signature, 1, where);
     made->noise = allocate(made->outputs_count, sizeof *made->noise);
     if (found[NOISE])
-        read_noise(made, reader, found[NOISE], where);
+        read_noise(made, reader, found[NOISE], signature, where);
     check_tolerances(method, made);
 }
 
@@ -405,25 +448,57 @@ static void refuse_twins(const char **names, size_t count, const char *where)
             refuse(HINT, "the bundle's manifest: %s has one name twice", where);
 }
 
+/* Gives each symbol of a method a number, so that a case need not look for it. */
+static void number_symbols(struct signature *signature)
+{
+    size_t count = 0;
+    for (int side = 0; side < 2; side++)
+        for (size_t i = 0; i < signature->counts[side]; i++)
+            for (unsigned axis = 0; axis < signature->specs[side][i].rank; axis++)
+                count += signature->specs[side][i].symbol[axis] && *signature->specs[side][i].symbol[axis];
+    struct place *found = allocate(count, sizeof *found);
+    count = 0;
+    for (int side = 0; side < 2; side++)
+        for (size_t i = 0; i < signature->counts[side]; i++)
+            for (unsigned axis = 0; axis < signature->specs[side][i].rank; axis++)
+                if (signature->specs[side][i].symbol[axis] && *signature->specs[side][i].symbol[axis])
+                    found[count++] = (struct place){signature->specs[side][i].symbol[axis],
+                                                    (i * 2 + (size_t)side) * MAX_RANK + axis};
+    if (count)
+        qsort(found, count, sizeof *found, by_place_name);
+    for (size_t i = 0; i < count; i++) {
+        if (!i || strcmp(found[i - 1].name, found[i].name))
+            signature->symbols++;
+        size_t at = found[i].at / MAX_RANK;
+        signature->specs[at % 2][at / 2].number[found[i].at % MAX_RANK] = (uint32_t)signature->symbols - 1;
+    }
+    signature->sizes = allocate(signature->symbols, sizeof *signature->sizes);
+}
+
 static void read_method(struct method *made, struct reader *reader, uint32_t item)
 {
     static const char *const fields[] = {"cases", "inputs", "name", "outputs"};
     const struct json *json = &reader->json;
-    struct signature signature;
+    struct signature signature = {0};
     uint32_t found[4];
     take(json, item, "methods", fields, "[[\"[", found);
-    made->name = name_at(json, found[2], "methods.name", false);
+    made->name = name_at(json, found[2], "methods.name");
     for (int side = 0; side < 2; side++) {
         uint32_t list = found[side ? 3 : 1], spec = list + 1;
         size_t count = signature.counts[side] = limited(json, list, "methods", MAX_TENSORS);
         signature.specs[side] = allocate(count, sizeof **signature.specs);
-        const char **names = allocate(count, sizeof *names);
+        struct place *places = signature.places[side] = allocate(count, sizeof *places);
         for (size_t i = 0; i < count; i++, spec = json->nodes[spec].next) {
             read_spec(&signature.specs[side][i], json, spec, side ? "methods.outputs" : "methods.inputs");
-            names[i] = signature.specs[side][i].name;
+            places[i] = (struct place){signature.specs[side][i].name, i};
         }
-        refuse_twins(names, count, side ? "methods.outputs" : "methods.inputs");
+        if (count)
+            qsort(places, count, sizeof *places, by_place_name);
+        for (size_t i = 1; i < count; i++)
+            if (!by_place_name(&places[i - 1], &places[i]))
+                refuse(HINT, "the bundle's manifest: methods.%s has one name twice", side ? "outputs" : "inputs");
     }
+    number_symbols(&signature);
     made->cases_count = limited(json, found[0], "methods.cases", MAX_CASES);
     made->cases = allocate(made->cases_count, sizeof *made->cases);
     const char **names = allocate(made->cases_count, sizeof *names);
@@ -433,6 +508,21 @@ static void read_method(struct method *made, struct reader *reader, uint32_t ite
         names[i] = made->cases[i].name;
     }
     refuse_twins(names, made->cases_count, "methods.cases");
+}
+
+/* How a bundle was made may be any JSON, but no deeper than people can read. */
+static void check_depth(const struct json *json, uint32_t node, unsigned depth)
+{
+    const struct node *found = &json->nodes[node];
+    if (depth > MAX_DEPTH)
+        refuse(HINT, "the bundle's manifest: made is too deep");
+    uint32_t inside = node + 1;
+    for (uint32_t i = 0; (found->kind == '{' || found->kind == '[') && i < found->count; i++) {
+        if (found->kind == '{')
+            check_depth(json, inside++, depth + 1); /* a key */
+        check_depth(json, inside, depth + 1);
+        inside = json->nodes[inside].next;
+    }
 }
 
 static uint64_t number_in(const uint8_t *data, unsigned bytes)
@@ -445,7 +535,7 @@ static uint64_t number_in(const uint8_t *data, unsigned bytes)
 void read_hilb(struct bundle *bundle, const uint8_t *data, uint64_t size)
 {
     static const char *const fields[] = {"blobs", "made", "methods", "program"};
-    struct reader reader = {.bundle = bundle};
+    struct reader reader = {.bundle = bundle, .left = 4 * size + MAX_SHARED_BYTES};
     if (size < HEADER_BYTES)
         refuse(BROKEN, "the bundle is cut off in its header");
     uint64_t version = number_in(data + 8, 4), flags = number_in(data + 12, 4), manifest = number_in(data + 24, 8);
@@ -466,6 +556,7 @@ void read_hilb(struct bundle *bundle, const uint8_t *data, uint64_t size)
     parse_json(&reader.json, (const char *)data + HEADER_BYTES, (uint32_t)manifest);
     uint32_t found[4];
     take(&reader.json, 0, "it", fields, "[{[{", found);
+    check_depth(&reader.json, found[1], 0);
     read_blobs(&reader, found[0], data, size, start);
     read_program(&reader, found[3]);
     bundle->methods_count = limited(&reader.json, found[2], "methods", MAX_METHODS);

@@ -118,10 +118,10 @@ static bool is_blind(char *why, size_t size, struct tolerance tolerance, const s
     if (!largest)
         return false;
     if (allowed)
-        snprintf(measured, sizeof measured, " (its own noise is %.2g)", allowed->widest);
-    const char *then = (2 - rtol) * largest <= atol   ? "it would agree with every sign flipped"
+        snprintf(measured, sizeof measured, " (noise %.2g)", allowed->widest);
+    const char *then = (2 - rtol) * largest <= atol   ? "flipped signs would agree"
                        : (1 - rtol) * largest <= atol ? "zeros would agree"
-                       : largest <= steps * atol      ? "a right answer and a wrong one look alike"
+                       : largest <= steps * atol      ? "right and wrong answers cannot be distinguished"
                                                       : NULL;
     if (then) {
         snprintf(why, size, "atol is %.3g, but the largest value is %.3g%s: %s", atol, largest, measured, then);
@@ -133,7 +133,7 @@ static bool is_blind(char *why, size_t size, struct tolerance tolerance, const s
     if (!(constant < scale->spread && scale->spread <= steps * (atol + rtol * scale->least_extreme)))
         return false;
     snprintf(why, size,
-             "its values differ by %.3g at most, which is within the tolerance (rtol %.3g, atol %.3g)%s: they would agree in "
+             "values differ by at most %.3g, which is within the tolerance (rtol %.3g, atol %.3g)%s: they would agree in "
              "any order",
              scale->spread, rtol, atol, measured);
     return true;
@@ -340,13 +340,13 @@ static bool has_more_error(char *why, size_t size, const struct stats *stats, co
     if (dd != 0) {
         double sqnr = (double)(10 * (log10l(bb) - log10l(dd)));
         if (sqnr < 0) {
-            snprintf(why, size, "it is within tolerance, but more error than signal (SQNR %.3g dB)", sqnr);
+            snprintf(why, size, "within tolerance, but the error exceeds the signal (SQNR %.3g dB)", sqnr);
             return true;
         }
     }
     double cosine = aa == 0 || bb == 0 ? aa == bb : (double)(stats->ab / (sqrtl(aa) * sqrtl(bb)));
     if (cosine < 0) {
-        snprintf(why, size, "it is within tolerance, but points the other way (cosine %.3g)", fmax(cosine, -1));
+        snprintf(why, size, "within tolerance, but in the opposite direction (cosine %.3g)", fmax(cosine, -1));
         return true;
     }
     return false;
@@ -394,8 +394,8 @@ static struct stats judge_values(char *reason, char *doubt, size_t size, const s
         if (all.mismatches)
             return stats;
         snprintf(doubt, size,
-                 "%llu of %llu value%s out of tolerance, but within what rounding does to the reference itself (its own noise "
-                 "is %.2g): nothing finer can be judged",
+                 "%llu of %llu value%s out of tolerance, but within the rounding noise of the reference ("
+                 "%.2g): cannot be judged",
                  (unsigned long long)stats.mismatches, (unsigned long long)actual->count, actual->count == 1 ? "" : "s",
                  allowed->largest);
         *reason = 0;
@@ -418,9 +418,9 @@ static struct stats judge_values(char *reason, char *doubt, size_t size, const s
         uint64_t lost, first;
         if (!has_small_loss(actual, expected, plain.rtol, plain.atol, given, allowed ? allowed : &none, &lost, &first))
             return stats;
-        const char *more = allowed ? " and the reference's own noise" : "";
+        const char *more = allowed ? " and the noise of the reference" : "";
         snprintf(allowed && lost ? reason : doubt, size,
-                 "of its values that are smaller than the tolerance (rtol %.3g, atol %.3g), %llu differ by more than %.2g of "
+                 "of the values that are smaller than the tolerance (rtol %.3g, atol %.3g), %llu differ by more than %.2g of "
                  "their value%s",
                  plain.rtol, plain.atol, (unsigned long long)lost, relative_limit(expected->dtype, plain.rtol, given), more);
         if (allowed && lost) {

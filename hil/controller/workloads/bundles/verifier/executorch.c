@@ -101,7 +101,7 @@ static struct table item(struct table table, struct vector list, uint64_t index)
 static const char *text(struct table table, unsigned index)
 {
     struct vector found = vector(table, index, 1);
-    if (found.count > MAX_NAME_BYTES)
+    if (found.count > MAX_NAME)
         refuse(HINT, "the file has a name of %llu bytes", (unsigned long long)found.count);
     spend(table.buffer, found.count);
     char *made = allocate(found.count + 1, 1);
@@ -138,6 +138,7 @@ struct entry {
     const char *name;
     size_t counts[2];
     struct value *sides[2]; /* inputs and outputs */
+    size_t tensors_count, *tensors; /* the inputs that are tensors */
 };
 
 static void read_shape(struct table table, unsigned sizes_field, unsigned order_field, unsigned *rank, uint64_t *sizes,
@@ -205,7 +206,7 @@ static size_t read_entries(struct buffer *buffer, struct entry **found)
     return plans.count;
 }
 
-static const struct entry *entry_named(const struct entry *entries, size_t count, const char *name)
+static struct entry *entry_named(struct entry *entries, size_t count, const char *name)
 {
     for (size_t i = 0; i < count; i++)
         if (!strcmp(entries[i].name, name))
@@ -244,27 +245,32 @@ static void fill_number(struct tensor *tensor, unsigned kind, const void *bits)
     tensor->is_number = true;
 }
 
-/* In a .hilb the numbers that a program was exported with are no inputs; the command is given them all the same. */
-static void with_constants(struct tensor **tensors, size_t *count, const struct entry *entry, const char *where)
+/* The tensors of a case lie as the program says; its other inputs are the numbers that it was exported with. */
+static void take_layout_of(struct test_case *one, const struct entry *entry, const char *where)
 {
-    size_t wanted = entry->counts[0], taken = 0;
-    struct tensor *made = allocate(wanted, sizeof *made);
-    for (size_t place = 0; place < wanted; place++) {
-        const struct value *value = &entry->sides[0][place];
-        if (is_scalar_kind(value->kind)) {
-            made[place].name = "a number";
-            fill_number(&made[place], value->kind, &value->bits);
-            continue;
-        }
-        if (value->kind != KIND_TENSOR || taken == *count)
+    size_t taken = 0;
+    for (size_t i = 0; i < entry->tensors_count; i++)
+        if (taken == one->inputs_count)
             refuse(HINT, "%s: it does not have the inputs that the program takes", where);
-        made[place] = (*tensors)[taken++];
-        take_layout(&made[place], value, where);
-    }
-    if (taken != *count)
+        else
+            take_layout(&one->inputs[taken++], &entry->sides[0][entry->tensors[i]], where);
+    if (taken != one->inputs_count)
         refuse(HINT, "%s: it has more inputs than the program takes", where);
-    *tensors = made;
-    *count = wanted;
+    taken = 0;
+    for (size_t place = 0; place < entry->counts[1] && taken < one->outputs_count; place++)
+        if (entry->sides[1][place].kind == KIND_TENSOR)
+            take_layout(&one->outputs[taken++], &entry->sides[1][place], where);
+}
+
+/* Which of the inputs are tensors; the others are numbers. */
+static void find_tensors(struct entry *entry)
+{
+    entry->tensors = allocate(entry->counts[0], sizeof *entry->tensors);
+    for (size_t place = 0; place < entry->counts[0]; place++)
+        if (entry->sides[0][place].kind == KIND_TENSOR)
+            entry->tensors[entry->tensors_count++] = place;
+        else if (!is_scalar_kind(entry->sides[0][place].kind))
+            refuse(HINT, "method '%s' takes what is neither a tensor nor a number", entry->name);
 }
 
 void take_layouts(struct bundle *bundle)
@@ -275,17 +281,34 @@ void take_layouts(struct bundle *bundle)
     size_t count = read_entries(&buffer, &entries);
     for (size_t m = 0; m < bundle->methods_count; m++) {
         struct method *method = &bundle->methods[m];
-        const struct entry *entry = entry_named(entries, count, method->name);
+        struct entry *entry = entry_named(entries, count, method->name);
+        find_tensors(entry);
+        method->entry = entry;
         for (size_t c = 0; c < method->cases_count; c++) {
             struct test_case *one = &method->cases[c];
-            const char *where = text_of("method '%s', case '%s'", method->name, one->name);
-            with_constants(&one->inputs, &one->inputs_count, entry, where);
-            size_t taken = 0;
-            for (size_t place = 0; place < entry->counts[1] && taken < one->outputs_count; place++)
-                if (entry->sides[1][place].kind == KIND_TENSOR)
-                    take_layout(&one->outputs[taken++], &entry->sides[1][place], where);
+            take_layout_of(one, entry, text_of("method '%s', case '%s'", method->name, one->name));
         }
     }
+}
+
+struct test_case with_constants(const struct method *method, const struct test_case *given)
+{
+    struct test_case made = *given;
+    const struct entry *entry = method->entry;
+    if (!entry)
+        return made;
+    made.inputs_count = entry->counts[0];
+    made.inputs = allocate(made.inputs_count, sizeof *made.inputs);
+    for (size_t place = 0; place < made.inputs_count; place++) {
+        const struct value *value = &entry->sides[0][place];
+        if (is_scalar_kind(value->kind)) {
+            made.inputs[place].name = "a number";
+            fill_number(&made.inputs[place], value->kind, &value->bits);
+        }
+    }
+    for (size_t i = 0; i < entry->tensors_count; i++)
+        made.inputs[entry->tensors[i]] = given->inputs[i];
+    return made;
 }
 
 /* ---- the cases of a bundled program */

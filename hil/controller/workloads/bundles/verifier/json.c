@@ -5,7 +5,7 @@
 #include <string.h>
 
 static const char *const HINT = "the file was not written by hil, or is damaged: get it again";
-enum { MAX_DEPTH = 40 };
+enum { MAX_LEVELS = 40, MAX_DIGITS = 4300 /* of an integer, as Python reads them */ };
 
 struct parser {
     struct json *json;
@@ -41,31 +41,6 @@ static uint32_t new_node(struct parser *parser, char kind)
     return json->count++;
 }
 
-static void parse_string(struct parser *parser)
-{
-    expect(parser, '"');
-    uint32_t node = new_node(parser, '"');
-    for (char c; (c = here(parser)) != '"'; parser->at++) {
-        if (c < ' ' || c > '~')
-            damaged();
-        if (c != '\\')
-            continue;
-        parser->at++;
-        c = here(parser);
-        if (c == 'u') {
-            for (int i = 0; i < 4; i++) {
-                parser->at++;
-                c = here(parser);
-                if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f')))
-                    damaged();
-            }
-        } else if (!c || !strchr("\"\\bfnrt", c))
-            damaged();
-    }
-    parser->json->nodes[node].end = parser->at++;
-    parser->json->nodes[node].next = parser->json->count;
-}
-
 static uint32_t code_unit(const char *text)
 {
     uint32_t unit = 0;
@@ -74,8 +49,7 @@ static uint32_t code_unit(const char *text)
     return unit;
 }
 
-/* The character at ``at`` of a string, which moves behind it. */
-static uint32_t character(const char *text, uint32_t *at, uint32_t end)
+uint32_t character(const char *text, uint32_t *at, uint32_t end)
 {
     char c = text[(*at)++];
     if (c != '\\')
@@ -98,6 +72,38 @@ static uint32_t character(const char *text, uint32_t *at, uint32_t end)
     return 0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00);
 }
 
+static void parse_string(struct parser *parser)
+{
+    expect(parser, '"');
+    uint32_t node = new_node(parser, '"');
+    for (char c; (c = here(parser)) != '"'; parser->at++) {
+        if (c < ' ' || c > '~')
+            damaged();
+        if (c != '\\')
+            continue;
+        parser->at++;
+        c = here(parser);
+        if (c == 'u') {
+            for (int i = 0; i < 4; i++) {
+                parser->at++;
+                c = here(parser);
+                if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f')))
+                    damaged();
+            }
+            /* Escaped are the characters that have no other form. */
+            uint32_t unit = code_unit(parser->json->text + parser->at - 3);
+            if ((unit >= ' ' && unit <= '~') || (unit && unit < 128 && strchr("\b\f\n\r\t", (char)unit)))
+                damaged();
+        } else if (!c || !strchr("\"\\bfnrt", c))
+            damaged();
+    }
+    uint32_t end = parser->at++;
+    parser->json->nodes[node].end = end;
+    parser->json->nodes[node].next = parser->json->count;
+    for (uint32_t at = parser->json->nodes[node].start; at < end;)
+        character(parser->json->text, &at, end); /* refuses half a character */
+}
+
 /* Keys are in the order of their characters, so that none stands twice. */
 static bool follows(const struct json *json, uint32_t before, uint32_t after)
 {
@@ -116,7 +122,7 @@ static void parse_value(struct parser *parser, int depth);
 static void parse_items(struct parser *parser, char kind, char closing, int depth)
 {
     uint32_t node = new_node(parser, kind), count = 0, key = 0;
-    if (depth == MAX_DEPTH)
+    if (depth == MAX_LEVELS)
         refuse(HINT, "the manifest is too deep");
     parser->at++;
     while (here(parser) != closing) {
@@ -138,10 +144,78 @@ static void parse_items(struct parser *parser, char kind, char closing, int dept
     parser->json->nodes[node].next = parser->json->count;
 }
 
+/* Whether a float's text is the one that Python writes: the shortest that is read as the same number. */
+static bool is_shortest(const char *text, uint32_t length)
+{
+    char copy[40], digits[40], made[40];
+    if (length >= sizeof copy)
+        return false;
+    memcpy(copy, text, length);
+    copy[length] = 0;
+    double value = strtod(copy, NULL);
+    if (!isfinite(value))
+        return false;
+    const char *sign = *copy == '-' ? "-" : "";
+    value = fabs(value);
+    /* The text's own digits, without zeros at either end. */
+    size_t count = 0;
+    for (const char *c = copy; *c && *c != 'e'; c++)
+        if (*c >= '0' && *c <= '9' && (count || *c != '0'))
+            digits[count++] = *c;
+    while (count && digits[count - 1] == '0')
+        count--;
+    if (!count)
+        return !strcmp(copy + strlen(sign), "0.0");
+    int precision = (int)count;
+    if (precision > 17)
+        return false;
+    for (int less = precision > 1 ? precision - 1 : 1; less <= precision; less++) {
+        char other[17];
+        size_t places = 0;
+        snprintf(made, sizeof made, "%.*e", less - 1, value);
+        if (strtod(made, NULL) != value)
+            continue;
+        if (less < precision)
+            return false;
+        for (const char *c = made; *c != 'e'; c++)
+            if (*c != '.')
+                other[places++] = *c;
+        if (memcmp(other, digits, count))
+            return false;
+    }
+    /* Where the point is: as printf has it. */
+    snprintf(made, sizeof made, "%.*e", precision - 1, value);
+    int exponent = atoi(strchr(made, 'e') + 1);
+    digits[count] = 0;
+    char wanted[64];
+    if (exponent < -4 || exponent >= 16)
+        snprintf(wanted, sizeof wanted, "%s%c%s%se%c%02d", sign, *digits, count > 1 ? "." : "", digits + 1,
+                 exponent < 0 ? '-' : '+', abs(exponent));
+    else if (exponent < 0)
+        snprintf(wanted, sizeof wanted, "%s0.%.*s%s", sign, -exponent - 1, "000", digits);
+    else if ((int)count <= exponent + 1)
+        snprintf(wanted, sizeof wanted, "%s%s%.*s.0", sign, digits, exponent + 1 - (int)count, "000000000000000");
+    else
+        snprintf(wanted, sizeof wanted, "%s%.*s.%s", sign, exponent + 1, digits, digits + exponent + 1);
+    return !strcmp(wanted, copy);
+}
+
+static bool is_number(const char *text, uint32_t length)
+{
+    uint32_t at = length && *text == '-', digits = 0;
+    while (at + digits < length && text[at + digits] >= '0' && text[at + digits] <= '9')
+        digits++;
+    if (!digits || (digits > 1 && text[at] == '0'))
+        return false;
+    if (at + digits == length) /* an integer has no sign where it is 0 */
+        return digits <= MAX_DIGITS && !(at && text[at] == '0');
+    return is_shortest(text, length);
+}
+
 static void parse_plain(struct parser *parser)
 {
     uint32_t node = new_node(parser, 0);
-    while (here(parser) && strchr("+-.0123456789abcdefghijklmnopqrstuvwxyzE", here(parser)))
+    while (here(parser) && strchr("+-.0123456789abcdefghijklmnopqrstuvwxyz", here(parser)))
         parser->at++;
     struct node *made = &parser->json->nodes[node];
     made->end = parser->at;
@@ -151,7 +225,7 @@ static void parse_plain(struct parser *parser)
     if ((length == 4 && (!memcmp(text, "true", 4) || !memcmp(text, "null", 4))) ||
         (length == 5 && !memcmp(text, "false", 5)))
         made->kind = *text;
-    else if (!length || !strchr("-0123456789", *text))
+    else if (!is_number(text, length))
         damaged();
 }
 
@@ -188,6 +262,13 @@ static bool is_whole(const struct json *json, uint32_t node)
     return true;
 }
 
+static bool is_float(const struct json *json, uint32_t node)
+{
+    const struct node *found = &json->nodes[node];
+    const char *text = json->text + found->start;
+    return memchr(text, '.', found->end - found->start) || memchr(text, 'e', found->end - found->start);
+}
+
 static bool fits(const struct json *json, uint32_t node, char wanted)
 {
     char kind = json->nodes[node].kind;
@@ -198,7 +279,7 @@ static bool fits(const struct json *json, uint32_t node, char wanted)
         if (kind == 'n')
             return true; /* fall through */
     case 'd':
-        return !kind && !is_whole(json, node);
+        return !kind && is_float(json, node);
     case 'C': /* a container */
         return kind == '[' || kind == '{';
     default:
@@ -248,17 +329,6 @@ const char *string_at(const struct json *json, uint32_t number)
             refuse(HINT, "the manifest holds a text with a zero in it");
     }
     return made;
-}
-
-const char *name_at(const struct json *json, uint32_t node, const char *where, bool may_be_empty)
-{
-    const char *name = string_at(json, node);
-    bool shown = strlen(name) <= MAX_NAME_BYTES && (*name || may_be_empty);
-    for (const unsigned char *c = (const unsigned char *)name; *c && shown; c++)
-        shown = *c >= ' ' && *c != 0x7F && !(c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA1);
-    if (!shown)
-        refuse(HINT, "the bundle's manifest: %s is empty, too long, or holds characters that cannot be shown", where);
-    return name;
 }
 
 bool is_string(const struct json *json, uint32_t node, const char *text)

@@ -23,11 +23,22 @@ void parse_json(struct json *json, const char *text, uint32_t size);
  * i for a whole number of 0 or more, d for a float, D for a float or null. */
 void take(const struct json *json, uint32_t object, const char *where, const char *const *names, const char *kinds,
           uint32_t *found);
-/* A string, its escapes resolved; the name of something that can be shown. */
+/* A string, its escapes resolved. */
 const char *string_at(const struct json *json, uint32_t node);
-const char *name_at(const struct json *json, uint32_t node, const char *where, bool may_be_empty);
+/* The character at ``at`` of a text of JSON, which moves behind it. */
+uint32_t character(const char *text, uint32_t *at, uint32_t end);
 bool is_string(const struct json *json, uint32_t node, const char *text);
 uint64_t size_at(const struct json *json, uint32_t node, const char *where, uint64_t most);
 double number_at(const struct json *json, uint32_t node, const char *where);
+
+/* ---- names.c */
+
+/* Refuse a string that cannot be shown, or has more characters than it may have. */
+void check_text(const struct json *json, uint32_t node, const char *where, uint32_t most, bool may_be_empty);
+/* The name of something; the name of a program's file. */
+const char *name_at(const struct json *json, uint32_t node, const char *where);
+const char *file_name_at(const struct json *json, uint32_t node);
+bool go_together(const char *one, const char *other);
+void check_runtime(const char *name);
 
 #endif

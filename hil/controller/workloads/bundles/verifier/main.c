@@ -201,7 +201,8 @@ static void run_case(const struct method *method, struct test_case *one)
     struct tensor *outputs = allocate(one->outputs_count, sizeof *outputs);
     struct comparison *found = allocate(one->outputs_count, sizeof *found);
     double begin = now();
-    enum outcome outcome = runtime_run(method, one, outputs, message, sizeof message);
+    struct test_case whole = with_constants(method, one);
+    enum outcome outcome = runtime_run(method, &whole, outputs, message, sizeof message);
     double seconds = now() - begin;
     if (interrupted)
         return;
@@ -216,20 +217,30 @@ static void run_case(const struct method *method, struct test_case *one)
     free_after(before);
 }
 
-static bool is_chosen(const struct method *method, size_t number)
+static bool has_case_named(const struct method *method, const char *name)
 {
-    const char *name = method->cases[number].name;
-    if (!*job.which || !strcmp(job.which, name) || !strcmp(job.which, text_of("%s/%s", method->name, name)))
-        return true;
     for (size_t i = 0; i < method->cases_count; i++)
-        if (!strcmp(job.which, method->cases[i].name))
-            return false; /* a name comes before a number */
-    return !strcmp(job.which, text_of("%zu", number));
+        if (!strcmp(name, method->cases[i].name))
+            return true;
+    return false;
 }
 
-static void list_case(const struct method *method, const struct test_case *one)
+/* ``by_number``: no case has the name that was asked for, which comes before a number. */
+static bool is_chosen(const struct method *method, size_t number, bool by_number)
+{
+    const char *name = method->cases[number].name;
+    void *before = last_allocated();
+    bool found = !*job.which || !strcmp(job.which, name) || !strcmp(job.which, text_of("%s/%s", method->name, name)) ||
+                 (by_number && !strcmp(job.which, text_of("%zu", number)));
+    free_after(before);
+    return found;
+}
+
+static void list_case(const struct method *method, const struct test_case *given)
 {
     char shape[768];
+    void *before = last_allocated();
+    const struct test_case whole = with_constants(method, given), *one = &whole;
     if (job.json) {
         printf(job.ran ? ",\n  {\"method\": " : "\n  {\"method\": ");
         put_json(method->name);
@@ -247,6 +258,7 @@ static void list_case(const struct method *method, const struct test_case *one)
         printf("\n");
     }
     job.ran++;
+    free_after(before);
 }
 
 static void each_case(void *unused)
@@ -258,8 +270,9 @@ static void each_case(void *unused)
         if (*job.method && strcmp(job.method, method->name))
             continue;
         known = true;
+        bool by_number = !has_case_named(method, job.which);
         for (size_t c = 0; c < method->cases_count && !interrupted; c++) {
-            if (!is_chosen(method, c))
+            if (!is_chosen(method, c, by_number))
                 continue;
             found = true;
             if (job.list)

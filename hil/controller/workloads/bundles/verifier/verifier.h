@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* The limits of hil/bundles/manifest.py. */
-enum { MAX_RANK = 32, MAX_NAME_BYTES = 1024, MAX_FILES = 1000, MAX_METHODS = 1000, MAX_CASES = 100000, MAX_TENSORS = 10000 };
+enum { MAX_RANK = 32, MAX_NAME = 255, MAX_TEXT = 1 << 16, MAX_DEPTH = 16, MAX_FILES = 1000, MAX_METHODS = 1000, MAX_CASES = 100000, MAX_TENSORS = 10000 };
 #define MAX_ELEMENTS ((uint64_t)1 << 48)
 
 /* ---- errors.c: what is wrong with a file or a command line; memory, all of it freed at the end */
@@ -89,6 +89,7 @@ struct method {
     const char *name;
     size_t cases_count;
     struct test_case *cases;
+    const struct entry *entry; /* of a .hilb for ExecuTorch: what the program says of the method */
 };
 
 struct program_file {
@@ -112,6 +113,9 @@ void read_hilb(struct bundle *bundle, const uint8_t *data, uint64_t size);
 void read_bpte(struct bundle *bundle, const uint8_t *data, uint64_t size);
 /* How the tensors of a .hilb for ExecuTorch lie in its memory. */
 void take_layouts(struct bundle *bundle);
+/* A case as it is run: in a .hilb the numbers that an ExecuTorch program was exported with are no inputs; the command is
+ * given them all the same. */
+struct test_case with_constants(const struct method *method, const struct test_case *given);
 /* Elements in C order as they lie in such an order of dimensions or, with ``back``, the other way; ``room`` elements. */
 const uint8_t *reordered(const struct tensor *tensor, const uint8_t *order, const uint8_t *data, uint64_t room, bool back);
 /* Refuse a case whose tolerances could not fail. */

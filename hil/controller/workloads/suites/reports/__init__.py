@@ -1,6 +1,6 @@
-"""What a suite's run tells people and machines: CSV, JUnit, Markdown, HTML, the last screen, and two runs side by side.
+"""Reports on suite runs: CSV, JUnit, Markdown, HTML, the terminal summary, and comparisons of two runs.
 
-All of it is made from the run's ``suite.json`` and ``results.jsonl`` and can be made again at any time.
+Reports are generated from ``suite.json`` and ``results.jsonl`` and can be regenerated at any time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FILES = {
 
 
 def write_reports(folder: Path) -> None:
-    """Write results.csv, outputs.csv, junit.xml, summary.md and report.html of a run, each atomically, and pictures.
+    """Write results.csv, outputs.csv, junit.xml, summary.md, report.html and pictures of a run. All writes are atomic.
 
     Args:
-        folder: the run's; it may still be going on, or have been cut off: then the reports say what is missing.
+        folder: the run's directory. The run may be unfinished; then the reports list the missing cases.
 
     Raises:
-        UsageError: the folder holds no suite run.
-        StorageError: it cannot be written.
+        UsageError: the directory is not a suite run.
+        StorageError: a file cannot be written.
     """
     run = load_run(folder)
     if not run.interrupted:

@@ -1,4 +1,4 @@
-"""What counts as a difference of two results of one case: the rules of `hil suite diff`, one case at a time."""
+"""Rules of `hil suite diff` for differences between two results for a case."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hil.compare.stats import worst_of
 from hil.controller.workloads.suites.reports.results import is_failing, number
 from hil.controller.workloads.suites.store import CaseRecord
 
-# Smaller differences are noise. Device times must also exceed the variation within a run: of 314 cases with 20
-# iterations each, run twice on a busy machine, 41 medians differed by more than the ratio, and 3 of them by more than
-# that.
+# Smaller differences are noise. Device times must also exceed the variation within a run. Of 314 cases with 20
+# iterations, run twice on a busy machine, 41 medians differed by more than the ratio. Only 3 of them also exceeded the
+# variation.
 ITERATIONS = 5
 _DEVICE_NS = 50_000.0
 _DEVICE_RATIO = 1.2
@@ -24,20 +24,20 @@ _BYTES_RATIO = 1.02
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of a case that are compared; None where there is none."""
+    """Numbers of a case that are compared; None if missing."""
 
     device_p50_ns: float | None = None
     device_p90_ns: float | None = None
     iterations: int = 0
     artifact_bytes: float | None = None
-    # max_abs, sqnr_db: of all outputs the worst of each.
+    # max_abs, sqnr_db: the worst value over all outputs.
     max_abs: float | None = None
     sqnr_db: float | None = None
-    outputs: Mapping[str, Numbers] = field(default_factory=dict)  # name -> its max_abs and sqnr_db
+    outputs: Mapping[str, Numbers] = field(default_factory=dict)  # output name -> max_abs and sqnr_db
 
     @classmethod
     def of(cls, record: CaseRecord) -> Numbers:
-        """The numbers of a suite's case."""
+        """Return the numbers of a suite's case."""
         worst = worst_of({key: number(one.get(key)) for key in ("max_abs", "sqnr_db")} for one in record.outputs)
         return cls(
             record.device_p50_ns,
@@ -55,18 +55,18 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Change:
-    """A number that changed beyond noise."""
+    """A number that changed by more than noise."""
 
-    what: str  # the field of :class:`Numbers`
+    what: str  # a field in :class:`Numbers`
     before: float
     after: float
-    ratio: float | None  # after/before; None for SQNR, a logarithm, and for a division by zero
-    worse: bool  # whether it is slower, larger, or further from the reference
-    output: str = ""  # of a case with several outputs the one that changed the most, for the worse if any did
+    ratio: float | None  # after/before; None for SQNR (a logarithm) and for a division by zero
+    worse: bool  # slower, larger, or further from the reference
+    output: str = ""  # the most changed output; worse outputs take priority
 
 
 def move_of(before: str, after: str) -> str:
-    """``broke``, ``mended`` or ``still_failing``: what became of an outcome; "" for none of these."""
+    """Return ``broke``, ``mended`` or ``still_failing`` for a change of outcome, or ""."""
     failed, fails = is_failing(before), is_failing(after)
     if fails:
         return "still_failing" if failed else "broke"
@@ -74,12 +74,12 @@ def move_of(before: str, after: str) -> str:
 
 
 def is_measured(was: Numbers, now: Numbers) -> bool:
-    """Whether both device times are of enough iterations to be compared."""
+    """Return whether both device times have enough iterations for a comparison."""
     return min(was.iterations, now.iterations) >= ITERATIONS
 
 
 def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable[Change]:
-    """Yield what changed; a program's size only where it counts (other cases in a program change its size)."""
+    """Yield the changed numbers. Ignore program sizes if ``size_counts`` is false, because other cases affect them."""
     a, b = was.device_p50_ns, now.device_p50_ns
     if a and b and is_measured(was, now):
         faster = was if a < b else now
@@ -95,7 +95,7 @@ def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable
 
 
 def _outputs(was: Numbers, now: Numbers) -> Iterable[tuple[str, Numbers, Numbers]]:
-    """Yield what errors are compared of: the outputs that both have; the only ones of each whatever their names."""
+    """Yield pairs of outputs with the same name. If both have a single output, ignore the name."""
     if max(len(was.outputs), len(now.outputs)) < 2:
         yield "", was, now
         return
@@ -113,32 +113,32 @@ def _error(what: str, output: str, was: Numbers, now: Numbers) -> Change | None:
     return Change(what, a, b, b / a if a else None, b > a, output) if error_changed(a, b) else None
 
 
-# The rules, of two numbers or of arrays of them: hence the operators.
+# These rules accept numbers or arrays, hence the bitwise operators.
 
 
 def time_changed(a: Any, b: Any, faster_p90_ns: Any) -> Any:
-    """Whether a device time changed; both are of enough iterations."""
+    """Return whether a device time changed. Both must have enough iterations."""
     enough = (a >= _DEVICE_NS) & (b >= _DEVICE_NS)
     return enough & _beyond(a, b, _DEVICE_RATIO) & ((a > faster_p90_ns) | (b > faster_p90_ns))
 
 
 def size_changed(a: Any, b: Any) -> Any:
-    """Whether the size of a program changed; neither is 0."""
+    """Return whether a program's size changed. Both must be nonzero."""
     return _beyond(a, b, _BYTES_RATIO)
 
 
 def error_changed(a: Any, b: Any) -> Any:
-    """Whether a largest error changed."""
+    """Return whether a maximum error changed."""
     return (a != b) & ((a == 0) | (b == 0) | _beyond(a, b, _MAX_ABS_RATIO))
 
 
 def sqnr_changed(a: Any, b: Any) -> Any:
-    """Whether a signal-to-noise ratio changed; what is no number has."""
+    """Return whether a signal-to-noise ratio changed. NaN counts as changed."""
     return (a != b) & ((abs(a - b) < _SQNR_DB) ^ True)
 
 
 def size_of(ratio: float | None, before: float, after: float) -> float:
-    """How large a change is, to sort those of one number."""
+    """Return a change's size, for sorting changes within a kind."""
     if ratio:
         return abs(math.log(ratio)) if math.isfinite(ratio) and ratio > 0 else math.inf
     difference = abs(after - before)
@@ -146,5 +146,5 @@ def size_of(ratio: float | None, before: float, after: float) -> float:
 
 
 def _beyond(a: Any, b: Any, ratio: float) -> Any:
-    """Whether the larger one is more than so many times the smaller one."""
+    """Return whether the larger value exceeds ``ratio`` times the smaller one."""
     return (a > ratio * b) | (b > ratio * a)

@@ -24,7 +24,7 @@ ABSENT, NOT_RUN = "absent", "not run"
 _SHOWN = 20
 _LISTED = 200
 _MOVED = ("broke", "mended", "still_failing", "new", "gone")
-# Number -> its title, and how a value is shown.
+# Number -> title and format.
 _CHANGES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "device_p50_ns": ("device time", lambda value: seconds(value / 1e9)),
     "artifact_bytes": ("artifact size", lambda value: f"{value / 1024:.1f} KiB"),
@@ -35,54 +35,54 @@ _CHANGES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 @dataclass(frozen=True)
 class Moved:
-    """A case that is in one run only, or whose outcome is listed."""
+    """A case with a listed outcome, or a case in only one run."""
 
     id: str
-    # before, after: outcomes regardless of expectations; or ``absent``, ``not run``.
+    # before, after: outcomes without expectations, or ``absent``, ``not run``.
     before: str
     after: str
-    message: str = ""  # of the later run, or else of the earlier one
+    message: str = ""  # from the later run if present
     repeat: str = ""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A number of a case that changed beyond noise."""
+    """A number of a case that changed by more than noise."""
 
     id: str
-    # ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of ``output``). A device
-    # time counts if both runs timed several iterations and the slower median exceeds 90 % of the faster run's times.
+    # ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two for ``output``). Device times are
+    # compared if both runs timed enough iterations and the slower median exceeds 90 % of the faster run's times.
     what: str
     before: float
     after: float
-    ratio: float | None  # after/before; None for SQNR, a logarithm, and for a division by zero
-    worse: bool  # whether it is slower, larger, or further from the reference
-    cases: int = 1  # number of cases that share the program whose size this is; the first of them is named
-    output: str = ""  # of a case with several outputs the one that changed the most, for the worse if any did
+    ratio: float | None  # after/before; None for SQNR (a logarithm) and for a division by zero
+    worse: bool  # slower, larger, or further from the reference
+    cases: int = 1  # cases that share this program; ``id`` is the first
+    output: str = ""  # the most changed output; worse outputs take priority
 
 
 @dataclass(frozen=True)
 class RunDiff:
-    """The differences of two runs."""
+    """Differences between two runs."""
 
     before: SuiteResults
     after: SuiteResults
-    notes: tuple[str, ...]  # on differences besides the results: flow, boards, versions, cases that were not run
+    notes: tuple[str, ...]  # other differences: flow, boards, versions, cases that did not run
     broke: tuple[Moved, ...]  # passed before, fails now, whether expected or not
     mended: tuple[Moved, ...]  # failed before, passes now
     still_failing: tuple[Moved, ...]  # fails in both
-    new: tuple[Moved, ...]  # in the later run only, those that fail first
-    gone: tuple[Moved, ...]  # in the earlier run only
-    changed: tuple[Changed, ...]  # numbers that changed beyond noise, the largest change of each kind first
-    # geometric mean of the ratios of device times, over the ``device_cases`` for which both runs timed several
-    # iterations; None without any.
+    new: tuple[Moved, ...]  # only in the later run; failing cases first
+    gone: tuple[Moved, ...]  # only in the earlier run
+    changed: tuple[Changed, ...]  # numbers that changed by more than noise; the largest change per kind first
+    # Geometric mean ratio between device times, over the ``device_cases`` for which both runs timed enough
+    # iterations. None without such cases.
     device_ratio: float | None
     device_cases: int
-    device_few: int  # number of cases whose device times are not compared, since a run timed too few iterations
+    device_few: int  # cases without enough timed iterations for a comparison
 
     @property
     def is_worse(self) -> bool:
-        """Whether a case broke, or a new one fails."""
+        """Whether a case broke, or a new case fails."""
         return bool(self.broke) or any(is_failing(one.after) for one in self.new)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class RunDiff:
 
 
 def diff_runs(a: Path, b: Path) -> RunDiff:
-    """Compare an earlier run ``a`` with a later one ``b``, case by case. Raises UsageError: one holds no suite run."""
+    """Compare an earlier run ``a`` with a later run ``b``. Raises UsageError if a directory is not a suite run."""
     before, after = load_run(a), load_run(b)
     old, new = ({record.id: record for record in run.records} for run in (before, after))
     both = [(old[record.id], record) for record in after.records if record.id in old]
@@ -133,7 +133,7 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
 
 
 def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
-    """Yield differences of the runs besides their results."""
+    """Yield differences between the runs other than results."""
     for what in ("suite", "flow", "runtime"):
         if (was := getattr(a, what)) != (now := getattr(b, what)):
             yield f"{what}: {was or '-'} before, {now or '-'} after"
@@ -147,7 +147,7 @@ def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
 
 
 def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
-    """Return program -> its cases, in the suite's order."""
+    """Return cases by program, in the suite's order."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for record in run.records:
         if record.program:
@@ -158,7 +158,7 @@ def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
 def _changes(
     was: CaseRecord, now: CaseRecord, before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]
 ) -> Iterable[Changed]:
-    """Yield the numbers of a case that changed; ``before`` and ``after`` are of :func:`_users`."""
+    """Yield the changed numbers of a case. ``before`` and ``after`` are results from :func:`_users`."""
     users = after.get(now.program, [now.id])
     # Other cases in a program change its size.
     same = users[0] == now.id and set(users) == set(before.get(was.program, [was.id]))
@@ -177,7 +177,10 @@ def _run_json(run: SuiteResults) -> dict[str, Any]:
 
 
 def print_diff(console: Console, diff: RunDiff) -> None:
-    """Print what broke first, with the commands that repeat it; at most 20 lines of a kind."""
+    """Print the comparison, broken cases first, with the commands that repeat them.
+
+    Print at most 20 lines of a kind.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
@@ -202,7 +205,7 @@ def print_diff(console: Console, diff: RunDiff) -> None:
 
 
 def diff_markdown(diff: RunDiff) -> str:
-    """Return the comparison for a CI job's summary; at most 200 lines of a kind."""
+    """Return the comparison as Markdown for a CI job's summary, with at most 200 lines of a kind."""
     lines = [f"## {as_text(diff.before.id)} → {as_text(diff.after.id)}\n"]
     lines += [*(f"- {as_text(note)}" for note in diff.notes), "", _counts(diff) + "\n"]
     for name, title, found in _kinds(diff):
@@ -219,7 +222,7 @@ def diff_markdown(diff: RunDiff) -> str:
 
 
 def _kinds(diff: RunDiff) -> Iterable[tuple[str, str, Sequence[Any]]]:
-    """Yield what there is to tell, kind by kind: name, title, and what moved or changed."""
+    """Yield the nonempty kinds of differences: name, title and items."""
     for name in _MOVED:
         if moved := getattr(diff, name):
             yield name, f"{name.replace('_', ' ')} ({len(moved)})", moved

@@ -1,4 +1,4 @@
-"""Write a run as JUnit XML that Jenkins, GitLab, GitHub's test reporters and Azure read."""
+"""Write a run as JUnit XML for Jenkins, GitLab, GitHub's test reporters and Azure."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hil.controller.workloads.suites.store import CaseRecord
 
 
 def junit_xml(run: SuiteResults) -> str:
-    """Return the run as one test suite.
+    """Return the run as a document with a single test suite.
 
-    Wrong answers and unexpected passes are failures; expected failures and cases that were not run are skipped, with
-    the reason; all else that did not pass is an error. A case's time is the sum of its stages on the host.
+    Mismatches and unexpected passes are failures. Expected failures and cases that did not run are skipped, with the
+    reason. Other outcomes except passes are errors. A case's time is the sum over the host stages.
     """
     return junit_document([junit_suite(run, f"{run.suite} {run.flow}")])
 
 
 def junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | None = None) -> ElementTree.Element:
-    """Return the run as an element of a document.
+    """Return the run as a document element.
 
     Args:
-        target: takes the flow's place in the cases' classes.
-        base: the folder of the document, where that is not the run's.
+        target: replaces the flow in the class names of cases.
+        base: the document's directory; None is the run's directory.
     """
     target = target or run.flow
     suite = ElementTree.Element("testsuite", name=plain(name))
@@ -55,7 +55,7 @@ def junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | Non
     return suite
 
 
-# Attribute -> the elements that it counts. Jenkins' schema has the last one for suites only.
+# Attribute -> counted elements. Jenkins' schema allows the last one only for suites.
 _COUNTS = {
     "tests": "testcase",
     "failures": "testcase/failure",
@@ -65,7 +65,7 @@ _COUNTS = {
 
 
 def junit_document(suites: Sequence[ElementTree.Element]) -> str:
-    """Return suites as one document, with what their cases amount to."""
+    """Return suites as a document with total counts."""
     root = ElementTree.Element("testsuites", name="hil")
     for element, of in [(root, suites), *((suite, [suite]) for suite in suites)]:
         for name, path in _COUNTS.items():
@@ -127,5 +127,5 @@ def _problem_text(record: CaseRecord) -> str:
 
 
 def _class(*parts: str) -> str:
-    """Return a class name; parsers split it into packages at its dots."""
+    """Return a class name. Parsers split it into packages at the dots."""
     return ".".join(re.sub(r"[^\w+-]+", "_", plain(part)) or "_" for part in parts)

@@ -1,7 +1,7 @@
-"""What a case left behind, as reports link it: the difference's picture, tensors, logs, IR, profiles.
+"""Links from reports to a case's files: the picture of the difference, tensors, logs, IR, profiles.
 
-Links are relative to the run's folder, so that they lead there wherever the folder is moved; to what lies outside it
-(``--debug-ir``, ``--profile``) they lead as long as both are moved together.
+Links are relative to the run's directory, so they remain valid if the directory is moved. Links to directories outside
+(``--debug-ir``, ``--profile``) remain valid if both are moved together.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hil.core.npy import load_npy
 from hil.errors import HilError
 
 PICTURE = "difference.png"
-# A picture takes half a second and 100 KB: so many of a run are drawn, of tensors of at most so many bytes.
+# A picture takes half a second and 100 KB. Limit the pictures per run, and their tensors' bytes.
 _PICTURES, _LARGEST = 20, 256 << 20
 
 
 def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (what it is, where it is) of all that a case left behind and that is still there.
+    """Yield (kind, path) for all existing files and directories of a case.
 
     Args:
-        base: the folder of the report, which the places are relative to; None is the run's.
+        base: the report's directory, to which paths are relative; None is the run's directory.
     """
     if base is not None and base != run.folder:
         for what, where in links_of(run, record):
@@ -40,7 +40,7 @@ def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) ->
         return
     if record.folder and is_folder(run.folder / record.folder):
         folder = run.folder / record.folder
-        # What is a link (of a profile) has a line of its own below.
+        # Symbolic links point to profiles, which the loop below lists.
         found = [path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
         for name in [*([PICTURE] if exists(folder / PICTURE) else []), *sorted(found)]:
             yield ("difference" if name == PICTURE else name), f"{record.folder}/{name}"
@@ -54,17 +54,17 @@ def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) ->
 
 
 def draw_pictures(run: SuiteResults) -> None:
-    """Draw where the worst output of each failing case differs, as ``hil compare --plot``, where matplotlib is there.
+    """Draw the differences of the failing cases' worst outputs, as ``hil compare --plot`` does. Requires matplotlib.
 
-    Of large runs, and of large tensors, that is left to ``hil compare``: the first 20 cases, or as many as the variable
-    HIL_PICTURES of the environment says.
+    Only the first 20 failing cases are drawn, or the number in the environment variable HIL_PICTURES. Large tensors are
+    skipped; users can draw them with ``hil compare``.
     """
     failing = [record for record in run.records if kind_of(record.outcome) == "fail" and record.diff and record.folder]
     most = os.environ.get("HIL_PICTURES", "")
     for record in failing[: int(most) if most.isdecimal() else _PICTURES]:
         if find_spec("matplotlib") is None:
             return
-        # Values that cannot be read any more, or drawn, have no picture; the numbers are in the report.
+        # Skip unreadable or undrawable values; the report contains their numbers.
         with contextlib.suppress(HilError, OSError, ValueError):
             picture = within(run.folder, run.folder / record.folder / PICTURE)
             if not picture.exists():
@@ -72,7 +72,7 @@ def draw_pictures(run: SuiteResults) -> None:
 
 
 def _draw(picture: Path, command: str) -> None:
-    """Draw what a command of :attr:`CaseRecord.diff` compares; the tensors lie beside the picture."""
+    """Draw the comparison of a command from :attr:`CaseRecord.diff`. The tensors are in the picture's directory."""
     from hil.controller.analysis.plot import plot_difference
 
     _, _, *words = shlex.split(command)

@@ -1,4 +1,4 @@
-"""Write a run as one HTML file that holds everything it needs and opens offline, years later."""
+"""Write a run as a self-contained HTML file that works offline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHOWN = (
     *(one.key for one in _STATISTICS),
     *("worst_index", "worst_values"),
 )
-# Fields of a record that the page has under their own names, in this order.
+# Record fields that the page uses with the same names, in this order.
 _COPIED = (
     *("id", "model", "layer", "op", "board", "hw_type", "outcome", "stage", "message", "hint", "against", "confirmed"),
     *(
@@ -61,9 +61,10 @@ _COPIED = (
 
 
 def report_html(run: SuiteResults) -> str:
-    """Return the page: totals, plots, and a table of cases that can be filtered, sorted and unfolded.
+    """Return the page: totals, plots, and a table of cases that can be filtered, sorted and expanded.
 
-    The page fetches nothing and its policy allows no script but its own: texts of models, tools and boards are data.
+    The page makes no requests, and the content security policy allows only inline scripts. Texts from models, tools
+    and boards are data.
     """
     style, script = _part("page.css"), "\n".join(map(_part, _SCRIPTS))
     sources = f"img-src data:; style-src {page_digest(style)}; script-src {page_digest(script)}"
@@ -78,12 +79,12 @@ def _part(name: str) -> str:
 
 
 def page_digest(text: str) -> str:
-    """Return a style or script as a page's policy names it."""
+    """Return the hash of a style or script for a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _embedded(data: Any) -> str:
-    """Return JSON without any character that HTML could take for a tag, a comment or an entity."""
+    """Return JSON with escapes for all characters that HTML could parse as a tag, a comment or an entity."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -158,7 +159,7 @@ def _output(output: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """Return the value with every string made printable."""
+    """Return the value with all strings made printable."""
     if isinstance(value, dict):
         return {plain(key): _clean(item) for key, item in value.items()}
     if isinstance(value, list):

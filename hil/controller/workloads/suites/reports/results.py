@@ -1,4 +1,4 @@
-"""Read a suite's run, finished or not, and count what its cases amount to."""
+"""Read a suite run, finished or not, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hil.errors import EXIT_OK, EXIT_STAGE, UsageError
 WHOLE_MODEL = "whole model"
 EXPECTED = Outcome.XFAIL.value
 
-# The options by which a device time becomes one that can be compared.
+# Options that make device times comparable.
 MEASURE = "--iterations 20 --warmup 2"
 _LISTED = 5
 
@@ -42,10 +42,10 @@ class SuiteResults:
     command: str  # the command that resumes the run
     versions: Mapping[str, str]  # tool -> version
     interrupted: bool
-    records: tuple[CaseRecord, ...]  # of the cases that ended, in the suite's order
-    missing: tuple[str, ...] = ()  # ids of the cases that have not ended
-    damaged: int = 0  # number of unreadable lines of results.jsonl
-    left_out: tuple[str, ...] = ()  # test cases beside the models that cannot be run, a line for each place
+    records: tuple[CaseRecord, ...]  # for finished cases, in the suite's order
+    missing: tuple[str, ...] = ()  # unfinished case IDs
+    damaged: int = 0  # unreadable lines in results.jsonl
+    left_out: tuple[str, ...] = ()  # the models' test cases that cannot be run, one line per place
 
     @property
     def title(self) -> str:
@@ -67,7 +67,10 @@ class SuiteResults:
 
 
 def load_run(folder: Path) -> SuiteResults:
-    """Read the run in a folder; an unfinished last line is ignored. Raises UsageError: there is none to be read."""
+    """Read the run in a directory.
+
+    Ignore an incomplete last line. Raises UsageError if the run is missing or unreadable.
+    """
     run = SuiteRun.open(folder)
     head = run.head
     try:
@@ -92,18 +95,18 @@ def load_run(folder: Path) -> SuiteResults:
 
 
 def exit_code_for(outcome: str) -> int:
-    """Return what a stored outcome stands for; one that only a newer hil knows needs attention."""
+    """Return the exit code of a stored outcome. Outcomes from newer hil versions count as failures."""
     return Outcome(outcome).exit_code if outcome in Outcome.__members__ else EXIT_STAGE
 
 
-@functools.lru_cache(256)  # asked for each of many cases, of few words
+@functools.lru_cache(256)  # called for many cases with few different outcomes
 def is_failing(outcome: str) -> bool:
     """Return whether an outcome needs attention."""
     return exit_code_for(outcome) != EXIT_OK
 
 
 def kind_of(outcome: str) -> str:
-    """Return an outcome's kind: ``pass``, ``fail`` (a wrong answer), ``error``, ``board`` or ``quiet`` (no action)."""
+    """Return an outcome's kind: ``pass``, ``fail`` (mismatch), ``error``, ``board`` or ``quiet`` (no action needed)."""
     if outcome == Outcome.PASS.value:
         return "pass"
     if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, Outcome.UNSTABLE.value, Outcome.XPASS.value):
@@ -120,18 +123,18 @@ class Totals:
         outcomes = Counter(record.outcome for record in run.records)
         order = [one.value for one in Outcome]
         words = sorted(outcomes, key=lambda one: order.index(one) if one in order else len(order))
-        self.outcomes = {key: outcomes[key] for key in words}  # outcome -> number of cases
+        self.outcomes = {key: outcomes[key] for key in words}  # outcome -> case count
         # The cases that need attention, in the suite's order.
         self.failing = tuple(record for record in run.records if is_failing(record.outcome))
-        # Operator or stage -> number of failing cases, the largest first.
+        # Operator or stage -> failing case count, the largest first.
         self.by_op = _counts(record.op or WHOLE_MODEL for record in self.failing)
         self.by_stage = _counts(record.stage or "-" for record in self.failing)
-        self.run_by_op = _counts(record.op or WHOLE_MODEL for record in run.records)  # of all cases
+        self.run_by_op = _counts(record.op or WHOLE_MODEL for record in run.records)  # over all cases
         self.remarks = list(_remarks(run.records, outcomes))
 
 
 def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iterator[str]:
-    """Yield sentences on what is neither a pass nor a failure; the delegated share is last."""
+    """Yield remarks on cases that are neither plain passes nor plain failures. The delegated share is last."""
     if expected := outcomes.get(EXPECTED):
         yield f"{expected} failed as expected"
     if passed := outcomes.get(Outcome.XPASS.value):
@@ -161,7 +164,7 @@ def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iter
 
 
 def _references(records: Sequence[CaseRecord]) -> Iterator[str]:
-    """Yield what verdicts rest on beside independent references."""
+    """Yield remarks on verdicts that do not depend on independent references."""
     deciders = _counts(one.decided_by for one in records if one.relation not in ("", Relation.INDEPENDENT.value))
     for decider, count in deciders.items():
         if decider:
@@ -176,7 +179,7 @@ def _references(records: Sequence[CaseRecord]) -> Iterator[str]:
 
 
 def number(value: Any) -> float | None:
-    """Convert a statistic of a record, where inf and nan are strings, to a number; None if there is none."""
+    """Convert a statistic of a record to a number; inf and nan are strings there. Return None if it is missing."""
     try:
         return None if value is None or isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
@@ -184,20 +187,20 @@ def number(value: Any) -> float | None:
 
 
 def worst(outputs: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the index of the worst output: failed, the most mismatches, the lowest SQNR; None without outputs."""
+    """Return the index of the worst output by failure, mismatches, then SQNR. None without outputs."""
 
     def badness(index: int) -> tuple[bool, float, float]:
         output = outputs[index]
         passed, share, sqnr = output.get("passed"), number(output.get("mismatch_share")), number(output.get("sqnr_db"))
         if share is None:
-            share = 0.0 if passed else 1.0  # shapes differ: nothing agrees
+            share = 0.0 if passed else 1.0  # shapes differ, so all elements count
         return not passed, share, -math.inf if sqnr is None or math.isnan(sqnr) else -sqnr
 
     return max(range(len(outputs)), key=badness, default=None)
 
 
 def worst_output(outputs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the worst output; nothing without outputs."""
+    """Return the worst output, or an empty mapping without outputs."""
     index = worst(outputs)
     return {} if index is None else outputs[index]
 
@@ -208,16 +211,16 @@ def host_seconds(record: CaseRecord) -> float:
 
 
 def timed_text(record: CaseRecord) -> str:
-    """``20 iterations`` or ``1 cold iteration``: what a case's device time is the median of; "" without one."""
+    """Return ``20 iterations`` or ``1 cold iteration``, the sample of a case's device time; "" if not timed."""
     if not record.iterations:
         return ""
     return "1 cold iteration" if record.cold else counted(record.iterations, "iteration")
 
 
 def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
-    """Return the cases by device time, the slowest first, and a sentence on those that cannot be ranked.
+    """Return the cases by device time, the slowest first, and a sentence on cases that cannot be ranked.
 
-    The first run of a program takes what loading put off (pages, caches, threads): such a time ranks nothing.
+    A program's first run includes deferred loading (pages, caches, threads), so the time is not comparable.
     """
     measured = [record for record in records if record.device_p50_ns]
     ranked = sorted((one for one in measured if not one.cold), key=lambda one: -(one.device_p50_ns or 0))
@@ -229,20 +232,20 @@ def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
 
 
 def _counts(words: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
-    """Return word -> how often it occurs, the most frequent first."""
+    """Return the number of occurrences by word, the most frequent first."""
     return dict(sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 @dataclass(frozen=True)
 class Delegation:
-    """How much of a program a backend executes."""
+    """Share of a program that a backend executes."""
 
-    delegated: Mapping[str, int]  # operator -> number of nodes that the backend executes
-    undelegated: Mapping[str, int]  # operator -> number of nodes left to the CPU's kernels
+    delegated: Mapping[str, int]  # operator -> node count that the backend executes
+    undelegated: Mapping[str, int]  # operator -> node count left to the CPU's kernels
 
     @classmethod
     def of(cls, record: CaseRecord) -> Delegation | None:
-        """Return a case's delegation; None if its compiler reported none."""
+        """Return a case's delegation, or None if the compiler reported none."""
         notes = record.notes.get("delegation")
         if not isinstance(notes, Mapping):
             return None
@@ -260,19 +263,19 @@ class Delegation:
 
     @property
     def text(self) -> str:
-        """``3 of 4 nodes; left: aten.foo 1``."""
+        """Text such as ``3 of 4 nodes; left: aten.foo 1``."""
         share = f"{self.delegated_nodes} of {counted(self.delegated_nodes + self.undelegated_nodes, 'node')}"
         return f"{share}; left: {_listed(self.undelegated)}" if self.undelegated else share
 
 
 def lowering_text(record: CaseRecord) -> str:
-    """Return ``quantised in 0.4 s, lowered in 1.2 s``; "" if the compiler reported no times."""
+    """Return text such as ``quantised in 0.4 s, lowered in 1.2 s``, or "" if the compiler reported no times."""
     times = {"quantised": record.notes.get("quantise_s"), "lowered": record.notes.get("lower_s")}
     return ", ".join(f"{verb} in {seconds(value)}" for verb, value in times.items() if isinstance(value, int | float))
 
 
 def delegation_text(records: Iterable[CaseRecord]) -> str:
-    """Return the delegated share of a whole run, with the operators left most; "" if no compiler reported any."""
+    """Return the delegated share of a whole run, with the main undelegated operators; "" if none was reported."""
     found = [one for record in records if (one := Delegation.of(record)) is not None]
     delegated, left = sum(one.delegated_nodes for one in found), sum(one.undelegated_nodes for one in found)
     if not delegated + left:

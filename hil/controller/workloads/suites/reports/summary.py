@@ -1,4 +1,4 @@
-"""Summarise a suite's run on the terminal and in Markdown."""
+"""Summarize a suite run on the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLOURS = {"pass": "green", "fail": "red", "error": "magenta", "board": "yellow", "quiet": "dim"}
-# Of the terminal.
+# Limits on the terminal.
 _FAILING = 20
 _GROUPS = 12
-# Of Markdown. GitHub accepts 1 MiB for the summary of a step.
+# Limits in Markdown. GitHub accepts 1 MiB for a step summary.
 _LARGEST_BYTES = 900_000
 _ROWS = 200
 _MARKDOWN_GROUPS = 30
@@ -46,7 +46,7 @@ def print_summary(console: Console, folder: Path) -> None:
     """Print totals, failures by stage and operator, and the first 20 failing cases with the commands that repeat them.
 
     Raises:
-        UsageError: the folder holds no suite run.
+        UsageError: the directory is not a suite run.
     """
     from rich.padding import Padding
     from rich.text import Text
@@ -74,7 +74,7 @@ def print_summary(console: Console, folder: Path) -> None:
         for text in filter(None, (line(record.message), record.hint and f"hint: {line(record.hint)}")):
             console.print(Padding(Text(text), (0, 0, 0, 2), expand=False))
         if record.repeat:
-            # Not wrapped, so that it can be copied.
+            # Do not wrap, so that users can copy the command.
             console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)
         if links := list(links_of(run, record)):
             console.print(Text(f"  look at {_look_at(run, record, links)}", style="dim"), soft_wrap=True)
@@ -87,7 +87,7 @@ def print_summary(console: Console, folder: Path) -> None:
 
 
 def _look_at(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[str, str]]) -> str:
-    """``FOLDER (difference.png, inputs, ...), DIR/ID (ir)``: the paths as one types them."""
+    """Return text such as ``FOLDER (difference.png, inputs, ...), DIR/ID (ir)``, with shell-quoted paths."""
     inside = f"{record.folder}/"
     own = ", ".join(where.removeprefix(inside) for _, where in links if where.startswith(inside))
     places = [f"{shlex.quote(str(run.folder / record.folder))} ({own})"] if own else []
@@ -98,7 +98,7 @@ def _look_at(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[str, s
 
 
 def _alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
-    """Group failing cases: (first case, number of others). All cases that a lost board failed are one group."""
+    """Group failing cases as (first case, number of others). Cases with the same lost-board error form a group."""
     found: dict[object, list[CaseRecord]] = {}
     for record in failing:
         lost = kind_of(record.outcome) == "board"
@@ -139,7 +139,7 @@ def summary_markdown(run: SuiteResults) -> str:
     if facts := _within(room // 2, facts):
         parts += ["<details><summary>What their verdicts rest on</summary>\n", *facts, "", "</details>\n"]
     if commands:
-        # A fence is closed by as many backticks as opened it.
+        # The closing fence needs as many backticks as the opening fence.
         fence = "`" * (1 + max([2, *(len(ticks) for one in commands for ticks in re.findall("`+", one))]))
         parts += ["<details><summary>Commands that repeat them</summary>\n", f"{fence}sh", *commands, f"{fence}\n"]
         parts += ["</details>\n"]
@@ -215,7 +215,7 @@ def _slowest(run: SuiteResults) -> list[str]:
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
-    """Return the lines of a Markdown table, the first with its rule; columns of numbers are aligned right."""
+    """Return the lines of a Markdown table; the first includes the rule. Number columns are right-aligned."""
     rules = ["---:" if rows and isinstance(rows[0][place], int) else "---" for place in range(len(heads))]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
     return [f"{lines[0]}\n|{'|'.join(rules)}|", *lines[1:]]

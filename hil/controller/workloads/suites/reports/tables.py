@@ -1,4 +1,4 @@
-"""The tables of a suite's run: the columns of its cases, and the files results.csv and outputs.csv."""
+"""Tables of a suite run: case columns, and the files results.csv and outputs.csv."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _OUTPUT = (
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of cases."""
+    """Column in the table of cases."""
 
     name: str  # header in results.csv
-    value: Callable[[CaseRecord], Any]  # what a case's cell holds, as JSON; None for an empty cell
+    value: Callable[[CaseRecord], Any]  # returns a case's cell as a JSON value; None for an empty cell
     title: str = ""  # header in report.html's table; "" if the column is only in results.csv
-    unit: str = "text"  # how report.html shows the value: ``text``, ``number``, ``bytes`` or ``seconds``
+    unit: str = "text"  # format in report.html: ``text``, ``number``, ``bytes`` or ``seconds``
 
 
 def _fields(*names: str) -> list[Column]:
@@ -80,7 +80,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("attempts", lambda record: len(record.attempts)),
     *_fields("message"),
 )
-# What compilers report of their work, and parameters of tests: only in the reports of runs that have any.
+# Compiler reports and test parameters. They are included only if the run contains any.
 COMPILER_COLUMNS: tuple[Column, ...] = (
     Column("params", lambda record: _json(record.params)),
     _of_delegation("delegated", lambda found: found.delegated_nodes > 0),
@@ -91,7 +91,7 @@ COMPILER_COLUMNS: tuple[Column, ...] = (
     _of_delegation("delegated_ops", lambda found: _json(found.delegated)),
     _of_delegation("undelegated_ops", lambda found: _json(found.undelegated)),
     _note("program_bytes"),
-    # outputs.csv has the statistics of all outputs.
+    # outputs.csv has all outputs' statistics.
     *(_of_output(index, statistic) for index in range(2) for statistic in ("max_abs", "mean_abs", "sqnr_db")),
 )
 
@@ -103,15 +103,17 @@ def columns_of(run: SuiteResults) -> tuple[Column, ...]:
 
 
 def cases_csv(run: SuiteResults) -> str:
-    """Write a row per case: :func:`columns_of`."""
+    """Write a row per case with the columns from :func:`columns_of`."""
     columns = columns_of(run)
     rows = ([column.value(record) for column in columns] for record in run.records)
     return csv_text([column.name for column in columns], rows)
 
 
 def outputs_csv(run: SuiteResults) -> str:
-    """Write a row per output and reference: the flow's own, others that were asked, and that of the model before the
-    flow's recipe.
+    """Write a row per output and reference.
+
+    References are the flow's reference, additional references, and the reference for the model before the flow's
+    recipe.
     """
     rows = []
     for record in run.records:
@@ -138,7 +140,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Convert a value for csv: "yes", "no" or "" for True, False and None, no text that a spreadsheet would execute."""
+    """Convert a value for csv. True, False and None become "yes", "no" and "". Spreadsheet formulas are escaped."""
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, (list, tuple)):

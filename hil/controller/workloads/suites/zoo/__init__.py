@@ -1,4 +1,4 @@
-"""Small models of real architectures: graphs built in code, with random weights that are the same in every run."""
+"""Small models of real architectures: graphs built in code, with reproducible random weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.core.tensors import Array
 
 MAKE_TIMEOUT_S = 300.0
 _HERE = Path(__file__).parent
-# The digits' models: in a wheel they lie beside this file, in a checkout with the examples.
+# Models for digits. A wheel has them in this directory, a checkout in the examples.
 _DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
 # Name -> function that adds the model to a graph, in the suite's order.
@@ -52,13 +52,13 @@ BUILDERS = {
     )
 }
 DIMS: Mapping[str, Mapping[str, int]] = {"dynamic_attention": {"batch": 2, "time": 7}, "digits_cnn_batch": {"N": 4}}
-# Tolerances of whole models of few bits: sums near zero consist of rounding errors.
+# Tolerances for whole models with low precision: sums near zero are mostly rounding errors.
 ATOL = {"half": 4e-3, "bfloat16": 3e-2}
 _DIGITS_MODELS = ("digits_cnn", "digits_cnn_int8", "digits_cnn_batch")
 
 
 def zoo_models(context: RunContext) -> list[SuiteModel]:
-    """Return the models of the suite ``models``, in order; the built ones are kept in the cache."""
+    """Return the models of the suite ``models``, in order. Built models are cached."""
     sources = "".join(file.read_text() for file in sorted(_HERE.glob("*.py")))
     key = Cache.key("zoo", onnx=version("onnx"), sources=digest_of(sources.encode()))
 
@@ -73,7 +73,7 @@ def zoo_models(context: RunContext) -> list[SuiteModel]:
 
 
 def build(folder: str) -> None:
-    """Write every built model as ``<name>.onnx`` to a folder. Runs in a process of its own."""
+    """Write the built models as ``<name>.onnx`` to a directory. Runs in a separate process."""
     import onnx
 
     for name, builder in BUILDERS.items():

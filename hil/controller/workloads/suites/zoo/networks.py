@@ -1,4 +1,4 @@
-"""The networks of the suite ``models``, and the builder of their graphs."""
+"""Networks of the suite ``models``, and the builder of their graphs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 from hil.core.tensors import dtype_name, dtype_of
 from hil.formats.ort_values import ONNX_TYPES
 
-# RandomState's numbers are the same in every release of numpy; default_rng's are not.
+# RandomState's numbers are the same in all numpy releases; default_rng's are not.
 _Random = np.random.RandomState
 
 
 class Graph:
-    """A graph being built. Tensors are named by strings; random weights depend only on the model's name.
+    """Graph under construction. Strings name tensors. Random weights depend only on the model's name.
 
     Args:
-        outer: the graph that this is the body of; its tensors may be used here, and names are unique in both.
+        outer: the enclosing graph, if this is a body. The outer tensors may be used here, and names are unique in both.
     """
 
     def __init__(self, name: str, outer: Graph | None = None) -> None:
         self.name = name
         self.opset = 17
-        self.dtype: str = outer.dtype if outer else "float32"  # default of weights and inputs
+        self.dtype: str = outer.dtype if outer else "float32"  # default for weights and inputs
         self._random: np.random.RandomState = outer._random if outer else _Random(zlib.crc32(name.encode()))
         self._count: Counter[str] = outer._count if outer else Counter()
         self._nodes: list[Any] = []
@@ -45,7 +45,7 @@ class Graph:
         self._outputs.append(self._info(name, dtype, shape))
 
     def weight(self, *shape: int, scale: float | None = None) -> str:
-        """Add uniform random weights; the default scale keeps the variance of the layer's input."""
+        """Add uniform random weights. The default scale preserves the variance of the layer's input."""
         fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else shape[0]
         limit = (3.0 / max(fan_in, 1)) ** 0.5 if scale is None else scale
         return self.const(self._random.uniform(-limit, limit, shape).astype(dtype_of(self.dtype)), "w")
@@ -63,11 +63,11 @@ class Graph:
         return name
 
     def op(self, kind: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """Add a node with one output and return its name: ``out``, or a generated one."""
+        """Add a node with an output and return the name: ``out``, or a generated name."""
         return self.ops(kind, *inputs, out=(out,), **attributes)[0]
 
     def ops(self, kind: str, *inputs: str, out: Sequence[str], **attributes: Any) -> tuple[str, ...]:
-        """Add a node with several outputs and return their names; "" is replaced by a generated one."""
+        """Add a node with multiple outputs and return their names. "" gets a generated name."""
         from onnx import helper
 
         node = self._name(kind)
@@ -76,7 +76,7 @@ class Graph:
         return outputs
 
     def body(self, name: str) -> Graph:
-        """Make a graph for an attribute of a control-flow node; :meth:`proto` is its value."""
+        """Create a graph for an attribute of a control-flow node. :meth:`proto` returns the attribute's value."""
         return Graph(name, outer=self)
 
     def proto(self) -> Any:
@@ -107,7 +107,7 @@ class Graph:
 
 
 def _conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> str:
-    """Return a convolution that keeps the size (divided by its stride), with bias."""
+    """Return a convolution with bias that preserves the size (divided by the stride)."""
     return g.op(
         "Conv",
         x,
@@ -120,7 +120,7 @@ def _conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int
 
 
 def _norm(g: Graph, x: str, channels: int) -> str:
-    """Batch normalisation as it is at inference."""
+    """Return batch normalization in inference mode."""
     scale = g.const(np.linspace(0.8, 1.2, channels, dtype=np.float32))
     variance = g.const(np.linspace(0.5, 1.5, channels, dtype=np.float32))
     bias, mean = g.weight(channels, scale=0.1), g.weight(channels, scale=0.1)
@@ -128,14 +128,14 @@ def _norm(g: Graph, x: str, channels: int) -> str:
 
 
 def _classify(g: Graph, x: str, channels: int, classes: int) -> None:
-    """Global average pooling and a dense layer: logits."""
+    """Add global average pooling and a dense layer that returns logits."""
     flat = g.op("Flatten", g.op("GlobalAveragePool", x))
     g.op("Gemm", flat, g.weight(classes, channels), g.weight(classes, scale=0.1), transB=1, out="logits")
     g.output("logits", 1, classes)
 
 
 def resnet(g: Graph) -> None:
-    """Three residual blocks, one of them with a projection."""
+    """Build three residual blocks, including one with a projection."""
     x = g.op("Relu", _norm(g, _conv(g, g.input("image", 1, 3, 16, 16), 3, 8), 8))
     for ins, outs, stride in ((8, 8, 1), (8, 16, 2), (16, 16, 1)):
         y = g.op("Relu", _norm(g, _conv(g, x, ins, outs, stride=stride), outs))
@@ -147,7 +147,7 @@ def resnet(g: Graph) -> None:
 
 
 def mobilenet(g: Graph) -> None:
-    """Inverted residuals: expand, convolve each channel by itself, project; clipped at 6."""
+    """Build inverted residuals: expansion, depthwise convolution, projection, with ReLU6."""
 
     def relu6(x: str) -> str:
         return g.op("Clip", x, g.const(0.0), g.const(6.0))
@@ -163,7 +163,7 @@ def mobilenet(g: Graph) -> None:
 
 
 def squeeze_excite(g: Graph) -> None:
-    """Channels weighed by what all of the image says of them; hard swish, as in MobileNetV3."""
+    """Build squeeze-and-excite blocks with hard swish, as in MobileNetV3."""
     x = g.op("HardSwish", _conv(g, g.input("image", 1, 3, 12, 12), 3, 16))
     for _ in range(2):
         y = g.op("HardSwish", _conv(g, x, 16, 16, kernel=5, groups=16))
@@ -174,7 +174,10 @@ def squeeze_excite(g: Graph) -> None:
 
 
 def unet(g: Graph) -> None:
-    """Down twice and up twice, once by a transposed convolution and once by resizing, with the skips joined."""
+    """Build a U-Net with two levels.
+
+    It upsamples by a transposed convolution and by resizing, with skip connections.
+    """
     top = g.op("Relu", _conv(g, g.input("image", 1, 1, 16, 16), 1, 4))
     middle = g.op("Relu", _conv(g, g.op("MaxPool", top, kernel_shape=[2, 2], strides=[2, 2]), 4, 8))
     x = g.op("Relu", _conv(g, g.op("MaxPool", middle, kernel_shape=[2, 2], strides=[2, 2]), 8, 16))
@@ -187,7 +190,7 @@ def unet(g: Graph) -> None:
 
 
 def pooling_mix(g: Graph) -> None:
-    """Grouped convolutions, batch normalisation, and every common sort of pooling and padding."""
+    """Build grouped convolutions with batch normalization and the common kinds of pooling and padding."""
     x = g.op("LeakyRelu", _norm(g, _conv(g, g.input("image", 2, 4, 15, 15), 4, 8, groups=4), 8), alpha=0.1)
     x = g.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     x = g.op("PRelu", _norm(g, _conv(g, x, 8, 8, groups=2), 8), g.const(np.full((8, 1, 1), 0.2, np.float32)))
@@ -199,7 +202,7 @@ def pooling_mix(g: Graph) -> None:
 
 
 def siamese(g: Graph) -> None:
-    """Two images through the same weights: two inputs, three outputs."""
+    """Build a siamese network: two images use the same weights; two inputs, three outputs."""
     weights = [(g.weight(8, 1, 3, 3), g.weight(8, scale=0.1)), (g.weight(8, 8, 3, 3), g.weight(8, scale=0.1))]
     dense, bias = g.weight(128, 16), g.weight(16, scale=0.1)
     ends = []
@@ -215,7 +218,10 @@ def siamese(g: Graph) -> None:
 
 
 def quantised_cnn(g: Graph) -> None:
-    """Build a quantised network as exporters write it: int8 weights per channel, QuantizeLinear, DequantizeLinear."""
+    """Build a quantized network in the form of exporters:
+
+    int8 weights per channel, QuantizeLinear, DequantizeLinear.
+    """
     rng = np.random.RandomState(7)
 
     def quantised(x: str, scale: float, zero: int) -> str:
@@ -223,7 +229,7 @@ def quantised_cnn(g: Graph) -> None:
         return g.op("DequantizeLinear", g.op("QuantizeLinear", x, *ends), *ends)
 
     def weights(*shape: int) -> tuple[str, str]:
-        """Weights, and a bias in the scale of weights and inputs."""
+        """Return weights, and a bias with the scale of weights times inputs."""
         scale = rng.uniform(0.002, 0.006, shape[0]).astype(np.float32)
         values = rng.randint(-127, 128, shape).astype(np.int8)
         named = g.const(scale, "scale")
@@ -255,7 +261,7 @@ def _layer_norm(g: Graph, x: str, width: int, out: str = "") -> str:
 
 
 def _heads(g: Graph, x: str, heads: int, size: int, perm: list[int]) -> str:
-    """[batch, time, heads * size] as [batch, heads, ...]; the sizes of batch and time are kept, whatever they are."""
+    """Reshape [batch, time, heads * size] to [batch, heads, ...], for any batch and time."""
     return g.op("Transpose", g.op("Reshape", x, g.const([0, 0, heads, size])), perm=perm)
 
 
@@ -273,20 +279,20 @@ def _attention(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
 
 
 def _gelu(g: Graph, x: str) -> str:
-    """GELU in its parts, as exporters of older opsets write it."""
+    """Return GELU as separate operators, as exporters for older opsets write it."""
     error = g.op("Erf", g.op("Div", x, g.const(math.sqrt(2))))
     return g.op("Mul", g.op("Mul", x, g.op("Add", error, g.const(1.0))), g.const(0.5))
 
 
 def _block(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
-    """Return a transformer block, normalised before each half."""
+    """Return a transformer block with layer normalization before both halves."""
     x = g.op("Add", x, _attention(g, _layer_norm(g, x, width), width, heads, mask))
     wide = _gelu(g, _dense(g, _layer_norm(g, x, width), width, width * 4))
     return g.op("Add", x, _dense(g, wide, width * 4, width))
 
 
 def transformer(g: Graph) -> None:
-    """Two blocks of an encoder over patches of an image, as in a vision transformer."""
+    """Build two encoder blocks over image patches, as in a vision transformer."""
     patches = g.op(
         "Conv", g.input("image", 1, 3, 16, 16), g.weight(32, 3, 4, 4), g.weight(32, scale=0.1), strides=[4, 4]
     )
@@ -300,7 +306,7 @@ def transformer(g: Graph) -> None:
 
 
 def decoder(g: Graph) -> None:
-    """Return a language model: embedded tokens and positions, a causal mask, logits by the embedding's own weights."""
+    """Build a language model: embedded tokens and positions, a causal mask, logits from the embedding weights."""
     table = g.weight(50, 24, scale=0.5)
     x = g.op("Add", g.op("Gather", table, g.input("tokens", 1, 12, dtype="int64")), g.weight(1, 12, 24, scale=0.5))
     ones = g.const(np.ones((12, 12), np.int64))
@@ -311,7 +317,7 @@ def decoder(g: Graph) -> None:
 
 
 def dynamic_attention(g: Graph) -> None:
-    """A block for any batch and any length: shapes are computed as the model runs."""
+    """Build a block for any batch and length. Shapes are computed at run time."""
     x = g.input("features", "batch", "time", 16)
     x = _block(g, x, 16, 2)
     time = g.op("Gather", g.op("Shape", x), g.const(1))
@@ -321,7 +327,7 @@ def dynamic_attention(g: Graph) -> None:
 
 
 def mlp(g: Graph) -> None:
-    """Dense layers with ReLU, and probabilities."""
+    """Build dense layers with ReLU and a softmax."""
     x = g.input("features", 4, 20)
     for ins, outs in ((20, 32), (32, 32)):
         x = g.op("Relu", g.op("Gemm", x, g.weight(outs, ins), g.weight(outs, scale=0.1), transB=1))
@@ -330,7 +336,7 @@ def mlp(g: Graph) -> None:
 
 
 def mixer(g: Graph) -> None:
-    """Return an MLP mixer: layer norm and GELU as operators of their own, across tokens and across channels in turn."""
+    """Build an MLP mixer with LayerNormalization and Gelu operators, alternating between tokens and channels."""
     g.opset = 20
     x = g.input("tokens", 1, 8, 16)
     for _ in range(2):
@@ -344,7 +350,7 @@ def mixer(g: Graph) -> None:
 
 
 def recommender(g: Graph) -> None:
-    """Embeddings of several things, their products with each other, and dense features: three inputs, two outputs."""
+    """Build a recommender: embeddings, their products, and dense features; three inputs, two outputs."""
     user = g.op("Gather", g.weight(40, 8, scale=0.5), g.input("user", 4, dtype="int64"))
     seen = g.op("Gather", g.weight(60, 8, scale=0.5), g.input("items", 4, 6, dtype="int64"))
     bag = g.op("ReduceMean", seen, axes=[1], keepdims=0, out="bag")
@@ -358,7 +364,7 @@ def recommender(g: Graph) -> None:
 def _recurrent(
     g: Graph, kind: str, x: str, ins: int, hidden: int, gates: int, out: tuple[str, ...], **more: Any
 ) -> str:
-    """Return a recurrent operator over [time, batch, ins]; its first output is [time, directions, batch, hidden]."""
+    """Return a recurrent operator over [time, batch, ins]. The first output is [time, directions, batch, hidden]."""
     ways = 2 if more.get("direction") == "bidirectional" else 1
     weight, again = g.weight(ways, gates * hidden, ins, scale=0.4), g.weight(ways, gates * hidden, hidden, scale=0.4)
     bias = g.weight(ways, 2 * gates * hidden, scale=0.2)
@@ -366,7 +372,7 @@ def _recurrent(
 
 
 def lstm(g: Graph) -> None:
-    """Return an LSTM over a sequence, of which the last state is classified."""
+    """Build an LSTM over a sequence with a classifier of the last state."""
     _recurrent(g, "LSTM", g.input("sequence", 10, 1, 8), 8, 16, 4, ("states", "last", "cell"))
     x = g.op("Squeeze", "last", g.const([0]))
     g.output(g.op("Gemm", x, g.weight(6, 16), g.weight(6, scale=0.1), transB=1, out="logits"), 1, 6)
@@ -374,7 +380,7 @@ def lstm(g: Graph) -> None:
 
 
 def gru(g: Graph) -> None:
-    """Two GRUs, one on top of the other; batch 2."""
+    """Build two stacked GRUs with batch 2."""
     x = _recurrent(g, "GRU", g.input("sequence", 8, 2, 6), 6, 12, 3, ("", ""), linear_before_reset=1)
     x = _recurrent(g, "GRU", g.op("Squeeze", x, g.const([1])), 12, 12, 3, ("", "last"), linear_before_reset=1)
     g.output(g.op("Squeeze", x, g.const([1]), out="states"), 8, 2, 12)
@@ -382,7 +388,7 @@ def gru(g: Graph) -> None:
 
 
 def bidirectional_lstm(g: Graph) -> None:
-    """Return a tagger: an LSTM both ways, and a label for each step."""
+    """Build a tagger: a bidirectional LSTM with a label per step."""
     embedded = g.op("Gather", g.weight(30, 8, scale=0.5), g.input("tokens", 9, 1, dtype="int64"))
     x = _recurrent(g, "LSTM", embedded, 8, 8, 4, ("", "", ""), direction="bidirectional")
     x = g.op("Reshape", g.op("Transpose", x, perm=[0, 2, 1, 3]), g.const([9, 16]))
@@ -391,11 +397,11 @@ def bidirectional_lstm(g: Graph) -> None:
 
 
 def wavenet(g: Graph) -> None:
-    """Dilated 1-D convolutions over sound, gated, with residuals and skips."""
+    """Build gated dilated 1-D convolutions over sound, with residuals and skips."""
     x = g.op("Conv", g.input("sound", 1, 1, 64), g.weight(8, 1, 1), g.weight(8, scale=0.1))
     skips = []
     for dilation in (1, 2, 4):
-        pads = [2 * dilation, 0]  # nothing of what is to come
+        pads = [2 * dilation, 0]  # causal: no future samples
         ends = [
             g.op("Conv", x, g.weight(8, 8, 3), g.weight(8, scale=0.1), dilations=[dilation], pads=pads)
             for _ in range(2)
@@ -408,7 +414,7 @@ def wavenet(g: Graph) -> None:
 
 
 def branches(g: Graph) -> None:
-    """Return an If whose branches differ in depth; which one runs depends on the input's mean."""
+    """Build an If with branches of different depth. The input's mean selects the branch."""
     x = g.input("features", 2, 8)
     w1, w2, w3 = g.weight(8, 8), g.weight(8, 4), g.weight(8, 4)
     deep = g.body("deep")
@@ -421,7 +427,7 @@ def branches(g: Graph) -> None:
 
 
 def loop(g: Graph) -> None:
-    """Newton's method for a square root in a Loop: it counts, and ends early when it is near enough."""
+    """Build Newton's method for a square root as a Loop with an iteration limit and early exit."""
     x = g.op("Add", g.op("Abs", g.input("numbers", 6)), g.const(0.5))
     body = g.body("step")
     body.input("round", dtype="int64")
@@ -436,7 +442,7 @@ def loop(g: Graph) -> None:
 
 
 def scan(g: Graph) -> None:
-    """Return a recurrent cell written as a Scan over time, with the mean of all before as its state."""
+    """Build a tanh recurrent cell as a Scan over time."""
     w, u = g.weight(5, 7), g.weight(7, 7)
     body = g.body("cell")
     state = body.input("state", 2, 7)
@@ -452,7 +458,7 @@ def scan(g: Graph) -> None:
 
 
 def _small_net(g: Graph, dtype: str) -> None:
-    """Dense layers around a residual in another dtype, in and out of it."""
+    """Build dense layers with a residual in a different dtype. Inputs and outputs have that dtype too."""
     g.dtype = dtype
     x = g.input("features", 4, 16)
     y = g.op("Relu", g.op("Add", g.op("MatMul", x, g.weight(16, 16)), g.weight(16, scale=0.1)))
@@ -461,22 +467,22 @@ def _small_net(g: Graph, dtype: str) -> None:
 
 
 def half(g: Graph) -> None:
-    """float16 throughout."""
+    """Build a float16 network."""
     _small_net(g, "float16")
 
 
 def bfloat16(g: Graph) -> None:
-    """bfloat16 throughout, which ONNX Runtime's CPU provider does not multiply: other references answer."""
+    """Build a bfloat16 network. ONNX Runtime's CPU provider lacks bfloat16 MatMul, so other references are needed."""
     _small_net(g, "bfloat16")
 
 
 def double(g: Graph) -> None:
-    """float64 throughout."""
+    """Build a float64 network."""
     _small_net(g, "float64")
 
 
 def integers(g: Graph) -> None:
-    """int64 arithmetic: hashes of tokens, remainders, shifts of sign, comparisons, and the counts of what is found."""
+    """Build int64 arithmetic: token hashes, remainders, divisions, comparisons, and counts."""
     x = g.input("tokens", 3, 8, dtype="int64")
     mixed = g.op("Add", g.op("Mul", x, g.const(np.int64(6364136223846793))), g.const(np.int64(1442695040888963)))
     bucket = g.op("Mod", mixed, g.const(np.int64(97)))
@@ -490,7 +496,7 @@ def integers(g: Graph) -> None:
 
 
 def beam_step(g: Graph) -> None:
-    """Return a step of beam search: scores joined with those so far, the best chosen, and where each came from."""
+    """Build a beam search step: add scores to the totals, select the best, and return their beams and tokens."""
     so_far = g.op("Unsqueeze", g.input("so_far", 4), g.const([1]))
     total = g.op("Add", g.op("LogSoftmax", g.input("scores", 4, 20), axis=1), so_far)
     flat = g.op("Reshape", total, g.const([-1]))
