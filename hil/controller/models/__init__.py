@@ -1,1 +1,1 @@
-"""Models: read from files, converted, changed by flows, and their inputs."""
+"""Models: import, conversion, flows, and inputs."""

@@ -1,4 +1,4 @@
-"""Call a compiler in a process of its own: what it is told, where IREE's is, and the errors of compiling."""
+"""Run compilers in isolated processes: settings, IREE's binary, and compile errors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from typing import Any, TypedDict
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedFunction, naming_errors
 from hil.controller.storage.packages import package_folder
+from hil.core.files import open_file
 from hil.core.processes import signal_name
 from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 
 LOG = "compile.log"
-# A file of large weights beside a program or module, and what programs call it.
+# File with large weights in the directory of a program or module, and the scope name in programs.
 PARAMETERS = "params.irpa"
 PARAMETER_SCOPE = "model"
-# Weights beyond this go into a file of their own: protobuf and the compiler both end at 2 GB, and
-# compiling a program around a gigabyte of constants takes several times its memory.
+# Larger weights go into a separate file: protobuf and the compiler are limited to 2 GB, and compiling a program with a
+# gigabyte of constants takes several times that memory.
 EXTERNAL_FROM_BYTES = 256 << 20
-# Of those, tensors below this stay in the program: shapes, indices, scales, whose values the compiler wants to see.
+# Smaller tensors stay in the program: the compiler uses the values of shapes, indices and scales.
 EXTERNAL_FROM_ELEMENTS = 1 << 16
-# The phases of IREE 3.13, in order: the values of --compile-to.
+# IREE 3.13's phases, in order: the values of --compile-to.
 IREE_PHASES = (
     "start input abi preprocessing global-optimization dispatch-creation flow stream executable-sources "
     "executable-configurations executable-targets hal vm end"
@@ -34,7 +35,7 @@ IREE_PHASES = (
 
 
 class IsolatedCall(TypedDict):
-    """Where what may crash is called, for how many seconds (or None), and the log that gets what it prints."""
+    """Settings of an isolated call: process pool, timeout in seconds (or None), and log file for the output."""
 
     isolated: Isolated
     timeout: float | None
@@ -42,13 +43,13 @@ class IsolatedCall(TypedDict):
 
 
 class CachedCall(IsolatedCall):
-    """How a result is made that the cache may hold already, by content and versions."""
+    """Settings of a call with a cached result."""
 
     cache: Cache
 
 
 class Work(CachedCall):
-    """The same, where ``recompute`` makes the result though the cache has it."""
+    """Settings of a cached call. ``recompute`` ignores an existing cache entry."""
 
     recompute: bool
 
@@ -60,16 +61,18 @@ class _Order(Work):
 
 
 class CompileOrder(_Order, total=False):
-    """What a compiler is told beside the model: see :func:`hil.controller.backends.compilers.compile_model`."""
+    """Arguments of a compiler, except the model: see :func:`hil.controller.backends.compilers.compile_model`."""
 
     debug_ir_passes: bool
     failure: Path | None
 
 
 def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how: IsolatedCall) -> Any:
-    """Call a function in a process of its own; errors as of :meth:`hil.controller.storage.isolated.Isolated.call`.
+    """Call a function in an isolated process.
 
-    Their detail begins with the phase that the function entered last, if it told of any (:func:`entering`).
+    Raises the errors of :meth:`hil.controller.storage.isolated.Isolated.call`.
+
+    The error's detail starts with the last phase that the function reported (:func:`entering`).
     """
     log = how["log"]
     start = log.stat().st_size if log.exists() else 0
@@ -81,20 +84,23 @@ def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how:
         raise
 
 
-# How a line of the log begins that tells of a phase, and the line of an error's detail that does.
+# Prefix of a log line that reports a phase, and of the corresponding line in an error's detail.
 _MARK = "hil: begins "
 PHASE = "phase: "
 _PHASE_WITHIN = 1 << 20
 
 
 def entering(phase: str) -> None:
-    """Say in the log which phase of its work an isolated function begins: one that dies or hangs cannot tell."""
+    """Report the phase start in the log.
+
+    After a crash or hang of the isolated function, the log is the only source.
+    """
     print(f"{_MARK}{phase}", flush=True)
 
 
 def _last_phase(log: Path, start: int) -> str:
     try:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(max(start, log.stat().st_size - _PHASE_WITHIN))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
@@ -105,7 +111,7 @@ def _last_phase(log: Path, start: int) -> str:
 def compiling(
     what: str = "compiling", *, died: str = "the compiler died", failed: str = "the model cannot be compiled"
 ) -> contextlib.AbstractContextManager[None]:
-    """Name the errors of a call of an isolated compiler: :func:`hil.controller.storage.isolated.naming_errors`."""
+    """Name the errors of an isolated compiler call, see :func:`hil.controller.storage.isolated.naming_errors`."""
     return naming_errors("compile", what, CompileFailed, failed, crash=CompileCrashed, died=died)
 
 
@@ -117,17 +123,21 @@ def compile_cached(
     build: Callable[[Path], None],
     errors: contextlib.AbstractContextManager[None],
 ) -> tuple[Path, dict[str, Any]]:
-    """The folder of a program, made by ``build`` or from the cache, with what was logged meanwhile in :data:`LOG`.
+    """Return the directory of a program, built or from the cache. :data:`LOG` in it has the build's output.
 
     Args:
-        debug_ir: the folder of ``--debug-ir``, which is made; the cache is not asked then.
+        key: cache key.
+        meta: cache entry metadata.
+        work: execution settings.
+        debug_ir: directory of ``--debug-ir``, created if missing; forces a build.
+        build: builds the program in a directory.
         errors: see :func:`compiling`.
 
     Returns:
-        The folder; and ``cached``, ``seconds`` and ``log`` of an :class:`hil.core.results.Artifact`.
+        The directory; and ``cached``, ``seconds`` and ``log`` of an :class:`hil.core.results.Artifact`.
 
     Raises:
-        UsageError: the folder of ``--debug-ir`` cannot be made.
+        UsageError: creating the directory of ``--debug-ir`` failed.
     """
     if debug_ir is not None:
         with making_debug_folder(debug_ir):
@@ -138,7 +148,7 @@ def compile_cached(
         start = log.stat().st_size if log.exists() else 0
         with errors:
             build(folder)
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(start)
             (folder / LOG).write_bytes(file.read())
 
@@ -149,7 +159,7 @@ def compile_cached(
 
 @contextlib.contextmanager
 def making_debug_folder(folder: Path) -> Iterator[None]:
-    """Tell of the folder of ``--debug-ir`` that it cannot be made. Raises UsageError: it cannot."""
+    """Raise UsageError if creating the directory of ``--debug-ir`` fails."""
     try:
         yield
     except OSError as error:
@@ -157,7 +167,7 @@ def making_debug_folder(folder: Path) -> Iterator[None]:
 
 
 def native_compiler() -> Path:
-    """The compiler's native binary; the launcher script that pip makes costs 0.3 s more."""
+    """Return the compiler's native binary. pip's launcher script would take 0.3 s longer."""
     with contextlib.suppress(UsageError):
         binary = package_folder("iree.compiler") / "_mlir_libs" / "iree-compile"
         if binary.is_file():
@@ -170,27 +180,30 @@ def native_compiler() -> Path:
 def run_logged(
     command: Sequence[str], log: Path, folder: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a command whose output goes to a log; its exit code (negative: a signal) and what it printed.
+    """Run a command with output to a log. Return the exit code (negative for a signal) and the output.
 
     Args:
-        environment: variables beside those of this process.
+        command: command and arguments.
+        log: the log, which is this process's output.
+        folder: working directory.
+        environment: variables to add to those of this process.
     """
     print("$", *command, flush=True)
     start = log.stat().st_size
     env = {**os.environ, **(environment or {})}
     code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, env=env, check=False).returncode
-    with log.open("rb") as file:
+    with open_file(log) as file:
         file.seek(start)
         return code, file.read().decode(errors="replace")
 
 
 def death_text(code: int) -> str:
-    """How a process died, by its exit code: ``of SIGSEGV``, ``with exit code 3``."""
+    """Describe the process exit: ``of SIGSEGV``, ``with exit code 3``."""
     return f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
 
 
 def write_parameters(file: Path, weights: Iterable[tuple[str, Any]]) -> None:
-    """Write an archive of large weights: names and bytes."""
+    """Write an archive of large weights, given as names and bytes."""
     from iree import runtime
 
     index = runtime.ParameterIndex()

@@ -1,8 +1,7 @@
-"""Inputs of ONNX models that have a default value, an initializer of their name: a given tensor takes its place."""
+"""Override default inputs of ONNX models, which are initializers with the name of an input."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,29 +12,33 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import function_version, naming_errors
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.core.files import copy_file
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed
+from hil.formats.onnx_file import load_onnx
 
 
 def default_specs(model: Model) -> tuple[TensorSpec, ...]:
-    """Return the inputs that have a default value. They are not among ``model.inputs``."""
+    """Return the inputs with a default value. ``model.inputs`` does not include them."""
     return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in model.producer.get("defaults", ()))
 
 
 def with_given_defaults(
     model: Model, given: Mapping[str, Array] | Sequence[str], context: RunContext
 ) -> tuple[Model, Mapping[str, Array] | Sequence[str]]:
-    """Return the model with tensors that are given in place of default values, and what is given beside them.
+    """Return the model with given tensors as default values, and the remaining given inputs.
 
     Args:
-        given: name -> tensor, or texts of ``--input``, which name tensors or follow the order of the inputs, those with
-            a default value last.
+        model: the model.
+        given: name -> tensor, or texts of ``--input``, which name tensors or follow input order. Inputs with a default
+            value are last.
+        context: cache and isolated processes.
 
     Raises:
-        UsageError: a tensor has another dtype or shape than the model's, or its file cannot be read.
-        ImportFailed, StageTimeout: the model cannot be rewritten.
+        UsageError: a tensor does not match the dtype or shape, or a file is unreadable.
+        ImportFailed, StageTimeout: rewriting the model failed.
     """
     defaults = default_specs(model)
     if not given or not defaults or model.inputs is None:
@@ -56,11 +59,11 @@ def with_given_defaults(
 
 
 def override_defaults(model: Model, tensors: Mapping[str, Array], context: RunContext) -> Model:
-    """Return a copy of the model with other default values.
+    """Return a copy of the model with new default values.
 
     Raises:
-        UsageError: a tensor has another dtype or shape than the input.
-        ImportFailed, StageTimeout: it cannot be made.
+        UsageError: a tensor does not match the input's dtype or shape.
+        ImportFailed, StageTimeout: rewriting the model failed.
     """
     for spec in default_specs(model):
         if spec.name in tensors:
@@ -79,7 +82,7 @@ def override_defaults(model: Model, tensors: Mapping[str, Array], context: RunCo
         for name, file in model.files.items():
             if file != model.path:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, folder / name)
+                copy_file(file, folder / name)
 
     entry, _ = context.cache.get_or_make(key, {"model": model.name}, make)
     made = import_model(
@@ -94,11 +97,11 @@ def override_defaults(model: Model, tensors: Mapping[str, Array], context: RunCo
 
 
 def write(model: str, tensors: str, folder: str) -> None:
-    """Write the model with these tensors as its initializers into a folder; called in the isolated process."""
+    """Write the model with these tensors as initializers into a directory. Runs in the isolated process."""
     import onnx
     from onnx import numpy_helper
 
-    proto = onnx.load(model, load_external_data=False)
+    proto = load_onnx(model)
     given = load_tensors(Path(tensors))
     kept = [tensor for tensor in proto.graph.initializer if tensor.name not in given]
     del proto.graph.initializer[:]

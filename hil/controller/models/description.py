@@ -1,4 +1,4 @@
-"""What every importer finds out of a model, in one form."""
+"""Common description of models that importers return."""
 
 from __future__ import annotations
 
@@ -24,14 +24,23 @@ def description(
     random: Sequence[str] = (),
     float64: bool = True,
 ) -> dict[str, Any]:
-    """What :class:`hil.controller.models.importers.Importer` asks for; ``dims`` are written in place of symbols.
+    """Return the result of :class:`hil.controller.models.importers.Importer`. ``dims`` replace symbols.
 
     Args:
-        random: labels of the nodes that draw random numbers, where every output may depend on them.
+        file: file name for messages.
+        function: entry point name.
+        inputs, outputs: specs; outputs are None if unknown.
+        dims: sizes for symbolic dimensions.
+        ranges: input -> (low, high).
+        external: further file names.
+        needs: further file -> (required size in bytes, label for the data).
+        producer: further data.
+        random: labels for random nodes, given if every output may depend on them.
+        float64: whether the model may compute with float64.
 
     Raises:
-        ImportFailed: there are no outputs.
-        UsageError: no input has such a dimension.
+        ImportFailed: the function has no outputs.
+        UsageError: the inputs do not have such a dimension.
     """
     if outputs is not None and not outputs:
         raise ImportFailed(
@@ -56,12 +65,12 @@ def description(
 
 
 def check_dims(file: str, dims: Mapping[str, int], symbols: Collection[str]) -> None:
-    """Raise UsageError where a size is given to a dimension that a model does not have."""
+    """Raise UsageError for sizes of dimensions that the model does not have."""
     if unknown := sorted(set(dims) - set(symbols)):
         have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
         raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
 
 
 def digest_of_files(digests: Mapping[str, str]) -> str:
-    """One digest of files by their names and digests."""
+    """Return a digest for files by names and digests."""
     return digest_of("\n".join(f"{name}\0{digests[name]}" for name in sorted(digests)).encode())

@@ -1,4 +1,4 @@
-"""The symbolic dimensions of models, and which of the sizes that the user gave are a model's."""
+"""Symbolic dimensions of models, and the matching sizes from the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def symbols_of(path: Path, context: RunContext, function: str = "") -> set[str]:
-    """Return a model's symbolic dimensions; none of a model that cannot be read, which its case reports."""
+    """Return a model's symbolic dimensions. Unreadable models have none; their case reports the error."""
     try:
         model = import_model(path, function=function, isolated=context.isolated, cache=context.cache)
     except StorageError:
@@ -25,7 +25,7 @@ def symbols_of(path: Path, context: RunContext, function: str = "") -> set[str]:
 
 
 def own_sizes(sizes: Mapping[str, T], symbols: Iterable[str]) -> dict[str, T]:
-    """Return the sizes, or ranges of sizes, of dimensions that a model has."""
+    """Return the sizes, or size ranges, of dimensions that a model has."""
     known = set(symbols)
     return {name: size for name, size in sizes.items() if name in known}
 
@@ -33,10 +33,10 @@ def own_sizes(sizes: Mapping[str, T], symbols: Iterable[str]) -> dict[str, T]:
 def sizes_of_models(
     paths: Sequence[Path], sizes: Mapping[str, T], context: RunContext, function: str = ""
 ) -> list[dict[str, T]]:
-    """Return for each model the sizes, or ranges of sizes, of the dimensions that it has.
+    """Return the sizes, or size ranges, of each model's dimensions.
 
     Raises:
-        UsageError: no model has one of the dimensions.
+        UsageError: a dimension does not exist in any model.
     """
     if not sizes:
         return [{} for _ in paths]
@@ -46,10 +46,12 @@ def sizes_of_models(
 
 
 def check_known(names: Iterable[str], symbols: Mapping[str, set[str]], option: str = "--dim") -> None:
-    """Raise UsageError for a dimension that no model has.
+    """Raise UsageError for a dimension that does not exist in any model.
 
     Args:
-        symbols: model, as messages name it -> its symbolic dimensions.
+        names: dimensions.
+        symbols: model label -> symbolic dimensions.
+        option: option for the message.
     """
     known = {symbol for own in symbols.values() for symbol in own}
     if unknown := sorted(set(names) - known):

@@ -1,7 +1,7 @@
-"""ExecuTorch's backends: how each lowers a program, how it is quantised for it, what its programs need to run.
+"""ExecuTorch backends: lowering, quantisation, and requirements of their programs.
 
-A package adds one under the entry-point group ``hil.executorch_backends``. The functions here and in such a package
-are called in a process of its own; only they import ExecuTorch.
+Plugins register backends under the entry-point group ``hil.executorch_backends``. The functions here and in plugins run
+in an isolated process; only they import ExecuTorch.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _KIND = "ExecuTorch backend"
 
 @dataclass(frozen=True)
 class ExecuTorchBackend:
-    """One backend of ExecuTorch, by the name that ``--backend=`` takes.
+    """ExecuTorch backend, selected by ``--backend=NAME``.
 
-    A function is one of a module, or its ``module:function``: it is called in a process of its own.
+    Functions are given as module-level functions or as ``module:function``, and run in an isolated process.
 
-    ``lower(program, **options)`` takes a ``torch.export.ExportedProgram`` and returns what ExecuTorch's
-    ``to_edge_transform_and_lower`` does. It may raise CompileFailed; anything else that it raises becomes a
-    COMPILE_ERROR too.
+    ``lower(program, **options)`` receives a ``torch.export.ExportedProgram`` and returns the result of ExecuTorch's
+    ``to_edge_transform_and_lower``. It may raise CompileFailed; other exceptions also become a COMPILE_ERROR.
 
-    ``quantizer(per_channel, is_dynamic, **options)`` returns a quantizer of PyTorch's pt2e, all set. It may raise
-    ImportFailed; anything else that it raises becomes an IMPORT_ERROR too.
+    ``quantizer(per_channel, is_dynamic, **options)`` returns a configured quantizer of PyTorch's pt2e. It may raise
+    ImportFailed; other exceptions also become an IMPORT_ERROR.
 
     Attributes:
-        quantizer: None where programs are not quantised for it.
-        options: compile flag ``--NAME=VALUE`` -> its default, a text; both functions get all of them.
-        needs: names of its delegates in a program, the first that of ``--backend=``, and beginnings of the names of its
-            operators (``cortex_m::``): a program that calls one which a board's runtime lacks is a SKIP.
-        packages: distributions beside ExecuTorch's own, on whose versions results depend.
-        environment: variables that say where a vendor's SDK is: where one is not set, that is a UsageError.
-        fold_quantize: whether weights are stored quantised, as ``convert_pt2e`` does it.
-        version: raise it when its programs change without those packages, and without the files of the functions.
+        lower: see above.
+        quantizer: see above; None if the backend does not support quantisation.
+        options: compile flag ``--NAME=VALUE`` -> default text; both functions get all options.
+        needs: names of the backend's delegates in a program, starting with the main one, and name prefixes of operators
+            (``cortex_m::``). A program that calls one of them is a SKIP on boards without it.
+        packages: distributions, in addition to ExecuTorch's, with versions that results depend on.
+        environment: variables with the path of a vendor's SDK; a missing variable is a UsageError.
+        fold_quantize: store weights quantised, see ``convert_pt2e``.
+        version: increment it when programs change with the same packages and source files.
     """
 
     lower: IsolatedFunction
@@ -56,7 +56,7 @@ class ExecuTorchBackend:
     version: int = 1
 
     def given(self, name: str, options: Mapping[str, str]) -> dict[str, str]:
-        """All options, defaults among them. Raises UsageError: there is no such option, or no SDK."""
+        """Return all options, including defaults. Raises UsageError for an unknown option or a missing SDK."""
         for option, value in options.items():
             if option not in self.options:
                 known = "".join(f", --{one}={default}" for one, default in self.options.items())
@@ -73,11 +73,11 @@ class ExecuTorchBackend:
         return {**self.options, **options}
 
     def functions(self) -> list[str]:
-        """The names of its functions. Raises ValueError: another process cannot find one."""
+        """Return the names of the functions. Raises ValueError if a different process cannot import a function."""
         return [function_name(one) for one in (self.lower, self.quantizer) if one is not None]
 
     def made_by(self) -> dict[str, Any]:
-        """What its programs depend on, beside model and options. Raises UsageError: a package is not installed."""
+        """Return the dependencies for programs, except model and options. Raises UsageError for a missing package."""
         versions = {package: needed_version(package) for package in self.packages}
         return {
             "functions": [function_version(one) for one in self.functions()],
@@ -87,24 +87,24 @@ class ExecuTorchBackend:
 
 
 def executorch_backends() -> dict[str, ExecuTorchBackend]:
-    """Every backend by name: hil's own and those of the entry-point group."""
+    """Return all backends by name: hil's backends and the entry-point group."""
     return registered(GROUP, _BUILT_IN, ExecuTorchBackend, ExecuTorchBackend.functions)
 
 
 def pick_backend(name: str) -> ExecuTorchBackend:
-    """The backend of a name. Raises UsageError: there is none."""
+    """Return a backend by name. Raises UsageError for an unknown name."""
     return pick("backend", executorch_backends(), name)
 
 
 def lower(name: str, program: Any, options: Mapping[str, str]) -> Any:
-    """Lower a program; called in the isolated process."""
+    """Lower a program. Runs in the isolated process."""
     function = pick_backend(name).lower
     with guard(_KIND, GROUP, name, CompileFailed, CompileFailed, NotRun, UsageError):
         return _called(function, program, **options)
 
 
 def make_quantizer(name: str, per_channel: bool, is_dynamic: bool, options: Mapping[str, str]) -> Any:
-    """A backend's quantizer; called in the isolated process."""
+    """Create a backend's quantizer. Runs in the isolated process."""
     backend = pick_backend(name)
     assert backend.quantizer is not None
     with guard(_KIND, GROUP, name, ImportFailed, ImportFailed, NotRun, UsageError):
@@ -114,10 +114,10 @@ def make_quantizer(name: str, per_channel: bool, is_dynamic: bool, options: Mapp
 
 
 def recipe_inputs(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What quantising for a backend depends on beside a recipe's settings, which are checked.
+    """Return the dependencies for a quantisation, except the recipe's settings. Checks those.
 
     Raises:
-        UsageError: there is no such backend or option, or nothing is quantised for it.
+        UsageError: the backend or option is unknown, or the backend does not support quantisation.
     """
     name, options = settings["backend"], settings["options"]
     backend = pick_backend(name)
@@ -134,7 +134,7 @@ def _called(function: IsolatedFunction, *args: Any, **kwargs: Any) -> Any:
 
 
 def _edge(program: Any, partitioner: Any = None, **more: Any) -> Any:
-    """Lower with one partitioner, operators beyond PyTorch's core ones too: the board says which its kernels lack."""
+    """Lower with a partitioner. Operators outside PyTorch's core set are allowed; the board reports missing kernels."""
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     config = EdgeCompileConfig(_check_ir_validity=False)
@@ -144,19 +144,19 @@ def _edge(program: Any, partitioner: Any = None, **more: Any) -> Any:
 
 
 def lower_portable(program: Any) -> Any:
-    """Leave everything to ExecuTorch's own kernels."""
+    """Lower to ExecuTorch's portable kernels only."""
     return _edge(program)
 
 
 def lower_xnnpack(program: Any) -> Any:
-    """Delegate to XNNPACK what it takes."""
+    """Delegate supported operators to XNNPACK."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
     return _edge(program, XnnpackPartitioner())
 
 
 def xnnpack_quantizer(per_channel: bool, is_dynamic: bool) -> Any:
-    """Int8 as XNNPACK computes it."""
+    """Return a quantizer for XNNPACK's int8 arithmetic."""
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
 
     config = xnnpack.get_symmetric_quantization_config(is_per_channel=per_channel, is_dynamic=is_dynamic)
@@ -164,14 +164,14 @@ def xnnpack_quantizer(per_channel: bool, is_dynamic: bool) -> Any:
 
 
 def lower_vulkan(program: Any) -> Any:
-    """Delegate to Vulkan what it takes, but tensors of bools, as ExecuTorch's tester does."""
+    """Delegate supported operators to Vulkan, except bool tensors, as in ExecuTorch's tester."""
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
     return _edge(program, VulkanPartitioner({"skip_bool_tensors": True}))
 
 
 def vulkan_quantizer(per_channel: bool, is_dynamic: bool) -> Any:
-    """Int8 weights, a scale a channel, as Vulkan's shaders take them."""
+    """Return a quantizer with int8 weights and a scale per channel, as Vulkan's shaders require."""
     from executorch.backends.vulkan.quantizer import vulkan_quantizer as vulkan
 
     config = vulkan.get_symmetric_quantization_config(is_dynamic=is_dynamic)
@@ -179,14 +179,14 @@ def vulkan_quantizer(per_channel: bool, is_dynamic: bool) -> Any:
 
 
 def lower_webgpu(program: Any) -> Any:
-    """Delegate to WebGPU, in Vulkan's form, what it takes."""
+    """Delegate supported operators to WebGPU, which uses Vulkan's program format."""
     from executorch.backends.webgpu.partitioner import WebGPUPartitioner
 
     return _edge(program, WebGPUPartitioner())
 
 
 def lower_openvino(program: Any, device: str) -> Any:
-    """Delegate to OpenVINO what it takes."""
+    """Delegate supported operators to OpenVINO."""
     from executorch.backends.openvino.partitioner import OpenvinoPartitioner
     from executorch.exir.backend.backend_details import CompileSpec
 
@@ -194,14 +194,14 @@ def lower_openvino(program: Any, device: str) -> Any:
 
 
 def openvino_quantizer(per_channel: bool, is_dynamic: bool, device: str) -> Any:
-    """Int8 as OpenVINO's own tool, NNCF, would set it."""
+    """Return a quantizer with the int8 settings of OpenVINO's tool NNCF."""
     from executorch.backends.openvino.quantizer.quantizer import OpenVINOQuantizer
 
     return OpenVINOQuantizer()
 
 
 def lower_coreml(program: Any, deployment: str) -> Any:
-    """Delegate to Core ML what it takes."""
+    """Delegate supported operators to Core ML."""
     import coremltools
     from executorch.backends.apple.coreml.compiler import CoreMLBackend
     from executorch.backends.apple.coreml.partition import CoreMLPartitioner
@@ -212,7 +212,7 @@ def lower_coreml(program: Any, deployment: str) -> Any:
 
 
 def coreml_quantizer(per_channel: bool, is_dynamic: bool, deployment: str) -> Any:
-    """Int8 weights and 8-bit activations, as ExecuTorch's tester sets them for Core ML."""
+    """Return a quantizer with int8 weights and 8-bit activations, as in ExecuTorch's tester for Core ML."""
     import torch
     from coremltools.optimize.torch import quantization
     from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer
@@ -241,14 +241,14 @@ def _arm(target: str) -> Any:
 
 
 def lower_arm(program: Any, target: str) -> Any:
-    """Delegate to Arm's Ethos-U (compiled by Vela), to TOSA or to VGF what they take."""
+    """Delegate supported operators to Arm's Ethos-U (compiled by Vela), TOSA or VGF."""
     from executorch.backends.arm.util._factory import create_partitioner
 
     return _edge(program, create_partitioner(_arm(target)))
 
 
 def arm_quantizer(per_channel: bool, is_dynamic: bool, target: str) -> Any:
-    """Int8 as TOSA has it."""
+    """Return a quantizer for TOSA's int8 arithmetic."""
     from executorch.backends.arm.quantizer import get_symmetric_quantization_config
     from executorch.backends.arm.util._factory import create_quantizer
 
@@ -257,7 +257,7 @@ def arm_quantizer(per_channel: bool, is_dynamic: bool, target: str) -> Any:
 
 
 def lower_cortex_m(program: Any, cpu: str) -> Any:
-    """Rewrite operators to those of CMSIS-NN. Nothing is delegated: they are kernels of their own."""
+    """Rewrite operators to CMSIS-NN operators, which are kernels instead of delegates."""
     from executorch.backends.cortex_m.edge_compile_config import cortex_m_edge_compile_config
     from executorch.backends.cortex_m.passes.cortex_m_pass_manager import CortexMPassManager
     from executorch.backends.cortex_m.target_config import CortexM, CortexMTargetConfig
@@ -270,14 +270,14 @@ def lower_cortex_m(program: Any, cpu: str) -> Any:
 
 
 def cortex_m_quantizer(per_channel: bool, is_dynamic: bool, cpu: str) -> Any:
-    """Int8 as CMSIS-NN computes it."""
+    """Return a quantizer for CMSIS-NN's int8 arithmetic."""
     from executorch.backends.cortex_m.quantizer.quantizer import CortexMQuantizer
 
     return CortexMQuantizer()
 
 
 def lower_qnn(program: Any, soc: str, precision: str) -> Any:
-    """Delegate to Qualcomm's QNN, for its HTP, what it takes."""
+    """Delegate supported operators to Qualcomm's QNN on the HTP."""
     from executorch.backends.qualcomm._passes.qnn_pass_manager import get_qnn_pass_manager_cls
     from executorch.backends.qualcomm.partition.qnn_partitioner import QnnPartitioner
     from executorch.backends.qualcomm.utils import utils as qnn
@@ -291,7 +291,7 @@ def lower_qnn(program: Any, soc: str, precision: str) -> Any:
 
 
 def qnn_quantizer(per_channel: bool, is_dynamic: bool, soc: str, precision: str) -> Any:
-    """Bits of activations and weights as ``precision`` says: ``8a8w``, ``16a16w``, ``16a8w``, ``16a4w``."""
+    """Return a quantizer for a ``precision`` of activations and weights: ``8a8w``, ``16a16w``, ``16a8w``, ``16a4w``."""
     from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
     from torchao.quantization.pt2e import MovingAverageMinMaxObserver
 
@@ -350,7 +350,7 @@ _BUILT_IN: Mapping[str, ExecuTorchBackend] = MappingProxyType(
             cortex_m_quantizer,
             options={"cpu": "M55"},
             needs=("cortex_m::",),
-            packages=("tosa-tools",),  # which ExecuTorch's modules for Cortex-M import
+            packages=("tosa-tools",),  # imported by ExecuTorch's Cortex-M modules
         ),
         "qnn": ExecuTorchBackend(
             lower_qnn,

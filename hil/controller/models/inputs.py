@@ -1,4 +1,4 @@
-"""What a model is run on or calibrated with: tensors that the user gave, checked, and seeded random ones."""
+"""Inputs for running or calibrating a model: validated tensors from the user, and seeded random tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from hil.controller.storage.paths import exists
 from hil.controller.storage.tensor_files import load_npz, load_pb
 from hil.core.digest import digest_of
-from hil.core.files import read_file
+from hil.core.files import MAX_FILE_BYTES, read_file
 from hil.core.npy import Fits, Npz, is_raw, load_npy, typed
 from hil.core.results import Model
 from hil.core.tensors import (
@@ -36,7 +36,7 @@ from hil.formats.iree_values import mlir_dtype
 
 _IREE_FORM = re.compile(r"(?P<dims>(?:\d{1,18}x)*)(?P<type>[a-z][A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
-# The formats of models that hil compiles, or converts, for fixed sizes.
+# Model formats that hil compiles or converts for fixed sizes.
 _COMPILED_FORMATS = ("onnx", "mlir", "pt2", "tf", "keras")
 _FORMS = "NAME=x.npy, NAME=x.npz:key, x.npz, NAME=test.pb, 4x8xf32=@x.bin, 4x8xf32=1 2 3"
 
@@ -50,17 +50,19 @@ def make_inputs(
     user_range: tuple[float, float] | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """Every input of a model, in order: those given, and random ones for the rest.
+    """Return all inputs for a model, in order: the given tensors, and random tensors for the rest.
 
     Args:
+        specs: the model's inputs.
         given: name -> tensor, or texts of ``--input`` (:func:`parse_input`).
-        seed: of the random ones; the same seed and name give the same tensor on every machine.
-        ranges: input -> (low, high) where the model bounds it.
-        user_range: (low, high) for every random number; it goes before ``ranges``.
-        dims: values of symbolic dimensions; a given tensor's own shape settles them too.
+        seed: seed of random tensors; the same seed and name give the same tensor on every machine.
+        ranges: input -> (low, high) from the model.
+        user_range: (low, high) for all random numbers; overrides ``ranges``.
+        dims: sizes for symbolic dimensions. The shapes of given tensors also set sizes.
 
     Raises:
-        UsageError: a tensor's name, dtype or shape is not the model's, there are too many, or a dimension is open.
+        UsageError: a tensor does not match the model's name, dtype or shape, there are too many, or a dimension is
+            open.
     """
     sizes = dict(dims or {})
     by_name = {spec.name: spec for spec in specs}
@@ -69,7 +71,7 @@ def make_inputs(
     else:
         chosen = {}
         for text in given:
-            # Only those that are still to be given: none is given twice.
+            # Only pass inputs without a tensor, so that each is given once.
             chosen |= parse_input(text, [spec for spec in specs if spec.name not in chosen], strict=True)
     for name, array in chosen.items():
         if name not in by_name:
@@ -80,6 +82,7 @@ def make_inputs(
         raise UsageError(
             f"the program does not say what tensor its input {unknown[0].name!r} is, and none is given",
             hint="--input, one for each input in order: x.npy, or 4x8xf32=@x.bin, or 4x8xf32=1 2 3",
+            option="--input",
         )
     missing = [spec for spec in specs if spec.name not in chosen]
     _refuse_open(missing, sizes)
@@ -91,13 +94,13 @@ def make_inputs(
 
 
 def with_sizes_of(model: Model, inputs: Mapping[str, Array]) -> Model:
-    """The model with the sizes that its inputs settle, so that it is compiled for these.
+    """Return the model with sizes from the inputs' shapes, so that it is compiled for them.
 
-    A program that is compiled already stays as it is.
+    Compiled programs are returned unchanged.
     """
     if model.format not in _COMPILED_FORMATS or model.inputs is None:
         return model
-    # Of an exported program a dimension may be an expression of others, which has no size of its own.
+    # In exported programs, a dimension may be an expression of other dimensions, which cannot be set.
     free = model.producer["dims"] if model.format == "pt2" else None
     sizes = dict(model.dims)
     for spec in model.inputs:
@@ -109,21 +112,22 @@ def with_sizes_of(model: Model, inputs: Mapping[str, Array]) -> Model:
 
 
 def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False) -> dict[str, Array]:
-    """The tensors that one ``--input`` says, by input name; those of ``--expected`` likewise.
+    """Parse an ``--input`` or ``--expected`` text. Return the tensors by name.
 
-    ``NAME=x.npy``, ``NAME=x.npz:key``, ``NAME=test.pb`` (an ONNX TensorProto), ``x.npz`` (every key an input),
-    ``x.npy`` or ``@x.npy`` (the next input), and what iree-run-module takes: ``4x8xf32=@x.bin``, ``4x8xf32=1 2 3``,
-    ``4x8xf32=2`` (all the same), ``4x8xf32`` (all zero), ``7`` (a scalar); these may follow ``NAME=`` as well.
+    Forms: ``NAME=x.npy``, ``NAME=x.npz:key``, ``NAME=test.pb`` (an ONNX TensorProto), ``x.npz`` (every key is an
+    input), ``x.npy`` or ``@x.npy`` (the next input), and those of iree-run-module: ``4x8xf32=@x.bin``, ``4x8xf32=1 2
+    3``, ``4x8xf32=2`` (all equal), ``4x8xf32`` (all zero), ``7`` (a scalar). The latter may also follow ``NAME=``.
 
     Args:
-        specs: the inputs (or outputs) that are still to be given, in order.
-        strict: refuse a tensor of another dtype or shape before room is made for it.
+        text: the option's value.
+        specs: inputs (or outputs) without a tensor so far, in order.
+        strict: reject a mismatch in dtype or shape before allocating memory.
 
     Raises:
-        UsageError: it is none of these, names no input, or its file cannot be read.
+        UsageError: the text is invalid, the input does not exist, or the file is unreadable.
     """
     by_name = {spec.name: spec for spec in specs}
-    # The longest name first: a name may hold an equals sign or look like a type.
+    # Try the longest name first: a name may contain an equals sign or look like a type.
     for name in sorted(by_name, key=len, reverse=True):
         if text.startswith(f"{name}="):
             return {name: _value(text[len(name) + 1 :], by_name[name], strict)}
@@ -131,7 +135,7 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
         return _npz(Path(text.removeprefix("@")), specs, strict)
     form = _IREE_FORM.match(text)
     name, equals, _ = text.partition("=")
-    # It begins with no type, file or number but with a name.
+    # The text starts with a name, not with a type, file or number.
     if equals and not text.startswith("@") and not (form and mlir_dtype(form["type"])):
         raise UsageError(f"the model has no tensor {name!r}, or it is given twice", hint=_signature(specs))
     if not specs:
@@ -140,14 +144,14 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
 
 
 def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
-    """What the user gave, as numpy has it: raw bytes, as a .npz holds bfloat16, are taken for the spec's dtype.
+    """Convert a value from the user to an array. Raw bytes, as in a .npz with bfloat16, get the spec's dtype.
 
     Raises:
-        UsageError: it is none, or of a dtype that hil does not know.
+        UsageError: the value is not an array, or has an unsupported dtype.
     """
     try:
         array = np.asarray(value)
-    except Exception as error:  # a ragged list, a tensor on a GPU: each says it in its own way
+    except Exception as error:  # a ragged list or a tensor on a GPU, for example: exception types vary
         raise UsageError(f"{what} is no array: {error}", hint="give a numpy array") from error
     if array.dtype.kind == "U":
         array = array.astype(object)
@@ -161,7 +165,7 @@ def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
 
 
 def refuse_misfit(spec: TensorSpec, array: Array) -> None:
-    """Raise UsageError where a tensor has another dtype or shape than an input takes."""
+    """Raise UsageError if a tensor does not match an input's dtype or shape."""
     _refuse_misfit(spec, dtype_name(array.dtype), array.shape)
 
 
@@ -174,7 +178,7 @@ def _refuse_misfit(spec: TensorSpec, found: str, shape: Sequence[int]) -> None:
 
 
 def fits_spec(spec: TensorSpec, strict: bool) -> Fits:
-    """Whether an array in a file is exactly what a spec says; one that cannot be is refused where it is strict."""
+    """Return a check that an array in a file matches a spec exactly. With ``strict``, a mismatch raises UsageError."""
 
     def fits(found: np.dtype[Any], shape: tuple[int, ...]) -> bool:
         name = spec.dtype if is_raw(found, spec.dtype) else dtype_name(found)
@@ -186,28 +190,28 @@ def fits_spec(spec: TensorSpec, strict: bool) -> Fits:
 
 
 def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None:
-    """Learn what a symbolic dimension is from a tensor's shape."""
+    """Set sizes for symbolic dimensions from a tensor's shape."""
     for dim, size in zip(spec.shape, shape, strict=bool(spec.dtype)):
         if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
             raise UsageError(f"input {spec.name!r} has {size} where dimension {dim!r} is {sizes[dim]}")
 
 
 class OpenDimensions(UsageError):
-    """Dimensions have no size, and no given tensor settles it."""
+    """Dimensions without a size from the user or from a given tensor."""
 
     def __init__(self, message: str, needs: Sequence[str]) -> None:
-        super().__init__(message)
-        self._needs = needs  # symbols, or `--input NAME=x.npy` where a dimension has none
+        super().__init__(message, option="--input" if any(need.startswith("--input") for need in needs) else "")
+        self._needs = needs  # symbols, or `--input NAME=x.npy` for a dimension without a symbol
         self.suggest({})
 
     def suggest(self, sizes: Mapping[str, int]) -> None:
-        """Name sizes in the hint, 1 for those that are not known."""
+        """Put sizes into the hint; unknown sizes are 1."""
         options = (need if need.startswith("--") else f"--dim {need}={sizes.get(need, 1)}" for need in self._needs)
         self.hint = " ".join(options)
 
 
 def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
-    """Refuse open dimensions, all at once. Raises OpenDimensions."""
+    """Raise OpenDimensions for all open dimensions together."""
     texts: list[str] = []
     needs: dict[str, None] = {}
     for spec in specs:
@@ -257,7 +261,7 @@ def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
 def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
     shape = tuple(int(size) for size in form["dims"].split("x") if size)
     name = mlir_dtype(form["type"]) or ""
-    # iree-run-module's i8 has no sign, and it takes bools for i8 too: the model's input tells which is meant.
+    # iree-run-module's i8 has no signedness and also covers bools. The model's input determines the dtype.
     if (form["type"].startswith("i") and spec.dtype == f"u{name}") or (name, spec.dtype) == ("int8", "bool"):
         name = spec.dtype
     value = form["value"]
@@ -271,8 +275,8 @@ def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
     if path.suffix == ".npy":
         return load_npy(path, name, fits=fits_spec(spec, strict))
     try:
-        # A text's elements take what they take; others are not read beyond what they need.
-        data = read_file(path, None if name == "string" else nbytes_of(name, shape))
+        # Read only as many bytes as the tensor needs, except for strings of unknown length.
+        data = read_file(path, MAX_FILE_BYTES if name == "string" else nbytes_of(name, shape))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if name in SUB_BYTE_BITS and len(data) == -(-math.prod(shape) * SUB_BYTE_BITS[name] // 8):
@@ -306,7 +310,7 @@ def _elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) ->
 def _zeros(shape: tuple[int, ...], name: str) -> Array:
     try:
         return np.zeros(shape, dtype_of(name))
-    except (MemoryError, ValueError) as error:  # more than there is, or than numpy can count
+    except (MemoryError, ValueError) as error:  # out of memory, or beyond numpy's limits
         raise UsageError(f"there is no room for {type_text(name, shape)}") from error
 
 
@@ -327,7 +331,7 @@ def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Arr
     with Npz(path) as archive:
         names = dict(zip(archive.keys, archive.keys, strict=True))
         if all(re.fullmatch(r"arr_\d+", key) and key not in by_name for key in names):
-            # numpy's own names for arrays saved without any: in order.
+            # numpy's default names for unnamed arrays, in order
             if len(names) > len(specs):
                 raise UsageError(f"{path} holds {len(names)} arrays", hint=_signature(specs))
             names = dict(zip(archive.keys, by_name, strict=False))
@@ -339,9 +343,9 @@ def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Arr
         }
 
 
-# Random floats are drawn from a standard normal cut off here, so that sums and exponentials stay in range.
+# Cut-off for random normal floats, so that sums and exponentials stay in range.
 _CUT = 4.0
-# Random integers wider than 8 bits stay small: sums and products must not overflow, sizes and indices not run away.
+# Limit for random integers wider than 8 bits: avoids overflows of sums and products, and large sizes and indices.
 _SMALL_INTEGER = 100
 _WORDS = ("", "a", "hil", "board", "tensor", "naïve", "日本", "two words")
 
@@ -349,10 +353,11 @@ _WORDS = ("", "a", "hil", "board", "tensor", "naïve", "日本", "two words")
 def random_tensor(
     spec: TensorSpec, shape: Sequence[int], *, seed: int, bounds: tuple[float, float] | None = None
 ) -> Array:
-    """A random tensor that suits the dtype: no NaN, no infinity, the same on every machine.
+    """Return a random tensor without NaN or infinity, equal on every machine.
 
-    Floats are normal (cut off at 4 standard deviations) or uniform within ``bounds``; integers uniform over all values
-    up to 8 bits, else between -100 and 100, or within ``bounds``. Raises UsageError: no value is within the bounds.
+    Floats are normal (cut off at 4 standard deviations) or uniform within ``bounds``. Integers are uniform over all
+    values up to 8 bits, else between -100 and 100, or within ``bounds``. Raises UsageError if the bounds contain no
+    value of the dtype.
     """
     digest = hashlib.blake2b(f"{seed}\0{spec.name}".encode(), digest_size=16).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
@@ -378,12 +383,12 @@ def random_tensor(
         bounds = _within(spec, bounds, max(low, bounds[0]), min(high, bounds[1]))
     values = _floats(generator, shape, np.float64 if name == "float64" else np.float32, bounds)
     if low >= 0 and bounds is None:
-        values = np.abs(values)  # a dtype without a sign
+        values = np.abs(values)  # unsigned dtype
     return np.clip(values, low, high).astype(dtype)
 
 
 def _bits(name: str) -> int:
-    """How many bits an element of a dtype has."""
+    """Return the number of bits of a dtype's elements."""
     return SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
 
 
@@ -391,18 +396,18 @@ def _floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[fl
     if bounds is None:
         return np.asarray(np.clip(generator.standard_normal(shape, dtype), -_CUT, _CUT), dtype)
     share = np.asarray(generator.random(shape, dtype), dtype)
-    # low + share * (high - low) would overflow where the bounds are the dtype's own.
+    # low + share * (high - low) would overflow for the dtype's full range.
     return np.asarray(share * dtype(bounds[1]) + (dtype(1) - share) * dtype(bounds[0]), dtype)
 
 
 def _limits_of(name: str) -> tuple[float, float]:
-    """The lowest and highest finite value of a numeric dtype."""
+    """Return the lowest and highest finite value of a numeric dtype."""
     if "int" in name:
         bits = _bits(name)
         return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
     limits = float_limits(dtype_of(name))
     if name == "float8_e8m0fnu":
-        # Powers of two from 2^-127 to 2^127: the least of them would be flushed to zero on the way here.
+        # Powers of two from 2^-127 to 2^127. The smallest would be flushed to zero in intermediate results.
         return float(limits.smallest_normal), float(limits.max)
     return float(limits.min), float(limits.max)
 
@@ -414,17 +419,17 @@ def _within(spec: TensorSpec, bounds: tuple[float, float], low: float, high: flo
 
 
 def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], count: int) -> list[dict[str, Array]]:
-    """The samples to calibrate with, every input by name: those given, or of the file beside the model, or random.
+    """Return the calibration samples, with all inputs by name: given samples, those of the model's file, or random.
 
     Raises:
-        UsageError: the model does not take them, or the file is not as it must be.
+        UsageError: the samples do not match the model, or the file is invalid.
     """
     specs = model.inputs or ()
     file = model.path.with_name(f"{model.path.stem}.calibration.npz")
     from_file = not given and exists(file)
     if from_file:
         given = _read(file)
-    # The tests' own random inputs have seed 0 unless somebody asks for another: no model is calibrated on those.
+    # Random test inputs have seed 0 by default, so calibration uses other seeds.
     seeds = range(1, 1 + (len(given) or count))
     samples = [dict(one) for one in given] or [{} for _ in seeds]
     try:
@@ -438,7 +443,7 @@ def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], coun
 
 
 def digest_of_samples(samples: Sequence[Mapping[str, Array]]) -> str:
-    """One digest for all samples: names, dtypes, shapes, values, order."""
+    """Return a digest for all samples: names, dtypes, shapes, values, order."""
     texts = [
         f"{name}\0{dtype_name(array.dtype)}\0{array.shape}\0{digest_of(to_bytes(array))}"
         for sample in samples

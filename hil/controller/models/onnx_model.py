@@ -1,4 +1,4 @@
-"""Read an ONNX model to be rewritten: sizes fixed, small weights in the model, large ones in their files."""
+"""Load an ONNX model for rewriting, with fixed sizes and inline small weights. Large weights stay in their files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, EXTERNAL_FROM_E
 from hil.controller.models.importers.onnx import fix_dims
 from hil.controller.models.importers.onnx_data import embed_data, size_of
 from hil.controller.models.importers.onnx_nodes import tensors_of
+from hil.formats.onnx_file import load_onnx
 
 
 def load_model(path: Path, dims: Mapping[str, int]) -> Any:
-    """Read a model with sizes fixed and small external weights read."""
-    import onnx
+    """Load a model with fixed sizes and inline small weights."""
 
-    model = onnx.load(path, load_external_data=False)
+    model = load_onnx(path)
     initialised = {tensor.name for tensor in model.graph.initializer}
     fix_dims([value for value in model.graph.input if value.name not in initialised], dims)
     _load_small(model, path.parent)
@@ -26,12 +26,12 @@ def load_model(path: Path, dims: Mapping[str, int]) -> Any:
 
 
 def is_heavy(model: Any) -> bool:
-    """Return whether a model has so much data that large tensors stay outside of what is made of it."""
+    """Return True if a model has so much data that large tensors must stay external."""
     return sum(map(size_of, model.graph.initializer)) > EXTERNAL_FROM_BYTES
 
 
 def _load_small(model: Any, folder: Path) -> None:
-    """Read external data into the model, but for the large weights of a heavy one."""
+    """Read external data into the model, except the large weights in a heavy model."""
     heavy = is_heavy(model)
     large = (tensor for tensor in model.graph.initializer if math.prod(tensor.dims) >= EXTERNAL_FROM_ELEMENTS)
     kept_out = {tensor.name for tensor in large if heavy}

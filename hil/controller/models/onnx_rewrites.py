@@ -1,6 +1,6 @@
-"""Rewrites of ONNX models: local functions inlined, operators converted to a newer opset.
+"""Rewrite ONNX models: inline local functions, and convert operators to a newer opset.
 
-Each is checked against the original on a case's inputs: see :mod:`hil.controller.models.rewrite_check`.
+Each rewrite is checked against the original on a case's inputs: see :mod:`hil.controller.models.rewrite_check`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from hil.controller.models.importers.onnx_nodes import (
 from hil.controller.storage.texts import first_line, unique_name
 from hil.formats.onnx_functions import inline_functions
 
-# The oldest opset that the lowerings of IREE's importer are written for.
+# Oldest opset that the lowerings of IREE's importer support.
 OPSET = 17
 INLINER = "onnx.inliner"
-# From this opset on these operators normalize one axis; before, all axes from theirs on as one.
+# Since this opset, these operators normalize a single axis; before, all axes from the given axis on, flattened.
 _FLATTENING_UNTIL = 13
 _OLD_RESIZE = 10
 
 
 def needed_rewrites(model: Any) -> list[str]:
-    """Return the names of the rewrites that :func:`rewrites` makes of a model."""
+    """Return the names of the rewrites that :func:`rewrites` applies to a model."""
     names = [INLINER] if model.functions else []
     version = opset_of(model)
     if version and version < OPSET and _changed_operators(model, version):
@@ -36,14 +36,14 @@ def needed_rewrites(model: Any) -> list[str]:
 
 
 def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the result of each rewrite that IREE's importer needs, in order. The last result counts.
+    """Yield name and result of each rewrite that IREE's importer needs, in order. The last result is final.
 
-    Where the operators mean the same in opset 17, only the model's opset number changes, which is not a rewrite.
+    If the operators are unchanged in opset 17, only the opset number changes, which does not count as a rewrite.
     """
     if model.functions:
         model = inline_functions(model)
         yield INLINER, model
-    # Before the converter adds nodes: names are numbered as they are everywhere else.
+    # Name nodes before the converter adds some, so that numbers match other places.
     name_nodes(model)
     version = opset_of(model)
     if not version or version >= OPSET:
@@ -53,40 +53,40 @@ def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
         return
     try:
         converted = convert_opset(model, OPSET)
-    except Exception as error:  # what cannot be converted may still be importable as it is
+    except Exception as error:  # the importer may still accept the unconverted model
         print(f"note: stays at opset {version}: {first_line(error)}", flush=True)
         return
     yield _converter(version), converted
 
 
 def rewritten(model: Any) -> Any:
-    """Return a model with every rewrite that IREE's importer needs."""
+    """Return a model with all rewrites that IREE's importer needs."""
     for _, result in rewrites(model):
         model = result
     return model
 
 
 def opset_of(model: Any) -> int:
-    """Return the version of ONNX's own operators that a model uses; 0 if it uses none."""
+    """Return the version of ONNX's standard opset that a model uses, or 0."""
     return next((int(item.version) for item in model.opset_import if item.domain in ("", "ai.onnx")), 0)
 
 
 def name_nodes(model: Any) -> None:
-    """Give every node, those of subgraphs too, a name that no other has."""
+    """Give every node a unique name, including nodes in subgraphs."""
     taken: set[str] = set()
     for number, node in enumerate(nodes_of(model.graph.node)):
         node.name = unique_name(node.name or f"{node.op_type}_{number}", taken)
 
 
 def convert_opset(model: Any, version: int) -> Any:
-    """Convert a model to a newer opset with onnx's converter, and repair what that does wrong.
+    """Convert a model to a newer opset with onnx's converter, and fix the converter's errors.
 
-    - ``Resize`` 10 and ``Upsample`` take the pixel at ``x / scale``; the converter leaves what ``Resize`` 11 does.
-    - ``Hardmax`` before 13 sees all axes from its own on as one, which the converter ignores.
+    - ``Resize`` 10 and ``Upsample`` read the pixel at ``x / scale``; the converter leaves the default of ``Resize`` 11.
+    - ``Hardmax`` before 13 flattens all axes from the given axis on, which the converter ignores.
 
     Raises:
-        ValueError: ``Resize`` 10 with scales that are not known, or that are above and below 1.
-        Exception: onnx's converter cannot convert the model.
+        ValueError: the scales for a ``Resize`` 10 are unknown, or both above and below 1.
+        Exception: onnx's converter failed.
     """
     from onnx import ModelProto, helper, version_converter
 
@@ -94,9 +94,9 @@ def convert_opset(model: Any, version: int) -> Any:
     source = ModelProto()
     source.CopyFrom(model)
     graphs = [source.graph, *(inner for node in nodes_of(source.graph.node) for inner in graphs_of(node))]
-    # By output: the converter makes nodes without names.
+    # Keyed by output, because the converter creates nodes without names.
     sampling: dict[str, tuple[str, str]] = {}
-    # Inner graphs first: changing a graph copies its nodes, and what these hold.
+    # Inner graphs first: changing a graph copies its nodes with their subgraphs.
     for graph in reversed(graphs):
         if before < _FLATTENING_UNTIL <= version:
             _flatten_hardmax(graph)
@@ -113,7 +113,7 @@ def convert_opset(model: Any, version: int) -> Any:
 
 
 def _rounding(node: Any, graph: Any) -> str:
-    """Return how a ``Resize`` 10 or ``Upsample`` rounds to the nearest pixel: down, but up where it shrinks."""
+    """Return the rounding for a ``Resize`` 10 or ``Upsample`` to the nearest pixel: down, or up if it shrinks."""
     from onnx import numpy_helper
 
     is_nearest = all(attribute.s == b"nearest" for attribute in node.attribute if attribute.name == "mode")
@@ -131,7 +131,7 @@ def _rounding(node: Any, graph: Any) -> str:
 
 
 def _flatten_hardmax(graph: Any) -> None:
-    """Write each Hardmax as one of a matrix."""
+    """Rewrite each Hardmax as a Hardmax of a matrix."""
     from onnx import helper
 
     nodes = []
@@ -157,7 +157,7 @@ def _converter(version: int) -> str:
 
 
 def _changed_operators(model: Any, version: int) -> set[str]:
-    """Return the operators of a model that have other inputs, outputs, attributes or defaults in the newer opset."""
+    """Return the operators in a model with different inputs, outputs, attributes or defaults in the newer opset."""
     used = {node.op_type for node in nodes_and_functions(model) if node.domain in ("", "ai.onnx")}
     return {name for name in used if _signature(name, version) != _signature(name, OPSET)}
 

@@ -1,6 +1,6 @@
-"""Nodes of ONNX models that draw random numbers, and the outputs that depend on them.
+"""Find nodes in ONNX models that draw random numbers, and the outputs that depend on them.
 
-A seed does not make two backends agree: each has a generator of its own.
+A seed does not make two backends agree, because their generators differ.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from typing import Any
 
 from hil.controller.models.importers.onnx_nodes import constants_of, graphs_of
 
-# Operators of ONNX's own domain that always draw.
+# Operators of ONNX's standard domain that always draw.
 DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
 _DRAWING_CONTRIB = frozenset(["Sampling"])
-# Operators that draw in training mode only -> positions of the inputs `ratio` and `training_mode`.
+# Operators that draw only in training mode -> positions of the inputs `ratio` and `training_mode`.
 _DROPOUTS = {
     ("", "Dropout"): (1, 2),
     ("com.microsoft", "BitmaskDropout"): (1, 2),
     ("com.microsoft", "BiasDropout"): (3, 4),
     ("com.microsoft", "BitmaskBiasDropout"): (3, 4),
 }
-# Operators whose result does not depend on the values of their input.
+# Operators with results that do not depend on input values.
 _OF_SHAPES = frozenset(["Shape", "Size"])
 _SHOWN = 100
 
 
 def random_nodes(model: Any) -> dict[str, list[str]]:
-    """Find the nodes of a ModelProto that draw random numbers which its outputs depend on.
+    """Find nodes in a ModelProto that draw random numbers and affect the outputs.
 
     Returns:
-        ``nodes``, a label of each (at most 100), and ``outputs``, the names of the graph outputs that depend on them;
-        {} where there are none.
+        ``nodes``, their labels (at most 100), and ``outputs``, the names of the affected graph outputs; {} if there are
+        none.
     """
     finder = _Finder(model.functions)
     constants = constants_of(model.graph)
@@ -53,17 +53,18 @@ def random_nodes(model: Any) -> dict[str, list[str]]:
 
 
 def draws(node: Any, constants: Mapping[str, Any], functions: Sequence[Any] = ()) -> bool:
-    """Return whether a node draws random numbers, or one within its subgraphs or its function.
+    """Return True if a node, its subgraphs or its function draw random numbers.
 
     Args:
-        constants: name -> TensorProto, to recognise a Dropout that is in inference mode.
+        node: the node.
+        constants: name -> TensorProto, to recognise a Dropout in inference mode.
         functions: the model's local functions.
     """
     return _Finder(functions).draws(node, constants)
 
 
 class _Finder:
-    """Looks for drawing nodes; remembers what it found in each function."""
+    """Search for drawing nodes, with cached results for functions."""
 
     def __init__(self, functions: Iterable[Any]) -> None:
         self._functions = {(one.domain, one.name): one for one in functions}
@@ -89,21 +90,21 @@ class _Finder:
         }
         key = (body.domain, body.name, tuple((name, id(tensor)) for name, tensor in given.items()))
         if key not in self._known:
-            self._known[key] = False  # a function that calls itself is invalid: the search must end all the same
+            self._known[key] = False  # recursive functions are invalid, but the search must terminate
             inner = {**given, **constants_of(body)}
             self._known[key] = any(self.draws(node, inner) for node in body.node)
         return self._known[key]
 
 
 def _drops(node: Any, constants: Mapping[str, Any], ratio: int, training: int) -> bool:
-    """Return whether a Dropout is in training mode, or may be, with a ratio above 0."""
+    """Return True if a Dropout may be in training mode with a ratio above 0."""
     if len(node.input) <= training or not node.input[training]:
         return False
     return all(_may_be_set(node, position, constants) for position in (ratio, training))
 
 
 def _may_be_set(node: Any, position: int, constants: Mapping[str, Any]) -> bool:
-    """Return whether an input may hold something else than 0; one that is left out has a default that does."""
+    """Return True if an input may be other than 0. The default of an omitted input is not 0."""
     from onnx import numpy_helper
 
     tensor = constants.get(node.input[position])
@@ -113,7 +114,7 @@ def _may_be_set(node: Any, position: int, constants: Mapping[str, Any]) -> bool:
 
 
 def _reads(node: Any) -> set[str]:
-    """The values that a node reads, those that its subgraphs read among them."""
+    """Return the values that a node and its subgraphs read."""
     found = set(node.input)
     for graph in graphs_of(node):
         found.update(value.name for value in graph.output)

@@ -1,4 +1,4 @@
-"""Check that rewrites of an ONNX model keep its outputs: run the model before and after each in ONNX Runtime."""
+"""Check that rewrites of an ONNX model preserve the outputs: run the model before and after each in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -24,30 +24,33 @@ from hil.errors import ImportFailed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Both models run on the same kernels without optimizations, so only their roundings may differ.
+# Both models run on the same kernels without optimizations, so only rounding may differ.
 _EPSILONS = 16
 _HINT = "the board was given a wrong model: export it with opset 17 or newer, without local functions"
 
 
 def is_rewritten(model: Model, makers: Iterable[str]) -> bool:
-    """Return whether hil rewrites a model for one of these compilers or references: it does for IREE's importer."""
+    """Return True if hil rewrites a model for one of these compilers or references, as for IREE's importer."""
     return model.format == "onnx" and any(maker.startswith("iree") for maker in makers)
 
 
 def check_rewrites(
     model: Model, inputs: Mapping[str, Array], *, is_converted: bool = True, **work: Unpack[Work]
 ) -> None:
-    """Check on a case's inputs that what IREE's importer is given computes what the model does.
+    """Check on a case's inputs that the model for IREE's importer computes the same as the original.
 
-    A model that needs no rewrite costs nothing; one that draws random numbers, and what ONNX Runtime cannot run, is not
-    checked.
+    Models without rewrites are skipped at no cost. Models with random numbers, or which ONNX Runtime cannot run, are
+    not checked.
 
     Args:
-        is_converted: whether the opset is converted too; otherwise only local functions are inlined.
+        model: the original model.
+        inputs: case inputs.
+        is_converted: whether the opset is also converted; otherwise only local functions are inlined.
+        work: execution settings.
 
     Raises:
         ImportFailed: a rewrite changed an output; the message names both.
-        StageTimeout: it took too long.
+        StageTimeout: the check took too long.
     """
     names = [name for name in model.producer.get("rewrites", ()) if is_converted or name == INLINER]
     if not names or model.producer.get("random"):
@@ -76,7 +79,7 @@ def check_rewrites(
 
 
 def find_change(path: str, dims: Mapping[str, int], inputs: str, names: Sequence[str]) -> str:
-    """Return the first of these rewrites that changes an output, and how; "" if none does. Runs in isolation."""
+    """Return the first of these rewrites that changes an output, with the difference, or "". Runs in isolation."""
     from hil.controller.models.onnx_model import load_model
 
     file, given = Path(path), load_tensors(Path(inputs))
@@ -93,10 +96,11 @@ def find_change(path: str, dims: Mapping[str, int], inputs: str, names: Sequence
 
 
 def difference(before: Mapping[str, Array], after: Mapping[str, Array], epsilons: float = _EPSILONS) -> str:
-    """Return how the outputs of a rewritten model differ from those of the original; "" if they are the same.
+    """Return the first difference between the outputs of two models, or "".
 
     Args:
-        epsilons: how much a float may differ, in eps of its dtype times the largest value of the output.
+        before, after: outputs before and after the rewrite.
+        epsilons: tolerance for floats, in eps of the dtype times the largest value of the output.
     """
     for (name, old), new in zip(before.items(), after.values(), strict=True):
         if (old.dtype, old.shape) != (new.dtype, new.shape):
@@ -120,10 +124,12 @@ def _are_equal(old: Array, new: Array, epsilons: float) -> Array:
 
 
 def run_plainly(model: str | bytes, folder: Path, given: Mapping[str, Array]) -> dict[str, Array] | None:
-    """Run a model in ONNX Runtime without optimizations; None if that cannot run it.
+    """Run a model in ONNX Runtime without optimizations. Return None if ONNX Runtime cannot run it.
 
     Args:
-        model: its file, or its bytes; external data of these are in the folder.
+        model: path, or serialized model with external data in ``folder``.
+        folder: external data directory.
+        given: inputs by name.
     """
     import onnxruntime as ort
 
@@ -138,7 +144,7 @@ def run_plainly(model: str | bytes, folder: Path, given: Mapping[str, Array]) ->
         kinds: list[Any] = [dtype_of_type(node.type) for node in session.get_outputs()]
         if None in kinds:
             return None
-    except Exception as error:  # of ONNX Runtime, or UsageError for a dtype that it does not take
+    except Exception as error:  # raised by ONNX Runtime, or UsageError for an unsupported dtype
         print(f"note: not checked: {error}", flush=True)
         return None
     return {

@@ -1,4 +1,4 @@
-"""Sizes of open dimensions with which an ONNX model runs, for hints: ONNX Runtime tries some."""
+"""Find sizes for open dimensions with which an ONNX model runs, for hints, by trying some in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Dim
 from hil.errors import StageError
+from hil.formats.onnx_file import load_onnx
 
 _SIZES = (1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 224, 256, 320, 384, 512)
-_MAX_RANK, _MAX_SIZE = 8, 4096  # of shapes, and of sizes, among a graph's constants
+_MAX_RANK, _MAX_SIZE = 8, 4096  # limits for shapes, and for sizes, found in a graph's constants
 # A hint must not take long: larger models and inputs are not tried.
 _MAX_MODEL_BYTES = 256 << 20
 _MAX_ELEMENTS = 4 << 20
@@ -24,7 +25,7 @@ _TIMEOUT_S = 30.0
 
 
 def suggest_sizes(model: Model, context: RunContext) -> dict[str, int]:
-    """Return a size for each open dimension with which the model runs; {} where none is found."""
+    """Return a size for each open dimension with which the model runs, or {}."""
     if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MAX_MODEL_BYTES:
         return {}
     inputs = [[spec.name, spec.dtype, list(spec.shape)] for spec in model.inputs or ()]
@@ -40,10 +41,11 @@ def suggest_sizes(model: Model, context: RunContext) -> dict[str, int]:
 
 
 def find_sizes(path: str, inputs: Sequence[Any]) -> dict[str, int]:
-    """Run the model on zeros of more and more sizes; called in the isolated process.
+    """Run the model on zeros with increasing sizes. Runs in the isolated process.
 
     Args:
-        inputs: name, dtype and shape of each, open dimensions as symbols.
+        path: the model's file.
+        inputs: name, dtype and shape of each input, with symbols for open dimensions.
     """
     import numpy as np
     import onnxruntime as ort
@@ -56,7 +58,7 @@ def find_sizes(path: str, inputs: Sequence[Any]) -> dict[str, int]:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception:  # its case reports what is wrong with the model
+    except Exception:  # the case reports errors of the model
         return {}
     end = time.monotonic() + _SECONDS
     for sizes in candidates([shape for _, _, shape in inputs], sorted({*_SIZES, *_sizes_in(path)})):
@@ -77,14 +79,13 @@ def find_sizes(path: str, inputs: Sequence[Any]) -> dict[str, int]:
 
 
 def _sizes_in(path: str) -> set[int]:
-    """The sizes that weights and constants of the graph have or name, such as the shape of a Reshape."""
-    import onnx
+    """Return the sizes in shapes and values of the graph's constants, such as the shape of a Reshape."""
     from onnx import numpy_helper
 
     from hil.controller.models.importers.onnx_nodes import constants_of
 
     found: set[int] = set()
-    for tensor in constants_of(onnx.load(path, load_external_data=False).graph).values():
+    for tensor in constants_of(load_onnx(path).graph).values():
         found.update(tensor.dims)
         is_shape = tensor.data_type == tensor.INT64 and math.prod(tensor.dims) <= _MAX_RANK
         if is_shape and tensor.data_location != tensor.EXTERNAL:
@@ -93,9 +94,9 @@ def _sizes_in(path: str) -> set[int]:
 
 
 def candidates(shapes: Sequence[Sequence[Dim]], tried: Sequence[int] = _SIZES) -> Iterator[dict[str, int]]:
-    """Yield sizes to try, small ones first: of each size once with batches of 1, then with all dimensions alike.
+    """Yield sizes to try, small sizes first: for each size, first with batches of 1, then with all dimensions equal.
 
-    A batch is a dimension that is only ever the first of several.
+    A batch is a dimension that only occurs as the first of several.
     """
     symbols = list(dict.fromkeys(dim for shape in shapes for dim in shape if isinstance(dim, str)))
     inner = {dim for shape in shapes for dim in (shape[1:] if len(shape) > 1 else shape)}

@@ -1,4 +1,4 @@
-"""Sizes to try of open dimensions that a range is given for: edges first, then a search for the smallest that fails."""
+"""Choose sizes for open dimensions with a range: edges first, then a search for the smallest failing size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-# The first and the last size of a dimension.
+# First and last size of a dimension.
 Range = Sequence[int]
 MAX_SIZES = 12
 # Widths of vectors and tiles at which compilers switch kernels, the most common first.
@@ -15,7 +15,10 @@ _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """``1..512`` -> (1, 512). Raises ValueError: it is no range (no message), or its first size is above its last."""
+    """Parse ``1..512`` into (1, 512).
+
+    Raises ValueError: without a message if invalid, with one if the order is wrong.
+    """
     match = _RANGE.fullmatch(text)
     if match is None:
         raise ValueError
@@ -25,28 +28,28 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def range_text(sizes: Range) -> str:
-    """The reverse of :func:`parse_range`."""
+    """Format a range for :func:`parse_range`."""
     return f"{sizes[0]}..{sizes[1]}"
 
 
 def edge_sizes(low: int, high: int, most: int = MAX_SIZES) -> list[int]:
-    """The sizes of a range at which programs break: its ends, 1, 2, and around multiples of vectors and tiles.
+    """Return sizes in a range at which programs tend to break: ends, 1, 2, and around multiples of vectors and tiles.
 
     Returns:
-        At most ``most`` sizes, ascending; all of a range that has no more.
+        At most ``most`` sizes, ascending; all sizes in a short range.
     """
     tiles = (size for tile in _TILES for size in (tile, tile + 1, tile - 1))
-    # What is left of the count goes to the smallest sizes, so that a short range is tried whole.
+    # The smallest sizes fill the rest of the count, so that a short range is tried completely.
     wanted = itertools.chain((low, high, 1, 2, high - 1, low + 1), tiles, range(low, min(high, low + most) + 1))
     inside = dict.fromkeys(size for size in wanted if low <= size <= high)
     return sorted(itertools.islice(inside, most))
 
 
 def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, int]]:
-    """The combinations of sizes to try: one for each edge of the only range, in ascending order.
+    """Return the size combinations to try, in ascending order for a single range.
 
-    Of several ranges: all dimensions at their lowest and at their highest sizes, then each dimension in turn at an edge
-    while the others are at their highest.
+    With several ranges: all dimensions at the lowest and at the highest sizes, then each dimension in turn at an edge,
+    with the others at the highest sizes.
     """
     if not ranges:
         return [{}]
@@ -64,13 +67,13 @@ def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, 
 
 
 def next_size(low: int, failed: Mapping[int, bool]) -> int | None:
-    """The size to try next in search of the smallest that fails; None where it is known, or nothing failed.
+    """Return the next size in a search for the smallest failing size; None if it is known, or nothing failed.
 
-    It halves the gap below the smallest size that failed, and so expects that all sizes above one that fails fail too.
+    The search bisects below the smallest failing size, assuming that all larger sizes fail as well.
 
     Args:
-        low: the smallest size of the range.
-        failed: size -> whether it failed, of those that were tried.
+        low: smallest size in the range.
+        failed: tried size -> whether it failed.
     """
     smallest = min((size for size, wrong in failed.items() if wrong), default=None)
     if smallest is None:
@@ -80,14 +83,15 @@ def next_size(low: int, failed: Mapping[int, bool]) -> int | None:
 
 
 def smallest_failing(tried: Mapping[tuple[int, ...], bool]) -> tuple[int, ...] | None:
-    """The combination of sizes of which the fewest elements fail; None where none failed."""
+    """Return the failing size combination with the smallest sum, or None."""
     return min((sizes for sizes, wrong in tried.items() if wrong), key=lambda one: (sum(one), one), default=None)
 
 
 def next_combination(ranges: Mapping[str, Range], tried: Mapping[tuple[int, ...], bool]) -> dict[str, int] | None:
-    """The sizes to try next in search of a failing combination in which no dimension can be smaller; None at its end.
+    """Return the next sizes in a search for a failing combination with minimal dimensions; None at the end.
 
     Args:
+        ranges: dimension -> range.
         tried: sizes, in the order of ``ranges`` -> whether they failed.
     """
     failing = smallest_failing(tried)
@@ -101,17 +105,17 @@ def next_combination(ranges: Mapping[str, Range], tried: Mapping[tuple[int, ...]
 
 
 def _line(failing: tuple[int, ...], place: int, tried: Mapping[tuple[int, ...], bool]) -> Iterator[tuple[int, bool]]:
-    """What was tried with one dimension changed alone."""
+    """Yield the results of combinations that differ only in one dimension."""
     for sizes, wrong in tried.items():
         if all(one == other or at == place for at, (one, other) in enumerate(zip(sizes, failing, strict=True))):
             yield sizes[place], wrong
 
 
 def sized_name(name: str, sizes: Mapping[str, int]) -> str:
-    """The name of a model's case with these sizes: ``net_S-128``."""
+    """Return the name of a model's case with these sizes: ``net_S-128``."""
     return "_".join([name, *(f"{symbol}-{size}" for symbol, size in sizes.items())])
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
-    """``S=128, N=1``, for people."""
+    """Return sizes as text: ``S=128, N=1``."""
     return ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())

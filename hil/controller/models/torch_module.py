@@ -1,6 +1,6 @@
-"""PyTorch modules as the user's own Python has them, made into ``.pt2`` files that hil takes.
+"""Export PyTorch modules from the user's Python code as ``.pt2`` files for hil.
 
-Unlike whatever reads a file, this runs in the user's process: the module lives there.
+Unlike importers, this runs in the user's process, which has the module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hil.formats.torch_values import from_torch, to_torch
 
 
 def is_torch(model: object) -> bool:
-    """Whether something is a ``torch.nn.Module`` or an ``ExportedProgram``; torch is not imported for it."""
+    """Return True for a ``torch.nn.Module`` or an ``ExportedProgram``, without importing torch."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -31,18 +31,23 @@ def is_torch(model: object) -> bool:
 def export_module(
     model: Any, example_inputs: Any = (), path: str | Path = "model.pt2", *, dynamic_shapes: Any = None
 ) -> Path:
-    """Export a module and save it, for ``hil run`` and everything else that takes a model's file.
+    """Export a module and save it for ``hil run`` and other commands.
 
-    It is exported in the mode that it is in: call ``module.eval()`` before, unless training is what you mean.
+    The module is exported in the current mode: call ``module.eval()`` first, unless training mode is intended.
 
     Args:
-        model: a ``torch.nn.Module``, or an ``ExportedProgram``, which is saved as it is.
-        example_inputs: what ``forward`` is called with: a sequence of positional arguments, or a mapping of keyword
-            arguments; tensors, numpy arrays, or structures of them. Their dtypes and shapes become the program's.
+        model: a ``torch.nn.Module``, or an ``ExportedProgram``, which is saved unchanged.
+        example_inputs: arguments of ``forward``: a sequence of positional arguments or a mapping of keyword arguments,
+            with tensors, numpy arrays, or structures of them. They determine the program's dtypes and shapes.
+        path: file to write.
+        dynamic_shapes: see ``torch.export.export``.
+
+    Returns:
+        The path.
 
     Raises:
-        UsageError: it is neither, or the arguments are none.
-        ImportFailed: torch cannot export it.
+        UsageError: the model has an unsupported type, or the arguments are invalid.
+        ImportFailed: torch cannot export the model.
     """
     program, _ = exported(model, example_inputs, dynamic_shapes=dynamic_shapes)
     save_program(program, Path(path))
@@ -50,13 +55,15 @@ def export_module(
 
 
 def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[Any, Mapping[str, Array]]:
-    """A module as a program, and what it is called with under the names that hil gives to its inputs.
+    """Export a module as a program. Return it with its inputs under hil's names.
 
     Args:
-        inputs: as for :func:`export_module`; for a program also a mapping by hil's names.
+        model: see :func:`export_module`.
+        inputs: see :func:`export_module`; for a program also a mapping by hil's names.
+        dynamic_shapes: see ``torch.export.export``.
 
     Raises:
-        UsageError, ImportFailed: as for :func:`export_module`.
+        UsageError, ImportFailed: see :func:`export_module`.
     """
     if not is_torch(model):
         raise UsageError(
@@ -75,7 +82,7 @@ def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[An
 
 
 def _call(what: str, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs as arguments and keywords."""
+    """Convert inputs to positional and keyword arguments."""
     if isinstance(inputs, str) or not isinstance(inputs, Mapping | Sequence):
         raise UsageError(
             f"the inputs of a {what} are a sequence or a mapping of its arguments, got {type(inputs).__name__}",
@@ -85,7 +92,7 @@ def _call(what: str, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def save_program(program: Any, path: Path) -> None:
-    """Write a program as ``torch.export.save`` does. Raises UsageError: the file cannot be written."""
+    """Save a program with ``torch.export.save``. Raises UsageError if writing failed."""
     import torch
 
     try:
@@ -95,7 +102,7 @@ def save_program(program: Any, path: Path) -> None:
 
 
 def _traced(program: Any, inputs: Any) -> dict[str, Array]:
-    """What a module was traced with, under the names of the program that it became."""
+    """Return the tensors that a module was traced with, under the program's input names."""
     import torch
 
     leaves = torch.utils._pytree.tree_leaves(inputs)
@@ -104,7 +111,10 @@ def _traced(program: Any, inputs: Any) -> dict[str, Array]:
 
 
 def _named(program: Any, inputs: Any) -> dict[str, Array]:
-    """The tensors of a call, under the names of a program's own, which some may be given by; the rest is random."""
+    """Return the tensors in a call under the program's input names.
+
+    Mappings by name may be incomplete; the rest is random.
+    """
     call = _call("program", inputs)
     if not inputs:
         return {}
@@ -130,7 +140,7 @@ def _named(program: Any, inputs: Any) -> dict[str, Array]:
 
 
 def _places(program: Any, call: Any) -> dict[str, Any]:
-    """The parts of a call, ``(args, kwargs)``, by where they are: ``batch['image']``, however they are ordered."""
+    """Return the parts of a call, ``(args, kwargs)``, by path: ``batch['image']``, independent of order."""
     import torch
 
     parameters = program.module_call_graph[0].signature.forward_arg_names or ()
@@ -158,5 +168,5 @@ def _array(name: str, value: Any) -> Array:
 
 
 def _tensor(value: Any) -> Any:
-    """A numpy array as a tensor; anything else as it is."""
+    """Convert a numpy array to a tensor. Other values are returned unchanged."""
     return to_torch(value) if isinstance(value, np.ndarray) else value

@@ -1,4 +1,4 @@
-"""Models of one format made into another, in a process of their own, once: PyTorch into MLIR, Keras into ONNX."""
+"""Convert models between formats in an isolated process, with caching: for example PyTorch to MLIR, Keras to ONNX."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from hil.errors import UsageError
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a model of one format becomes one of another."""
+    """Conversion from one format to a different format."""
 
-    # ``module:function``: called in a process of its own with ``path`` (the model's file), ``function`` (its entry
-    # point), ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further files beside
-    # it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it raises becomes one.
+    # ``module:function``, called in an isolated process with ``path`` (the model's file), ``function`` (the entry
+    # point), ``dims`` (sizes for symbolic dimensions by name) and ``output`` (the file to write; further files go into
+    # the same directory). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; other exceptions are
+    # converted to it.
     convert: str
     by: str
     suffix: str
-    packages: tuple[str, ...]  # whose versions the result depends on; the first names the extra of hil
-    # what shows how the framework's own compiler sees the model: called likewise, with a ``folder`` in the place of the
-    # output, the ``log`` of what it prints, and ``passes``, whether to show every pass.
+    packages: tuple[str, ...]  # the result depends on their versions; the first names the extra of hil
+    # Optional function that dumps the IR of the framework's compiler. It is called with ``folder`` in place of
+    # ``output``, the ``log`` of the compiler's output, and ``passes``, which includes the IR after every pass.
     debug: str | None = None
 
 
@@ -38,7 +39,7 @@ _TF_TO_MLIR = (f"{_HERE}.tensorflow_program:to_mlir", "tensorflow", ".mlirbc")
 _TF_TO_TFLITE = (f"{_HERE}.tensorflow_program:to_tflite", "tflite converter", ".tflite")
 _TF_TO_ONNX = (f"{_HERE}.tensorflow_onnx:to_onnx", "tf2onnx", ".onnx")
 _HLO = "hil.controller.models.tensorflow.hlo:write_hlo"
-# (format, format) -> how. What is not here is not converted.
+# (source format, target format) -> conversion.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
         ("pt2", "mlir"): Conversion(
@@ -61,37 +62,38 @@ CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
         ),
     }
 )
-# Raise this when what is made of a model changes without those packages.
+# Increment this when the conversion result changes with the same packages.
 _VERSION = 3
 CONVERT_TIMEOUT_S = 1800.0
-# What to try where torch-mlir, or IREE after it, does not know an operator.
+# Hint for operators that torch-mlir or IREE do not support.
 ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
-# A file beside a converted model (JSON): of each name in the locations of MLIR, what kind of operator or module it is,
-# in the model's order.
+# JSON file next to a converted model: names in MLIR locations -> operator or module type, in the model's order.
 OP_TYPES = "op_types.json"
-# What a conversion may write beside the model.
+# Files that a conversion may write in addition to the model.
 _BESIDE = (".data", ".irpa", OP_TYPES)
 
 
 def can_convert(have: str, want: str) -> bool:
-    """Whether models of one format can be made into another."""
+    """Return True if hil can convert models between these formats."""
     return (have, want) in CONVERSIONS
 
 
 def convert(
     model: Model, want: str, work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
 ) -> tuple[Model, str]:
-    """A model in another format, made or from the cache.
+    """Return a model in a different format, converted or from the cache, and the converter's name and version.
 
     Args:
-        work: how it is done; a ``timeout`` of None is half an hour.
-        debug_ir: a folder for what the framework's own compiler makes of the model, where it shows that; or None.
-        debug_ir_passes: whether what it is after every pass goes there as well.
+        model: model to convert.
+        want: target format.
+        work: execution settings; a ``timeout`` of None means half an hour.
+        debug_ir: directory for the IR of the framework's compiler, if supported; None disables it.
+        debug_ir_passes: also dump the IR after every pass.
 
     Raises:
-        UsageError: there is no such conversion, or the framework is not installed.
-        CompileFailed, CompileCrashed, StageTimeout: it did not work; ``detail`` is the framework's own words.
-        StorageError: the result cannot be kept.
+        UsageError: the conversion is unsupported, or the framework is not installed.
+        CompileFailed, CompileCrashed, StageTimeout: the conversion failed; ``detail`` has the framework's message.
+        StorageError: the result cannot be stored.
     """
     if model.format == want:
         return model, ""
@@ -134,10 +136,12 @@ def convert(
 
 
 def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Model:
-    """The model as ONNX, in which it can be taken apart and looked into; a PyTorch program's nodes bear module paths.
+    """Convert a model to ONNX, the format for splitting and inspecting models.
+
+    Nodes of PyTorch programs have module paths.
 
     Raises:
-        UsageError, CompileFailed, CompileCrashed, StageTimeout: as of :func:`convert`.
+        UsageError, CompileFailed, CompileCrashed, StageTimeout: see :func:`convert`.
     """
     if model.format != "onnx" and not can_convert(model.format, "onnx"):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The gradient of batch normalization, which IREE does not compile, taken apart into operations that it does."""
+"""Expand the batch normalization gradient, which IREE cannot compile, into supported operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hil.controller.models.importers.mlir import operations_in
 
 _OPERATION = "stablehlo.batch_norm_grad"
-# As StableHLO's specification has it. Each operation becomes a call, and IREE puts the function in its place.
+# From StableHLO's specification. Each gradient operation becomes a call, which IREE inlines.
 _FUNCTION = """\
 func.func private @"{name}"(%x: {x}, %scale: {c}, %mean: {c}, %variance: {c}, %dy: {x}) -> ({x}, {c}, {c}) {{
   %zero = stablehlo.constant dense<0.0> : {scalar}
@@ -41,12 +41,12 @@ func.func private @"{name}"(%x: {x}, %scale: {c}, %mean: {c}, %variance: {c}, %d
 
 
 def expand_batch_norm_grad(module: Any) -> None:
-    """Put a call in the place of each gradient of a batch normalization in a module of StableHLO, and what it calls."""
+    """Replace each batch normalization gradient in a StableHLO module by a call, and add the called functions."""
     from iree.compiler import ir
 
     for number, operation in enumerate(operations_in(module.operation, _OPERATION)):
         with module.context, operation.location:
-            # No name of TensorFlow's has a dot in front.
+            # TensorFlow's names never start with a dot.
             name = f".batch_norm_grad.{number}"
             parsed = ir.Module.parse(_function(name, operation))
             module.body.append(parsed.body.operations[0])

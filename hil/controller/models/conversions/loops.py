@@ -1,7 +1,7 @@
-"""Loops of StableHLO that take a number of steps which their text tells, such as an RNN's, step by step.
+"""Unroll StableHLO loops with a constant number of steps, such as those of an RNN.
 
-IREE is in trouble with loops of many values: see :mod:`hil.controller.models.conversions.tensorflow_program`. Without
-one it is not, nor does the host wait for a condition after each step.
+IREE miscompiles some loops with many values: see :mod:`hil.controller.models.conversions.tensorflow_program`. An
+unrolled loop avoids that, and the host need not wait for a condition after each step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from hil.controller.models.importers.mlir import operations_in
 from hil.core.tensors import Array
 
-# What a module may become: a loop that would be more operations stays one.
+# Maximum number of operations after unrolling; larger loops stay loops.
 MOST_OPERATIONS = 20_000
-# Calls in a loop are in the way of counting its steps.
+# Calls inside a loop prevent counting the steps.
 INLINE = "builtin.module(inline,canonicalize,cse,symbol-dce)"
 
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
@@ -37,17 +37,17 @@ _COMPUTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "stablehlo.reshape": np.asarray,
     }
 )
-# A number that a loop counts with; None is one that only running it tells.
+# Loop counter value; None if it is known only at run time.
 Known = Array | None
 
 
 def unroll(module: Any) -> None:
-    """Put the steps of each loop whose number can be told, inner loops first, in the loop's place."""
+    """Unroll each loop with a constant number of steps, inner loops first."""
     for loop in operations_in(module.operation, "stablehlo.while"):
         size = sum(1 for _ in _nested(loop.regions[1]))
         try:
             steps = _steps(loop, MOST_OPERATIONS // size)
-        except RecursionError:  # it begins where thousands of steps written out end
+        except RecursionError:  # the initial value depends on thousands of unrolled steps
             steps = None
         if steps is not None:
             _write_out(loop, steps)
@@ -63,7 +63,7 @@ def _nested(region: Any, *, deep: bool = True) -> Iterator[Any]:
 
 
 def _steps(loop: Any, most: int) -> int | None:
-    """Count the steps of a loop; None where that cannot be told, or where it takes more than ``most``."""
+    """Return the number of steps in a loop, or None if it is unknown or above ``most``."""
     condition, body = (region.blocks[0] for region in loop.regions)
     state = [_value(operand, {}) for operand in loop.operands]
     for steps in range(most + 1):
@@ -77,14 +77,14 @@ def _steps(loop: Any, most: int) -> int | None:
 
 
 def _run(block: Any, state: list[Known]) -> list[Known]:
-    """What a block returns of the numbers that are known."""
+    """Return a block's results, computed from the known arguments."""
     known = dict(zip(block.arguments, state, strict=True))
     *_, end = block
     return [_value(operand, known) for operand in end.operation.operands]
 
 
 def _value(value: Any, known: dict[Any, Known]) -> Known:
-    """A scalar's value, by what computes it; those that were found are added to ``known``."""
+    """Return a scalar's value, computed from the defining operation. Computed values are added to ``known``."""
     from iree.compiler import ir
 
     if value in known:
@@ -140,7 +140,7 @@ def _write_out(loop: Any, steps: int) -> None:
 
 
 def _take(operation: Any, values: Mapping[Any, Any]) -> None:
-    """Have an operation, and those in it, take other values."""
+    """Replace operands of an operation and of nested operations."""
     for number, operand in enumerate(operation.operands):
         if operand in values:
             operation.operands[number] = values[operand]

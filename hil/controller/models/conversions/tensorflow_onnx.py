@@ -1,4 +1,4 @@
-"""TensorFlow's and TFLite's models made into ONNX by tf2onnx. Called in a process of its own."""
+"""Convert TensorFlow and TFLite models to ONNX with tf2onnx. Runs in an isolated process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from hil.errors import CompileFailed, LoadFailed
 from hil.formats.litert import open_signature
 from hil.formats.ort_values import ONNX_TYPES
 
-_OPSET = 18  # the newest of tf2onnx 1.17
+_OPSET = 18  # newest opset of tf2onnx 1.17
 _HINT = "hil run takes the whole model without ONNX; or name an ONNX file of it from another exporter"
 
-# What no name of a node needs: the calls that it lay in, and what tf2onnx and TensorFlow number on through the life of
-# a process.
+# Parts to remove from node names: enclosing calls, and counters of tf2onnx and TensorFlow that depend on the process.
 _NOISE = re.compile(r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+|_frozen_\d+|__\d+")
 
 
 def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a function of a TensorFlow model as ONNX, variables as constants, its nodes named as TensorFlow's are."""
+    """Write a function of a TensorFlow model as ONNX. Variables become constants; nodes have TensorFlow's names."""
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
     from tf2onnx.tf_loader import tf_optimize
@@ -53,7 +52,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 
     entering("trace")
     with foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", error_text=error_text):
-        # Names of their own: two arguments of a call may have one.
+        # Use generated names: two arguments of a call may have the same name.
         specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number}") for number, spec in enumerate(source.specs)]
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
     entering("freeze the variables")
@@ -67,9 +66,9 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 
 
 def _unroll(model: Any) -> None:
-    """Have a Keras model's recurrent layers written out step by step: IREE compiles no Loop of ONNX.
+    """Unroll recurrent layers of a Keras model, because IREE cannot compile the ONNX operator Loop.
 
-    Those whose number of steps is open stay loops.
+    Layers with an open number of steps stay loops.
     """
     import keras
 
@@ -86,12 +85,12 @@ def _unroll(model: Any) -> None:
 
 
 def tflite_to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a function of a TFLite model as ONNX; quantised inputs and outputs stay the integers that they are."""
+    """Write a function of a TFLite model as ONNX. Quantised inputs and outputs stay integers."""
     file = Path(path)
     try:
         opened = open_signature(file, function, kernels="builtin")
     except LoadFailed as error:
-        raise CompileFailed(error.message, hint=error.hint, detail=error.detail) from error
+        raise error.as_kind(CompileFailed) from error
     if opened.graph:
         raise CompileFailed(
             f"tf2onnx converts the first graph of {file.name}, and {opened.name!r} is another", hint=_HINT
@@ -110,7 +109,7 @@ def _convert(
     graph: Any = None,
     tflite_path: str | None = None,
 ) -> Any:
-    """The ONNX model of a graph, its inputs and outputs called as hil calls them."""
+    """Convert a graph to an ONNX model with hil's names for inputs and outputs."""
     import tensorflow as tf
     from tf2onnx import optimizer
     from tf2onnx.tfonnx import process_tf_graph
@@ -127,7 +126,7 @@ def _convert(
         converted = process_tf_graph(
             live,
             opset=_OPSET,
-            continue_on_error=True,  # all that it does not know is told, below
+            continue_on_error=True,  # unknown operators are reported together below
             custom_op_handlers={"Erfc": (_erfc, []), "TFL_GELU": (_gelu, [])},
             input_names=list(tensors[0]),
             output_names=list(tensors[1]),
@@ -138,13 +137,13 @@ def _convert(
 
 
 def _erfc(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
-    """Write 1 - erf(x), of which Keras' GELU is made."""
+    """Write 1 - erf(x), a part of Keras' GELU."""
     write = _Writer(graph, node)
     write("Sub", write.constant(1), write("Erf", write.x), last=True)
 
 
 def _gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
-    """Write TFLite's GELU: x / 2 * (1 + erf(x / sqrt(2))), or as it is approximated with tanh."""
+    """Write TFLite's GELU: x / 2 * (1 + erf(x / sqrt(2))), or the approximation with tanh."""
     write = _Writer(graph, node)
     approximate, x = bool(node.get_attr_value("approximate")), write.x
     if approximate:
@@ -157,7 +156,7 @@ def _gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
 
 
 class _Writer:
-    """Puts operators of ONNX, all of one shape, in the place of a node that tf2onnx does not know."""
+    """Replaces a node that tf2onnx does not know by ONNX operators of the same shape."""
 
     def __init__(self, graph: Any, node: Any) -> None:
         self._graph, self._name, self._outputs = graph, node.name, node.output
@@ -166,13 +165,13 @@ class _Writer:
         graph.remove_node(node.name)
 
     def __call__(self, op: str, *inputs: str, last: bool = False) -> str:
-        """Add an operator; the last one makes what the node made."""
+        """Add an operator. The last operator takes over the node's outputs."""
         name = self._name if last else self._new(op)
         outputs = {"outputs": self._outputs} if last else {}
         return str(self._graph.make_node(op, list(inputs), name=name, **outputs, **self._types).output[0])
 
     def constant(self, value: float) -> str:
-        """Add a number of the node's dtype."""
+        """Add a scalar constant of the node's dtype."""
         from tf2onnx.utils import map_onnx_to_numpy_type
 
         array = np.array(value, map_onnx_to_numpy_type(self._types["dtypes"][0]))
@@ -187,10 +186,10 @@ class _Writer:
 def _write(
     model: Any, function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], output: Path
 ) -> None:
-    """Write the model with that signature; weights of 256 MB and more go into a file beside it.
+    """Write the model with this signature. Weights of 256 MB and more go into a separate file in the same directory.
 
     Raises:
-        CompileFailed: it has operators that ONNX has not, or is not valid.
+        CompileFailed: the model is invalid or has operators that ONNX does not define.
     """
     import onnx
 
@@ -202,12 +201,12 @@ def _write(
             raise CompileFailed(f"tf2onnx made another dtype of the output {spec.name!r}, which is {spec.dtype}")
     for values, specs in ((graph.input, inputs), (graph.output, outputs)):
         del values[:]
-        # Also of an input that nothing uses, and in hil's order and with its symbols.
+        # Include unused inputs, in hil's order and with hil's symbols.
         values.extend(onnx.helper.make_tensor_value_info(one.name, ONNX_TYPES[one.dtype], one.shape) for one in specs)
     taken: set[str] = set()
     for node in graph.node:
         node.name = unique_name(_NOISE.sub("", node.name) or node.op_type, taken)
-    graph.name = function or "main"  # ONNX has no graph without one
+    graph.name = function or "main"  # ONNX requires a graph name
     heavy = sum(len(weight.raw_data) for weight in graph.initializer) > EXTERNAL_FROM_BYTES
     onnx.save(model, output, save_as_external_data=heavy, location=f"{output.name}.data")
     with foreign_errors(CompileFailed, "what tf2onnx made is no valid ONNX model", hint=_HINT):

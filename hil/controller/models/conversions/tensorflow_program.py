@@ -1,4 +1,4 @@
-"""TensorFlow's models made into StableHLO that IREE compiles, and into TFLite. Called in a process of its own."""
+"""Convert TensorFlow models to StableHLO for IREE, and to TFLite. Runs in an isolated process."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hil.controller.models.tensorflow.graphs import converter_text, error_text
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import named_outputs, open_model
 from hil.controller.storage.texts import foreign_errors
+from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import CompileFailed
@@ -26,9 +27,9 @@ from hil.formats.iree_values import mlir_type
 
 
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a function of a model as StableHLO, in MLIR's bytecode: every call finds its variables as they were saved.
+    """Write a function of a model as StableHLO, in MLIR bytecode. Every call starts with the saved variables.
 
-    It returns the new values of those that it assigns after its outputs.
+    The new values for assigned variables are returned after the outputs.
     """
     source = open_model(path, function, dims)
 
@@ -42,7 +43,7 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 
 
 def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a function of a model as TFLite, with one signature of its name; dimensions may stay open."""
+    """Write a function of a model as TFLite with one signature. Dimensions may stay dynamic."""
     import tensorflow as tf
 
     source = open_model(path, function, dims)
@@ -52,7 +53,7 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
             "program does not show",
             hint="the runtimes iree and xla-aot return them",
         )
-    # TFLite sorts by name what a signature takes and gives: numbers keep our order.
+    # TFLite sorts the names of a signature, so numbers keep hil's order.
     specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number:03}") for number, spec in enumerate(source.specs)]
 
     def flat(*tensors: object) -> dict[str, object]:
@@ -66,46 +67,50 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
     Path(output).write_bytes(convert(concrete, source.name))
 
 
-# IREE 3.13's compiler lays out what the body of a loop takes as what its condition takes. Its own clean-ups may have
-# left the two different (of the last step of an LSTM, say): it reads past a list then, and dies or makes a program that
-# is wrong. The steps of such loops are written out where their number can be told. Others become branches; not all, for
-# values that go round through branches (two variables that change places, an RNN's states) are at times overwritten
-# before they are read, from run to run of one program, which are fine as loops.
+# The compiler of IREE 3.13 assumes that the body of a loop takes the same values as the condition. Its clean-up passes
+# may have changed one of them (for example, the last step of an LSTM). It then reads past the end of a list, and
+# crashes or generates a wrong program. Such loops are unrolled if the number of steps is known; the others become
+# branches. Loops are not converted to branches in general: values that circulate through branches (two variables that
+# swap, an RNN's states) are sometimes overwritten before they are read, which varies from run to run. The same values
+# are correct in loops.
 _BRANCHES = "builtin.module(func.func(iree-stablehlo-legalize-control-flow,iree-top-level-scf-to-cfg))"
 _LOOP = re.compile(r"\bstablehlo\.while\b")
 _PROBE = (
     *("--compile-to=flow", "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"),
     "--iree-llvmcpu-target-cpu=generic",
 )
-# What the lowered function is called once another one calls it. No name of TensorFlow's has a dot in front.
+# Name of the lowered function if a wrapper calls it. TensorFlow's names never start with a dot.
 _INNER = f".{ENTRY}"
 
 
 def prepare(mlir: str) -> str:
-    """A module that IREE compiles, as text with locations: loops that it would compile wrongly are there no more.
+    """Return a module that IREE compiles correctly, as text with locations.
+
+    Loops that IREE would miscompile are replaced.
 
     Raises:
-        CompileFailed: it does not parse, for it holds what is no StableHLO.
+        CompileFailed: the module does not parse because it contains operations outside StableHLO.
     """
     return str(lowered_module(mlir).operation.get_asm(enable_debug_info=True))
 
 
-# A function's results, made of those of the lowered one and of what that was given.
+# Computes a wrapper's results from the results and arguments of the lowered function.
 Results = Callable[[list[Any], list[Any]], list[Any]]
 
 
 def lowered_module(
     mlir: str, name: str = ENTRY, constants: Mapping[int, Constant] | None = None, results: Results | None = None
 ) -> Any:
-    """A lowered function as a module that IREE compiles, in the MLIR context that is current or else in one of its own.
+    """Return a lowered function as a module that IREE compiles, in the current MLIR context or a new one.
 
     Args:
-        name: what its public function is called.
-        constants: the arguments that are none any more, by their number, and what they hold.
-        results: what it returns; None is what the lowered function does.
+        mlir: module as text.
+        name: name of the public function.
+        constants: argument index -> constant value; these arguments are removed.
+        results: computes the results of the public function; None returns those of the lowered function.
 
     Raises:
-        CompileFailed: it does not parse, for it holds what is no StableHLO, or the constants do not fit it.
+        CompileFailed: the module does not parse because of operations outside StableHLO, or a constant does not match.
     """
     from iree.compiler import ir, passmanager
 
@@ -135,14 +140,17 @@ def lowered_module(
 
 
 def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigned: Sequence[str] = ()) -> bytes:
-    """A module, as bytecode, whose one public function takes the inputs alone: each call finds the state as it was.
+    """Return bytecode with one public function that takes only the inputs. Each call starts with the given state.
 
     Args:
-        assigned: the variables whose new values it returns after the outputs. One that the lowered function does not
-            assign after all (its own value is no new one) keeps what it holds.
+        lowered: lowered function.
+        values: values of the state.
+        name: name of the public function.
+        assigned: variables with new values to return after the outputs. If the lowered function does not assign such a
+            variable, the initial value is returned.
 
     Raises:
-        CompileFailed: the module does not parse, or assigns other variables as well.
+        CompileFailed: the module does not parse, or it assigns other variables as well.
     """
     from io import BytesIO
 
@@ -169,14 +177,14 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
 
 @dataclass(frozen=True)
 class Constant:
-    """What an argument of a lowered function always is."""
+    """Constant value of a lowered function's argument."""
 
     spec: TensorSpec
     value: Array
 
 
 def _bind(module: Any, name: str, constants: Mapping[int, Constant], results: Results | None) -> None:
-    """Put a public function before the lowered one, which gives that its constants."""
+    """Add a public wrapper that calls the lowered function with the constants."""
     from iree.compiler import ir
 
     inner = function_in(module, ENTRY)
@@ -209,9 +217,9 @@ def _rename(module: Any, function: Any, name: str) -> None:
 
 
 def _is_miscompiled(module: Any) -> bool:
-    """Whether the compiler dies of a module, or comes to have a loop whose body takes other values than its condition.
+    """Return True if the compiler crashes on a module, or generates a loop with different condition and body values.
 
-    A module that it refuses is not: that is told where it is compiled.
+    Return False if the compiler rejects the module: the actual compilation reports the error.
     """
     from iree.compiler import ir
 
@@ -224,14 +232,14 @@ def _is_miscompiled(module: Any) -> bool:
         if done.returncode:
             return done.returncode != 1
         with ir.Context():
-            compiled = ir.Module.parse(found.read_bytes())
-            # Conditions take a loop's operands, bodies take what its results are.
+            compiled = ir.Module.parse(read_file(found, MAX_MODEL_BYTES))
+            # A condition takes the loop's operands; a body takes values like the loop's results.
             loops = operations_in(compiled.operation, "scf.while")
             return any(_kinds(loop.operands) != _kinds(loop.results) for loop in loops)
 
 
 def _kinds(values: Iterable[Any]) -> list[str]:
-    """Types as the layout sees them: all tensors are alike."""
+    """Return types as the layout sees them: all tensor types are equal."""
     texts = (str(value.type) for value in values)
     return ["tensor" if text.startswith("tensor<") else text for text in texts]
 
@@ -240,21 +248,24 @@ def _constant(constant: Constant) -> Any:
     from iree.compiler import ir
 
     kind = ir.Type.parse(mlir_type(constant.spec))
-    # No resource: IREE's folders die of a small one, and take none whose elements are bits or have no sign.
+    # Do not use a resource: IREE's constant folding crashes on small resources, and rejects bits or unsigned elements.
     array = np.ascontiguousarray(constant.value).reshape(constant.value.shape)
     attribute = ir.DenseElementsAttr.get(array, signless=False, type=kind)
     return ir.Operation.create("stablehlo.constant", results=[kind], attributes={"value": attribute}).result
 
 
 def convert(concrete: Any, name: str) -> bytes:
-    """A TFLite file with one signature, variables as constants. Raises CompileFailed: TFLite has no such operators."""
+    """Return a TFLite file with one signature and constant variables.
+
+    Raises CompileFailed for unsupported operators.
+    """
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     with foreign_errors(CompileFailed, f"TFLite cannot take {name}", error_text=converter_text):
-        # The converter leaves some variables that never change without a value.
+        # The converter leaves some constant variables without a value.
         concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
         with temporary_folder("hil-tflite-") as folder:
-            # By way of a file: the converter is to drop its way without one.
+            # Convert from a file: the converter's API without files is deprecated.
             tf.saved_model.save(tf.Module(), folder, {name: concrete})
             return bytes(tf.lite.TFLiteConverter.from_saved_model(folder, [name]).convert())

@@ -1,4 +1,4 @@
-"""torch-mlir's importer, with module paths as locations and large weights kept out. It imports torch."""
+"""torch-mlir's importer, with module paths as locations and external large weights. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hil.controller.models.compiling import (
     write_parameters,
 )
 
-# torch-mlir lowers most of ATen by itself, and better than torch decomposes it; of these it expects what they are made
-# of. The list is that of torch-mlir's own exporter, which IREE's wheel leaves out.
+# torch-mlir lowers most of ATen better than torch decomposes it, but expects these operators decomposed. The list comes
+# from torch-mlir's exporter, which IREE's wheel does not include.
 _DECOMPOSED = (
     "_adaptive_avg_pool2d _euclidean_dist _log_softmax _native_batch_norm_legit _native_batch_norm_legit_functional "
     "_native_batch_norm_legit_no_training _prelu_kernel _to_copy _unsafe_index addmm binary_cross_entropy dot "
@@ -29,12 +29,12 @@ _DECOMPOSED = (
 ).split()
 
 
-# What torch would decompose by default, though torch-mlir's own way is the better or the only one.
+# torch decomposes these operators by default, but torch-mlir's lowering is better or the only supported way.
 _KNOWN = ("roll", "fft_rfft")
 
 
 def decomposed(program: Any) -> Any:
-    """A program in the operators that torch-mlir knows."""
+    """Decompose a program into operators that torch-mlir supports."""
     known = {operator for name in _KNOWN for operator in _overloads(name)}
     table = {op: how for op, how in torch.export.default_decompositions().items() if op not in known}
     wanted = torch._decomp.get_decompositions([getattr(torch.ops.aten, name) for name in _DECOMPOSED])
@@ -47,16 +47,19 @@ def _overloads(name: str) -> list[Any]:
 
 
 def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any], str]) -> Any:
-    """The module of a decomposed and marked program; large weights go into ``params.irpa`` in the folder.
+    """Import a decomposed and marked program as a module. Large weights go into ``params.irpa`` in the directory.
 
     Args:
-        name_of: what a node is called, "" where that is not known.
+        program: exported program.
+        function: function name.
+        folder: directory for the weights.
+        name_of: returns a node's name, or "" if unknown.
     """
     weights = [*program.state_dict.values(), *(value for value in program.constants.values() if _is_tensor(value))]
     heavy = sum(weight.nbytes for weight in weights) > EXTERNAL_FROM_BYTES
     hooks = _Outside() if heavy else None
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # lines of Python, where a node has no name
+        node.meta.pop("stack_trace", None)  # Python source lines, which would be used for nodes without a name
     importer = fx_importer.FxImporter(context=ir.Context(), hooks=hooks, graph_node_importer_cls=_located(name_of))
     importer.import_program(program, func_name=function, func_visibility="public")
     if hooks is not None:
@@ -65,7 +68,7 @@ def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any],
 
 
 def _located(name_of: Callable[[Any], str]) -> type:
-    """An importer of nodes whose locations name modules, not lines of Python."""
+    """Return a node importer with module names as locations instead of Python source lines."""
 
     class Names(fx_importer.ContextCache):  # type: ignore[misc]  # the package has no types
         def get_node_location(self, node: Any) -> Any:
@@ -80,24 +83,24 @@ def _located(name_of: Callable[[Any], str]) -> type:
 
 
 class _Outside(fx_importer.FxImporterHooks):  # type: ignore[misc]  # the package has no types
-    """Large weights become globals whose values are in an archive."""
+    """Hooks that store large weights in an archive and load them as globals."""
 
     def __init__(self) -> None:
         self._module: Any = None
         self._weights: dict[str, Any] = {}
 
     def prepare_module(self, module_op: Any) -> None:
-        """Remember where globals go."""
+        """Remember the module, which receives the globals."""
         self._module = module_op
 
     def resolve_literal(self, gni: Any, literal: Any, info: Any) -> Any:
-        """A load of the global that stands for a large tensor; None for others."""
+        """Return a load of the global for a large tensor, or None for other values."""
         if not _is_tensor(literal) or literal.numel() < EXTERNAL_FROM_ELEMENTS or literal.dtype == torch.uint8:
             return None
         context = self._module.context
         name = next((name for name, weight in self._weights.items() if weight is literal), "")
         vtensor = gni._cc.tensor_to_vtensor_type(literal)
-        # The torch dialect has signed integers, what is below it signless ones.
+        # The torch dialect has signed integers; lower dialects have signless integers.
         with context:
             element = fx_importer.TORCH_DTYPE_TO_MLIR_TYPE[literal.dtype]()
             if ir.IntegerType.isinstance(element):
@@ -123,7 +126,7 @@ class _Outside(fx_importer.FxImporterHooks):  # type: ignore[misc]  # the packag
         return ir.Operation.create("torch_c.from_builtin_tensor", results=[vtensor], operands=[loaded]).result
 
     def save(self, file: Path) -> None:
-        """Write the archive, each weight from the memory that it lies in."""
+        """Write the archive directly from the weights' memory."""
         data = ((name, weight.detach().cpu().contiguous()) for name, weight in self._weights.items())
         write_parameters(file, ((name, one.reshape(-1).view(torch.uint8).numpy()) for name, one in data))
 

@@ -1,4 +1,4 @@
-"""PyTorch's exported programs into MLIR's torch dialect, and into ONNX. For isolated processes: it imports torch."""
+"""Convert exported PyTorch programs to MLIR's torch dialect and to ONNX. For isolated processes: imports torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.texts import first_line, foreign_errors, unique_name
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed
+from hil.formats.onnx_file import load_onnx
 
 _OPSET = 20
 
 
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a program as MLIR bytecode, each operator at a location that names its module.
+    """Write a program as MLIR bytecode. Each operator's location names the operator's module.
 
-    What a call would change (buffers, inputs) stays as it was saved, and its new value is returned after the outputs.
-    Large weights go into ``params.irpa`` beside it. Where ``dims`` settle all symbolic dimensions, the result has none.
+    Buffers and inputs that a call would change keep the saved values; the new values are returned after the outputs.
+    Large weights go into ``params.irpa`` in the same directory. If ``dims`` sets all symbolic dimensions, the result is
+    static.
     """
     from hil.controller.models.conversions.torch_mlir import decomposed, imported
 
@@ -48,10 +50,10 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 
 
 def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a program as ONNX, each node named by its module; weights of 256 MB and more go into a file beside it.
+    """Write a program as ONNX with module names for nodes. Weights of 256 MB and more go into a separate file.
 
-    Inputs, outputs and symbolic dimensions have the names that :mod:`hil.controller.models.importers.pt2` gives them.
-    Where ``dims`` settle all symbolic dimensions, the result has none.
+    Names of inputs, outputs and symbolic dimensions come from :mod:`hil.controller.models.importers.pt2`. If ``dims``
+    sets all symbolic dimensions, the result is static.
     """
     import onnx
     import torch
@@ -61,7 +63,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     if pairs := [spec for spec in (*inputs, *outputs) if spec.dtype.startswith("complex")]:
         raise CompileFailed(f"torch.onnx makes pairs of floats of complex tensors: {pairs[0]} would be another tensor")
     heavy = sum(weight.nbytes for weight in program.state_dict.values()) > EXTERNAL_FROM_BYTES
-    # The exporter raises many kinds, one inside the other.
+    # The exporter raises various nested exceptions.
     with foreign_errors(
         CompileFailed, f"torch.onnx cannot export {Path(path).name}", error_text=lambda error: first_line(_cause(error))
     ):
@@ -77,21 +79,21 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
         assert exported is not None
         exported.rename_axes(Sizes(program).names)
         exported.save(output, external_data=heavy)
-    model = onnx.load(output, load_external_data=False)
+    model = load_onnx(output)
     model.graph.name = function
     name_onnx_nodes(model)
     onnx.save(model, output)
 
 
 def _specs(path: str, program: Any, dims: Mapping[str, int]) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
-    """The tensors that a program takes and returns, as the importer tells them."""
+    """Return the specs for the program's inputs and outputs, with the importer's names."""
     sizes = Sizes(program)
     sizes.fix(Path(path).name, dims)
     return sizes.inputs(path), sizes.outputs(path)
 
 
 def _sized(program: Any, inputs: Sequence[TensorSpec]) -> Any:
-    """The program traced again with inputs of these shapes, where it was exported for any."""
+    """Trace a program with dynamic shapes once more for these input shapes."""
     import torch
 
     if not program.range_constraints or not all(spec.is_static for spec in inputs):
@@ -103,7 +105,7 @@ def _sized(program: Any, inputs: Sequence[TensorSpec]) -> Any:
 
 
 def _returning_all(program: Any) -> Any:
-    """The program without state: it returns its tensors, no constants, and then the new values of what it changed."""
+    """Make the program stateless: return tensors without constants, then the changed state's new values."""
     from torch.export.graph_signature import OutputKind
 
     returning(program, lambda spec: spec.kind is OutputKind.USER_OUTPUT and is_tensor(spec.arg))
@@ -111,7 +113,7 @@ def _returning_all(program: Any) -> Any:
 
 
 def _batch_norm() -> Any:
-    """Batch norm in training, which the exporter would write as one that uses the running statistics."""
+    """Return decompositions of batch norm for training. The exporter would use the running statistics instead."""
     import torch
 
     kinds = ("_native_batch_norm_legit", "_native_batch_norm_legit_functional")
@@ -124,7 +126,7 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-# Kept through decompositions by torch.fx, and written into archives.
+# torch.fx preserves this metadata in decompositions and archives.
 _META = "custom"
 _NAME = "hil.name"
 _ONNX = "pkg.torch.onnx."
@@ -132,7 +134,7 @@ _LIBRARY = "torch.nn.modules."
 
 
 def mark(program: Any) -> dict[str, str]:
-    """Note on every node what it is called, where a decomposition finds it again; returns name -> type, in order."""
+    """Store each node's name in metadata that survives decompositions. Return name -> type, in order."""
     types: dict[str, str] = {}
     nodes = [node for graph in graphs(program) for node in graph.nodes if node.op == "call_function"]
     places = [_place(node) for node in nodes]
@@ -146,7 +148,7 @@ def mark(program: Any) -> dict[str, str]:
 
 
 def graphs(program: Any) -> Iterator[Any]:
-    """A program's graph, and those of its branches and loops."""
+    """Yield the graphs of a program, including branches and loops."""
     import torch
 
     for module in program.graph_module.modules():
@@ -155,16 +157,18 @@ def graphs(program: Any) -> Iterator[Any]:
 
 
 def marked(node: Any) -> str:
-    """The name of a node of a marked program, decomposed or not; empty where it is not known."""
+    """Return a node's name in a marked program, decomposed or not; "" if unknown."""
     return str((node.meta.get(_META) or {}).get(_NAME, ""))
 
 
 def called(path: str, kind: str, node: str, operator: str) -> tuple[str, str]:
-    """Name and type of an operator: those of the module where that is one operator of torch's library.
+    """Return the name and type of an operator: those of the module if that is a single torch layer.
 
     Args:
-        path: of the innermost module that it is in, such as ``blocks.1.attn``; "" is the model itself.
-        kind: that module's class, such as ``torch.nn.modules.linear.Linear``.
+        path: innermost module's path, such as ``blocks.1.attn``; "" is the model itself.
+        kind: that module's class, such as ``torch.nn.modules.linear.Linear``; "" if it has several operators.
+        node: node name.
+        operator: operator name.
     """
     if path and kind.startswith(_LIBRARY):
         return path, kind.rpartition(".")[2]
@@ -172,9 +176,9 @@ def called(path: str, kind: str, node: str, operator: str) -> tuple[str, str]:
 
 
 def name_onnx_nodes(model: Any) -> None:
-    """Call the nodes of an ONNX model that torch's exporter wrote by module instead of ``node_conv2d_3``.
+    """Rename the nodes in an ONNX model from torch's exporter by module, instead of ``node_conv2d_3``.
 
-    Where several nodes stand for one module, each adds its own operator: ``gru.Squeeze``.
+    If a module has several nodes, the operator is appended: ``gru.Squeeze``.
     """
     nodes = nodes_and_functions(model)
     names = [_onnx_name(node) for node in nodes]
@@ -198,18 +202,18 @@ def _onnx_name(node: Any) -> str:
 
 
 def _place(node: Any) -> tuple[str, str]:
-    """Path and class of the innermost module that a node is in; empty where it is the model itself."""
+    """Return path and class of a node's innermost module; both empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = stack[-1] if stack else ("", "")
     return _known(path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _known(path: str, kind: str) -> tuple[str, str]:
-    """The operators that torch itself adds, on sizes, are in a module of this name."""
+    """Map the module that torch adds for size operators to the model itself."""
     return ("", "") if path == "_empty_nn_module_stack_from_metadata_hook" else (path, kind)
 
 
 def _operator(target: Any) -> str:
-    """``aten.softmax.int`` is a softmax."""
+    """Return an operator's name without overload: ``softmax`` for ``aten.softmax.int``."""
     schema = getattr(target, "_schema", None)
     return str(schema.name).rpartition("::")[2] if schema is not None else str(getattr(target, "__name__", target))

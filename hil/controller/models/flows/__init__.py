@@ -1,4 +1,4 @@
-"""Flows: a compiler, its options, a recipe for the model and a runtime under one name, such as ``iree-O3``."""
+"""Flows: named combinations of a compiler, compiler options, a recipe and a runtime, such as ``iree-O3``."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ _GROUP = "hil.flows"
 
 
 def flows(beside: Path = Path()) -> Registered[Flow]:
-    """Every flow by name.
+    """Return all flows by name.
 
-    First hil's own, then those of the entry points ``hil.flows`` (a :class:`Flow`, a list of them, or a function that
-    returns either), which may take the name of hil's own; then those of ``flows.toml`` in a folder, which may not: the
-    folder that hil was started in, or that of the models.
+    Sources, in this order:
+
+    - hil's flows
+    - entry points of the group ``hil.flows`` (a :class:`Flow`, a list of flows, or a function that returns either),
+      which may replace hil's flows
+    - ``flows.toml`` in the directory ``beside`` (the working directory, or that of the models), which may not
 
     Raises:
-        UsageError: a file cannot be read.
+        UsageError: a file is unreadable or invalid.
     """
     found, broken = read_flows(Path(__file__).with_name("built_in.toml")), {}
     for point in points(_GROUP):
@@ -76,14 +79,16 @@ def flows(beside: Path = Path()) -> Registered[Flow]:
 
 
 def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flow:
-    """The flow that a text names: a name, ``FILE.toml`` that holds one flow, or ``FILE.toml:NAME``.
+    """Return the flow for a name, ``FILE.toml`` with a single flow, or ``FILE.toml:NAME``.
 
     Args:
-        trusted: whether that folder is; else a flow of its ``flows.toml`` that has compiler flags is refused until the
-            user trusts it: a compiler writes files and runs programs where its flags say.
+        text: name or file of the flow.
+        beside: directory with an optional ``flows.toml``.
+        trusted: trust that directory. Otherwise a flow of its ``flows.toml`` with compiler flags needs the user's
+            approval: compiler flags can write files and run programs.
 
     Raises:
-        UsageError: there is none, the file says what no flow can be, or the user has not trusted it.
+        UsageError: the flow does not exist, is invalid, or is not trusted.
     """
     known = flows(beside)
     known.check(text)
@@ -125,7 +130,7 @@ def _of_entry_point(point: EntryPoint) -> list[Flow]:
 
 _TEXTS = ("runtime", "compiler", "recipe", "arithmetic", "description")
 _NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
-# What a key of a flow's table takes, and the types of that.
+# Key of a flow's table -> description and types of the value.
 _KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(_TEXTS, ("a text", str)),
     **dict.fromkeys(_NUMBERS, ("a number", (int, float))),
@@ -136,7 +141,7 @@ _EXAMPLE = '[my-flow] runtime = "iree"'
 
 
 def read_flows(path: Path) -> dict[str, Flow]:
-    """The flows of a file, by name. Raises UsageError: it cannot be read, or says what no flow can be."""
+    """Return the flows of a file by name. Raises UsageError if the file is unreadable or invalid."""
     try:
         data = parse_toml(read_text(path), path)
     except FileNotFoundError as error:
@@ -149,14 +154,14 @@ def read_flows(path: Path) -> dict[str, Flow]:
 
 
 def check_flow(flow: Flow, where: str) -> None:
-    """Raise UsageError for a flow that cannot be meant, whoever made it."""
+    """Raise UsageError for an invalid flow from any source."""
     try:
         if not flow.runtime:
             raise UsageError("it has no runtime", hint='runtime = "iree" or "onnxruntime"')
         if flow.compiler:
             pick("compiler", dict.fromkeys(_compilers()), flow.compiler)
         else:
-            # A board may have a runtime that is not known here, but then a flow says what compiles for it.
+            # Boards may have runtimes that this machine does not know. Such a flow must specify the compiler.
             pick("runtime", dict.fromkeys([*RUNTIMES, *(one.name for one in points("hil.compilers"))]), flow.runtime)
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)
@@ -175,7 +180,7 @@ def check_flow(flow: Flow, where: str) -> None:
 
 
 def _compilers() -> list[str]:
-    """Return the names of all compilers, of which none is loaded."""
+    """Return the names of all compilers without loading them."""
     own = {NO_COMPILER, *(info.compiler for info in RUNTIMES.values())}
     return sorted(own | {point.name for point in points("hil.compilers")})
 

@@ -1,4 +1,4 @@
-"""Recipes for ONNX models: float32 to float16, and int8 by onnxruntime.quantization. Called in a process of its own."""
+"""Recipes for ONNX models: float32 to float16, and int8 with onnxruntime.quantization. Runs in an isolated process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from hil.controller.storage.texts import line
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed
+from hil.formats.onnx_file import load_onnx
 
 
 def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) -> None:
-    """Convert weights and arithmetic to float16; inputs and outputs stay, and operators that have no float16 form.
+    """Convert weights and arithmetic to float16. Inputs, outputs and operators without a float16 form stay unchanged.
 
     Raises:
-        ImportFailed: there is no float32 in the model, or what comes out is no valid model.
+        ImportFailed: the model has no float32, or the result is not a valid model.
     """
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -49,20 +50,20 @@ def _contents(graph: Any) -> list[bytes]:
 
 
 def _with_shapes(path: Path) -> Any:
-    """The model with every shape that can be inferred (the converter looks at types alone where it finds them)."""
+    """Load the model with all inferred shapes. Given a model with shapes, the converter only looks at types."""
     import onnx
 
     with temporary_folder("hil-float16-") as folder:
         inferred = Path(folder) / "inferred.onnx"
-        # By way of files: in memory a model above 2 GB could not be inferred.
+        # Use files: shape inference in memory fails for models above 2 GB.
         onnx.shape_inference.infer_shapes_path(path, inferred)
-        model = onnx.load(inferred, load_external_data=False)
+        model = load_onnx(inferred)
     embed_all(model, path.parent)
     return model
 
 
 def _put_in_order(graph: Any) -> None:
-    """Sort the nodes: the converter appends its casts at the end, and some of them twice."""
+    """Sort the nodes and remove duplicates: the converter appends casts at the end, some of them twice."""
     nodes = list({tuple(node.output): node for node in graph.node}.values())
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     taken = {index: {makers[name] for name in _names_taken(node) if name in makers} for index, node in enumerate(nodes)}
@@ -72,7 +73,7 @@ def _put_in_order(graph: Any) -> None:
 
 
 def _names_taken(node: Any) -> Iterator[str]:
-    """What a node reads: its inputs, and what its subgraphs take from outside."""
+    """Yield the values that a node reads: inputs, and outer values used in subgraphs."""
     yield from node.input
     for graph in graphs_of(node):
         made = {name for inner in graph.node for name in inner.output}
@@ -81,7 +82,7 @@ def _names_taken(node: Any) -> Iterator[str]:
         yield from sorted((names | {value.name for value in graph.output}) - own)
 
 
-# Preparing a model fuses operators, which rounds otherwise: BatchNormalization goes into the weights of a Conv.
+# Preparation fuses operators, which changes the rounding: BatchNormalization is merged into a Conv's weights.
 _FUSED_EPSILONS = 1 << 13
 
 _QUANTISED = {
@@ -104,14 +105,19 @@ def quantize_static(
     activations: str,
     method: str,
 ) -> None:
-    """Weights and activations to int8, as QDQ, the activations' ranges learnt from samples.
+    """Quantise weights and activations to int8, in QDQ format, with activation ranges from samples.
 
     Args:
-        per_channel: a scale for each output channel of a weight, not one for all of it.
-        reduce_range: weights of 7 bits, for x86 CPUs that saturate sums of two products (AVX2 without VNNI).
+        model, output: file to read and file to write.
+        external: store weights in a separate file.
+        samples: directories with calibration samples.
+        per_channel: use a scale per output channel of a weight instead of a scale per weight.
+        reduce_range: use 7-bit weights, for x86 CPUs that saturate sums of two products (AVX2 without VNNI).
+        activations: activation dtype, int8 or uint8.
+        method: calibration method, minmax or percentile.
 
     Raises:
-        ImportFailed: there is nothing to quantise, or a setting has no such value.
+        ImportFailed: the model has no operators to quantise, or a setting is invalid.
     """
     from onnxruntime import quantization as ort
 
@@ -123,7 +129,7 @@ def quantize_static(
             folder = next(self.folders, None)
             return None if folder is None else load_tensors(Path(folder))
 
-    # Entropy is left out: quantize_static gives it as many bins as steps, so that it does the same as min and max.
+    # Entropy is omitted: quantize_static uses as many bins as steps for it, which is equivalent to minmax.
     methods = {"minmax": ort.CalibrationMethod.MinMax, "percentile": ort.CalibrationMethod.Percentile}
     types = {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8}
     _quantise(
@@ -145,7 +151,7 @@ def quantize_static(
 def quantize_dynamic(
     model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool, reduce_range: bool, weights: str
 ) -> None:
-    """Weights to int8; activations when the model runs, each tensor by the range it has then: see the other one."""
+    """Quantise weights to int8. Activations are quantised at run time, by the current range of each tensor."""
     from onnxruntime import quantization as ort
 
     types = {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8}
@@ -178,10 +184,10 @@ def _quantise(
 
 
 def _prepare(model: str, prepared: Path, external: bool) -> None:
-    """What onnxruntime's documentation asks for beforehand: a tensor whose shape is not known is not quantised."""
+    """Run the preprocessing that onnxruntime's documentation recommends: tensors of unknown shape are not quantised."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # Symbolic inference does not know every operator, and releases differ in what a failed optimisation leaves.
+    # Symbolic inference does not support every operator, and releases differ in the result of a failed optimisation.
     tries = ((), ("skip_symbolic_shape",), ("skip_symbolic_shape", "skip_optimization"))
     for skipped in tries:
         options = {"save_as_external_data": external, "all_tensors_to_one_file": True, **dict.fromkeys(skipped, True)}
@@ -196,9 +202,9 @@ def _prepare(model: str, prepared: Path, external: bool) -> None:
 
 
 def check_prepared(model: Path, prepared: Path, samples: Sequence[str]) -> None:
-    """Raise ImportFailed if preparing a model changed what it computes; quantising it then changes that on purpose.
+    """Raise ImportFailed if preprocessing changed the model's results. Quantisation itself changes them intentionally.
 
-    Both run on the first sample, or on random inputs if there is none and the model has fixed shapes.
+    Both models run on the first sample, or on random inputs if there are no samples and all shapes are static.
     """
     if samples:
         given = load_tensors(Path(samples[0]))
@@ -214,14 +220,13 @@ def check_prepared(model: Path, prepared: Path, samples: Sequence[str]) -> None:
 
 
 def _drop_stale_shapes(path: str) -> None:
-    """Forget shapes of tensors that are no more, or that the outputs state themselves.
+    """Remove shapes of deleted tensors, and of outputs.
 
-    The quantiser leaves those of the model that it began with: the symbols in them would contradict sizes that are
-    written in their place later.
+    The quantiser keeps the shapes of the original model. Their symbols would contradict sizes that are set later.
     """
     import onnx
 
-    read = onnx.load(path, load_external_data=False)
+    read = load_onnx(path)
     made = {name for node in read.graph.node for name in node.output} - {value.name for value in read.graph.output}
     kept = [value for value in read.graph.value_info if value.name in made]
     del read.graph.value_info[:]
@@ -230,14 +235,13 @@ def _drop_stale_shapes(path: str) -> None:
 
 
 def _quantised(path: str) -> set[str]:
-    """The operators of a model that only a quantised one has."""
+    """Return the operators that only quantised models have."""
     return _operators(path) & _QUANTISED
 
 
 def _operators(path: str) -> set[str]:
-    import onnx
 
-    return {node.op_type for node in nodes_of(onnx.load(path, load_external_data=False).graph.node)}
+    return {node.op_type for node in nodes_of(load_onnx(path).graph.node)}
 
 
 def _one_of(setting: str, value: str, known: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""PyTorch's quantisation of exported programs (pt2e) for ExecuTorch's backends; called in a process of its own."""
+"""Recipes for exported PyTorch programs: pt2e quantisation for ExecuTorch's backends. Runs in an isolated process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NAMESPACE = "quantized_decomposed"
 
 
 def quantize_static(model: str, output: str, external: bool, samples: Sequence[str], **settings: Any) -> dict[str, Any]:
-    """Weights and activations to int8 (or what the backend's options say), the activations' ranges learnt from samples.
+    """Quantise weights and activations to int8 (or the backend's options), with activation ranges from samples.
 
     Returns:
-        ``quantise_s``: seconds that it took, without reading and exporting again.
+        ``quantise_s``: duration in seconds, without reading and re-exporting.
 
     Raises:
-        ImportFailed: there is nothing to quantise, or it is quantised already.
+        ImportFailed: the model has no operators to quantise, or is already quantised.
     """
     return _quantise(model, output, samples, is_dynamic=False, **settings)
 
@@ -32,9 +32,11 @@ def quantize_static(model: str, output: str, external: bool, samples: Sequence[s
 def quantize_dynamic(
     model: str, output: str, external: bool, samples: Sequence[str], **settings: Any
 ) -> dict[str, Any]:
-    """Weights of linear layers to int8; activations when the model runs, each tensor by the range it has then.
+    """Quantise weights in linear layers to int8.
 
-    The model is exported with the first of the samples.
+    Activations are quantised at run time, by the current range of each tensor.
+
+    The model is exported with the first sample.
     """
     return _quantise(model, output, samples[:1], is_dynamic=True, **settings)
 
@@ -77,13 +79,13 @@ def _quantise(
 
 
 def _quantised(program: Any) -> list[str]:
-    """The operators of a program that only a quantised one has."""
+    """Return the operators that only quantised programs have."""
     targets = (str(node.target) for node in program.graph.nodes if node.op == "call_function")
     return sorted({target for target in targets if target.startswith(_NAMESPACE)})
 
 
 def _dynamic_shapes(program: Any) -> Any:
-    """The program's own dynamic dimensions, in the form that ``torch.export.export`` takes."""
+    """Return the program's dynamic dimensions in the format for ``torch.export.export``."""
     from torch.export import Dim
     from torch.utils._pytree import tree_unflatten
 
@@ -93,7 +95,7 @@ def _dynamic_shapes(program: Any) -> Any:
     def dim(size: Any) -> Any:
         expression = size.node.expr
         if not expression.is_Symbol:
-            return Dim.AUTO  # one that follows from others
+            return Dim.AUTO  # a size derived from other sizes
         limits = program.range_constraints.get(expression)
         name = str(expression)
         bounds = {key: int(one) for key, one in (("min", limits.lower), ("max", limits.upper)) if one.is_Integer}

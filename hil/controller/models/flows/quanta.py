@@ -1,4 +1,4 @@
-"""How large one step of an output's quantisation is, and so what a quantised model's answers may be off."""
+"""Derive the tolerance of a quantised model from the output quantisation steps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import IsolatedError, function_version
 from hil.errors import ImportFailed
+from hil.formats.onnx_file import load_onnx
 
 if TYPE_CHECKING:
     from hil.controller.storage.run_context import RunContext
@@ -25,20 +26,21 @@ _TIMEOUT_S = 600.0
 
 
 def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> float | None:
-    """The absolute tolerance that a flow's ``quanta`` come to for a model.
+    """Return the absolute tolerance for a model and a flow's ``quanta``.
 
-    Two correct runtimes round a value that lies between two steps to either; each requantisation on the way to an
-    output may so move it by a step. An output may be off by as many steps as there are requantisations before it, and
-    never by more than ``quanta``: a layer on its own by one, a whole network by ``quanta``.
+    Two correct runtimes may round a value between two steps differently. Each requantisation before an output may
+    therefore move the output by a step. The tolerance is the number of those requantisations in steps, but at most
+    ``quanta``: 1 for a single layer, ``quanta`` for a whole network.
 
-    A step of a float output is the scale of the dequantisation that makes it, or of those that what makes it takes
-    from; a step of a quantised one is 1. With several outputs it is the largest, of the float ones if there are any.
+    The step of a float output is the scale of the dequantisation that produces it, or the scales of those that feed
+    the producing node. The step of a quantised output is 1. With several outputs, the largest step counts, of float
+    outputs if there are any.
 
     Returns:
-        The tolerance; None where the flow names no ``quanta``, or nothing static is quantised in the model.
+        The tolerance; None if the flow has no ``quanta``, or the model has no static quantisation.
 
     Raises:
-        ImportFailed: the model cannot be read.
+        ImportFailed: the model is unreadable.
     """
     if flow.quanta is None:
         return None
@@ -61,24 +63,25 @@ def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> floa
 
 @dataclass(frozen=True)
 class _Node:
-    inputs: Sequence[str]  # the values, by name, that it takes
+    inputs: Sequence[str]  # input value names
     quantises: bool = False
     dequantises: bool = False
-    step: float | None = None  # of a computed value that is dequantised by a scale that is known beforehand
-    # whether a computed value is quantised: what a graph's input is quantised to is one division, where both agree.
+    step: float | None = None  # scale of a dequantisation of a computed value, if constant
+    # Whether a computed value is quantised. Quantising a graph input is a single division with equal results
+    # everywhere.
     rounds: bool = False
 
 
 def find_onnx(path: str) -> list[dict[str, Any]]:
-    """The steps of a model's outputs; called in the isolated process.
+    """Return the quantisation steps of an ONNX model's outputs. Runs in the isolated process.
 
     Returns:
-        For each quantised output ``name``, ``step`` (of its own values), ``roundings`` (how many requantisations lead
-        to it, at least 1) and ``integer``.
+        For each quantised output: ``name``, ``step`` (in units of the output), ``roundings`` (number of requantisations
+        before it, at least 1) and ``integer``.
     """
     import onnx
 
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = load_onnx(path).graph
     given = {value.name for value in graph.input}
     tensors = constants_of(graph)
     makers: dict[str, _Node] = {}
@@ -86,7 +89,7 @@ def find_onnx(path: str) -> list[dict[str, Any]]:
         quantises, dequantises = node.op_type == "QuantizeLinear", node.op_type == "DequantizeLinear"
         step = None
         if dequantises and node.input[0] not in tensors and (scale := tensors.get(node.input[1])) is not None:
-            # The scales alone are read: weights may be large.
+            # Read only the scales: weights may be large.
             if scale.data_location == scale.EXTERNAL:
                 embed_data(scale, Path(path).parent)
             step = float(onnx.numpy_helper.to_array(scale).astype(float).max())
@@ -101,7 +104,7 @@ _DEQUANTISE = "quantized_decomposed.dequantize_per_tensor.default"
 
 
 def find_pt2(path: str) -> list[dict[str, Any]]:
-    """What :func:`find_onnx` tells of an ONNX model, of a ``.pt2``: of its float outputs, by static ranges alone."""
+    """Return the same as :func:`find_onnx` for a ``.pt2``: float outputs with static ranges only."""
     program = load_program(path)
     makers: dict[str, _Node] = {}
     for node in program.graph.nodes:
@@ -114,7 +117,7 @@ def find_pt2(path: str) -> list[dict[str, Any]]:
 
 
 def _steps(makers: Mapping[str, _Node], outputs: Mapping[str, str], *, integers: bool) -> list[dict[str, Any]]:
-    """What is known of outputs, by name, by the nodes that make values; ``integers``: of quantised ones too."""
+    """Return the steps of outputs, derived from the nodes. ``integers`` includes quantised outputs."""
     found = []
     for name, value in outputs.items():
         nearest = _above(makers, value, beyond=False)
@@ -128,7 +131,7 @@ def _steps(makers: Mapping[str, _Node], outputs: Mapping[str, str], *, integers:
 
 
 def _above(makers: Mapping[str, _Node], value: str, *, beyond: bool) -> list[_Node]:
-    """The nodes that a value comes from, those beyond quantisations and dequantisations too or not."""
+    """Return the nodes that a value depends on. ``beyond`` includes nodes before quantisations and dequantisations."""
     found: dict[int, _Node] = {}
     pending = [value]
     while pending:

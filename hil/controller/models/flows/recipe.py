@@ -1,9 +1,8 @@
-"""What a flow is, and recipes: what it does with a model before that is compiled, such as quantising it."""
+"""Flow definitions, and recipes: transformations of a model before compilation, such as quantisation."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version, naming_errors
 from hil.controller.storage.packages import needed_version, pick, registered
 from hil.controller.storage.tensor_files import save_tensors
+from hil.core.files import copy_file, read_file
 from hil.core.guarded import called, guard, shown
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
@@ -31,30 +31,31 @@ if TYPE_CHECKING:
 
 _GROUP = "hil.recipes"
 RECIPE_TIMEOUT_S = 1800.0
-# The setting that says how many seeded random samples a model without any calibration data gets.
+# Setting with the number of seeded random samples for a model without calibration data.
 _SAMPLES = "samples"
-# What a recipe tells of its work, beside the model that it made.
+# File with a recipe's notes, next to the resulting model.
 _NOTES = "hil-recipe.json"
 
 
 @dataclass(frozen=True)
 class Flow:
-    """How a suite's models are made into programs and judged.
+    """Settings for compiling and judging a suite's models.
 
     Attributes:
-        name, runtime: what ``--flow`` and ``--runtime`` say.
-        compiler: makes the program; "" is the runtime's own.
-        recipe: what is done with a model first, a name of the entry points ``hil.recipes``; "" is nothing.
-        settings: of the recipe, where they are not its defaults.
-        references: names of those that are asked where the user names none; empty is the default for the model's
-            format.
-        accept: criteria that judge outputs instead of a tolerance, where the user names none.
-        rtol, atol: tolerance beside the flow's own reference (that of the model as the recipe made it); None is the
-            case's own or the dtype's default.
-        quanta: how many steps of its quantisation an output may be off beside that reference (docs/suites.md, Flows);
-            None where ``atol`` or the case's own is meant.
-        min_sqnr_db: what the answer must reach beside the model as it was before the recipe; None asks for nothing.
-        arithmetic: what the runtime computes in; "" is as the board's config declares it.
+        name, runtime: values for ``--flow`` and ``--runtime``.
+        compiler: program's compiler; "" is the runtime's default.
+        compile_flags: compiler options.
+        recipe: transformation to apply first, a name from the entry points ``hil.recipes``; "" for none.
+        settings: recipe settings that differ from the defaults.
+        references: names of references, unless the user specifies some; empty is the default for the model's format.
+        accept: criteria that replace a tolerance, unless the user specifies some.
+        rtol, atol: tolerance against the flow's reference (the model after the recipe); None is the case's tolerance or
+            the dtype's default.
+        quanta: maximum deviation from that reference in quantisation steps (docs/suites.md, Flows); None uses ``atol``
+            or the case's tolerance.
+        min_sqnr_db: minimum SQNR against the model before the recipe, in dB; None disables the check.
+        arithmetic: runtime arithmetic; "" uses the board's config.
+        description: text for lists.
     """
 
     name: str
@@ -75,26 +76,29 @@ class Flow:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to change a model.
+    """Transformation of a model.
 
-    ``apply(model, output, external, samples, **settings)`` is called in a process of its own. ``model`` is the file to
-    read, ``output`` the file to write; inputs and outputs keep names, dtypes and shapes. ``external`` says whether the
-    model keeps data outside its file, beside it: then so must the result. ``samples`` is a list of folders, each one
-    sample of every input (:func:`hil.plugins.load_tensors` reads it); empty where the recipe is not calibrated. Every
-    setting follows by its name, but for ``samples``, which says how many there are where the user gives none. It
-    returns None, or notes on its work as a JSON object, which results of ExecuTorch's programs hold (``quantise_s``,
-    the seconds that it took, has a column in reports). It raises ImportFailed where the model cannot be changed;
-    anything else that it raises becomes one.
+    ``apply(model, output, external, samples, **settings)`` runs in an isolated process:
+
+    - ``model`` is the file to read, ``output`` the file to write. Inputs and outputs keep names, dtypes and shapes.
+    - ``external`` is True if the model stores data in separate files; then the result must do so, too.
+    - ``samples`` is a list of directories with a sample of every input each (:func:`hil.plugins.load_tensors` reads
+      it); empty for a recipe without calibration.
+    - Settings are passed by name, except ``samples``, the number of samples if the user provides none.
+
+    The function returns None, or notes as a JSON object, which ExecuTorch results contain. Reports have a
+    column for ``quantise_s``, the duration in seconds. It raises ImportFailed if it cannot change the model; other
+    exceptions are converted to it.
 
     Attributes:
-        apply: the function, of a module, or its ``module:function``.
-        settings: name -> default. What a flow gives must be of the default's type.
-        calibrated: whether it looks at samples.
-        packages: distributions on whose versions the result depends.
-        formats: of the models that it takes.
-        version: raise it when the result changes without those, and without the file that ``apply`` is in.
-        depends: called with the settings; returns what else the result depends on, anything that JSON can say. Raises
-            UsageError for settings that cannot be meant.
+        apply: module-level function, or ``module:function``.
+        settings: name -> default. Values in a flow must have the type of the default.
+        calibrated: whether the recipe uses samples.
+        packages: distributions with versions that the result depends on.
+        formats: supported model formats.
+        version: increment it when the result changes with the same packages and the same source file for ``apply``.
+        depends: called with the settings; returns further dependencies of the result as a JSON value. Raises UsageError
+            for invalid settings.
     """
 
     apply: IsolatedFunction
@@ -107,7 +111,7 @@ class Recipe:
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        """Its own settings, and how many random samples a calibrated one takes."""
+        """Recipe settings, plus the number of random samples for a calibrated recipe."""
         return {**self.settings, **({_SAMPLES: 16} if self.calibrated else {})}
 
 
@@ -125,11 +129,11 @@ _BUILT_IN = MappingProxyType(
             {"per_channel": False, "reduce_range": False, "activations": "int8", "method": "minmax"},
             calibrated=True,
         ),
-        # uint8: older releases of ONNX Runtime have no ConvInteger for int8 weights.
+        # uint8: older ONNX Runtime releases lack ConvInteger for int8 weights.
         "dynamic-int8": Recipe(
             onnx_recipes.quantize_dynamic, {"per_channel": False, "reduce_range": False, "weights": "uint8"}
         ),
-        # PyTorch's own way, for what a backend of ExecuTorch computes in int8.
+        # PyTorch's quantisation, for int8 backends of ExecuTorch.
         "pt2e-static-int8": _pt2e(pt2_recipes.quantize_static),
         "pt2e-dynamic-int8": _pt2e(pt2_recipes.quantize_dynamic),
     }
@@ -137,15 +141,15 @@ _BUILT_IN = MappingProxyType(
 
 
 def recipes() -> dict[str, Recipe]:
-    """Every recipe by name: hil's own and those of the entry point group ``hil.recipes``."""
+    """Return all recipes by name: hil's recipes and the entry point group ``hil.recipes``."""
     return registered(_GROUP, _BUILT_IN, Recipe, lambda one: function_name(one.apply))
 
 
 def check_settings(flow: Flow) -> dict[str, Any]:
-    """All settings of a flow's recipe, the defaults among them; empty for a flow without one.
+    """Return all settings for a flow's recipe, including defaults; empty for a flow without a recipe.
 
     Raises:
-        UsageError: there is no such recipe or setting, or a value is of the wrong type.
+        UsageError: the recipe or setting does not exist, or a value has the wrong type.
     """
     if not flow.recipe:
         if flow.settings:
@@ -178,21 +182,25 @@ def apply_recipe(
     *,
     dims: Mapping[str, int] | None = None,
 ) -> Path:
-    """A model as the flow's recipe makes it, made or from the cache.
+    """Apply the flow's recipe to a model, or return the cached result.
 
     Args:
-        inputs: calibration data, input name -> tensor for each sample; what a sample lacks is seeded random. Empty
-            takes ``<model>.calibration.npz`` beside the model, whose arrays have one axis more, the samples', in
-            front; where there is no such file, the setting ``samples`` many seeded random ones.
-        dims: values of symbolic dimensions, for random samples. The model keeps its symbols.
+        flow: flow with the recipe.
+        path: the model's file.
+        inputs: calibration data, input name -> tensor for each sample; missing inputs are seeded random. If empty,
+            ``<model>.calibration.npz`` in the model's directory is used, with an additional first axis for samples.
+            Without that file, the setting ``samples`` determines the number of seeded random samples.
+        context: cache and isolated processes.
+        log: file for the output of the recipe.
+        dims: sizes for symbolic dimensions for random samples. The model keeps its symbols.
 
     Returns:
-        The new model's file, of the same name as ``path``; ``path`` itself where the flow has no recipe.
+        Path of the new model, with the same file name as ``path``; ``path`` if the flow has no recipe.
 
     Raises:
-        UsageError: calibration data that the model does not take, or a recipe or setting that is none.
-        ImportFailed: the recipe cannot be applied to this model; ``detail`` is the tool's own words.
-        StageTimeout: it took longer than half an hour.
+        UsageError: the calibration data does not match the model, or the recipe or a setting is invalid.
+        ImportFailed: the recipe cannot be applied to this model; ``detail`` has the tool's message.
+        StageTimeout: the recipe took longer than half an hour.
     """
     if not flow.recipe:
         return path
@@ -268,17 +276,17 @@ def _apply(
 
 
 def _without_links(model: Model, folder: Path) -> Path:
-    """Return the model's file, or that of a copy in a folder if its files are links: onnx's tools reject such data."""
+    """Return the model's file, or that of a copy if the files are symbolic links: onnx's tools reject links to data."""
     if len(model.files) == 1 or not any(file.is_symlink() for file in model.files.values()):
         return model.path
     for name, file in model.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, folder / name)
+        copy_file(file, folder / name)
     return folder / next(name for name, file in model.files.items() if file == model.path)
 
 
 def _check_made(recipe: str, model: Model, made: Path, context: RunContext) -> None:
-    """Raise ImportFailed for a recipe that made no model, or one of other inputs or outputs."""
+    """Raise ImportFailed if a recipe did not write a model with the same inputs and outputs."""
     failed = f"{recipe} spoilt {made.name}"
     if not made.is_file():
         raise ImportFailed(f"{failed}: it wrote no model", stage="import", hint=_KEEPS)
@@ -288,7 +296,7 @@ def _check_made(recipe: str, model: Model, made: Path, context: RunContext) -> N
         text = f"{failed}: what it wrote cannot be read: {error.message}"
         raise ImportFailed(text, stage="import", hint=_KEEPS, detail=error.detail) from error
     for what, before, after in (("inputs", model.inputs, again.inputs), ("outputs", model.outputs, again.outputs)):
-        # Of outputs whose number of dimensions only running it tells, none is known.
+        # Outputs are None if their rank is known only at run time.
         if before is not None and after is not None and not _is_same(before, after):
             raise ImportFailed(
                 f"{failed}: its {what} were {_listed(before)} and are {_listed(after)}", stage="import", hint=_KEEPS
@@ -299,7 +307,7 @@ _KEEPS = "a recipe writes a model whose inputs and outputs keep names, dtypes an
 
 
 def _is_same(before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> bool:
-    """Whether names and types are the same; what is a number in one shape only is left open."""
+    """Return True if names, dtypes and ranks match. A size that is symbolic on either side matches any size."""
     return len(before) == len(after) and all(
         one.name == other.name
         and one.dtype == other.dtype
@@ -316,9 +324,9 @@ def _listed(specs: Sequence[TensorSpec] | None) -> str:
 
 
 def recipe_notes(model: Path) -> dict[str, Any]:
-    """What the recipe told that made a model: ``quantise_s``, the seconds that it took. Empty where none made it."""
+    """Return the notes of the recipe that created a model, such as ``quantise_s``; empty if a recipe was not used."""
     file = model.with_name(_NOTES)
     if not file.is_file():
         return {}
-    notes: dict[str, Any] = json.loads(file.read_bytes())
+    notes: dict[str, Any] = json.loads(read_file(file))
     return notes

@@ -1,4 +1,4 @@
-"""Models as they come: read in a process of their own, described in one form."""
+"""Import models: read them in an isolated process and return a common description."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hil.controller.storage.packages import Registered, pick, registered
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
 from hil.core.field_types import check_fields
-from hil.core.files import within
+from hil.core.files import open_file, within
 from hil.core.guarded import guard, guarded, package_of
 from hil.core.named import later
 from hil.core.results import Model
@@ -34,30 +34,37 @@ from hil.core.tensors import DTYPES, TensorSpec, check_names
 from hil.errors import ImportFailed, LoadFailed, NotRun, StageTimeout, UsageError
 
 IMPORT_TIMEOUT_S = 600.0
-# Raise this when what importing finds out changes: older results in the cache are then not used.
+# Increment this when the description changes, so that older cache entries are not used.
 _VERSION = 10
 _HEAD = 64
-# What makes a folder a SavedModel of TensorFlow.
+# Maximum file size, the same as for bundles.
+_MAX_BYTES = 64 << 30
+# File that identifies a TensorFlow SavedModel directory.
 SAVED_MODEL = "saved_model.pb"
 
 
 @dataclass(frozen=True)
 class Importer:
-    """How one format is read.
+    """Importer for one format.
 
-    ``describe(path, function, dims)`` is called in a process of its own with the file, the entry point ("": none is
-    named) and the sizes of symbolic dimensions. It returns a JSON object of ``function``, ``inputs`` and ``outputs``
-    (lists of [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
-    ``external`` (names of further files, relative to the model's folder) and ``producer`` (anything). Optional are
-    ``float64`` (whether the model computes with float64; a missing value means that it may) and ``needs`` (further file
-    -> [bytes that it must have, what needs them]). It raises ImportFailed, or UsageError for an entry point or a
-    dimension that the model does not have.
+    ``describe(path, function, dims)`` runs in an isolated process. It receives the file, the entry point ("" if not
+    given) and the sizes for symbolic dimensions. It returns a JSON object with these keys:
+
+    - ``function``: entry point name
+    - ``inputs``, ``outputs``: lists of [name, dtype, shape], or None if only the board can find out
+    - ``ranges``: input -> [low, high]
+    - ``external``: further file names, relative to the model's directory
+    - ``producer``: any value
+    - ``float64`` (optional): whether the model computes with float64; if missing, it may
+    - ``needs`` (optional): further file -> [required size in bytes, label for the data]
+
+    It raises ImportFailed, or UsageError for an unknown entry point or dimension.
 
     Attributes:
-        recognises: whether a file that begins with these bytes is one, whatever its name.
-        describe: the function, of a module, or its ``module:function``.
-        reads: called with the path and the entry point: further files that the description is made of, which the
-            model's own file does not hold.
+        suffixes: file name suffixes of the format.
+        recognises: returns True if these first bytes in a file identify the format, for any file name.
+        describe: module-level function, or ``module:function``.
+        reads: called with the path and the entry point; returns further files that the description depends on.
     """
 
     suffixes: tuple[str, ...]
@@ -67,7 +74,7 @@ class Importer:
 
 
 def refuse_bundle(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Tell how a bundle is run, which is no model. Raises UsageError: always."""
+    """Explain how to run a bundle, which is not a model. Always raises UsageError."""
     name = Path(path).name
     raise UsageError(f"{name} is a bundle: a program with test cases", hint=f"hil bundle run {name}")
 
@@ -87,11 +94,10 @@ _BUILT_IN = {
         later(f"{_PROGRAMS}:read_with_program"),
     ),
     "so": Importer((".so",), has_no_mark, f"{_PROGRAMS}:describe_library", later(f"{_PROGRAMS}:read_with_library")),
-    # Described so that whoever runs one as a model is told how it is run.
+    # Registered so that running a bundle as a model explains how to run it.
     "hilb": Importer((".hilb",), is_hilb, refuse_bundle),
     "pt2": Importer((".pt2",), has_no_mark, f"{_HERE}.pt2:describe"),
-    # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that. Other files are
-    # GraphDefs.
+    # A SavedModel is a directory with saved_model.pb and the variables. Other files are GraphDefs.
     "tf": Importer(
         (".pb", ".pbtxt"),
         has_no_mark,
@@ -103,7 +109,7 @@ _BUILT_IN = {
 
 
 def importers() -> Registered[Importer]:
-    """Every importer by format: the built-in ones and those of the entry point group ``hil.importers``."""
+    """Return all importers by format: built-in importers and plugins from the entry point group ``hil.importers``."""
     return registered(_GROUP, _BUILT_IN, Importer, lambda one: function_name(one.describe))
 
 
@@ -119,12 +125,16 @@ def import_model(
     """Read a model's entry point, inputs and outputs.
 
     Args:
-        dims: values for symbolic dimensions of its inputs.
-        format: ``onnx``, ``mlir``, ``vmfb``, ...; None goes by the file's name and first bytes.
+        path: the model's file, or a SavedModel directory.
+        function: entry point; "" selects the default.
+        dims: sizes of symbolic input dimensions.
+        format: ``onnx``, ``mlir``, ``vmfb``, ...; None detects it from the file's name and first bytes.
+        isolated: isolated process pool; None creates one.
+        cache: description cache; None disables it.
 
     Raises:
-        UsageError: no such file, not a model's name, no such function or dimension.
-        ImportFailed: the file cannot be read as a model, or uses what hil cannot pass.
+        UsageError: the file, function or dimension does not exist, or the format is unknown.
+        ImportFailed: the file is not a valid model, or uses features that hil does not support.
         StageTimeout: parsing took longer than ten minutes.
     """
     dims = dict(dims or {})
@@ -156,7 +166,7 @@ def _read(
     isolated: Isolated | None,
     cache: Cache | None,
 ) -> Model:
-    digest = digest_file(path)
+    digest = _digest_of(path)
     read = {file: _digest_of_read(file) for file in importer.reads(path, function)}
     found, cached = _describe(importer, path, digest, read, function, dims, isolated, cache)
     inputs, outputs = _specs(found["inputs"]), _specs(found["outputs"])
@@ -164,17 +174,17 @@ def _read(
         check_names(inputs or (), outputs or ())
     except LoadFailed as error:
         raise ImportFailed(f"{path.name}: {error.message}", hint=error.hint) from error
-    # A board is told the name, in UTF-8.
+    # Boards receive the name in UTF-8.
     main = path.name.encode(errors="replace").decode()
     files = {main: path} | {file: _external(path, file, found.get("needs", {}).get(file)) for file in found["external"]}
-    others = {name: read.get(file) or digest_file(file) for name, file in files.items() if file != path}
+    others = {name: read.get(file) or _digest_of(file) for name, file in files.items() if file != path}
     digests = {main: digest} | others
     return Model(
         name=name,
         format=chosen,
         path=path,
         files=files,
-        # The main file may be called anything; the others the model itself calls by name.
+        # The main file may have any name; the model refers to the other files by name.
         digest=digest_of_files({name if name != main else "": one for name, one in digests.items()}),
         function=found["function"],
         inputs=inputs,
@@ -188,23 +198,30 @@ def _read(
 
 
 def _check_model(model: Model) -> None:
-    """Raise TypeError or ValueError for what an importer of a package may not say of a model."""
+    """Raise TypeError or ValueError if a plugin's importer returned an invalid description."""
     check_fields(model)
     for spec in (*(model.inputs or ()), *(model.outputs or ())):
         if spec.dtype and spec.dtype not in DTYPES:
             raise ValueError(f"{spec.name} has the dtype {spec.dtype!r}, which hil does not know")
         if any(isinstance(dim, int) and dim < 0 for dim in spec.shape):
             raise ValueError(f"{spec.name} has the shape {spec.shape}: a dimension cannot be negative")
-    # They read what the importer says of the producer.
+    # These properties validate the producer's fields.
     _ = model.unseen, model.random, model.random_outputs
 
 
 def _digest_of_read(file: Path) -> str:
-    """The digest of a further file; "" where it cannot be read: whether it is needed at all is found out later."""
+    """Return the digest for a further file, or "" if it is unreadable. A later step reports files that are required."""
     try:
-        return digest_file(file)
+        return _digest_of(file)
     except (OSError, UsageError):
         return ""
+
+
+def _digest_of(file: Path) -> str:
+    size = file.stat().st_size
+    if size > _MAX_BYTES:  # sparse files may have any size
+        raise UsageError(f"{file} has {size} bytes, {_MAX_BYTES} are allowed", hint="split the model's weights")
+    return digest_file(file)
 
 
 def _check_file(path: Path) -> None:
@@ -217,7 +234,7 @@ def _check_file(path: Path) -> None:
             )
         if not stat.S_ISREG(mode):
             raise UsageError(f"{path} is no plain file", hint="name the model's file")
-        with path.open("rb"):
+        with open_file(path):
             pass
     except FileNotFoundError as error:
         raise UsageError(f"no such file: {path}") from error
@@ -230,7 +247,7 @@ def _format_of(path: Path) -> str:
     for name, importer in known.items():
         if path.suffix.lower() in importer.suffixes:
             return name
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(_HEAD)
     for name, importer in known.items():
         if _recognises(importer, head):
@@ -242,7 +259,7 @@ def _format_of(path: Path) -> str:
 
 
 def _recognises(importer: Importer, head: bytes) -> bool:
-    # A package's own may raise anything: other formats are none of its business.
+    # A plugin's function may raise any exception, which must not affect other formats.
     with contextlib.suppress(ImportFailed), guarded("recognising a file", ImportFailed):
         return bool(importer.recognises(head))
     return False
@@ -258,8 +275,8 @@ def _describe(
     isolated: Isolated | None,
     cache: Cache | None,
 ) -> tuple[dict[str, Any], bool]:
-    """What the importer says of the model, and whether the cache had it."""
-    # What a SavedModel consists of is what lies in its folder: the main file does not name it.
+    """Return the importer's description of the model, and True if it was cached."""
+    # A SavedModel consists of all files in the directory; the main file does not list them.
     beside: Iterable[Path] = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
     key = Cache.key(
         "import",
@@ -271,7 +288,7 @@ def _describe(
         function=function,
         dims=dict(dims),
         version=_VERSION,
-        # The description of an ONNX model lists the rewrites that it needs.
+        # An ONNX description contains the required rewrites.
         code=code_digest(*ONNX_REWRITING, "controller/models/random_nodes.py"),
     )
 
@@ -292,13 +309,15 @@ def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:
 
 
 def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
-    """The path of a file that a model names: in the model's folder or below it, never elsewhere.
+    """Return the path of an external data file, which must be in the model's directory or below it.
 
-    Links count as ONNX Runtime counts them: they may also lead into the folder of the file that the model is a link to,
-    as in the cache of the Hugging Face Hub (``snapshots/REVISION/model.onnx -> ../../blobs/HASH``).
+    Symbolic links follow ONNX Runtime's rules. They may also lead into the directory of the model's link target, as in
+    the Hugging Face Hub cache (``snapshots/REVISION/model.onnx -> ../../blobs/HASH``).
 
     Args:
-        needs: how many bytes it must have, and what needs them; None is unknown.
+        model: the model's file.
+        name: file name from the model.
+        needs: required size in bytes, and label for the data; None if unknown.
     """
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:
@@ -307,7 +326,7 @@ def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
             hint="external data must lie beside the model or below it: save it again with a relative location",
         )
     file = model.parent / parts
-    if not file.is_file():
+    if not is_file(file):
         raise ImportFailed(
             f"{model.name} keeps data in {name!r}, which is missing", hint=f"put the file at {model.parent / parts}"
         )

@@ -1,4 +1,4 @@
-"""MLIR modules, as text or bytecode, in any dialect that IREE's compiler takes: StableHLO, torch, TOSA, linalg."""
+"""Import MLIR modules, text or bytecode, in any dialect that IREE compiles: StableHLO, torch, TOSA, linalg."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 from hil.controller.models.description import description
 from hil.controller.models.importers.mlir_resources import check_resources
 from hil.controller.models.random_nodes import DRAWING
+from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, ImportFailed, LoadFailed, UsageError
 from hil.formats.iree_values import SCALAR_PREFIX, declaration, parse_type
 
-# The name of an input or output, and its type.
+# Name and type of an input or output.
 Value = tuple[str, str]
 
 _TORCH_TENSOR = re.compile(r"!torch\.v?tensor<\[(?P<dims>[^\]]*)\],\s*(?P<element>.+)>$", re.S)
-# Operations that draw random numbers. StableHLO's and torch's alone do: other dialects have generators with a state.
+# Operations that draw random numbers. Only StableHLO and torch have these; other dialects use generators with state.
 _DRAWING = re.compile(
     r"stablehlo\.rng|torch\.(aten|prims)\.(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential)"
     r"(_like)?_?(\..*)?"
@@ -26,19 +27,20 @@ _DRAWING = re.compile(
 _DROPOUT = re.compile(r"torch\.aten\.(native_|feature_|alpha_)?dropout_?")
 _FLOAT64 = re.compile(r"\bf64\b|xf64\b")
 _TORCH_NUMBERS = {"!torch.int": "i64", "!torch.float": "f64", "!torch.bool": "i1"}
-# The portable form of StableHLO has a function operation and types of its own: lowered as iree-compile would.
+# Portable StableHLO has a separate function operation and types. Lower it in the same way as iree-compile.
 _VHLO_PIPELINE = "builtin.module(iree-stablehlo-input-transformation-pipeline)"
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Parse a module and read the signature of one public function.
+    """Parse a module and read the signature of a public function.
 
-    Inputs are named by the attribute ``iree.abi.name`` where they have it, else arg0, arg1, ...; outputs likewise, else
-    output0, ... . A dynamic dimension is a symbol such as ``arg0.dim1``.
+    Input names come from the attribute ``iree.abi.name``, else they are arg0, arg1, ...; output names likewise, else
+    output0, ... A dynamic dimension is a symbol such as ``arg0.dim1``.
 
     Raises:
-        ImportFailed: it does not parse, has no public function, or one of other values than tensors or without results.
-        UsageError: no such function or dimension; several functions and none chosen.
+        ImportFailed: the module does not parse, has no public function, or the function has no results or other values
+            than tensors.
+        UsageError: the function or dimension does not exist, or there are several functions and none was chosen.
     """
     name = Path(path).name
     module = parse(path)
@@ -48,9 +50,11 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         raise ImportFailed(f"{name} has no public function")
     listed = ", ".join(functions)
     if function and function not in functions:
-        raise UsageError(f"{name} has no function {function!r}", hint=f"--function with one of: {listed}")
+        hint = f"--function with one of: {listed}"
+        raise UsageError(f"{name} has no function {function!r}", hint=hint, option="--function")
     if not function and len(functions) > 1:
-        raise UsageError(f"{name} has several functions", hint=f"choose one with --function: {listed}")
+        hint = f"choose one with --function: {listed}"
+        raise UsageError(f"{name} has several functions", hint=hint, option="--function")
     chosen = function or next(iter(functions))
     arguments, results = functions[chosen]
     inputs = [_spec(name, *item, named=True) for item in arguments]
@@ -69,17 +73,17 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 
 
 def functions(path: str) -> list[str]:
-    """The names of a module's public functions, in order. Raises ImportFailed: it does not parse."""
+    """Return the names of a module's public functions, in order. Raises ImportFailed if the module does not parse."""
     return [name for name, *_ in functions_in(parse(path))]
 
 
 def parse(path: str) -> Any:
-    """The module in a file. Raises ImportFailed: it does not parse."""
+    """Parse a file. Raises ImportFailed if the module does not parse."""
     from iree.compiler import ir, passmanager
 
     file = Path(path)
     try:
-        module = ir.Module.parse(file.read_bytes(), context=ir.Context())
+        module = ir.Module.parse(read_file(file, MAX_MODEL_BYTES), context=ir.Context())
         if any(op.operation.name.startswith("vhlo.") for op in module.body.operations):
             with module.context:
                 passmanager.PassManager.parse(_VHLO_PIPELINE).run(module.operation)
@@ -91,7 +95,7 @@ def parse(path: str) -> Any:
 
 
 def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Value]], Any]]:
-    """The public functions of a module: name, (inputs, outputs) in builtin types where there are such, operation."""
+    """Yield a module's public functions: name, (inputs, outputs) with builtin types if possible, operation."""
     from iree.compiler import ir
 
     for op in module.operation.regions[0].blocks[0].operations:
@@ -113,12 +117,12 @@ def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Val
 
 
 def function_in(module: Any, name: str) -> Any:
-    """The operation of a module's public function."""
+    """Return the operation for a module's public function."""
     return next(operation for found, _, operation in functions_in(module) if found == name)
 
 
 def operations_in(operation: Any, name: str) -> list[Any]:
-    """The operations of a name in another one, at any depth, inner ones first."""
+    """Return all nested operations with this name, inner operations first."""
     from iree.compiler import ir
 
     found: list[Any] = []
@@ -133,7 +137,7 @@ def operations_in(operation: Any, name: str) -> list[Any]:
 
 
 def declare(operation: Any, text: str) -> None:
-    """Store a function's signature in its ``iree.abi.declaration``, with names and with which integers have a sign."""
+    """Store a function's signature, with names and signedness, in the attribute ``iree.abi.declaration``."""
     from iree.compiler import ir
 
     with operation.context:
@@ -142,7 +146,7 @@ def declare(operation: Any, text: str) -> None:
 
 
 def declaration_of(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """The text for :func:`declare`. Raises CompileFailed: MLIR has no type for a value, such as strings."""
+    """Return the text for :func:`declare`. Raises CompileFailed for values without an MLIR type, such as strings."""
     try:
         return declaration(function, inputs, outputs)
     except UsageError as error:
@@ -150,10 +154,10 @@ def declaration_of(function: str, inputs: Sequence[TensorSpec], outputs: Sequenc
 
 
 def has_float64(module: Any) -> bool:
-    """Return whether a value in a module has a type with float64 in it.
+    """Return True if the type of any value in a module contains float64.
 
-    A ``!torch.float`` counts only in a function's signature, where it becomes ``f64``: every ``torch.constant.float``,
-    such as the epsilon of a normalization, is one.
+    ``!torch.float`` counts only in function signatures, where it becomes ``f64``. Every ``torch.constant.float``, such
+    as the epsilon of a normalization, has this type.
     """
     from iree.compiler import ir
 
@@ -178,7 +182,7 @@ def has_float64(module: Any) -> bool:
 
 
 def _mutable(module: Any) -> Iterator[str]:
-    """The module's globals that its functions may assign."""
+    """Yield the module's mutable globals."""
     for op in module.body.operations:
         attributes = op.operation.attributes
         if op.operation.name.endswith(".global") and "is_mutable" in attributes:
@@ -186,7 +190,7 @@ def _mutable(module: Any) -> Iterator[str]:
 
 
 def _random(module: Any) -> Iterator[str]:
-    """The operations that draw random numbers, each by its name; torch.operator has those of ONNX."""
+    """Yield the names of operations that draw random numbers. ONNX operations are wrapped in torch.operator."""
     from iree.compiler import ir
 
     found: dict[str, None] = {}
@@ -205,13 +209,13 @@ def _random(module: Any) -> Iterator[str]:
 
 
 def _is_off(dropout: Any) -> bool:
-    """Return whether a dropout is in inference mode: its last operand is false."""
-    maker = getattr(dropout.operands[len(dropout.operands) - 1].owner, "operation", None)  # None of an argument
+    """Return True if a dropout is in inference mode: the last operand is false."""
+    maker = getattr(dropout.operands[len(dropout.operands) - 1].owner, "operation", None)  # None for a block argument
     return maker is not None and maker.name == "torch.constant.bool" and str(maker.attributes["value"]) == "false"
 
 
 def _text(attribute: Any) -> str:
-    """The text of an attribute. Raises ImportFailed: it is none, or no UTF-8."""
+    """Return the text in an attribute. Raises ImportFailed if it is not a text in UTF-8."""
     from iree.compiler import ir
 
     try:
@@ -233,7 +237,7 @@ def _named(attributes: Any, key: str, default: str, types: Any) -> list[Value]:
 
 
 def _builtin(text: str) -> str:
-    """A type of the torch dialect as the builtin one that it becomes; any other as it is."""
+    """Convert a torch dialect type to the corresponding builtin type. Other types are returned unchanged."""
     if match := _TORCH_TENSOR.match(text):
         sizes = [size.strip() for size in match["dims"].split(",") if size.strip()]
         return f"tensor<{''.join(f'{size}x' for size in sizes)}{match['element']}>"
@@ -241,7 +245,7 @@ def _builtin(text: str) -> str:
 
 
 def _spec(file: str, name: str, text: str, *, named: bool) -> TensorSpec:
-    """The spec of a value; ``named``: a dynamic dimension becomes a symbol."""
+    """Return the spec for a value. With ``named``, dynamic dimensions become symbols."""
     try:
         spec = parse_type(name, text)
     except LoadFailed as error:

@@ -1,4 +1,4 @@
-"""Sizes of a module's resources (``dense_resource<name>``), which MLIR itself does not compare with their types."""
+"""Check the sizes of a module's resources (``dense_resource<name>``), which MLIR does not compare with their types."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.importers.heads import is_bytecode
+from hil.core.files import open_file
 from hil.errors import ImportFailed
 
 _RESOURCE = re.compile(r"dense_resource<(?P<name>\"[^\"]*\"|[^>]*)>")
-# `w: "0x04000000..."`: an alignment of four bytes, and the data.
-_ENTRY = re.compile(rb'(?P<name>"[^"\n]*"|[\w.$-]+)\s*:\s*"0x(?P<hex>[0-9A-Fa-f]*)"')
+# `w: "0x04000000..."`: four bytes of alignment, then the data. The lookbehind makes a name start at a word boundary:
+# otherwise the regex would try each letter of long tokens, such as other data.
+_ENTRY = re.compile(rb'(?P<name>"[^"\n]*"|(?<![\w.$-])[\w.$-]+)\s*:\s*"0x(?P<hex>[0-9A-Fa-f]*)"')
 _ELEMENT = re.compile(r"(?P<complex>complex<)?(?:[su]?i|b?f|tf)(?P<bits>\d+)")
 _ALIGNMENT_BYTES = 4
-# Sections of MLIR's bytecode, https://mlir.llvm.org/docs/BytecodeFormat.
+# Sections of MLIR bytecode, https://mlir.llvm.org/docs/BytecodeFormat.
 _STRINGS, _RESOURCES, _RESOURCE_OFFSETS = 0, 5, 6
 _MAGIC_BYTES = 4
 _BLOB = 0
 
 
 def check_resources(path: Path, module: Any) -> None:
-    """Raise ImportFailed if a resource of the module in this file has no data, or another size than its type."""
+    """Raise ImportFailed if a resource of the module has no data, or a size that does not match the type."""
     needed = dict(_needed(module))
     if not needed:
         return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         held = dict(_in_bytecode(data) if is_bytecode(data[:64]) else _in_text(data))
     for name, (size, kind) in needed.items():
         if name not in held:
@@ -44,7 +46,7 @@ def check_resources(path: Path, module: Any) -> None:
 
 
 def _needed(module: Any) -> Iterator[tuple[str, tuple[int, str]]]:
-    """Yield each resource that operations use, with the bytes that it must have, and its type."""
+    """Yield each resource that operations use, with the required size in bytes and the type."""
     from iree.compiler import ir
 
     found: dict[str, tuple[int, str]] = {}
@@ -54,7 +56,7 @@ def _needed(module: Any) -> Iterator[tuple[str, tuple[int, str]]]:
             attribute = operation.attributes[named] if isinstance(named, str) else named.attr
             try:
                 resource = ir.DenseResourceElementsAttr(attribute)
-            except ValueError:  # of another kind
+            except ValueError:  # a different kind of attribute
                 continue
             name = _RESOURCE.match(str(resource))
             size = _bytes_of(ir.ShapedType(resource.type))
@@ -67,7 +69,7 @@ def _needed(module: Any) -> Iterator[tuple[str, tuple[int, str]]]:
 
 
 def _bytes_of(kind: Any) -> int | None:
-    """Return the bytes of a tensor's elements; None where these are no whole bytes."""
+    """Return the tensor's size in bytes, or None if that is not a whole number."""
     element = _ELEMENT.match(str(kind.element_type))
     if element is None or int(element["bits"]) % 8:
         return None
@@ -81,7 +83,7 @@ def _in_text(data: Any) -> Iterator[tuple[str, int]]:
 
 
 def _in_bytecode(data: Any) -> Iterator[tuple[str, int]]:
-    """Yield the blobs of the dialects' resources. Raises ImportFailed: the file is damaged."""
+    """Yield name and size of each resource blob. Raises ImportFailed if the file is damaged."""
     try:
         sections = dict(_sections(data))
         if _RESOURCE_OFFSETS not in sections:
@@ -89,14 +91,14 @@ def _in_bytecode(data: Any) -> Iterator[tuple[str, int]]:
         names = _names(data, sections[_STRINGS])
         reader, start = _Reader(data, sections[_RESOURCE_OFFSETS][0]), sections[_RESOURCES][0]
         end = sections[_RESOURCE_OFFSETS][1]
-        reader.number()  # how many of the groups are of others than dialects; all are read alike
+        reader.number()  # number of groups without a dialect; all groups have the same format
         while reader.at < end:
-            reader.number()  # the group's name, or dialect
+            reader.number()  # name or dialect of the group
             for _ in range(reader.number()):
                 name, size, kind = names[reader.number()], reader.number(), reader.byte()
                 if kind == _BLOB:
                     blob = _Reader(data, start)
-                    blob.number()  # its alignment
+                    blob.number()  # alignment
                     yield name, blob.number()
                 start += size
     except (IndexError, KeyError) as error:
@@ -104,10 +106,10 @@ def _in_bytecode(data: Any) -> Iterator[tuple[str, int]]:
 
 
 def _sections(data: Any) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the number of each section, and where it starts and ends."""
+    """Yield the number of each section, with start and end offsets."""
     reader = _Reader(data, _MAGIC_BYTES)
-    reader.number()  # the version
-    reader.at = data.find(b"\0", reader.at) + 1  # after who wrote it
+    reader.number()  # version
+    reader.at = data.find(b"\0", reader.at) + 1  # skip the producer string
     while reader.at < len(data):
         number = reader.byte()
         size = reader.number()
@@ -129,7 +131,7 @@ def _names(data: Any, section: tuple[int, int]) -> list[str]:
 
 
 class _Reader:
-    """Reads numbers of bytecode, which have a variable length."""
+    """Reader for variable-length numbers in bytecode."""
 
     def __init__(self, data: Any, at: int) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""ONNX models: signature, external files and known ranges, read without loading external data."""
+"""Import ONNX models: signature, external files and known ranges, without loading external data."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from hil.controller.models.onnx_rewrites import needed_rewrites
 from hil.controller.storage.texts import line
 from hil.core.tensors import DTYPES, Dim, TensorSpec
 from hil.errors import ImportFailed, UsageError
+from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
 
 _DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES}
-# Domains whose operators onnx itself defines. "" and ai.onnx are the same.
+# Domains with operators that onnx defines. "" and ai.onnx are the same.
 _OWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
-# A tensor above this size is left out of what checker and shape inference see: they need its type alone.
+# The checker and shape inference do not get larger tensors: they need only the type.
 _SMALL_BYTES = 1 << 16
-# What exporters call dimensions that have no name: two that are called so may differ.
+# Exporters use these names for unnamed dimensions: two dimensions with such a name may differ.
 _PLACEHOLDERS = ("", "?", "*", "-1", "None")
 _MOST_VERSION = (1 << 31) - 1
-# How to make a model of tensors where it takes or gives sequences, maps or optionals.
+# Advice for models with sequences, maps or optionals as inputs or outputs.
 _TENSOR_HINTS = {
     "input": "give the model an input for each tensor, and make the sequence in the model: SequenceConstruct",
     "output": "return the tensors: SequenceAt or ConcatFromSequence for a sequence; without ZipMap for a classifier "
     "(skl2onnx: options={'zipmap': False})",
 }
-# What inferring shapes may take, beside some copies of the model.
+# Memory limit for shape inference, in addition to some copies of the model.
 _INFER_BYTES = 1 << 30
 _STATM = Path("/proc/self/statm")
 
@@ -41,14 +42,14 @@ _STATM = Path("/proc/self/statm")
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read a model's signature.
 
-    A dimension that the model leaves open without naming it is a symbol such as ``input.dim0``.
+    An open dimension without a name is a symbol such as ``input.dim0``.
 
     Raises:
-        ImportFailed: it is no ONNX model, is broken, uses an operator that does not exist, or takes or returns what is
-            no tensor.
-        UsageError: no such function or dimension.
+        ImportFailed: the file is not a valid ONNX model, uses an unknown operator, or has inputs or outputs other than
+            tensors.
+        UsageError: the function or dimension does not exist.
     """
-    from hil.controller.models.random_nodes import random_nodes  # which walks graphs with this module's functions
+    from hil.controller.models.random_nodes import random_nodes  # random_nodes imports from this package
 
     file = Path(path)
     model = _load(file)
@@ -92,14 +93,17 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 
 
 def _defaults(model: Any) -> list[TensorSpec]:
-    """The inputs that have a default value. Before IR version 4 every initializer was an input, and none is one."""
+    """Return the inputs with a default value.
+
+    Before IR version 4, every initializer was also an input, without this meaning.
+    """
     held = {tensor.name for tensor in model.graph.initializer} if model.ir_version >= 4 else set()
     values = [value for value in model.graph.input if value.name in held]
     return [_spec(value) for value in values if value.type.tensor_type.elem_type in _DTYPES and _has_shape(value)]
 
 
 def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
-    """Write sizes in place of the symbolic dimensions of value infos; returns every symbol that there was."""
+    """Set the sizes for symbolic dimensions in value infos. Return all symbols that were found."""
     symbols = set()
     for value in values:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -115,16 +119,15 @@ def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
 
 
 def _symbol(dim: Any) -> str:
-    """The name of a dimension; "" where it has none: exporters write a placeholder such as ``?`` for each of these."""
+    """Return a dimension's name, or "" if it has none: exporters write placeholders such as ``?``."""
     return "" if dim.dim_param.strip() in _PLACEHOLDERS else str(dim.dim_param)
 
 
 def _load(file: Path) -> Any:
-    import onnx
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load(file, format="protobuf", load_external_data=False)
+        model = load_onnx(file)
     except DecodeError as error:
         size = file.stat().st_size
         hint = "save its weights as external data: one protobuf file cannot exceed 2 GB" if size >= 1 << 31 else ""
@@ -133,14 +136,14 @@ def _load(file: Path) -> Any:
         ) from error
     if not model.HasField("graph") or not model.ir_version:
         raise ImportFailed(f"{file.name} is no ONNX model: it holds no graph")
-    # What is no UTF-8, protobuf gives as bytes: nothing behind this could show it, or look it up.
+    # protobuf returns bytes for invalid UTF-8, which later code cannot display or look up.
     if any(isinstance(text, bytes) for text in _texts(model)):
         raise ImportFailed(f"{file.name} is damaged: a name in it is no UTF-8 text")
     return model
 
 
 def _texts(message: Any) -> Iterator[Any]:
-    """Every text of a message and of those in it; of a tensor only its name and where it lies."""
+    """Yield all strings of a message, recursively. Of a tensor, only the name and the external location."""
     if message.DESCRIPTOR.name == "TensorProto":
         yield message.name
         for entry in message.external_data:
@@ -156,7 +159,7 @@ def _texts(message: Any) -> Iterator[Any]:
 
 
 def _check_operators(file: Path, model: Any) -> bool:
-    """Refuse operators that do not exist; true where ONNX Runtime knows one that onnx itself does not."""
+    """Reject unknown operators. Return True if the model uses operators that only ONNX Runtime knows."""
     from onnx import defs
 
     foreign = False
@@ -177,7 +180,7 @@ def _check_operators(file: Path, model: Any) -> bool:
             version = opsets.get(domain, versions.get(domain, 0))
             if defs.has(node.op_type, domain=domain, max_inclusive_version=version):
                 continue
-            # ONNX Runtime puts a few operators of its own into ONNX's domain, in models that it has optimised.
+            # Models that ONNX Runtime optimized may have some of its operators in ONNX's domain.
             if version < _ort_operators().get(node.op_type, _MOST_VERSION + 1):
                 raise ImportFailed(
                     f"{file.name}: {node_label(node)} uses the operator {node.op_type!r}, "
@@ -189,7 +192,7 @@ def _check_operators(file: Path, model: Any) -> bool:
 
 
 def _opsets(file: Path, imports: Any) -> dict[str, int]:
-    """Domain -> version."""
+    """Return domain -> version."""
     for item in imports:
         if not 0 <= item.version <= _MOST_VERSION:
             raise ImportFailed(f"{file.name} uses opset {item.version} of {item.domain or 'ai.onnx'}: there is none")
@@ -198,7 +201,7 @@ def _opsets(file: Path, imports: Any) -> dict[str, int]:
 
 @functools.cache
 def _ort_operators() -> dict[str, int]:
-    """Those that ONNX Runtime has in ONNX's domain -> the opset that first had it."""
+    """Return ONNX Runtime's operators in ONNX's domain -> first opset with the operator."""
     from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
     first: dict[str, int] = {}
@@ -233,7 +236,10 @@ def _check_tensor(file: Path, kind: str, value: Any) -> None:
 
 
 def light_copy(model: Any) -> Any:
-    """A copy of a model with its large and external tensors turned into inputs: the same graph, types and shapes."""
+    """Return a copy of a model in which large and external tensors are inputs.
+
+    Graph, types and shapes are unchanged.
+    """
     import onnx
 
     light = onnx.ModelProto()
@@ -253,16 +259,16 @@ def light_copy(model: Any) -> Any:
 
 
 def _check_structure(file: Path, light: Any) -> None:
-    """Names, order, attributes, versions: what onnx's checker finds. (Shapes are not its business.)"""
+    """Run onnx's checker for names, order, attributes and versions. It does not check shapes."""
     import onnx
 
     for value in (*light.graph.input, *light.graph.output):
-        value.type.tensor_type.shape.SetInParent()  # the checker wants one, the runtimes do not
+        value.type.tensor_type.shape.SetInParent()  # the checker requires a shape, the runtimes do not
     if any(tensor.data_location == 1 for tensor in tensors_of(light)):
-        return  # in a subgraph or an attribute, where the checker would look for the file in the wrong folder
+        return  # external data in a subgraph or attribute: the checker would search in the wrong directory
     try:
         onnx.checker.check_model(light)
-    # UnicodeDecodeError: of attributes' texts that are no UTF-8, in what it says.
+    # UnicodeDecodeError: the checker's message contains attribute text that is not UTF-8.
     except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
         raise ImportFailed(f"{file.name} is not a valid ONNX model: {line(str(error), 500)}") from error
 
@@ -273,14 +279,15 @@ def _infer(light: Any) -> Any:
     try:
         with limited_memory(_INFER_BYTES + 4 * light.ByteSize()):
             return onnx.shape_inference.infer_shapes(light, data_prop=True)
-    except Exception:  # shapes are a help, not a condition: what cannot be inferred stays unknown
+    except Exception:  # shapes are optional: values that cannot be inferred stay unknown
         return light
 
 
 @contextlib.contextmanager
 def limited_memory(size: int) -> Iterator[None]:
-    """Let this process take so much more memory than it has, and no more: a number in a model may say how many
-    dimensions a tensor has. Where the system does not tell how much it has, nothing is limited.
+    """Limit further memory allocations of this process to ``size`` bytes.
+
+    A number in a model may request any number of dimensions. Without /proc, memory is not limited.
     """
     if not _STATM.exists():
         yield

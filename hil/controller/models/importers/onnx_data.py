@@ -1,4 +1,4 @@
-"""Data of an ONNX model's tensors: sizes that must match, and external data, read from its file."""
+"""Data of an ONNX model's tensors: check sizes, and read external data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.importers.onnx_nodes import labelled_tensors, tensors_of
+from hil.core.files import open_file
 from hil.core.tensors import SUB_BYTE_BITS, dtype_name, dtype_of, pack
 from hil.errors import ImportFailed
+from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
 
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
-# Fields of a TensorProto that hold elements, for the types that do not use int32_data.
+# dtype -> TensorProto field with the elements. All other dtypes use int32_data.
 _TYPED = {
     "float32": "float_data",
     "complex64": "float_data",
@@ -32,11 +34,10 @@ _DIGITS = re.compile("[0-9]{1,19}")
 
 
 def check_data(file: str, model: Any) -> dict[str, tuple[int, str]]:
-    """Check that the data of every tensor has the size that its shape and type need.
+    """Check that the data of every tensor matches the shape and type.
 
     Returns:
-        For each file of external data, its name relative to the model's folder: how many bytes it needs, and the label
-        of the tensor that needs them.
+        File of external data, relative to the model's directory -> (required size in bytes, label for the tensor).
 
     Raises:
         ImportFailed: a size does not match, or an external location, offset or length is invalid.
@@ -57,7 +58,7 @@ def check_data(file: str, model: Any) -> dict[str, tuple[int, str]]:
 
 
 def size_of(tensor: Any) -> int:
-    """Return the bytes that a tensor's data need, by its shape and type."""
+    """Return the byte size for a tensor's shape and type."""
     name = _NAMES.get(tensor.data_type, "string")
     if name == "string":
         return int(tensor.ByteSize())
@@ -66,7 +67,7 @@ def size_of(tensor: Any) -> int:
 
 
 def raw_of(tensor: Any, folder: Path) -> Any:
-    """Return a tensor's data as uint8; external data, whose file is in ``folder``, are mapped."""
+    """Return a tensor's data as uint8. External data, from a file in ``folder``, are memory-mapped."""
     from onnx import numpy_helper
 
     if tensor.data_location == tensor.EXTERNAL:
@@ -74,7 +75,8 @@ def raw_of(tensor: Any, folder: Path) -> Any:
         size = size_of(tensor)
         if not size:
             return np.zeros(0, np.uint8)
-        return np.memmap(folder / fields["location"], np.uint8, "r", int(fields.get("offset", 0)), (size,))
+        with open_file(folder / fields["location"]) as file:
+            return np.memmap(file, np.uint8, "r", int(fields.get("offset", 0)), (size,))
     array = numpy_helper.to_array(tensor)
     if dtype_name(array.dtype) in SUB_BYTE_BITS:
         return pack(array)
@@ -82,24 +84,23 @@ def raw_of(tensor: Any, folder: Path) -> Any:
 
 
 def embed_data(tensor: Any, folder: Path) -> None:
-    """Read a tensor's external data into the tensor. (onnx's own function rejects files that are links.)"""
+    """Read a tensor's external data into the tensor. (onnx's function rejects symbolic links.)"""
     tensor.raw_data = raw_of(tensor, folder).tobytes()
     del tensor.external_data[:]
     tensor.ClearField("data_location")
 
 
 def embed_all(model: Any, folder: Path) -> None:
-    """Read all external data of a model into its tensors."""
+    """Read all external data of a model into the tensors."""
     for tensor in tensors_of(model):
         if tensor.data_location == tensor.EXTERNAL:
             embed_data(tensor, folder)
 
 
 def load_whole(path: Path) -> Any:
-    """Read a model with all its external data."""
-    import onnx
+    """Read a model with all external data."""
 
-    model = onnx.load(path, load_external_data=False)
+    model = load_onnx(path)
     embed_all(model, path.parent)
     return model
 
@@ -128,7 +129,7 @@ _DAMAGED = "the model is damaged: export or copy it again"
 
 
 def _check_external(where: str, tensor: Any) -> tuple[str, int]:
-    """Return the file and the end of a tensor's external data. Raises ImportFailed: an entry is invalid."""
+    """Return the file and the end offset of a tensor's external data. Raises ImportFailed for an invalid entry."""
     fields = {entry.key: entry.value for entry in tensor.external_data}
     if not fields.get("location"):
         raise ImportFailed(f"{where} is external but names no file")

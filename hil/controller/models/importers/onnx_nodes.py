@@ -1,4 +1,4 @@
-"""Walk an ONNX model: its nodes, subgraphs, functions and tensors."""
+"""Walk an ONNX model: nodes, subgraphs, functions and tensors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from hil.formats.ort_values import ONNX_TYPES
 
 _WIDE = (ONNX_TYPES["float64"], ONNX_TYPES["complex128"])
-# Attributes whose value is an element type.
+# Attributes with an element type as value.
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype", "stash_type")
 
 
 def tensors_of(model: Any) -> Iterator[Any]:
-    """Every TensorProto of a model: initializers and attributes, in subgraphs and functions as well."""
+    """Iterate over every TensorProto of a model: initializers and attributes, including subgraphs and functions."""
     return (tensor for _, tensor in labelled_tensors(model))
 
 
 def labelled_tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """Every TensorProto of a model, each with what a message calls it: ``tensor 'w'``."""
+    """Yield every TensorProto of a model with a label for messages: ``tensor 'w'``."""
     nodes = nodes_and_functions(model)
     for graph in (model.graph, *(graph for node in nodes for graph in graphs_of(node))):
         for tensor in graph.initializer:
@@ -44,7 +44,7 @@ def _parts(label: str, sparse: Any) -> Iterator[tuple[str, Any]]:
 
 
 def has_float64(model: Any) -> bool:
-    """Return whether a model declares a value or tensor of float64 or complex128, or converts to one of them."""
+    """Return True if a model declares a float64 or complex128 value or tensor, or casts to such a type."""
     if any(tensor.data_type in _WIDE for tensor in tensors_of(model)):
         return True
     nodes = nodes_and_functions(model)
@@ -56,7 +56,7 @@ def has_float64(model: Any) -> bool:
 
 
 def nodes_of(nodes: Any) -> Iterator[Any]:
-    """Every node, those of subgraphs after the node that holds them."""
+    """Yield every node. Nodes of subgraphs follow their parent node."""
     for node in nodes:
         yield node
         for graph in graphs_of(node):
@@ -64,12 +64,12 @@ def nodes_of(nodes: Any) -> Iterator[Any]:
 
 
 def nodes_and_functions(model: Any) -> list[Any]:
-    """Every node of a model, those of its functions too."""
+    """Return every node of a model, including the nodes in functions."""
     return [node for body in (model.graph, *model.functions) for node in nodes_of(body.node)]
 
 
 def constants_of(graph: Any) -> dict[str, Any]:
-    """The tensors that a graph or a function holds, as initializers or as nodes, by name."""
+    """Return the constant tensors in a graph or function by name, from initializers and Constant nodes."""
     found = {tensor.name: tensor for tensor in getattr(graph, "initializer", ())}
     for node in graph.node:
         if node.op_type == "Constant" and node.output and node.attribute and node.attribute[0].HasField("t"):
@@ -78,12 +78,12 @@ def constants_of(graph: Any) -> dict[str, Any]:
 
 
 def graphs_of(node: Any) -> Iterator[Any]:
-    """The subgraphs that a node holds."""
+    """Yield the subgraphs of a node."""
     for attribute in node.attribute:
         yield from ([attribute.g] if attribute.HasField("g") else [])
         yield from attribute.graphs
 
 
 def node_label(node: Any) -> str:
-    """How a message calls a node: by its name, else by what it makes."""
+    """Return a node label for messages: the name, else the outputs."""
     return f"node {node.name!r}" if node.name else f"the node that makes {', '.join(node.output) or 'nothing'}"

@@ -1,4 +1,4 @@
-"""Bounds for the inputs of an ONNX model, from the operators that use them."""
+"""Derive bounds for an ONNX model's inputs from the operators that use them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from hil.controller.models.importers.onnx_nodes import constants_of, graphs_of, nodes_of
 
-# Operators whose outputs hold only values of these inputs.
+# Operators that only copy values of these inputs.
 _TRANSPARENT = {
     **dict.fromkeys("Identity Cast Reshape Unsqueeze Squeeze Transpose Flatten Expand Tile Slice Split".split(), (0,)),
     **dict.fromkeys("Gather GatherElements GatherND Pad Compress ReverseSequence Trilu".split(), (0,)),
     **dict.fromkeys(("ScatterElements", "ScatterND"), (0, 2)),
     "Where": (1, 2),
-    "Concat": None,  # all of them
+    "Concat": None,  # all inputs
 }
-# Indices into an axis: (operator, its input with indices) -> (its input with data, attribute of the axis, its default).
+# Indices into an axis: (operator, index input) -> (data input, attribute of the axis, default of the attribute).
 _INDICES: dict[tuple[str, int], tuple[int, str, int]] = {
     **{(name, 1): (0, "axis", 0) for name in ("Gather", "GatherElements", "ScatterElements", "Scatter")},
     ("GatherBlockQuantized", 1): (0, "gather_axis", 0),
@@ -27,16 +27,16 @@ _INDICES: dict[tuple[str, int], tuple[int, str, int]] = {
     ("EmbedLayerNormalization", 1): (4, "", 0),
     ("EmbedLayerNormalization", 8): (3, "", 0),
 }
-# Axes, as one number: operators whose input 1 is an axis of their input 0.
+# Operators with an axis of input 0 as input 1, as a scalar.
 _AXES = ("CumSum", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
 
 
 def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return the (low, high) of inputs that reach an operator which bounds them, by a graph with inferred shapes.
+    """Return (low, high) for inputs that reach an operator with bounds. The graph needs inferred shapes.
 
-    An operator bounds its indices by the axis that they index (those of GatherND and ScatterND by the shortest of their
-    axes), a depth or a number of elements by what there is, a quantised value by its scale and zero point, a clipped
-    one by the clip's limits.
+    Indices are bounded by the indexed axis (for GatherND and ScatterND, by the shortest of the axes). Depths and counts
+    are bounded by the number of elements, quantised values by scale and zero point, and clipped values by the clip's
+    limits.
     """
     look = _Look(graph)
     ranges: dict[str, tuple[float, float]] = {}
@@ -72,7 +72,7 @@ class _Look:
                     fresh = [output for output in node.output if output not in seen]
                     pending += fresh
                     seen.update(fresh)
-                # Bounds are a help, not a condition: a node whose attributes or constants make no sense bounds nothing.
+                # Bounds are optional: ignore nodes with invalid attributes or constants.
                 bound = None
                 with contextlib.suppress(Exception):
                     bound = self._bound(node, position)
@@ -97,18 +97,18 @@ class _Look:
         if kind == ("TopK", 1):
             return 1.0, float(self._shape(node.input[0])[_attribute(node, "axis", -1)])
         if position == 1 and node.op_type in _AXES:
-            # Several axes must differ from each other, which a range cannot ensure.
+            # Several axes must differ from each other, which a range cannot express.
             return _up_to(len(self._shape(node.input[0])) - 1) if math.prod(self._shape(node.input[1])) == 1 else None
         if kind == ("QuantizeLinear", 0):
             return self._quantised(node)
         if kind == ("Clip", 0):
             low, high = self._limit(node, 1, "min", -math.inf), self._limit(node, 2, "max", math.inf)
-            # A one-sided clip (a ReLU) bounds nothing that could be drawn from.
+            # A one-sided clip (a ReLU) does not define a range to draw from.
             return (low, high) if math.isfinite(low) and math.isfinite(high) else None
         return None
 
     def _shape(self, name: str) -> list[int]:
-        """Return a value's shape, -1 for an unknown size. Raises KeyError: nothing is known of it."""
+        """Return a value's shape, with -1 for unknown sizes. Raises KeyError if the shape is unknown."""
         if name in self._constants:
             return list(self._constants[name].dims)
         kind = self._types[name]
@@ -117,19 +117,19 @@ class _Look:
         return [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
 
     def _index_of_several(self, node: Any) -> tuple[float, float] | None:
-        """Return the bounds of indices whose last axis holds an index for each of several axes: the shortest counts."""
+        """Return bounds for index tuples: the last axis has an index for several axes, and the shortest axis counts."""
         first = _attribute(node, "batch_dims", 0)
         count = self._shape(node.input[1])[-1]
         sizes = self._shape(node.input[0])[first : first + count]
         return None if count < 1 or len(sizes) < count else _up_to(min(sizes) - 1)
 
     def _position(self, node: Any) -> tuple[float, float] | None:
-        """Return the bounds of positions in a cache that as many further positions as the sequence is long follow."""
+        """Return bounds for positions in a cache. The rest of the sequence must fit after the position."""
         if node.op_type == "TensorScatter":
             axis = _attribute(node, "axis", -2)
             return _up_to(self._shape(node.input[0])[axis] - self._shape(node.input[1])[axis])
         length = self._shape(node.input[2 if _is_foreign(node) else 1])[0]
-        # ONNX Runtime's own operator takes one number, the first position, in place of all of them.
+        # ONNX Runtime's operator also accepts a scalar: the first position instead of all positions.
         is_first = _is_foreign(node) and self._shape(node.input[1]) == [1]
         return _up_to(length - (self._shape(node.input[0])[-2] if is_first else 1))
 
@@ -138,7 +138,7 @@ class _Look:
         zero = self._values(node, 2) if len(node.input) > 2 and node.input[2] else np.zeros(1, np.uint8)
         if scale is None or zero is None or zero.dtype not in (np.int8, np.uint8, np.int16, np.uint16):
             return None
-        # Equal shapes, or one number for all: what numpy makes of others could be larger than memory.
+        # Accept only equal shapes or a scalar: numpy's broadcast of other shapes could exceed the memory.
         if scale.shape != zero.shape and 1 not in (scale.size, zero.size):
             return None
         limits = np.iinfo(zero.dtype)
@@ -157,7 +157,7 @@ class _Look:
         if len(node.input) <= position or node.input[position] not in self._constants:
             return None
         tensor = self._constants[node.input[position]]
-        # Nobody has checked yet where the files of external tensors lie.
+        # The external tensor locations have not been validated yet.
         return None if tensor.data_location == tensor.EXTERNAL else numpy_helper.to_array(tensor)
 
 
@@ -170,7 +170,7 @@ def _is_foreign(node: Any) -> bool:
 
 
 def _passes_on(node: Any, position: int) -> bool:
-    """Return whether what a node gives holds values of its input at this position, unchanged."""
+    """Return True if the node's outputs contain unchanged values of this input."""
     places = _TRANSPARENT.get(node.op_type, ())
     return places is None or position in places
 

@@ -1,4 +1,4 @@
-"""Programs as they are: IREE's .vmfb, ExecuTorch's .pte and .bpte, TFLite's .tflite, tfcompile's libraries."""
+"""Import compiled programs: IREE's .vmfb, ExecuTorch's .pte and .bpte, TFLite's .tflite, tfcompile's libraries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from hil.controller.models.description import description
 from hil.controller.models.importers.heads import is_tflite, is_vmfb
 from hil.controller.storage.packages import needed_version
+from hil.core.files import MAX_MODEL_BYTES, open_file, read_file
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.executorch_file import (
     Damaged,
@@ -29,10 +30,10 @@ _LEAST_BYTES = 64
 
 
 def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Check the first bytes, and read what the function takes and gives where the IREE of this machine can.
+    """Check the first bytes, and read the function's signature if the installed IREE can.
 
     Raises:
-        ImportFailed: this is no .vmfb, or it has no outputs.
+        ImportFailed: the file is not a .vmfb, or the function has no outputs.
     """
     file = Path(path)
     head = _head(file)
@@ -42,7 +43,7 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
         chosen = choose_function(functions_in(read_functions(str(file))), function)
         inputs, outputs = chosen.signature()
     except LoadFailed:
-        # Of a newer IREE, or of a vendor's, or with other functions: the board decides, and says why.
+        # The program is from a newer IREE or a vendor, or lacks the function: the board decides and reports the reason.
         return {"function": function, "inputs": None, "outputs": None, "ranges": {}, "external": [], "producer": {}}
     takes, gives = (
         [replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX)) for spec in side] for side in (inputs, outputs)
@@ -53,13 +54,13 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
 def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read a method's signature.
 
-    The file has no names: inputs are ``input0``, ``input1``..., outputs ``output0``... in order. Of a tensor whose
-    shape may vary it does not say which dimensions do: each is open, under names such as ``input0.dim0``. Numbers that
-    a method takes are part of the program, which refuses others; they are listed in ``producer``.
+    The file has no names: inputs are ``input0``, ``input1``..., outputs ``output0``... in order. For a dynamic tensor,
+    the file does not specify the dynamic dimensions: all dimensions are open, with names such as ``input0.dim0``.
+    Number arguments are constants of the program, which rejects other values; ``producer`` lists them.
 
     Raises:
-        ImportFailed: this is no such file, or a damaged one, or its method takes or gives what is no tensor.
-        UsageError: there is no such method or dimension, or several methods and none is named.
+        ImportFailed: the file is invalid or damaged, or the method takes or returns values other than tensors.
+        UsageError: the method or dimension does not exist, or there are several methods and none was chosen.
     """
     file = Path(path)
     try:
@@ -68,7 +69,8 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
         method = pick_method(methods, function)
         if method is None:
             problem = f"has no method {function!r}" if function else f"has {len(methods)} methods and none is forward"
-            raise UsageError(f"{file.name} {problem}", hint=f"--function with one of {', '.join(methods) or 'none'}")
+            hint = f"--function with one of {', '.join(methods) or 'none'}"
+            raise UsageError(f"{file.name} {problem}", hint=hint, option="--function")
         inputs, outputs = ([spec for _, spec in found] for found in (method.input_specs(), method.output_specs()))
         tensors = tensors_beside(file, methods)
     except Damaged as error:
@@ -101,13 +103,14 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
 
 
 def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read the signature of one function; quantised inputs and outputs stay the integers that they are.
+    """Read the signature of a function. Quantised inputs and outputs stay integers.
 
     An open dimension is a symbol such as ``x.dim0``.
 
     Raises:
-        ImportFailed: it is no .tflite file, is damaged, takes or returns what hil cannot pass, or returns nothing.
-        UsageError: LiteRT is not installed; no such function or dimension; several functions and none chosen.
+        ImportFailed: the file is invalid or damaged, has unsupported inputs or outputs, or has no outputs.
+        UsageError: LiteRT is not installed; the function or dimension does not exist; several functions and none
+            chosen.
     """
     version = needed_version(PACKAGE, "tflite")
     file = Path(path)
@@ -116,8 +119,7 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
     try:
         opened = open_signature(file, function, kernels="builtin")
     except LoadFailed as error:
-        kind = UsageError if "--function" in error.hint else ImportFailed
-        raise kind(error.message, hint=error.hint, detail=error.detail) from error
+        raise error.as_kind(UsageError if error.option == "--function" else ImportFailed) from error
     producer = {
         "read with": f"{PACKAGE} {version}",
         "functions": list(opened.signatures),
@@ -128,21 +130,21 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
 
 
 def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read what a library that hil made with tfcompile says of itself.
+    """Read the signature from a library that hil compiled with tfcompile.
 
-    Its variables start at the values in ``NAME.variables.bin`` (or ``variables.bin``) beside it, and are inputs where
-    neither is there.
+    Initial values of variables come from ``NAME.variables.bin`` (or ``variables.bin``) in the same directory. Without
+    that file, variables are inputs.
 
     Raises:
-        ImportFailed: it is no such library.
-        UsageError: there is no such function or dimension.
+        ImportFailed: the library was not compiled by hil.
+        UsageError: the function or dimension does not exist.
     """
     file = Path(path)
     values = values_beside(file)
     try:
-        signature = find_signature(file.read_bytes())
+        signature = find_signature(read_file(file, MAX_MODEL_BYTES))
         if values and signature.variables:
-            signature.values(values.read_bytes())
+            signature.values(read_file(values, MAX_MODEL_BYTES))
     except ValueError as error:
         raise ImportFailed(
             f"{file.name}: {error}", hint="such a .so is what `hil compile --runtime xla-aot` writes"
@@ -155,16 +157,16 @@ def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[
 
 
 def read_with_program(program: Path, function: str) -> list[Path]:
-    """The files that may hold tensors of an ExecuTorch program: one that keeps some outside does not say in which."""
+    """Return the files that may contain tensors of an ExecuTorch program, which does not name them."""
     return tensor_files(program.parent)
 
 
 def read_with_library(library: Path, function: str) -> list[Path]:
-    """The further file that a library's description is made of, if there is one."""
+    """Return the file with a library's variables, if present."""
     values = values_beside(library)
     return [values] if values else []
 
 
 def _head(file: Path) -> bytes:
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         return opened.read(_LEAST_BYTES)

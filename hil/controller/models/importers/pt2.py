@@ -1,4 +1,4 @@
-"""PyTorch's exported programs (``.pt2``): signature, read in a process of its own."""
+"""Import exported PyTorch programs (``.pt2``) in an isolated process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ FUNCTION = "forward"
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read a program's signature: its tensors, in the order that it takes and returns them.
+    """Read a program's signature: tensors in the order of arguments and results.
 
-    An input is named as the graph names it: ``x``, and ``batch_image`` for ``batch["image"]``. An output is named by
-    its place in what is returned: ``logits``, ``boxes_0``, ``output_1``; ``output`` where it is the only one. After
-    them come the new values of what a call changes: see :func:`new_values`. A dynamic dimension is named by where it
-    first appears: ``x.dim0``. Inputs and outputs that are no tensors are constants of the program, listed in
-    ``producer``.
+    An input has the graph's name: ``x``, and ``batch_image`` for ``batch["image"]``. An output is named by the place in
+    the result: ``logits``, ``boxes_0``, ``output_1``; ``output`` if it is the only output. The new values of changed
+    state follow: see :func:`new_values`. A dynamic dimension is named by the first occurrence: ``x.dim0``. Inputs and
+    outputs other than tensors are constants of the program; ``producer`` lists them.
 
     Raises:
-        ImportFailed: it cannot be read, takes or returns numbers that vary, or has a dtype that hil does not know.
-        UsageError: no such function or dimension, or a size that the program was not exported for.
+        ImportFailed: the file is unreadable, takes or returns variable numbers, or has an unsupported dtype.
+        UsageError: the function or dimension does not exist, or the program was not exported for this size.
     """
     name = Path(path).name
     if function not in ("", FUNCTION):
@@ -67,7 +66,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 
 
 def _has_float64(program: Any) -> bool:
-    """Return whether a node of a program's graph gives a tensor of float64 or complex128."""
+    """Return True if a node of a program's graph returns a float64 or complex128 tensor."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -76,7 +75,7 @@ def _has_float64(program: Any) -> bool:
 
 
 def user_inputs(program: Any) -> list[tuple[str, Any]]:
-    """Name and ``InputSpec`` of each thing that a caller passes, constants included, in order."""
+    """Return the name and ``InputSpec`` for each argument, including constants, in order."""
     from torch.export.graph_signature import InputKind
 
     places = [node.name for node in program.graph.nodes if node.op == "placeholder"]
@@ -88,7 +87,7 @@ def user_inputs(program: Any) -> list[tuple[str, Any]]:
 
 
 def output_names(program: Any) -> list[tuple[str, Any]]:
-    """Name and argument of each thing that a caller gets, constants included, in order."""
+    """Return the name and argument for each result, including constants, in order."""
     from torch.export.graph_signature import OutputKind
     from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
@@ -99,21 +98,24 @@ def output_names(program: Any) -> list[tuple[str, Any]]:
         parts = [_key(key) for key in path]
         plain = not parts or parts[0].isdigit()
         names.append("_".join(["output", *parts] if plain else parts))
-    # In ONNX names of inputs and of outputs are names of values.
+    # In ONNX, inputs and outputs share a namespace.
     return list(zip(_unlike([name for name, _ in user_inputs(program)], names), args, strict=True))
 
 
 def new_values(program: Any) -> list[tuple[str, Any]]:
-    """Name and ``InputSpec`` of each buffer, parameter and input that a call changes: its new value is an output too.
+    """Return the name and ``InputSpec`` for each buffer, parameter and input that a call changes.
 
-    It is called as its module calls it, with ``_out`` behind: ``bn.running_mean_out``; the name itself is the weight's.
+    The new value is an output.
+
+    The name is that in the module, followed by ``_out``: ``bn.running_mean_out``. The name without suffix is the
+    weight's.
     """
     if not any(map(_may_write, program.graph.nodes)):
         return []
     places = (node.name for node in program.graph.nodes if node.op == "placeholder")
     held = {spec.target or place: spec for place, spec in zip(places, program.graph_signature.input_specs, strict=True)}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch thinks of its own copying
+        warnings.simplefilter("ignore")  # torch's warnings about its copies
         functional = program.run_decompositions({})
     targets = [str(functional.graph_signature.output_specs[at].target) for at in changed(functional)]
     taken = [name for name, _ in (*user_inputs(program), *output_names(program))]
@@ -122,7 +124,7 @@ def new_values(program: Any) -> list[tuple[str, Any]]:
 
 
 def changed(program: Any) -> list[int]:
-    """Where a program without operators that write returns those new values, in the order of :func:`new_values`."""
+    """Return the output indices of the new values in a functionalized program, in the order of :func:`new_values`."""
     from torch.export.graph_signature import OutputKind
 
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
@@ -131,7 +133,7 @@ def changed(program: Any) -> list[int]:
 
 
 def returning(program: Any, kept: Callable[[Any], bool]) -> None:
-    """Have a program return the new values of what it changes as well, after the outputs whose specs are kept."""
+    """Make a program also return the changed state's new values, after the outputs that ``kept`` selects."""
     from torch.export.graph_signature import OutputKind, OutputSpec
     from torch.utils._pytree import tree_structure
 
@@ -147,7 +149,7 @@ def returning(program: Any, kept: Callable[[Any], bool]) -> None:
 
 
 def call_of(program: Any, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The arguments and keywords of a call with these tensors, by name, and the program's own constants."""
+    """Return the positional and keyword arguments for a call with these tensors and the program's constants."""
     from torch.utils._pytree import tree_unflatten
 
     flat = [tensors[name] if is_tensor(spec.arg) else spec.arg.value for name, spec in user_inputs(program)]
@@ -156,17 +158,17 @@ def call_of(program: Any, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _may_write(node: Any) -> bool:
-    """Whether a node of an exported graph writes into what it takes."""
+    """Return True if a node of an exported graph may write to an argument."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return False
-    # In training these write into the running statistics, and their schemas do not say so.
+    # In training, these write to the running statistics, although their schemas do not declare it.
     hidden = schema.name in ("aten::batch_norm", "aten::instance_norm") and node.args[5] is True
     return bool(schema.is_mutable or hidden)
 
 
 def _draws(node: Any) -> bool:
-    """Return whether a node of an exported graph draws random numbers, and so is no dropout that is switched off."""
+    """Return True if a node of an exported graph draws random numbers. A dropout that is switched off does not."""
     import torch
 
     if node.op != "call_function" or torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
@@ -179,18 +181,18 @@ def _draws(node: Any) -> bool:
 
 
 def is_tensor(arg: Any) -> bool:
-    """Whether an argument of a signature is a tensor."""
+    """Return True if an argument of a signature is a tensor."""
     from torch.export.graph_signature import TensorArgument
 
     return isinstance(arg, TensorArgument)
 
 
 class Sizes:
-    """The dimensions of a program's tensors, symbols under names for people.
+    """Dimensions of a program's tensors, with readable names for symbols.
 
     Attributes:
-        names: the program's own symbol, such as ``s77`` -> hil's name, such as ``x.dim0``.
-        ranges: name -> [lowest, highest] size that the program was exported for; None is open.
+        names: the program's symbol, such as ``s77`` -> hil's name, such as ``x.dim0``.
+        ranges: name -> [lowest, highest] exported size; None is unlimited.
     """
 
     def __init__(self, program: Any) -> None:
@@ -210,7 +212,7 @@ class Sizes:
         }
 
     def fix(self, file: str, dims: Mapping[str, int]) -> None:
-        """Give sizes to dimensions. Raises UsageError: there is no such one, or it was not exported for this size."""
+        """Set sizes of dimensions. Raises UsageError for an unknown dimension or a size outside the exported range."""
         by_name = {name: symbol for symbol, name in self.names.items()}
         check_dims(file, {name: size for name, size in dims.items() if name not in self.ranges}, by_name)
         for name, size in dims.items():
@@ -224,12 +226,12 @@ class Sizes:
             self._known[by_name.get(name, name)] = size
 
     def inputs(self, file: str) -> list[TensorSpec]:
-        """The tensors that the program takes. Raises ImportFailed: hil has no such dtype."""
+        """Return the specs for the program's inputs. Raises ImportFailed for unsupported dtypes."""
         named = user_inputs(self._program)
         return [self._spec(file, name, spec.arg, "input") for name, spec in named if is_tensor(spec.arg)]
 
     def outputs(self, file: str) -> list[TensorSpec]:
-        """The tensors that it returns, then its new values. Raises ImportFailed: hil has no such dtype."""
+        """Return the specs for the program's outputs and new values. Raises ImportFailed for unsupported dtypes."""
         named = output_names(self._program)
         own = [self._spec(file, name, arg, "output") for name, arg in named if is_tensor(arg)]
         new = new_values(self._program)
@@ -259,7 +261,7 @@ class Sizes:
 
 
 def _expression(size: Any) -> Any:
-    """An int, or sympy's expression of one that varies."""
+    """Return an int, or the sympy expression of a dynamic size."""
     return size if isinstance(size, int) else size.node.expr
 
 
@@ -275,17 +277,17 @@ def _key(key: Any) -> str:
 
 
 def _unlike(taken: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Names for outputs: ``NAME_out`` where an input is called so."""
+    """Return unique output names, with ``_out`` appended on a conflict with an input."""
     used = set(taken)
     return [unique_name(f"{name}_out" if name in used else name, used) for name in names]
 
 
-# Operators that hand on the values of their first argument, all or some of them.
+# Operators that only copy values of their first argument.
 _SAME_VALUES = frozenset(
     "_to_copy to clone contiguous detach alias view reshape flatten squeeze unsqueeze transpose permute t expand "
     "repeat slice select narrow split chunk unbind flip roll getitem".split()
 )
-# Operator -> where its indices are among its arguments, and where the dimension that they count; None is the first.
+# Operator -> (position of the index argument, position of the dimension argument); None means dimension 0.
 _INDEXED: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys("embedding embedding_bag _embedding_bag _embedding_bag_forward_only".split(), (1, None)),
     **dict.fromkeys("index_select index_add index_copy index_fill".split(), (2, 1)),
@@ -294,13 +296,13 @@ _INDEXED: dict[str, tuple[int, int | None]] = {
 
 
 def known_ranges(inputs: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Input -> (lowest, highest) value of those that are used as indices."""
+    """Return input -> (lowest, highest) value for inputs used as indices."""
     found = {name: list(_sizes(node, set())) for name, node in inputs.items()}
     return {name: (0, min(sizes) - 1) for name, sizes in found.items() if sizes and min(sizes) > 0}
 
 
 def _sizes(node: Any, seen: set[Any]) -> Iterator[int]:
-    """The sizes of what a node's values index."""
+    """Yield the sizes of the dimensions that a node's values index."""
     for user in node.users:
         if user.op != "call_function" or user in seen:
             continue

@@ -1,14 +1,19 @@
-"""Archives of ``torch.export.save``, opened without running what may be hidden in them.
+"""Open ``torch.export.save`` archives without running embedded code.
 
-``torch.export.load`` trusts its file: it unpickles weights, constants and example inputs that say they are pickles,
-loads shared libraries, evaluates shape expressions and guards as Python, imports modules that a pytree names, and
-resolves an operator's name to anything below ``torch``. Each of those is looked at before torch sees the archive: what
-torch writes of an ordinary model passes, anything else is refused.
+``torch.export.load`` trusts the file:
+
+- It unpickles weights, constants and example inputs that are marked as pickles.
+- It loads shared libraries.
+- It evaluates shape expressions and guards as Python.
+- It imports modules that a pytree names.
+- It resolves operator names to any object below ``torch``.
+
+All of these are checked before torch reads the archive. Content that torch writes for an ordinary model is accepted,
+and everything else is rejected.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import json
@@ -22,20 +27,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.importers.pt2_sizes import check_size
 from hil.controller.storage.texts import first_line, import_hint
+from hil.core.bounded_json import MAX_RECORD_VALUES, parse_json
+from hil.core.files import open_file
 from hil.errors import ImportFailed, UsageError
 
 _MODEL = "models/model.json"
 _CONFIGS = {kind: f"data/{kind}/model_{kind}_config.json" for kind in ("weights", "constants")}
-# Programs beside the model, shared libraries among them, and weights as older releases pickled them.
+# Programs next to the model, including shared libraries, and pickled weights of older releases.
 _FORBIDDEN = re.compile(r"data/(aotinductor|executorch)/|data/(weights|constants)/.*\.pt$")
 
 
 def load_program(path: str) -> Any:
-    """The ``torch.export.ExportedProgram`` that a file holds. For isolated processes: it imports torch.
+    """Load a ``torch.export.ExportedProgram`` from a file. For isolated processes: imports torch.
 
     Raises:
-        ImportFailed: it is damaged, for another torch, or holds what only running code from the file could read.
+        ImportFailed: the file is damaged, for a different torch, or would run code from the file.
     """
     name = Path(path).name
     try:
@@ -48,19 +56,19 @@ def load_program(path: str) -> Any:
     with _weights_only(), _torch_trouble() as trouble:
         try:
             program = torch.export.load(path)
-        except Exception as error:  # torch has no error of its own for a bad file
+        except Exception as error:  # torch does not define an exception for invalid files
             cause = trouble[0] if trouble else error
             raise ImportFailed(
                 f"{name} cannot be read by torch {torch.__version__}: {first_line(cause)}", hint=AGAIN
             ) from error
-    # Checks of inputs, as Python text from the file. hil checks inputs itself.
+    # Python source for input checks from the file. hil checks inputs separately.
     program._guards_code = []
     _drop_derived_ranges(program)
     return program
 
 
 def _drop_derived_ranges(program: Any) -> None:
-    """Sizes such as ``16*s0`` have ranges of their own in the file; torch, decomposing, takes all for symbols."""
+    """Remove ranges of derived sizes such as ``16*s0``. During decomposition, torch would treat them as symbols."""
     import sympy
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -72,14 +80,14 @@ def _drop_derived_ranges(program: Any) -> None:
 
 
 def _check(path: str) -> None:
-    """Refuse an archive that would make torch do more than read tensors and build a graph."""
+    """Reject an archive that would make torch do more than read tensors and build a graph."""
     from torch.export.pt2_archive import PT2ArchiveReader
 
     name = Path(path).name
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(Path(path)) as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, EOFError) as error:
         raise ImportFailed(
             f"{name} is no archive of torch.export.save, or is cut off or damaged", detail=str(error)
         ) from error
@@ -96,7 +104,7 @@ def _check(path: str) -> None:
         texts = {record: reader.read_bytes(record) for record in parts if record in sizes}
     except (RuntimeError, AssertionError, UnicodeDecodeError) as error:
         raise ImportFailed(f"{name} is no archive of torch.export.save, or is damaged", detail=str(error)) from error
-    # Two readers must see the same entries: otherwise what is checked here is not what torch loads.
+    # Both readers must see the same entries. Otherwise torch could load unchecked content.
     root = listed[0].partition("/")[0] if listed else ""
     if sorted(f"{root}/{record}" for record in records) != sorted(listed):
         raise ImportFailed(f"{name} was not written by torch.export.save: its entries are ambiguous")
@@ -118,7 +126,7 @@ def _check(path: str) -> None:
 
 
 def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> None:
-    """Tensors must lie in the archive as plain bytes; torch itself checks that each lies within its record."""
+    """Check that tensors are stored as plain bytes. torch checks that each tensor is within the record."""
     for key, payload in config["config"].items():
         record = f"data/{kind}/{payload['path_name']}"
         if payload["path_name"].startswith(("custom_obj_", "opaque_obj_")):
@@ -136,7 +144,7 @@ def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> 
 
 @contextlib.contextmanager
 def _weights_only() -> Iterator[None]:
-    """Whatever torch unpickles meanwhile, such as example inputs, may name tensors and plain containers alone."""
+    """Restrict unpickling in torch, for example of example inputs, to tensors and plain containers."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = {key: value for key, value in os.environ.items() if key == name}
     os.environ[name] = "1"
@@ -149,7 +157,7 @@ def _weights_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_trouble() -> Iterator[list[BaseException]]:
-    """The errors that torch.export.load logs and then hides behind one of its own."""
+    """Collect errors that torch.export.load logs and then replaces by a generic error."""
     found: list[BaseException] = []
 
     class Keep(logging.Handler):
@@ -168,14 +176,14 @@ def _torch_trouble() -> Iterator[list[BaseException]]:
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
-# What `torch.export` writes of Python's operators: those on sizes. Others (call, methodcaller) reach anything.
+# Python operators that `torch.export` writes for sizes. Others (call, methodcaller) could reach any object.
 _OPERATORS = frozenset(
     "add sub mul truediv floordiv mod pow neg pos abs eq ne lt le gt ge and_ or_ not_ xor lshift rshift getitem".split()
 )
 _TORCH = re.compile(r"torch\.(_sym|sym)_[a-z0-9_]+")
 _MATH = re.compile(r"math\.[a-z0-9]+")
 _OP = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.\w+(\.\w+)?")
-# Namespace of operators -> the module that registers it, where torch by itself does not.
+# Operator namespace -> module that registers it, if torch does not.
 _REGISTERED_BY = {
     "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
     "torchao": "torchao",
@@ -188,33 +196,19 @@ _HIGHER_ORDER = frozenset(
     "cond while_loop scan map map_impl associative_scan flex_attention wrap_with_set_grad_enabled "
     "wrap_with_autocast".split()
 )
-_EXPRESSION = (
-    ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp,
-    ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.keyword,
-)  # fmt: skip
-_SYMBOL = re.compile(r"[a-z]+\d+|true|false|oo|int_oo")
-_TEXT = re.compile(r"[a-z]+\d+|-?[0-9.]+(e[+-]?\d+)?")
-# What sizes are computed with, besides the classes of torch.utils._sympy.functions.
-_FUNCTIONS = frozenset(
-    "Max Min Mod Abs And Or Not Eq Ne Lt Le Gt Ge Pow Add Mul floor ceiling sqrt FloorDiv ModularIndexing Where "
-    "PythonMod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv "
-    "TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity IsNonOverlappingAndDenseIndicator Equality "
-    "Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan Symbol Integer Float Rational".split()
-)
-_LONGEST_EXPRESSION = 10_000
 AGAIN = "save it again, with torch.export.save of the torch that is installed here"
 
 
 def read_json(name: str, data: bytes) -> Any:
-    """A part of the file. Raises ImportFailed: it is no JSON."""
+    """Parse a JSON part of the file. Raises ImportFailed for invalid JSON."""
     try:
-        return json.loads(data)
+        return parse_json(data, MAX_RECORD_VALUES)
     except (ValueError, RecursionError) as error:
         raise ImportFailed(f"{name} is damaged: one of its parts is no JSON", detail=str(error)) from error
 
 
 class _Checker:
-    """Refuses a program with anything but tensors, numbers and torch's own operators in it, or that is damaged."""
+    """Checker that rejects damaged programs, and any content except tensors, numbers and torch's operators."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -258,26 +252,10 @@ class _Checker:
             self._walk(value)
 
     def _expression(self, text: str) -> None:
-        """sympy evaluates it as Python: arithmetic of symbols and known functions, nothing else."""
         try:
-            if len(text) > _LONGEST_EXPRESSION:
-                raise SyntaxError("too long")
-            nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
-        except (SyntaxError, ValueError, MemoryError) as error:
+            check_size(text)
+        except ValueError as error:
             raise self._refused("a size", text) from error
-        for node in nodes:
-            plain = isinstance(node, _EXPRESSION)
-            if isinstance(node, ast.Call):
-                plain = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
-            elif isinstance(node, ast.Name):
-                plain = node.id in _FUNCTIONS or bool(_SYMBOL.fullmatch(node.id))
-            elif isinstance(node, ast.keyword):
-                plain = isinstance(node.value, ast.Constant)
-            elif isinstance(node, ast.Constant):
-                # Text is what sympy writes of Symbol('s0', integer=True) and Float('1.5', precision=53).
-                plain = bool(_TEXT.fullmatch(node.value)) if isinstance(node.value, str) else _is_number(node.value)
-            if not plain:
-                raise self._refused("a size", text)
 
     def _operator(self, target: str) -> None:
         first, _, rest = target.partition(".")
@@ -303,7 +281,7 @@ class _Checker:
                     f"{self._name} uses {target}, which needs {module}: it is not installed here",
                     hint=f"pip install {module.partition('.')[0]}",
                 ) from error
-            except Exception as error:  # of its libraries, where they are not made for this torch
+            except Exception as error:  # the module's libraries may not match this torch
                 raise ImportFailed(
                     f"{self._name} uses {target}, which needs {module}: it cannot be imported: {first_line(error)}",
                     hint=import_hint(error),
@@ -326,7 +304,10 @@ class _Checker:
         raise self._refused("an operator", target)
 
     def _tree(self, spec: Any) -> None:
-        """A pytree of plain containers; a defaultdict or an enum would have torch import what the file names."""
+        """Check a pytree of plain containers.
+
+        For a defaultdict or an enum, torch would import a module that the file names.
+        """
         if isinstance(spec, list):
             for item in spec:
                 self._tree(item)
@@ -348,7 +329,3 @@ class _Checker:
             f"{self._name} has {what} that hil does not let torch evaluate: {text[:120]!r}",
             hint="a program exported from tensors, numbers and torch's own operators has none",
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)

@@ -1,1 +1,1 @@
-"""TensorFlow functions and models: lowered to StableHLO, opened from files. TensorFlow is imported when it is used."""
+"""TensorFlow functions and models: read from files and lowered to StableHLO. TensorFlow is imported on demand."""

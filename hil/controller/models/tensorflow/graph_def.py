@@ -1,4 +1,4 @@
-"""GraphDefs, TensorFlow 1's graphs in files, with tf2xla's configs beside them, as tfcompile takes them."""
+"""GraphDef files, the graphs of TensorFlow 1, with optional tf2xla config files, in the form that tfcompile accepts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from typing import Any
 from hil.controller.models.tensorflow.graphs import error_text
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.texts import foreign_errors
+from hil.core.files import MAX_MODEL_BYTES, read_file, read_text
 from hil.errors import ImportFailed, UsageError, did_you_mean
 
 SUFFIXES = (".pb", ".pbtxt")
-# A graph's feeds and fetches. NAME.config.pbtxt beside NAME.pb is the graph's own; others are further entry points.
+# Config with feeds and fetches of a graph. NAME.config.pbtxt belongs to NAME.pb; other configs are further entry
+# points.
 CONFIG_SUFFIXES = tuple(f".config{suffix}" for suffix in SUFFIXES)
-# What lies in the folder of a SavedModel, and is no graph.
+# Files in a SavedModel directory that are not graphs.
 _SAVED_MODELS = frozenset(("saved_model.pb", "saved_model.pbtxt", "fingerprint.pb", "keras_metadata.pb"))
-# The entry point of a graph that has no config: feeds, fetches and operations to run are found from the graph.
+# Entry point of a graph without a config: feeds, fetches and operations to run are derived from the graph.
 MAIN = "main"
 VARIABLE_OP = "VarHandleOp"
-# Where values come from, in this order: a checkpoint beside the graph, the graph's own initialisers, a seed.
+# Sources of variable values, by priority: checkpoint next to the graph, initialisers in the graph, seed.
 CHECKPOINT, INITIALISER, SEED = "checkpoint", "initialiser", "seed"
-# Operations whose outputs a caller gives.
+# Operations with outputs that the caller provides.
 _FED = frozenset(("Placeholder", "PlaceholderV2", "IteratorGetNext"))
 _ASSIGN = "AssignVariableOp"
-# Variables that no handle stands for: XLA has none.
+# Variables without a resource handle, which XLA does not support.
 _REFERENCES = frozenset(("Variable", "VariableV2", "TemporaryVariable"))
-# Leaves of a graph that nobody wants: the gradients of what is fed, and reading a variable, whose new value is an
-# output in any case.
+# Unused outputs to ignore: gradients of the fed tensors, and reads of variables (their new values are outputs anyway).
 _GRADIENTS = "gradients"
 _READ = "ReadVariableOp"
 _NO_VALUES = frozenset(("string", "resource", "variant"))
@@ -40,42 +41,42 @@ _NO_VALUES = frozenset(("string", "resource", "variant"))
 
 @dataclass(frozen=True)
 class Fed:
-    """A tensor that a caller gives, or one that a caller gets."""
+    """Tensor that the caller provides (feed) or receives (fetch)."""
 
-    tensor: str  # ``node:output`` of :attr:`Graph.definition`
-    name: str  # that people know it by
-    identifier: str = ""  # the name that a config gives it, of C++'s alphabet; "" where none does
-    spec: Any = None  # ``tf.TensorSpec`` of one that is given
+    tensor: str  # ``node:output`` in :attr:`Graph.definition`
+    name: str  # display name
+    identifier: str = ""  # C++ identifier from a config, or ""
+    spec: Any = None  # ``tf.TensorSpec`` for a feed
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph with the tensors that go in and come out."""
+    """Graph with feeds and fetches."""
 
-    name: str  # its entry point: a config's file, the operations that are asked for, or :data:`MAIN`
-    entries: tuple[str, ...]  # the entry points that could have been named, but for operations
-    definition: Any  # GraphDef: what the fetches need; operations to run are run before any fetch is given
+    name: str  # entry point: config file, requested operations, or :data:`MAIN`
+    entries: tuple[str, ...]  # available entry points, except operations
+    definition: Any  # GraphDef for the fetches; operations to run precede every fetch
     feeds: tuple[Fed, ...]
     fetches: tuple[Fed, ...]
-    identifiers: Mapping[str, str]  # node of a variable -> the name that the config gives it
-    initialisers: Any  # GraphDef: what first values are computed of
-    checkpoint: str  # what ``tf.train.load_checkpoint`` takes; "" where there is none
+    identifiers: Mapping[str, str]  # variable node -> name in the config
+    initialisers: Any  # GraphDef for computing initial values
+    checkpoint: str  # argument for ``tf.train.load_checkpoint``, or ""
 
     @property
     def output_names(self) -> list[str]:
-        """What the outputs are called."""
+        """Names of the outputs."""
         return [fetch.name for fetch in self.fetches]
 
     @cached_property
     def variables(self) -> dict[str, Any]:
-        """The variables that the graph uses, with their first values, by node."""
+        """The graph's variables with initial values, by node."""
         import tensorflow as tf
 
         return {name: tf.Variable(value, name=name) for name, (value, _) in self._values.items()}
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where each variable's first value comes from, by node."""
+        """Source for each variable's initial value, by node."""
         return {name: source for name, (_, source) in self._values.items()}
 
     @cached_property
@@ -105,14 +106,14 @@ class Graph:
         return values
 
     def function(self, specs: Sequence[Any]) -> Callable[..., list[Any]]:
-        """A function of the feeds, of these shapes, that gives the fetches."""
+        """Return a function from feeds of these shapes to fetches."""
         import tensorflow as tf
 
         after = {f"^{name}" for name in self.variables}
         plain = tf.compat.v1.GraphDef(versions=self.definition.versions, library=self.definition.library)
         plain.node.extend(node for node in self.definition.node if node.name not in self.variables)
         for node in plain.node:
-            node.attr.pop("_output_shapes", None)  # of other shapes, maybe
+            node.attr.pop("_output_shapes", None)  # may contradict the actual shapes
             node.input[:] = [taken for taken in node.input if taken not in after]
         returned = [fetch.tensor for fetch in self.fetches]
 
@@ -126,29 +127,29 @@ class Graph:
             inside = {name: tensor for name, tensor in inside.items() if name in used}
             return list(tf.import_graph_def(plain, input_map=inside, return_elements=returned, name=""))
 
-        # A trace of TensorFlow 2 would run in its own order what the graph leaves open, and in loops it could not.
+        # tf.function would add ordering that the graph leaves open, and fails to do so in loops.
         wrapped: Callable[..., list[Any]] = tf.compat.v1.wrap_function(imported, list(specs))
         return wrapped
 
 
 def is_graph(file: Path) -> bool:
-    """Whether a file is called as a GraphDef is, and is no config."""
+    """Return True if the file name is that of a GraphDef and not of a config."""
     name = file.name.lower()
     return name.endswith(SUFFIXES) and name not in _SAVED_MODELS and not is_config(file)
 
 
 def is_config(file: Path) -> bool:
-    """Whether a file is called as a config is."""
+    """Return True if the file name is that of a config."""
     return file.name.lower().endswith(CONFIG_SUFFIXES)
 
 
 def own_config(file: Path) -> Path | None:
-    """The config that belongs to a graph by its name."""
+    """Return the config that belongs to a graph by name."""
     return next((path for suffix in CONFIG_SUFFIXES if is_file(path := file.with_name(file.stem + suffix))), None)
 
 
 def companions(file: Path, function: str) -> list[Path]:
-    """The further files that a graph's entry point is made of: a config, and a checkpoint of the graph's name."""
+    """Return the further files for a graph's entry point: config, and checkpoint with the graph's name."""
     if not is_graph(file):
         return []
     config = file.with_name(function) if is_config(Path(function)) else own_config(file) if not function else None
@@ -161,12 +162,13 @@ def open_graph(file: Path, function: str) -> Graph:
     """Open a graph.
 
     Args:
-        function: a config's file beside it; or operations and tensors (``loss,train``), of which those that give
-            values are outputs and the others are run; "" is the config that has the graph's name, or :data:`MAIN`.
+        file: the graph's file.
+        function: file name of a config in the same directory; or operations and tensors (``loss,train``): those with
+            values become outputs, the others are run; "" is the config with the graph's name, or :data:`MAIN`.
 
     Raises:
-        ImportFailed: it is no graph, or one that keeps variables as XLA cannot.
-        UsageError: it has no such operation or config.
+        ImportFailed: the file is not a graph, or the graph has variables that XLA does not support.
+        UsageError: the operation or config does not exist.
     """
     import tensorflow as tf
 
@@ -192,6 +194,7 @@ def open_graph(file: Path, function: str) -> Graph:
             raise UsageError(
                 f"{file.name} has no tensor that is computed of what is fed and goes nowhere else: nothing to return",
                 hint="--function with operations of the graph, such as loss,train",
+                option="--function",
             )
         fetches = [Fed(name, name.removesuffix(":0")) for name in names]
         needed = nodes.closure([_node(name) for name in (*names, *targets)])
@@ -220,9 +223,9 @@ def _parse(file: Path, message: Any, kind: str, fields: Sequence[str]) -> None:
 
     with foreign_errors(ImportFailed, f"{file.name} is no {kind}", error_text=error_text):
         if file.suffix.lower() == ".pbtxt":
-            text_format.Parse(file.read_text(), message, allow_unknown_field=False)
+            text_format.Parse(read_text(file, MAX_MODEL_BYTES), message, allow_unknown_field=False)
         else:
-            message.ParseFromString(file.read_bytes())
+            message.ParseFromString(read_file(file, MAX_MODEL_BYTES))
     if not any(len(getattr(message, field)) for field in fields):
         raise ImportFailed(f"{file.name} is no {kind}: it has no {' and no '.join(fields)}")
 
@@ -253,7 +256,7 @@ def _configured(file: Path, nodes: _Nodes) -> tuple[list[Fed], list[Fed], dict[s
 
 
 class _Nodes:
-    """The nodes of a graph, and which of them need which."""
+    """Nodes of a graph with their dependencies."""
 
     def __init__(self, definition: Any) -> None:
         self._definition = definition
@@ -264,25 +267,25 @@ class _Nodes:
                 self._takers[_node(taken)].append(node.name)
 
     def closure(self, names: Iterable[str]) -> set[str]:
-        """These nodes and all that they need."""
+        """Return these nodes and all their dependencies."""
         return _reached(names, lambda name: map(_node, self._nodes[name].input) if name in self._nodes else ())
 
     def part(self, names: Iterable[str]) -> Any:
-        """The GraphDef of these nodes and all that they need."""
+        """Return a GraphDef of these nodes and all their dependencies."""
         needed = self.closure(names)
         made = type(self._definition)(versions=self._definition.versions, library=self._definition.library)
         made.node.extend(node for node in self._definition.node if node.name in needed)
         for node in made.node:
-            node.attr.pop("_class", None)  # which may name a node that is not needed
+            node.attr.pop("_class", None)  # may name a node outside this part
         return made
 
     def fed(self, needed: set[str]) -> list[str]:
-        """The tensors among the nodes that a caller has to give."""
+        """Return the tensors among the nodes that the caller must provide."""
         fed = (node for node in self._definition.node if node.name in needed and node.op in _FED)
         return [tensor for node in fed for tensor in self._outputs(node)]
 
     def leaves(self) -> tuple[list[str], list[str]]:
-        """What is computed of what is fed and goes nowhere else: tensors, and operations without values (training)."""
+        """Return the unused results that depend on feeds: tensors, and operations without values (training)."""
         fed = [node.name for node in self._definition.node if node.op in _FED]
         computed = _reached(fed, lambda name: self._takers[name]) - set(fed)
         last = [
@@ -295,7 +298,7 @@ class _Nodes:
         return tensors, [node.name for node in last if not self._types(node)]
 
     def named(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Tensors, and operations without values, of what is asked for by name."""
+        """Return the named tensors, and the named operations without values."""
         tensors, operations = [], []
         for name in (name.strip() for name in names):
             self.check(name)
@@ -308,30 +311,33 @@ class _Nodes:
         return tensors, operations
 
     def check(self, tensor: str, where: str = "") -> None:
-        """Raise UsageError where the graph has no such tensor or operation."""
+        """Raise UsageError if the graph lacks this tensor or operation."""
         node, _, number = tensor.partition(":")
         if node not in self._nodes:
             hint = did_you_mean(node, self._nodes) or "--function takes a config's file, or operations of the graph"
-            raise UsageError(f"{where}the graph has no operation {node!r}", hint=hint)
+            raise UsageError(f"{where}the graph has no operation {node!r}", hint=hint, option="--function")
         if number and not (number.isdigit() and int(number) < len(self._types(self._nodes[node]))):
             raise UsageError(f"{where}the operation {node!r} has no output {number}")
 
     def spec(self, feed: Fed) -> Any:
-        """The ``tf.TensorSpec`` of a feed: its own, or as the graph says. Raises ImportFailed: it says no type."""
+        """Return the ``tf.TensorSpec`` for a feed, from the config or the graph.
+
+        Raises ImportFailed if the type is unknown.
+        """
         import tensorflow as tf
 
         if feed.spec is not None:
             return tf.TensorSpec(feed.spec.shape, feed.spec.dtype, feed.name)
         name, _, number = feed.tensor.partition(":")
         node, place = self._nodes[name], int(number)
-        # Looking up what is not in a map of protobuf's puts it there.
+        # Reading a missing key of a protobuf map would insert it.
         listed = (node.attr[one].list.shape for one in ("_output_shapes", "output_shapes") if one in node.attr)
         shapes = next(filter(None, listed), ())
         shape = shapes[place] if place < len(shapes) else node.attr["shape"].shape if "shape" in node.attr else None
         return tf.TensorSpec(tf.TensorShape(shape), self._types(node)[place], feed.name)
 
     def cut(self, fetches: Sequence[Fed], targets: Sequence[str]) -> tuple[Any, list[Fed]]:
-        """The part of the graph that fetches and operations need, and where the fetches are in it."""
+        """Return the part of the graph for the fetches and operations, and the fetches in that part."""
         made = self.part([*(_node(fetch.tensor) for fetch in fetches), *targets])
         if not targets:
             return made, list(fetches)
@@ -345,13 +351,13 @@ class _Nodes:
         return made, waiting
 
     def _outputs(self, node: Any) -> Iterator[str]:
-        """The tensors of a node that hold values."""
+        """Yield the tensors in a node that have values."""
         for number, dtype in enumerate(self._types(node)):
             if dtype.name not in _NO_VALUES:
                 yield f"{node.name}:{number}"
 
     def _types(self, node: Any) -> list[Any]:
-        """The types of a node's outputs."""
+        """Return the types for a node's outputs."""
         import tensorflow as tf
         from tensorflow.python.framework import op_def_registry
 
@@ -372,18 +378,18 @@ class _Nodes:
 
 
 def _initial(definition: Any, variable: str) -> Any:
-    """The value that a graph gives a variable before all else; None where it gives none."""
+    """Return the initial value of a variable from the graph, or None."""
     import tensorflow as tf
 
     assigning = [node for node in definition.node if node.op == _ASSIGN and node.input[0] == variable]
-    # The one that v1's own variables have, else any that needs nothing that is not known.
+    # Prefer the assignment that TensorFlow 1 creates, else any assignment without unknown dependencies.
     for node in sorted(assigning, key=lambda node: bool(node.name != f"{variable}/Assign")):
         part = _Nodes(definition).part([_node(node.input[1])])
         if any(one.op in _FED or one.op == VARIABLE_OP for one in part.node):
             continue
         for one in part.node:
             if "seed2" in one.attr and not one.attr["seed"].i and not one.attr["seed2"].i:
-                one.attr["seed2"].i = _number(one.name)  # the same in each process that asks
+                one.attr["seed2"].i = _number(one.name)  # deterministic across processes
         what = f"TensorFlow cannot compute the first value of {variable}"
         with tf.Graph().as_default() as graph, foreign_errors(ImportFailed, what, error_text=error_text):
             tf.import_graph_def(part, name="")
@@ -393,7 +399,10 @@ def _initial(definition: Any, variable: str) -> Any:
 
 
 def _seeded(name: str, dtype: Any, shape: Any) -> Any:
-    """A value of [0, 1), or 0 where the variable has no fractions, by the variable's name."""
+    """Return seeded values in [0, 1), or zeros for other dtypes than floats.
+
+    The seed depends on the variable's name.
+    """
     import numpy as np
 
     if not dtype.is_floating:
@@ -416,7 +425,7 @@ def _reached(names: Iterable[str], following: Callable[[str], Iterable[str]]) ->
 
 
 def _node(taken: str) -> str:
-    """The node of a node's input: ``^node``, ``node``, ``node:1``."""
+    """Return the node behind an input: ``^node``, ``node`` or ``node:1``."""
     return taken.lstrip("^").partition(":")[0]
 
 

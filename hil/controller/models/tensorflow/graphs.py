@@ -1,4 +1,4 @@
-"""Look into TensorFlow's functions: nested arguments, variables, StableHLO as text, errors in a line."""
+"""Inspect TensorFlow functions: nested arguments, variables, StableHLO text, one-line errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Structure = Any
 
 
 def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path, in the order of ``tf.nest.flatten``: dicts by sorted keys; None is a leaf.
+    """Yield every leaf with its path, in the order of ``tf.nest.flatten``: dicts by sorted keys; None is a leaf.
 
     Args:
-        structure: dicts, lists and tuples (named ones too) of anything else.
-        path: of the structure itself; a leaf of ``{"a": [x]}`` is ``a.0``.
+        structure: nested dicts, lists and tuples, including named tuples.
+        path: path of the structure; a leaf of ``{"a": [x]}`` is ``a.0``.
     """
     for name, item in _items(structure):
         yield from leaves(item, f"{path}.{name}" if path else str(name))
@@ -30,7 +30,7 @@ def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def replace_leaves(structure: Structure, make: Callable[[Any], Any]) -> Structure:
-    """The same structure with other leaves, made in the order of :func:`leaves`."""
+    """Return the same structure with new leaves, created in the order of :func:`leaves`."""
     if not _is_nested(structure):
         return make(structure)
     made = {name: replace_leaves(item, make) for name, item in _items(structure)}
@@ -42,13 +42,13 @@ def replace_leaves(structure: Structure, make: Callable[[Any], Any]) -> Structur
 
 
 def numbered(structure: Structure, counts: Callable[[Any], bool] = lambda leaf: leaf is not None) -> Structure:
-    """The same structure with the number of each leaf that counts in its place; the others stay as they are."""
+    """Replace each leaf that counts by its number. Other leaves stay unchanged."""
     numbers = iter(range(sum(map(counts, (leaf for _, leaf in leaves(structure))))))
     return replace_leaves(structure, lambda leaf: next(numbers) if counts(leaf) else leaf)
 
 
 def restore(structure: Structure, values: Sequence[Any]) -> Structure:
-    """Values in the places that :func:`numbered` gave them (leaves that are no number stay)."""
+    """Replace the numbers from :func:`numbered` by values. Other leaves stay unchanged."""
     return replace_leaves(structure, lambda leaf: values[leaf] if type(leaf) is int else leaf)
 
 
@@ -65,26 +65,26 @@ def _items(structure: Structure) -> Iterator[tuple[Any, Structure]]:
         yield from enumerate(structure)
 
 
-# Operations on a variable that leave it as it is, and those that hand its handle on.
+# Operations that only read a variable, and operations that forward the handle.
 _READING = frozenset(
     ("ReadVariableOp", "IsVariableInitializedOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 )
 _PASSING_ON = frozenset(("Identity", "IdentityN"))
-# Operations that call functions -> how many of their inputs come before the functions' own.
+# Operations that call functions -> number of inputs before the function's arguments.
 _CALLS = {"PartitionedCall": 0, "StatefulPartitionedCall": 0, "While": 0, "StatelessWhile": 0}
 _CALLS |= dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1)
 
 
 def new_value(name: str) -> str:
-    """What the new value of a variable is called among the outputs."""
+    """Return the output name for a variable's new value."""
     return f"variable {name}"
 
 
 def captured(concrete: Any) -> list[tuple[str, Any]]:
-    """The variables and tensors that a concrete function captured, in order, each with a name of its own.
+    """Return the captured variables and tensors in a concrete function in order, with unique names.
 
     Raises:
-        CompileFailed: it captured a resource that is no variable.
+        CompileFailed: a captured resource is not a variable.
     """
     items = _captures(concrete)
     if any(item.dtype.name == "resource" for _, item in items):
@@ -93,9 +93,10 @@ def captured(concrete: Any) -> list[tuple[str, Any]]:
 
 
 def assigned(concrete: Any) -> dict[str, Any]:
-    """The variables that a concrete function may assign, by name, in the order in which it captured them.
+    """Return the variables that a concrete function may assign, by name, in capture order.
 
-    Those are all whose handle goes to anything but a reading operation, in the function or in one that it calls.
+    A variable is included if the handle reaches any operation that does not only read, directly or in a called
+    function.
     """
     items = _captures(concrete)
     graph = concrete.graph.as_graph_def()
@@ -110,7 +111,7 @@ def assigned(concrete: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class HandledVariable:
-    """A variable of which a function captured the handle alone, as TensorFlow 1's optimizers and raw operations do."""
+    """Variable that a function captured only by handle, as TensorFlow 1's optimizers and raw operations do."""
 
     handle: Any
     name: str
@@ -119,7 +120,7 @@ class HandledVariable:
 
     @classmethod
     def of(cls, tensor: Any) -> Any:
-        """The variable that a tensor is the handle of; the tensor itself where it is none of a variable's."""
+        """Return the variable of a handle tensor. Other tensors are returned unchanged."""
         import tensorflow as tf
 
         data = getattr(tensor, "_handle_data", None) if tensor.dtype.name == "resource" else None
@@ -129,39 +130,40 @@ class HandledVariable:
         return cls(tensor, "variable", tf.as_dtype(kinds[0].dtype), tf.TensorShape(kinds[0].shape))
 
     def read_value(self) -> Any:
-        """What it holds."""
+        """Return the value as a tensor."""
         import tensorflow as tf
 
         return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
     def numpy(self) -> Array:
-        """What it holds, as an array."""
+        """Return the value as an array."""
         array: Array = self.read_value().numpy()
         return array
 
     def assign(self, value: Any) -> None:
-        """Have it hold something else."""
+        """Assign a new value."""
         import tensorflow as tf
 
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
 
     def is_initialized(self) -> bool:
-        """Whether it holds anything."""
+        """Return True if the variable has a value."""
         import tensorflow as tf
 
         return bool(tf.raw_ops.VarIsInitializedOp(resource=self.handle))
 
 
 def is_variable(item: Any) -> bool:
-    """Whether what a function captured is a variable rather than a tensor."""
+    """Return True if a captured item is a variable, not a tensor."""
     return hasattr(item, "handle")
 
 
 class HandleGraph:
-    """The nodes of a graph or function, by what they take.
+    """Nodes of a graph or function, indexed by input.
 
     Args:
-        library: the functions that nodes call; without them, what goes into a call may be assigned there.
+        nodes: nodes in the graph or function.
+        library: functions that nodes call; without it, a variable passed to a call counts as assigned.
     """
 
     def __init__(self, nodes: Iterable[Any], library: Mapping[str, Any] | None = None) -> None:
@@ -174,7 +176,7 @@ class HandleGraph:
                     self._takers[taken.partition(":")[0]].append((node, place))
 
     def writes(self, handle: str) -> bool:
-        """Whether anything assigns the variable whose handle this node or argument gives."""
+        """Return True if any operation assigns the variable with this handle (a node or argument)."""
         waiting, seen = [handle], {handle}
         while waiting:
             for node, place in self._takers[waiting.pop()]:
@@ -189,7 +191,7 @@ class HandleGraph:
         return False
 
     def _writes_within(self, node: Any, place: int) -> Iterator[bool]:
-        """Whether each of the functions that a node calls assigns what they get as the node's input."""
+        """For each function that a node calls, yield True if it assigns the node's input at ``place``."""
         assert self._library is not None
         for value in node.attr.values():
             for name in (function.name for function in (value.func, *value.list.func) if function.name):
@@ -200,7 +202,7 @@ class HandleGraph:
 
 
 def _captures(concrete: Any) -> list[tuple[str, Any]]:
-    """Name and variable, or else the tensor itself, of all that a function captured."""
+    """Return name and variable, or the tensor, for each capture of a function."""
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
     items = [variables.get(id(tensor), HandledVariable.of(tensor)) for tensor in concrete.captured_inputs]
     taken: set[str] = set()
@@ -212,11 +214,11 @@ def _name(item: Any) -> str:
 
 
 _LENGTH = 400
-# What an error of autograph's is about, after the code that it quotes: `    ValueError: ...`.
+# The actual error in autograph's message, after the quoted code: ` ValueError: ...`.
 _RAISED = re.compile(r"^ {4}(?P<name>\w+): ", re.M)
 _QUOTED = re.compile(r'^\s*File ".*", line \d+, in .*$', re.M)
 _COLOR = re.compile(r"\x1b\[\d+m")
-# How XLA's message is wrapped, and from where on nobody reads it.
+# Prefix of XLA's message, and markers of text to remove.
 _XLA = "Failed getting HLO text: '"
 _BEFORE = ("Graph execution error", "Detected at node", "<stack traces")
 _AFTER = ("The op is created at", "Stack trace", "tf2xla conversion failed", "Arguments received by", "[[")
@@ -230,7 +232,7 @@ _LOCATION = re.compile(r"^loc\(.*?\): ")
 
 
 def error_text(error: Exception) -> str:
-    """The kind of an error and its own message, in a line."""
+    """Return an error's kind and message in one line."""
     name, text = type(error).__name__, _COLOR.sub("", str(error))
     if text.startswith("in user code:") and (raised := _RAISED.search(text)):
         name, text = raised["name"], text[raised.end() :]
@@ -242,7 +244,7 @@ def error_text(error: Exception) -> str:
 
 
 def converter_text(error: Exception) -> str:
-    """What the TFLite converter refused, in a line."""
+    """Return the TFLite converter's errors in one line."""
     lines = [line.partition("error: ")[2].strip() for line in str(error).splitlines() if "error: " in line]
     texts = [_LOCATION.sub("", line) for line in lines]
     return "; ".join(dict.fromkeys(texts))[:_LENGTH] or error_text(error)
@@ -254,11 +256,11 @@ def _message(text: str) -> Iterator[str]:
     return takewhile(lambda line: not line.startswith(_AFTER), kept)
 
 
-# `%24 = mhlo.copy %23 : tensor<2xf32>` says that a result's buffer is not that of another one. It becomes what does
-# nothing, in place: values of different regions have the same names, so that its uses cannot be found by name.
+# `%24 = mhlo.copy %23 : tensor<2xf32>` requests a separate buffer for a result. It is replaced in place by a no-op:
+# values of different regions share names, so uses cannot be found by name.
 _COPY = re.compile(r"= mhlo\.copy (?P<value>%[\w#]+) : (?P<type>tensor<[^>]*>)")
 _IDENTITY = r"= stablehlo.reshape \g<value> : (\g<type>) -> \g<type>"
-# IREE knows chlo, StableHLO's companion, and not mhlo.
+# IREE supports chlo, StableHLO's companion dialect, but not mhlo.
 _ERF = re.compile(r"= mhlo\.erf (?P<value>%[\w#]+) : (?P<type>tensor<[^>]*>)")
 _CHLO_ERF = r"= chlo.erf \g<value> : \g<type> -> \g<type>"
 # `{alias = {..., parameter_number = 3 : i64}, output_index = array<i64: 3>}`
@@ -268,15 +270,15 @@ _MAIN = re.compile(r"func\.func (?:public )?@main\((?P<arguments>.*?)\) -> ")
 
 @dataclass(frozen=True)
 class StableHlo:
-    """A module's text."""
+    """StableHLO module as text."""
 
-    mlir: str  # without operations of the dialect mhlo
-    arguments: int  # how many ``main`` takes
-    aliases: dict[int, int]  # number of a result -> number of the argument that it is the new value of
+    mlir: str  # without operations of the mhlo dialect
+    arguments: int  # number of arguments of ``main``
+    aliases: dict[int, int]  # result number -> argument number with the old value
 
 
 def read_stablehlo(text: str) -> StableHlo:
-    """Read what ``experimental_get_compiler_ir(...)(stage="stablehlo")`` gave."""
+    """Parse the output of ``experimental_get_compiler_ir(...)(stage="stablehlo")``."""
     main = _MAIN.search(text)
     aliases = {int(found["result"] or 0): int(found["argument"]) for found in _ALIAS.finditer(text)}
     clean = _ERF.sub(_CHLO_ERF, _COPY.sub(_IDENTITY, text))

@@ -1,7 +1,7 @@
-"""XLA's modules (HLO) of what TensorFlow compiles, before and after XLA optimised them, as text and as graphs.
+"""Dump XLA's modules (HLO) for TensorFlow functions, before and after optimisation, as text and graphs.
 
-``python -m hil.controller.models.tensorflow.hlo MODEL FUNCTION DIMS`` compiles a function with XLA for this machine, in
-a process of its own: XLA reads its flags once in the life of a process.
+``python -m hil.controller.models.tensorflow.hlo MODEL FUNCTION DIMS`` compiles a function with XLA for this machine. A
+separate process is needed because XLA reads its flags only at start-up.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hil.controller.models.compiling import death_text, run_logged
+from hil.core.files import copy_file
 from hil.core.processes import module_command
 from hil.core.scratch import temporary_folder
 
-# The folder of ``--debug-ir`` in which all that lies.
+# Subdirectory of ``--debug-ir`` for XLA's files.
 HLO = "hlo"
 _FLAGS = "--xla_dump_hlo_as_text --xla_dump_hlo_as_dot"
 # `module_0007.a_inference_flat_42__.5.cpu_after_optimizations.txt`
@@ -32,11 +32,11 @@ PASSES = "passes"
 
 @contextlib.contextmanager
 def dumping(folder: str, passes: bool = False) -> Iterator[dict[str, str]]:
-    """Give the environment of a process in which XLA dumps its modules; into a folder, unless that is "".
+    """Yield the environment for a process in which XLA dumps modules to a directory; "" disables it.
 
-    There are ``before_optimizations`` and ``after_optimizations``, each ``.txt`` and ``.dot``, and what else XLA writes
-    of each, with a number in front where a process compiled several modules; with ``passes`` the module after each pass
-    as well, in a folder of that name.
+    The files are ``before_optimizations`` and ``after_optimizations``, as ``.txt`` and ``.dot``, and XLA's further
+    files for them. A number is prepended if a process compiled several modules. ``passes`` adds the module after each
+    pass, in a subdirectory of that name.
     """
     if not folder:
         yield {}
@@ -51,11 +51,11 @@ def dumping(folder: str, passes: bool = False) -> Iterator[dict[str, str]]:
             name = match["what"] or match["pass"]
             place = Path(folder) if match["what"] else Path(folder, PASSES)
             place.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(scratch, match[0]), place / (f"{match['number']}.{name}" if several else name))
+            copy_file(Path(scratch, match[0]), place / (f"{match['number']}.{name}" if several else name))
 
 
 def write_hlo(path: str, function: str, dims: Mapping[str, int], folder: str, log: str, passes: bool = False) -> None:
-    """Write what XLA makes of a model's function, for this machine, below a folder; the log says where it cannot."""
+    """Dump the HLO of a model's function, compiled for this machine, below a directory. Errors go to the log."""
     command = module_command("hil.controller.models.tensorflow.hlo", path, function, json.dumps(dict(dims)))
     with dumping(str(Path(folder, HLO)), passes) as flags:
         code, _ = run_logged(command, Path(log), environment=flags)
@@ -64,7 +64,7 @@ def write_hlo(path: str, function: str, dims: Mapping[str, int], folder: str, lo
 
 
 def main() -> None:
-    """Compile a function of a model, which XLA dumps."""
+    """Compile a function of a model, so that XLA dumps it."""
     import tensorflow as tf
 
     from hil.controller.models.tensorflow.source import named_outputs, open_model

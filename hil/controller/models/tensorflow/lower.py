@@ -1,4 +1,4 @@
-"""TensorFlow functions lowered to StableHLO by TensorFlow's own bridge to XLA."""
+"""Lower TensorFlow functions to StableHLO with TensorFlow's XLA bridge."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from hil.errors import CompileFailed
 
 @dataclass(frozen=True)
 class Live:
-    """A lowered function with what it captured in this process."""
+    """Lowered function with the captured objects of this process."""
 
     function: LoweredFunction
-    captured: tuple[Any, ...]  # the tf.Variable or tf.Tensor of each of ``function.state``
+    captured: tuple[Any, ...]  # tf.Variable or tf.Tensor for each of ``function.state``
 
     def values(self) -> list[Array]:
-        """What is in the captured variables and tensors now: the further arguments."""
+        """Return the current values of captured variables and tensors, which are further arguments."""
         return [item.numpy() for item in self.captured]
 
 
@@ -40,12 +40,12 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
     """Lower a function for arguments of given types.
 
     Args:
-        function: a ``tf.function``, a method that is one, a Keras model, or any function of tensors.
-        args, kwargs: what it is called with, nested or not: an array, tensor or ``tf.TensorSpec`` stands for any tensor
-            of its dtype and shape; any other value (a Python number too) is compiled in.
+        function: ``tf.function``, such a method, Keras model, or any function of tensors.
+        args, kwargs: arguments, may be nested. An array, tensor or ``tf.TensorSpec`` represents any tensor of the same
+            dtype and shape; other values (including Python numbers) are compiled in as constants.
 
     Raises:
-        CompileFailed: it cannot be traced or translated, or takes or returns what is no tensor.
+        CompileFailed: tracing or lowering failed, or an argument or result is not a tensor.
     """
     import tensorflow as tf
 
@@ -64,13 +64,13 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
     specs = [spec for _, spec in inputs]
     with foreign_errors(CompileFailed, "TensorFlow cannot lower the function", error_text=error_text):
         concrete = traced.get_concrete_function(*specs)
-        items = captured(concrete)  # first: XLA has no clear words for what it cannot take
+        items = captured(concrete)  # check first, because XLA's messages about unsupported captures are unclear
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo")
     return _live(concrete, items, text, [spec_of(name, spec) for name, spec in inputs], returned[0])
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Array]:
-    """The tensors among a call's arguments, as arrays, in the order of ``LoweredFunction.inputs``."""
+    """Return the tensors among the arguments as arrays, in the order of ``LoweredFunction.inputs``."""
     import numpy as np
 
     return [np.asarray(leaf) for _, leaf in leaves((list(args), dict(kwargs or {}))) if _is_tensor(leaf)]
@@ -97,7 +97,7 @@ def _live(concrete: Any, items: list[tuple[str, Any]], text: str, inputs: list[T
 
 
 def _named(function: Any, structure: tuple[list[Any], dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The tensors among arguments, each called by its parameter and its place in that."""
+    """Yield the tensors among the arguments with names made of parameter and path."""
     python = getattr(function, "python_function", function)
     try:
         kinds = inspect.signature(python).parameters.items()
@@ -111,7 +111,7 @@ def _named(function: Any, structure: tuple[list[Any], dict[str, Any]]) -> Iterat
 
 
 def _is_tensor(leaf: Any) -> bool:
-    """Whether a leaf has an element type and a shape: numpy's, TensorFlow's and Keras's have, Python's numbers not."""
+    """Return True if a leaf has a dtype and a shape, as in numpy, TensorFlow and Keras. Python numbers do not."""
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
 
 
@@ -123,41 +123,41 @@ def _as_tensor(path: str, leaf: Any) -> Any:
     return tf.identity(leaf)
 
 
-# What the function is called in the MLIR module.
+# Name of the function in the MLIR module.
 ENTRY = "main"
 
 
 @dataclass(frozen=True)
 class State:
-    """A variable or a tensor that a function captured: a further argument of the lowered function."""
+    """Captured variable or tensor, which is a further argument of the lowered function."""
 
-    spec: TensorSpec  # name, dtype and shape. Names are unique: the variable's, numbered where several have it.
-    constant: bool = False  # whether it is a tensor rather than a variable, and never changes
-    # number of the result (outputs included) that is the variable's new value; None where the function does not assign
-    # it.
+    spec: TensorSpec  # unique name, dtype and shape; a number is appended to names used several times
+    constant: bool = False  # a tensor, which never changes, instead of a variable
+    # Result number with the variable's new value, counting outputs; None if the function does not assign the
+    # variable.
     result: int | None = None
 
 
 @dataclass(frozen=True)
 class LoweredFunction:
-    """A function in StableHLO, for one set of shapes.
+    """StableHLO function for a fixed set of shapes.
 
-    ``main(*inputs, *state) -> (*outputs, *new values of assigned variables)``.
+    ``main(*inputs, *state) -> (*outputs, *new values for assigned variables)``.
     """
 
-    mlir: str  # the module as text; its one public function is ``main``
+    mlir: str  # module text with a single public function, ``main``
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     state: tuple[State, ...]
-    # of what the function returns: the number of an output in the place of each; see :meth:`returned`.
+    # Return value structure, with output numbers as leaves; see :meth:`returned`.
     structure: Structure
 
     @property
     def assigned(self) -> tuple[State, ...]:
-        """The variables that the function assigns, in the order of the further results."""
+        """Variables that the function assigns, in the order of the further results."""
         found = [state for state in self.state if state.result is not None]
         return tuple(sorted(found, key=lambda state: state.result or 0))
 
     def returned(self, outputs: list[Any]) -> Structure:
-        """Outputs as the function itself returns them: nested as it nests them."""
+        """Nest outputs in the structure that the function returns."""
         return restore(self.structure, outputs)

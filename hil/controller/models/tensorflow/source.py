@@ -1,4 +1,4 @@
-"""TensorFlow's models as files, SavedModels, GraphDefs and .keras: programs, so opened in a process of its own."""
+"""Open TensorFlow models (SavedModel, GraphDef, .keras). They are programs, so open them in an isolated process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hil.core.tensors import Array, Dim, TensorSpec, dtype_name
 from hil.errors import CompileFailed, ImportFailed, UsageError
 
 SAVED_MODEL = "saved_model.pb"
-# The signature that TensorFlow's own tools take where none is named.
+# Default signature of TensorFlow's tools.
 _DEFAULT = "serving_default"
-# What TensorFlow's loader asks of an optimizer to make its variables again, and TensorFlow 1's, loaded, do not have.
+# Method that TensorFlow's loader needs to restore an optimizer's variables; loaded TensorFlow 1 optimizers lack it.
 _SLOTS = "add_slot"
-# Signatures that TensorFlow writes for itself.
+# Internal signatures of TensorFlow.
 _OWN = ("__saved_model_init_op", "__saved_model_train_op")
-# Operators that draw random numbers. Those called Stateless draw the same ones from the same seed.
+# Operators that draw random numbers. Stateless operators are deterministic for a seed.
 _DRAWING = frozenset(
     "Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2 RandomShuffle "
     "RandomStandardNormal RandomUniform RandomUniformInt StatefulRandomBinomial StatefulStandardNormal "
@@ -34,22 +34,21 @@ _DRAWING = frozenset(
 
 @dataclass(frozen=True)
 class Source:
-    """A function of a model, opened."""
+    """Opened function of a model."""
 
-    name: str  # its own: a signature's key, a method's name, or ``call`` of a Keras model
-    function: Callable[..., Any]  # takes what ``structure`` holds tensors' specs of
-    # (positional, named) arguments; the leaves are ``tf.TensorSpec``, of fixed shape where ``--dim`` fixed it, or
-    # values that are passed as they are.
+    name: str  # signature key, method name, or ``call`` for a Keras model
+    function: Callable[..., Any]  # takes arguments of this ``structure``, with tensors for specs
+    # (positional, named) arguments. Leaves are ``tf.TensorSpec``, static for sizes from ``--dim``, or constant values.
     structure: tuple[list[Any], dict[str, Any]]
-    inputs: tuple[TensorSpec, ...]  # the tensors among them: names, dtypes, shapes with symbols
+    inputs: tuple[TensorSpec, ...]  # tensors among the arguments: names, dtypes, shapes with symbols
     functions: tuple[str, ...]
     model: Any
 
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What the function returns; a dimension is None where only running it tells.
+        """Return the specs for the function's results. A dimension known only at run time is None.
 
         Raises:
-            ImportFailed: it cannot be traced, or returns what is no tensor.
+            ImportFailed: tracing failed, or a result is not a tensor.
         """
         named = named_outputs(self._traced.structured_outputs, getattr(self.model, "output_names", ()))
         try:
@@ -59,15 +58,15 @@ class Source:
 
     @cached_property
     def assigned(self) -> dict[str, Any]:
-        """The variables that the function assigns, by name. Raises ImportFailed: it cannot be traced."""
+        """Variables that the function assigns, by name. Raises ImportFailed if tracing failed."""
         return assigned(self._traced)
 
     @property
     def random(self) -> list[str]:
-        """The nodes of the function, and of those that it calls, that draw random numbers without a state of their own.
+        """Nodes of the function and of called functions that draw random numbers without explicit state.
 
         Raises:
-            ImportFailed: it cannot be traced.
+            ImportFailed: tracing failed.
         """
         graph = self._traced.graph.as_graph_def()
         called = (node for function in graph.library.function for node in function.node_def)
@@ -82,11 +81,11 @@ class Source:
 
     @property
     def specs(self) -> list[Any]:
-        """The ``tf.TensorSpec`` of each input."""
+        """``tf.TensorSpec`` for each input."""
         return [leaf for _, leaf in leaves(self.structure) if is_spec(leaf)]
 
     def sized(self) -> list[Any]:
-        """The ``tf.TensorSpec`` of each input, every dimension a number. Raises UsageError: one is open."""
+        """Return the ``tf.TensorSpec`` for each input. Raises UsageError for an open dimension."""
         for spec in self.inputs:
             for dim in spec.shape:
                 if not isinstance(dim, int):
@@ -97,34 +96,37 @@ class Source:
         return self.specs
 
     def call(self, tensors: list[Any]) -> Any:
-        """Call the function with tensors in the order of the inputs."""
+        """Call the function with tensors in input order."""
         given = iter(tensors)
         args, kwargs = replace_leaves(self.structure, lambda leaf: next(given) if is_spec(leaf) else leaf)
         return self.function(*args, **kwargs)
 
 
 def is_spec(leaf: Any) -> bool:
-    """Whether an argument is a tensor's spec rather than a value."""
+    """Return True if an argument is a tensor's spec, not a value."""
     import tensorflow as tf
 
     return isinstance(leaf, tf.TensorSpec)
 
 
 def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
-    """Open the function of a model's file.
+    """Open a function of a model.
 
     Args:
-        path: ``saved_model.pb`` of a SavedModel's folder, a GraphDef, or a ``.keras`` file.
-        function: its name; "" is ``serving_default`` of a SavedModel that has it, else the only one; of a GraphDef see
-            :func:`hil.controller.models.tensorflow.graph_def.open_graph`.
+        path: ``saved_model.pb`` of a SavedModel directory, a GraphDef, or a ``.keras`` file.
+        function: function name; "" selects ``serving_default`` of a SavedModel if it exists, else the only function.
+            For a GraphDef see :func:`hil.controller.models.tensorflow.graph_def.open_graph`.
+        dims: sizes for symbolic dimensions.
 
     Raises:
-        ImportFailed, UsageError: as of :func:`describe`.
+        ImportFailed, UsageError: see :func:`describe`.
     """
     file = Path(path)
     if graph_def.is_config(file):
         raise UsageError(
-            f"{file.name} is a config of a graph: name the graph", hint=f"hil run GRAPH.pb --function {file.name}"
+            f"{file.name} is a config of a graph: name the graph",
+            hint=f"hil run GRAPH.pb --function {file.name}",
+            option="--function",
         )
     if graph_def.is_graph(file):
         return _open_graph(file, function, dims)
@@ -165,15 +167,14 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
     chosen = function or default
     if chosen not in functions:
         problem = f"no function {chosen!r}" if chosen else "several functions"
-        raise UsageError(
-            f"{file.parent.name} has {problem}", hint=f"choose one with --function: {', '.join(functions)}"
-        )
+        hint = f"choose one with --function: {', '.join(functions)}"
+        raise UsageError(f"{file.parent.name} has {problem}", hint=hint, option="--function")
     structure, inputs = _fix(file.parent.name, _specs_of(functions[chosen]), dims, batch=False)
     return Source(chosen, functions[chosen], structure, inputs, tuple(functions), model)
 
 
 def _methods(model: Any, signatures: Mapping[str, Any]) -> dict[str, Any]:
-    """Methods of a saved tf.Module, each with the first way in which it takes tensors alone."""
+    """Return the methods of a saved tf.Module, each with the first signature that has only tensors."""
     found = {}
     for name, item in sorted(vars(model).items()):
         if name.startswith("_") or name in signatures:
@@ -198,7 +199,7 @@ def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> Source:
         raise UsageError(f"{file.name} has no function {function!r}", hint="a Keras model has one: 'call'")
     try:
         model = keras.saving.load_model(file, compile=False, safe_mode=True)
-    except Exception as error:  # of Keras, zipfile, h5py, json or the layers themselves
+    except Exception as error:  # raised by Keras, zipfile, h5py, json or the layers
         hint = "its layers of your own, or lambdas, are code that hil does not run" if "ambda" in str(error) else ""
         raise ImportFailed(f"{file.name} is no model that Keras reads: {error_text(error)}", hint=hint) from error
     if not getattr(model, "inputs", None):
@@ -210,7 +211,7 @@ def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> Source:
     structure, inputs = _fix(file.name, (specs, {}), dims, batch=True)
 
     def call(*tensors: Any) -> Any:
-        # Keras tells a Sequential model's structure, one tensor, only once that was called.
+        # Keras reports the structure of a Sequential model, a single tensor, only after a call.
         is_chain = isinstance(model, keras.Sequential)
         return model(tensors[0] if is_chain else tf.nest.pack_sequence_as(model.input, list(tensors)), training=False)
 
@@ -220,7 +221,7 @@ def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> Source:
 def _fix(
     file: str, structure: tuple[list[Any], dict[str, Any]], dims: Mapping[str, int], *, batch: bool
 ) -> tuple[tuple[list[Any], dict[str, Any]], tuple[TensorSpec, ...]]:
-    """Put sizes in place of open dimensions; the specs that come of it, with symbols where a size is still missing."""
+    """Set sizes for open dimensions. Return the structure and the inputs' specs, with symbols for missing sizes."""
     import tensorflow as tf
 
     symbols: set[str] = set()
@@ -257,33 +258,37 @@ _FOLDERS = ("variables", "assets", "assets.extra")
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read the signature of a function: a SavedModel's signature or method, a Keras model's call, a graph's config.
+    """Read a function's signature: a SavedModel's signature or method, a Keras model's call, or a graph's config.
 
-    A Keras model is called with ``training=False``. The new values of the variables that a function assigns are outputs
-    as well, after its own: ``variable NAME``. An open dimension is a symbol such as ``x.dim0``; a Keras model's first
-    is ``batch``.
+    Keras models are called with ``training=False``. New values for assigned variables are outputs named ``variable
+    NAME``, after the function's results. An open dimension is a symbol such as ``x.dim0``, or ``batch`` for the first
+    dimension of a Keras model.
 
     Raises:
-        ImportFailed: the file cannot be read, is damaged, or holds layers that are code (lambdas, layers of one's own).
-        UsageError: TensorFlow is not installed; no such function or dimension; several functions and none chosen.
+        ImportFailed: the file is unreadable or damaged, or contains layers that are code (lambdas, custom layers).
+        UsageError: TensorFlow is not installed; the function or dimension does not exist; several functions and none
+            chosen.
     """
     version = needed_version("tensorflow", "tensorflow")
-    source = open_model(path, function, dims)
-    new = [spec_of(new_value(name), variable) for name, variable in source.assigned.items()]
-    return description(
-        Path(path).name,
-        source.name,
-        source.inputs,
-        (*source.outputs(), *new),
-        external=[file.relative_to(Path(path).parent).as_posix() for file in beside(Path(path), function)],
-        producer={"read with": f"tensorflow {version}", "functions": list(source.functions)}
-        | ({"first values": source.model.sources} if isinstance(source.model, graph_def.Graph) else {}),
-        random=source.random,
-    )
+    name = Path(path).name
+    # TensorFlow validates nodes, types and operations only when a model is used.
+    with foreign_errors(ImportFailed, f"{name} is no model that TensorFlow reads", error_text=error_text):
+        source = open_model(path, function, dims)
+        new = [spec_of(new_value(name), variable) for name, variable in source.assigned.items()]
+        return description(
+            name,
+            source.name,
+            source.inputs,
+            (*source.outputs(), *new),
+            external=[file.relative_to(Path(path).parent).as_posix() for file in beside(Path(path), function)],
+            producer={"read with": f"tensorflow {version}", "functions": list(source.functions)}
+            | ({"first values": source.model.sources} if isinstance(source.model, graph_def.Graph) else {}),
+            random=source.random,
+        )
 
 
 def beside(model: Path, function: str) -> list[Path]:
-    """The further files of a SavedModel, or of a graph's entry point."""
+    """Return the further files for a SavedModel, or of a graph's entry point."""
     if model.name != SAVED_MODEL:
         return graph_def.companions(model, function)
     below = (file for name in _FOLDERS for file in sorted((model.parent / name).rglob("*")))
@@ -291,7 +296,7 @@ def beside(model: Path, function: str) -> list[Path]:
 
 
 def spec_of(name: str, spec: Any) -> TensorSpec:
-    """Name, dtype and shape of what TensorFlow calls a tensor's spec. Raises CompileFailed: hil has no such tensors."""
+    """Convert a TensorFlow spec. Raises CompileFailed for unsupported dtypes."""
     try:
         dtype = dtype_name(spec.dtype.as_numpy_dtype)
     except UsageError as error:
@@ -300,7 +305,7 @@ def spec_of(name: str, spec: Any) -> TensorSpec:
 
 
 def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, Any]]:
-    """What a function returned, without None, each tensor with its name: its own in the structure, or of ``names``."""
+    """Return the results of a function without None. Names come from the structure, or from ``names``."""
     found = [(path, leaf) for path, leaf in leaves(returned) if leaf is not None]
     if len(names) == len(found) and not any(_is_name(path) for path, _ in found):
         return [(name, leaf) for name, (_, leaf) in zip(names, found, strict=True)]
@@ -308,7 +313,7 @@ def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, A
 
 
 def array_of(tensor: Any) -> Array:
-    """A tensor's values as hil has them: strings as text."""
+    """Return a tensor's values in hil's form: strings as text."""
     import numpy as np
 
     array: Array = np.asarray(tensor.numpy())
@@ -320,7 +325,7 @@ def array_of(tensor: Any) -> Array:
 
 
 def output_name(path: str) -> str:
-    """What an output is called that is at this place in what a function returns."""
+    """Return the name for an output at this path of the return value."""
     return path if _is_name(path) else f"output{path or 0}"
 
 
