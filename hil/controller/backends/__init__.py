@@ -1,1 +1,1 @@
-"""Compilers, targets to compile for, runtimes, and CPU references."""
+"""Compilers, compile targets, runtimes and CPU references."""

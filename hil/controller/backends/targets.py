@@ -1,7 +1,7 @@
-"""What to compile for: from what a board shows of its CPU to the flags of iree-compile.
+"""Choose the flags of iree-compile for a board's CPU.
 
-A program must never need an instruction that the board lacks. So the name of a CPU is used only where the board shows
-every feature that this name makes the compiler use; else the code is generic, with those features that are shown.
+A program must never need an instruction that the board lacks. hil uses a CPU name only if the board reports all
+features that the compiler uses for this name. Otherwise the code is generic, with the reported features.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hil.errors import HilError, LoadFailed, RunCrashed, UsageError
+from hil.errors import ErrorCode, HilError, UsageError
 
 _DEVICE = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
 _TRIPLE = "--iree-llvmcpu-target-triple="
@@ -23,16 +23,20 @@ _FAMILY = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64":
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for."""
+    """Compile target."""
 
     flags: tuple[str, ...]
-    description: str  # the CPU and where it is known from, for people
-    arch: str = ""  # the CPU's family: ``aarch64``
-    cpu: str = ""  # as LLVM calls it: ``cortex-a53``
+    description: str  # readable text: the CPU and the source of this information
+    arch: str = ""  # the CPU family: ``aarch64``
+    cpu: str = ""  # LLVM's CPU name: ``cortex-a53``
 
 
 def iree_target(machine: Mapping[str, Any]) -> Target:
-    """What to compile for on a machine, as Describe has it. Raises UsageError: hil knows no target for it."""
+    """Return the target for a machine as described by the Describe call.
+
+    Raises:
+        UsageError: unsupported architecture.
+    """
     arch = str(machine.get("arch", ""))
     family = _FAMILY.get(arch.lower())
     if family is None:
@@ -51,7 +55,7 @@ def iree_target(machine: Mapping[str, Any]) -> Target:
         return _target(family, "apple-m1", [], "what every Mac of this kind has", system="apple-darwin")
     parts = [str(part).lower() for part in machine.get("cpu_parts", ())]
     named = [cpu for cpu in ARM_CPUS if cpu.part in parts]
-    # A program's threads run on small and on big cores: code for the big ones, if it runs on all.
+    # A program's threads run on small and big cores. Use code for the big cores if all cores can run it.
     fitting = [cpu for cpu in named if cpu.needs <= shown]
     if fitting:
         others = [cpu.name for cpu in named if cpu.name != fitting[-1].name]
@@ -65,7 +69,7 @@ def iree_target(machine: Mapping[str, Any]) -> Target:
 
 
 def described(flags: Sequence[str]) -> Target:
-    """The target that flags of a config or a command line name."""
+    """Return the target that flags of a config or a command line specify."""
 
     def last(option: str) -> str:
         return next((flag[len(option) :] for flag in reversed(flags) if flag.startswith(option)), "")
@@ -75,19 +79,17 @@ def described(flags: Sequence[str]) -> Target:
 
 
 def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> None:
-    """Say in an error's hint where a program of IREE's was compiled, with such flags, for another CPU than this."""
+    """Add a hint to the error if an IREE program was compiled with these flags for another CPU than the board's."""
     target = described(flags)
-    # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
+    # A simulated board runs on this machine's CPU. Code for "host" fits, even if the board reports a different one.
     if not (info.get("simulated") and target.cpu == "host"):
         error.hint = likely_cause(error, target, info["machine"]) or error.hint
 
 
 def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) -> str:
-    """A hint where a program failed because its target is another CPU than the board's; else ""."""
-    text = f"{error.message}\n{error.detail}"
-    incompatible = isinstance(error, LoadFailed) and "INCOMPATIBLE" in text
-    illegal = isinstance(error, RunCrashed) and "SIGILL" in text
-    if not incompatible and not illegal:
+    """Return a hint if a program failed because the target differs from the board's CPU; else ""."""
+    illegal = error.code is ErrorCode.ILLEGAL_INSTRUCTION
+    if error.code is not ErrorCode.WRONG_TARGET and not illegal:
         return ""
     unnamed = "what the compiler takes by default" if target.flags else "a CPU that nobody named"
     compiled = f"{target.arch} {target.cpu}".strip() or unnamed
@@ -121,12 +123,12 @@ def _target(arch: str, cpu: str, features: list[str], source: str, *, system: st
     return Target(tuple(flags), f"{arch} {cpu}{more} ({source})", arch, cpu)
 
 
-# ---- x86: LLVM's name -> what /proc/cpuinfo must show for it, the levels of the x86-64 psABI, highest first.
+# ---- x86: LLVM's name -> the flags required in /proc/cpuinfo. Levels of the x86-64 psABI, highest first.
 _V2 = set("cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3".split())
 _V3 = _V2 | set("avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split())
 _V4 = _V3 | set("avx512f avx512bw avx512cd avx512dq avx512vl".split())
 X86_LEVELS = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2, "x86-64": set[str]()}
-# What a compiler can use beyond a level: name in /proc/cpuinfo -> LLVM's name.
+# Features beyond a level: name in /proc/cpuinfo -> LLVM's name.
 X86_FEATURES = {
     **{one: one for one in "popcnt ssse3 avx avx2 bmi2 f16c fma movbe gfni".split()},
     **{one: one for one in "avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512ifma".split()},
@@ -140,7 +142,7 @@ def _x86(shown: set[str]) -> tuple[str, list[str]]:
     return level, [llvm for linux, llvm in X86_FEATURES.items() if linux in shown and linux not in has]
 
 
-# ---- RISC-V: extensions of one letter are parts of the first word of `isa`, the others are words of their own.
+# ---- RISC-V: single-letter extensions are part of the first word of `isa`; other extensions are separate words.
 RISCV_LETTERS = "mafdcv"
 RISCV_WORDS = "zba zbb zbc zbs zfh zfhmin zvfh zicond".split()
 
@@ -148,13 +150,13 @@ RISCV_WORDS = "zba zbb zbc zbs zfh zfhmin zvfh zicond".split()
 def _riscv(shown: set[str], source: str) -> Target:
     base = next((word for word in shown if word.startswith("rv64")), "")
     letters = [one for one in RISCV_LETTERS if one in base[4:].replace("g", "mafd")]
-    # Without its isa line a board that runs Linux is still an rv64gc.
+    # A board without an isa line still runs Linux, which needs rv64gc.
     features = [*(letters or "mafdc"), *(word for word in RISCV_WORDS if word in shown)]
     made = _target("riscv64", "generic-rv64", features, source)
     return Target((*made.flags, f"{_ABI}lp64d"), made.description, made.arch, made.cpu)
 
 
-# ---- Arm: features as the kernel calls them -> as LLVM does.
+# ---- Arm: the kernel's feature name -> LLVM's name.
 ARM_FEATURES = {
     "fp": "fp-armv8",
     "asimd": "neon",
@@ -174,7 +176,7 @@ ARM_FEATURES = {
 
 @dataclass(frozen=True)
 class ArmCpu:
-    """A kind of core: ``implementer:part`` of /proc/cpuinfo, LLVM's name, and the features that this name uses."""
+    """Arm core type: ``implementer:part`` of /proc/cpuinfo, LLVM's name, and the features that the name enables."""
 
     part: str
     name: str
@@ -188,7 +190,7 @@ _ARM_LEVELS["v8.4"] = _ARM_LEVELS["v8.2"] + " asimdfhm fcma jscvt ilrcpc flagm u
 _ARM_LEVELS["v8.6"] = _ARM_LEVELS["v8.4"] + " flagm2 frint i8mm bf16"
 _ARM_LEVELS["v9"] = _ARM_LEVELS["v8.6"] + " sve sve2 svebitperm"
 
-# Implementer, level, cores as PART=NAME, and what they use beyond the level; of one implementer small cores come first.
+# Implementer, level, cores as PART=NAME, then features beyond the level. Per implementer, small cores precede big ones.
 _ARM_TABLE = """
 0x41 v8    d02=cortex-a34 d04=cortex-a35 d03=cortex-a53 d07=cortex-a57 d08=cortex-a72 d09=cortex-a73
 0x41 v8.2  d05=cortex-a55 d06=cortex-a65 d43=cortex-a65ae d4a=neoverse-e1 d0a=cortex-a75 d0b=cortex-a76 d0e=cortex-a76ae

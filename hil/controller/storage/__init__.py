@@ -1,1 +1,1 @@
-"""What is kept on the host: the cache, runs, tensors; and processes for what may crash."""
+"""Host storage (cache, runs, tensors), and isolated processes for code that may crash."""

@@ -1,14 +1,13 @@
-"""The content-addressed cache of what can be made again: compiled programs, imports, reference results.
+"""Content-addressed cache of reproducible files: compiled programs, imports, reference results.
 
-An entry is a folder of files and a ``meta.json`` with their sizes and digests, under a key made of everything that its
-content depends on. It appears whole or not at all; a damaged one is thrown away and made again. What a :class:`Cache`
-has given out or made, nobody else's cleaning takes away while that object lives.
+An entry is a directory of files with a ``meta.json`` that contains their sizes and digests. Its key is a digest of all
+inputs that determine the content. Entries are created atomically. A corrupt entry is deleted and created again. While a
+:class:`Cache` object exists, garbage collection by others does not delete entries that the object returned.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -18,14 +17,16 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.core import scratch
+from hil.core.cancellation import LOOK_S, check_cancelled
 from hil.core.digest import digest_file, digest_of
-from hil.errors import StorageError
+from hil.core.files import open_file, read_file
+from hil.core.storage_errors import storage_errors
 
 if TYPE_CHECKING:
     import filelock
@@ -33,15 +34,14 @@ if TYPE_CHECKING:
 META = "meta.json"
 _VALUE = "value.json"
 _KEY = re.compile(r"[a-z][a-z0-9_-]*-[0-9a-f]{64}")
-# Files up to this size are checked by digest at every use (1 ms at BLAKE3's speed); larger ones where they do not look
-# as they did when they were made.
+# Files up to this size are verified by digest at each use (1 ms at BLAKE3's speed). Larger files are verified only if
+# their size, inode or change time differs.
 _DIGEST_UP_TO = 4 << 20
-_NO_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: what it is, how large (bytes), and when it was last used (seconds since the epoch)."""
+    """Cache entry with the size in bytes and the time of the last use in seconds since the epoch."""
 
     key: str
     path: Path
@@ -51,19 +51,20 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """What sort of thing it holds: the first part of its key."""
+        """Kind of content: the first part of the key."""
         return self.key.rsplit("-", 1)[0]
 
 
 class Cache:
-    """Folders of files by key, safe to use from many threads and processes.
+    """Directories of files by key. Safe for use from many threads and processes.
 
     Args:
-        root: where; None is ``$HIL_CACHE_DIR`` or else the user's cache folder. It is made when first written to.
+        root: Cache directory; None is ``$HIL_CACHE_DIR``, or else the user's cache directory. It is created at the
+            first write.
 
     Attributes:
-        shared: a program's key -> that of an entry which holds it among others. Who compiles many together puts it
-            here, so that only users of this very object are given such a program.
+        shared: Key of a program -> key of an entry that contains it together with other programs. The code that
+            compiles programs together fills this, so that only users of this object get such a program.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -75,16 +76,17 @@ class Cache:
 
     @staticmethod
     def key(kind: str, **parts: Any) -> str:
-        """The key for content that depends on these parts (anything JSON can say) and nothing else."""
+        """Return the key for content that depends only on these parts, which must be JSON values."""
         text = json.dumps({"kind": kind, **parts}, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return _checked(f"{kind}-{digest_of(text.encode()).split(':')[1]}")
 
     def get(self, key: str) -> Path | None:
-        """The folder of an intact entry, and note its use; None where there is none or it is damaged."""
+        """Return the directory of an intact entry and record the use. Returns None if it is missing or corrupt."""
         path = self._private.get(key) or self._path(key)
-        if not path.exists():
-            return None
-        # First said, then looked at: see gc.
+        with self._storage():
+            if not path.exists():
+                return None
+        # Register the use before checking the entry: see _evict.
         self._uses.add(key)
         if not _is_intact(path):
             return None
@@ -93,18 +95,20 @@ class Cache:
         return path
 
     def put(self, key: str, meta: Mapping[str, Any], fill: Callable[[Path], None]) -> Path:
-        """Make an entry: ``fill`` writes files into an empty folder, which then takes the place of any older entry.
+        """Create an entry. ``fill`` writes files to an empty directory, which replaces an existing entry.
 
-        An intact entry that others use stays, because compilers do not write the same bytes twice. What was made then
-        belongs to this object alone, in a folder that stays until the process ends.
+        An intact entry in use by others is not replaced, because compilers do not write the same bytes twice. The new
+        files then belong only to this object, in a directory that is deleted when the process ends.
         """
         path = self._path(key)
         self._uses.add(key)
         with self._storage():
             temporary = self.making() / secrets.token_hex(16)
             temporary.mkdir()
-            try:
+        try:
+            with self._storage(temporary):
                 fill(temporary)
+            with self._storage():
                 content = {
                     file.relative_to(temporary).as_posix(): {"digest": digest_file(file), **_look(file)}
                     for file in sorted(temporary.rglob("*"))
@@ -113,7 +117,7 @@ class Cache:
                 document = {"key": key, "made": time.time(), "meta": dict(meta), "files": content}
                 (temporary / META).write_text(json.dumps(document, indent=1))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                is_intact = _is_intact(path)  # before the gate: it may take long
+                is_intact = _is_intact(path)  # check before taking the gate: it may take long
                 with self._uses.nobody_new() as in_use:
                     if is_intact and key in in_use:
                         self._private[key] = temporary
@@ -121,26 +125,26 @@ class Cache:
                     older = self._buried(path)
                     temporary.rename(path)
                 self._private.pop(key, None)
-            finally:
-                if self._private.get(key) != temporary:
-                    shutil.rmtree(temporary, ignore_errors=True)
-            if older is not None:
-                shutil.rmtree(older, ignore_errors=True)
+        finally:
+            if self._private.get(key) != temporary:
+                shutil.rmtree(temporary, ignore_errors=True)
+        if older is not None:
+            shutil.rmtree(older, ignore_errors=True)
         return path
 
     def get_or_make(
         self, key: str, meta: Mapping[str, Any], make: Callable[[Path], None], recompute: bool = False
     ) -> tuple[Path, bool]:
-        """The entry's folder, made if need be, and whether it was there already.
+        """Return the entry's directory, created if necessary, and whether it existed.
 
-        Two processes that want the same entry make it once: the second waits for the first. What ``make`` raises
-        goes through, and nothing is kept.
+        If two processes request the same entry, the second waits for the first. Errors of ``make`` are propagated, and
+        nothing is stored.
 
         Args:
-            recompute: make it even though it is there; once for all who ask this object to.
+            recompute: Create the entry even if it exists, once for all calls on this object.
 
         Raises:
-            StorageError: the cache's folder is full or cannot be written.
+            StorageError: the cache directory is full or not writable.
         """
 
         def found() -> Path | None:
@@ -159,20 +163,25 @@ class Cache:
     def get_or_compute(
         self, key: str, meta: Mapping[str, Any], compute: Callable[[], Any], recompute: bool = False
     ) -> tuple[Any, bool]:
-        """A value that JSON can say, computed if need be, and whether it was there already: see :meth:`get_or_make`."""
+        """Return a JSON value, computed if necessary, and whether it was cached: see :meth:`get_or_make`."""
 
         def make(folder: Path) -> None:
             (folder / _VALUE).write_text(json.dumps(compute()))
 
         entry, cached = self.get_or_make(key, meta, make, recompute)
-        return json.loads((entry / _VALUE).read_bytes()), cached
+        return json.loads(read_file(entry / _VALUE)), cached
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        """Hold an entry: nobody else makes or evicts it meanwhile. Not to be taken twice."""
+        """Lock an entry, so that no other user creates or evicts it. Not reentrant."""
+        import filelock
+
         with self._storage():
             lock = self._lock_file(key)
-            lock.acquire()
+            while not lock.is_locked:
+                check_cancelled()
+                with contextlib.suppress(filelock.Timeout):
+                    lock.acquire(timeout=LOOK_S)
         try:
             yield
         finally:
@@ -185,25 +194,34 @@ class Cache:
         folder.mkdir(parents=True, exist_ok=True)
         return filelock.FileLock(folder / f"{_checked(key)}.lock")
 
-    def ls(self) -> list[Entry]:
-        """Every entry, the one used last first."""
+    def ls(self, kinds: Collection[str] = ()) -> list[Entry]:
+        """Return all entries, or those of some kinds, most recently used first."""
         entries = []
-        for meta_path in self.root.glob("*/*/" + META):
+        with self._storage():
+            found = [path for kind in kinds or ("*",) for path in self.root.glob(f"{kind}/*/{META}")]
+        for meta_path in found:
             key = f"{meta_path.parent.parent.name}-{meta_path.parent.name}"
             if not _KEY.fullmatch(key):
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError):
-                document = json.loads(meta_path.read_text())
+                document = json.loads(read_file(meta_path))
                 stat = meta_path.stat()
                 size = stat.st_size + sum(item["size"] for item in document["files"].values())
                 entries.append(Entry(key, meta_path.parent, size, stat.st_mtime, document["meta"]))
         return sorted(entries, key=lambda entry: -entry.last_used)
 
-    def gc(self, max_bytes: int | None = None, max_age: float | None = None) -> list[Entry]:
+    def gc(
+        self, max_bytes: int | None = None, max_age: float | None = None, kinds: Collection[str] = ()
+    ) -> list[Entry]:
         """Evict entries unused for ``max_age`` seconds, then the least recently used until ``max_bytes`` are left.
 
-        An entry that somebody is making (:meth:`lock`), or that another user has in use (:meth:`in_use`), stays. Raises
-        StorageError: the cache's folder cannot be written.
+        Entries that are being created (:meth:`lock`) or are in use by others (:meth:`in_use`) are not evicted.
+
+        Args:
+            kinds: Kinds of entries to consider; all by default.
+
+        Raises:
+            StorageError: the cache directory is not writable.
         """
         import filelock
 
@@ -212,7 +230,7 @@ class Cache:
         evicted = []
         with self._storage():
             in_use = self.in_use()
-            for entry in self.ls():
+            for entry in self.ls(kinds):
                 too_old = max_age is not None and now - entry.last_used > max_age
                 too_much = max_bytes is not None and kept + entry.size > max_bytes
                 gone = False
@@ -220,7 +238,8 @@ class Cache:
                     lock = self._lock_file(entry.key)
                     with contextlib.suppress(filelock.Timeout), lock.acquire(timeout=0):
                         gone = self._evict(entry)
-                        # Unlinked while held: at worst two processes then make the same entry at once.
+                        # Delete the file while it is locked. At worst, two processes then create the same entry
+                        # concurrently.
                         Path(lock.lock_file).unlink(missing_ok=True)
                 if gone:
                     evicted.append(entry)
@@ -230,20 +249,27 @@ class Cache:
         return evicted
 
     def making(self) -> Path:
-        """This process's own folder on the cache's file system, for what is being made or removed."""
-        return scratch.place_below(self.root / f"making-{os.geteuid()}")
+        """Return this process's directory on the cache's file system, for entries being created or removed.
+
+        Raises:
+            StorageError: the directory cannot be created.
+        """
+        with self._storage():
+            return scratch.place_below(self.root / f"making-{os.geteuid()}")
 
     def _path(self, key: str) -> Path:
         kind, _, name = _checked(key).rpartition("-")
         return self.root / kind / name
 
     def in_use(self) -> set[str]:
-        """The keys of what other users of the cache, in this process or another, were given and may still read."""
-        return self._uses.of_others()
+        """Return the keys that other users of the cache, in this or other processes, were given and may still read."""
+        with self._storage():
+            return self._uses.of_others()
 
     def _evict(self, entry: Entry) -> bool:
-        """Remove an entry whose lock is held; false where somebody was given it at the last moment."""
-        # Who uses an entry says so before he looks whether it is there: said by now, or he will not find it.
+        """Remove a locked entry. Returns False if another user got it in the meantime."""
+        # Users register a use before they check that the entry exists. So a user is either registered now, or will not
+        # find it.
         with self._uses.nobody_new() as in_use:
             if entry.key in in_use:
                 return False
@@ -253,32 +279,25 @@ class Cache:
         return grave is not None
 
     def _buried(self, path: Path) -> Path | None:
-        """An entry, renamed away so that nobody sees half of it while it is removed; None where there is none."""
+        """Rename an entry away, so that no user sees a partly deleted entry. Returns None if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             return path.rename(self.making() / secrets.token_hex(16))
         return None
 
-    @contextlib.contextmanager
-    def _storage(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in _NO_STORAGE:
-                raise
-            raise StorageError(
-                f"cannot write to the cache {self.root}: {error.strerror}",
-                hint="make room with `hil cache gc`, or set HIL_CACHE_DIR to a folder that can be written",
-            ) from error
+    def _storage(self, only_below: Path | None = None) -> contextlib.AbstractContextManager[None]:
+        """Convert errors in the cache directory to StorageError: see :func:`storage_errors`."""
+        hint = "free disk space with `hil cache gc`, or set HIL_CACHE_DIR to a writable directory"
+        return storage_errors(f"cannot write to the cache {self.root}", hint, only_below=only_below)
 
 
 def digests_in(entry: Path) -> dict[str, str]:
-    """The files of an entry (from :meth:`Cache.get_or_make`) and their digests."""
-    files = json.loads((entry / META).read_bytes())["files"]
+    """Return the files of an entry (from :meth:`Cache.get_or_make`) with their digests."""
+    files = json.loads(read_file(entry / META))["files"]
     return {name: item["digest"] for name, item in files.items()}
 
 
 def default_root() -> Path:
-    """``$HIL_CACHE_DIR``, or else the user's cache folder."""
+    """Return ``$HIL_CACHE_DIR``, or else the user's cache directory."""
     if chosen := os.environ.get("HIL_CACHE_DIR"):
         return Path(chosen)
     import platformdirs
@@ -288,13 +307,13 @@ def default_root() -> Path:
 
 def _checked(key: str) -> str:
     if not _KEY.fullmatch(key):
-        raise ValueError(f"not a cache key: {key!r}")
+        raise ValueError(f"invalid cache key {key!r}")
     return key
 
 
 def _is_intact(path: Path) -> bool:
     try:
-        files = json.loads((path / META).read_bytes())["files"]
+        files = json.loads(read_file(path / META))["files"]
         return all(_is_as_written(path / name, expected) for name, expected in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -308,15 +327,15 @@ def _is_as_written(file: Path, written: Mapping[str, Any]) -> bool:
 
 
 def _look(file: Path) -> dict[str, int]:
-    """What tells whether a file was altered; ``changed_ns`` is a time that nobody can set."""
+    """Return the file attributes that reveal a change. ``changed_ns`` is a time that users cannot set."""
     stat = file.stat()
     return {"size": stat.st_size, "inode": stat.st_ino, "changed_ns": stat.st_ctime_ns}
 
 
 class Uses:
-    """The keys that one user of a cache has in use, in a file that is locked for as long as he lives.
+    """Keys that one user of a cache has in use, in a file that is locked during the user's lifetime.
 
-    The system takes the lock away when a process ends, however it ends: a file without one is a leftover.
+    The system releases the lock when the process ends for any reason. So a file without a lock is stale.
     """
 
     def __init__(self, root: Path) -> None:
@@ -328,7 +347,7 @@ class Uses:
         self._file: int | None = None
 
     def add(self, key: str) -> None:
-        """Have a key in use from now on. Where the cache cannot be written, nobody is told."""
+        """Register the use of a key. If the cache is not writable, other users are not informed."""
         with self._lock, contextlib.suppress(OSError):
             if key not in self._keys:
                 self._file = self._open() if self._file is None else self._file
@@ -338,27 +357,27 @@ class Uses:
 
     @contextlib.contextmanager
     def nobody_new(self) -> Iterator[set[str]]:
-        """What others have in use (:meth:`of_others`), to which nobody adds until this is left."""
+        """Yield the keys in use by others (:meth:`of_others`) and block new registrations meanwhile."""
         with self._through_gate(fcntl.LOCK_EX):
             yield self.of_others()
 
     def of_others(self) -> set[str]:
-        """The keys that others have in use; what dead ones left behind is removed."""
+        """Return the keys in use by others, and remove stale files."""
         found: set[str] = set()
         for path in self._folder.glob("[0-9a-f]*"):
             if path.name != self._name:
-                with contextlib.suppress(FileNotFoundError), path.open() as file:
+                with contextlib.suppress(FileNotFoundError), open_file(path) as file:
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
-                        found.update(file.read().split())
+                        found.update(file.read().decode().split())
                     else:
                         path.unlink()
         return found
 
     @contextlib.contextmanager
     def _through_gate(self, how: int) -> Iterator[None]:
-        # Locking needs no right to write: another user may have made the file.
+        # Locking works without write permission: the file may belong to a different user.
         try:
             file = os.open(self._gate, os.O_RDONLY)
         except FileNotFoundError:
@@ -371,7 +390,7 @@ class Uses:
 
     def _open(self) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
-        # It gets the name that others look at when it is locked: unlocked it would be a leftover to them.
+        # Rename the file only after locking it: other users would treat an unlocked file as stale.
         made = self._folder / f".{self._name}"
         file = os.open(made, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The one console that hil prints with: colours and layout are its own, and the text in them is made visible."""
+"""Console for all output of hil. It sets colors and layout, and makes control characters in texts visible."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.segment import Segment
 
 from hil.core.text import VisibleStream, visible
 
-# Wider than any line of a table.
+# Wider than any table row.
 _UNLIMITED = 4000
 
 
 class Console(rich.console.Console):
-    """rich's console, which shows what a terminal would obey in a text (see :func:`hil.core.text.visible`).
+    """rich's console with visible control characters (see :func:`hil.core.text.visible`).
 
-    A name with ``:snake:`` in it is no emoji.
+    Names such as ``:snake:`` are not replaced by emoji.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -26,13 +26,13 @@ class Console(rich.console.Console):
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The segments of what is to be printed; of rich's own control codes nothing is changed."""
+        """Yield the segments to print. rich's control codes are not changed."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     @property
     def file(self) -> IO[str]:
-        """Where to: the stream itself, for what this console writes is visible already."""
+        """The output stream. A VisibleStream is unwrapped, because this console's output is visible already."""
         found = super().file
         return found.own if isinstance(found, VisibleStream) else found
 
@@ -42,6 +42,6 @@ class Console(rich.console.Console):
 
 
 def table_console() -> Console:
-    """The console for tables: as wide as the terminal; as wide as they need where stdout is none."""
+    """Return a console for tables: as wide as the terminal, or unlimited if stdout is not a terminal."""
     found = Console(highlight=False, markup=False)
     return found if found.is_terminal else Console(highlight=False, markup=False, width=_UNLIMITED)

@@ -1,8 +1,8 @@
-"""Functions run in processes of their own, whose crash or hang costs the controller nothing.
+"""Run functions in separate processes, so that a crash or hang does not affect the controller.
 
-A worker (:mod:`hil.controller.storage.isolated_worker`) has a process group of its own. It speaks lines of JSON over
-pipes: no pickle, no import of the user's ``__main__``. It ends, with everything it started, when its controller does:
-its standard input is the lifeline.
+A worker (:mod:`hil.controller.storage.isolated_worker`) has a separate process group. It exchanges lines of JSON over
+pipes, without pickle and without importing the user's ``__main__``. When the controller ends, the worker's stdin
+closes, and the worker ends with all its child processes.
 """
 
 from __future__ import annotations
@@ -24,50 +24,54 @@ from typing import Any
 
 from hil.controller.storage import live
 from hil.controller.storage.isolated_worker import ERROR_FIELDS, SCRATCH
+from hil.controller.storage.tool_caches import tool_environment
+from hil.core.cancellation import check_cancelled, holding
 from hil.core.digest import digest_file
+from hil.core.files import open_file
 from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
-from hil.errors import HilError, StageError, StageTimeout
+from hil.errors import ErrorCode, HilError, StageError, StageTimeout
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
 _REAP_S = 10.0
-# How often what a call prints is looked for, where it is shown as it comes.
+# Interval in which a call checks for cancellation, and for output to display.
 _LOOK_S = 0.2
-# What a function may return, as JSON.
+# Maximum size of a function's result, as JSON.
 _MOST_BYTES = 256 << 20
-# What a worker can be asked to call: see :func:`function_name`.
+# A function that a worker can call: see :func:`function_name`.
 IsolatedFunction = Callable[..., Any] | str
 
 
 def function_name(function: IsolatedFunction) -> str:
-    """Return ``module:function``, by which a worker finds a function; a package may give that text itself.
+    """Return ``module:function``, which a worker uses to find a function. Plugins may pass this text directly.
 
     Raises:
-        ValueError: no worker can find it: it is a lambda, local, a method, or of ``__main__``.
+        ValueError: a worker cannot find the function: a lambda, a local function, a method, or a function of
+            ``__main__``.
     """
     if isinstance(function, str):
         return function
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or not name.isidentifier():
-        raise ValueError(f"{function!r} cannot be called in another process: it is no function of a module")
+        raise ValueError(f"cannot call {function!r} in another process: not a module-level function")
     return f"{module}:{name}"
 
 
 def function_version(function: IsolatedFunction) -> str:
-    """Return what a function's results depend on: its name, and the digest of its file.
+    """Return a text that changes when a function's results may change: its name and the digest of its file.
 
     Raises:
-        ValueError: as :func:`function_name`.
+        ValueError: see :func:`function_name`.
     """
     name = function_name(function)
     return f"{name} {file_version(name.partition(':')[0])}".rstrip()
 
 
 def file_version(module: str) -> str:
-    """Return the digest of a module's file, for keys of the cache: it may be edited without a new version.
+    """Return the digest of a module's file for cache keys, because the file may be edited without a new version.
 
-    "" where there is no file.
+    Returns "" for a module without a file.
     """
     try:
         spec = importlib.util.find_spec(module)
@@ -78,16 +82,16 @@ def file_version(module: str) -> str:
 
 @functools.cache
 def _digest_of_file(path: str) -> str:
-    """Once a process: it goes on with the code that it has."""
+    """Compute the digest only once per process, because the loaded code does not change."""
     return digest_file(Path(path))
 
 
 class IsolatedError(StageError):
-    """A function in a process of its own gave no result."""
+    """A function in an isolated process returned no result."""
 
 
 class IsolatedFailure(IsolatedError):
-    """The function raised an error that is none of hil's; ``detail`` is its traceback."""
+    """The function raised an error that is not a HilError; ``detail`` is the traceback."""
 
 
 class IsolatedCrash(IsolatedError):
@@ -95,7 +99,7 @@ class IsolatedCrash(IsolatedError):
 
 
 class IsolatedTimeout(IsolatedError):
-    """The function outlived its time limit and was killed, with everything it had started."""
+    """The function timed out and was killed with all its child processes."""
 
 
 @contextlib.contextmanager
@@ -108,15 +112,15 @@ def naming_errors(
     crash: type[StageError] | None = None,
     died: str = "",
 ) -> Iterator[None]:
-    """Turn the errors of a call into those of a stage.
+    """Convert the errors of a call to errors of a stage.
 
     Args:
-        what: is done, for the message of a time limit: "compiling gave no result within 60 s".
-        failure, failed: the error, and how its message begins ("": with that of the call).
-        crash, died: those of a crash, where they differ.
+        what: Activity for the timeout message: "compiling timed out after 60 s".
+        failure, failed: The error class, and the start of its message ("" uses only the call's message).
+        crash, died: The same for a crash, if different.
 
     Raises:
-        StageTimeout, StageError: ``detail`` is what the process itself said.
+        StageTimeout, StageError: ``detail`` is the output of the process.
     """
     try:
         yield
@@ -130,7 +134,7 @@ def naming_errors(
 
 
 class Isolated:
-    """A pool of warm worker processes. They are started when needed; calls from many threads run side by side."""
+    """Pool of warm worker processes, started on demand. Calls from different threads run in parallel."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers if workers is not None else max(2, os.cpu_count() or 1)
@@ -141,35 +145,36 @@ class Isolated:
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self.closed = False  # by :meth:`close`, or by Ctrl-C during a call
-        # Runs when the pool is forgotten or the interpreter ends, whichever is first.
+        # Runs when the pool is garbage-collected or the interpreter exits.
         weakref.finalize(self, _end_all, self._idle, self._busy)
 
     def call(self, function: IsolatedFunction, args: Mapping[str, Any], *, timeout: float | None, log: Path) -> Any:
         """Call a function with keyword arguments in a worker.
 
         Args:
-            function: of an importable module, or its name (see :func:`function_name`).
-            timeout: seconds, or None for no limit; waiting for a free worker does not count.
-            log: what the function and its children print is appended here.
+            function: A function of an importable module, or its name (see :func:`function_name`).
+            timeout: Seconds, or None for no limit. Waiting for a free worker does not count.
+            log: The output of the function and its child processes is appended to this file.
 
         Raises:
-            HilError: the function raised it; class, message, hint and detail are the function's own.
-            IsolatedFailure: the function raised any other error.
+            HilError: raised by the function, with its class, message, hint and detail.
+            IsolatedFailure: the function raised another error.
             IsolatedCrash: the worker died.
-            IsolatedTimeout: the limit was reached.
-            ValueError: the function cannot be found by another process.
+            IsolatedTimeout: the function timed out.
+            ValueError: another process cannot find the function.
         """
         name = function_name(function)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         request = {"function": name, "args": dict(args), "log": str(log.absolute())}
-        with self._slots:
+        with holding(self._slots):
             while True:
                 worker, is_new = self._take()
                 try:
                     reply = worker.ask(request, timeout, log)
                 except _NeverBegun:
-                    # It died idle, of what an earlier call left behind or by another's hand: nothing was done yet.
+                    # The worker died while idle, for example from an earlier call's leftovers. Nothing was executed, so
+                    # retry.
                     if is_new:
                         raise
                 except BaseException as error:
@@ -183,7 +188,7 @@ class Isolated:
                     self._give_back(worker)
 
     def close(self) -> None:
-        """Kill every worker and what it started; calls that still run end as crashed."""
+        """Kill all workers and their child processes. Running calls end as crashed."""
         with self._lock:
             self.closed = True
             _end_all(self._idle, self._busy)
@@ -195,10 +200,10 @@ class Isolated:
         self.close()
 
     def _take(self) -> tuple[_Worker, bool]:
-        """A worker, and whether it was started just now."""
+        """Return a worker, and True if it was just started."""
         with self._lock:
             if self.closed:
-                raise IsolatedCrash("the worker processes have been stopped")
+                raise IsolatedCrash("the worker processes were stopped")
             worker = None
             while self._idle and worker is None:
                 worker = self._idle.pop()
@@ -221,17 +226,17 @@ class Isolated:
 
 
 def lent(isolated: Isolated | None, workers: int | None = None) -> contextlib.AbstractContextManager[Isolated]:
-    """The pool that a caller lends, which stays open; else one of our own, which is closed in the end."""
+    """Return a context with the caller's pool, which stays open, or with a new pool, which is closed at the end."""
     return Isolated(workers) if isolated is None else contextlib.nullcontext(isolated)
 
 
 class _NeverBegun(IsolatedCrash):
-    """The process died before it began with the call."""
+    """The process died before it started the call."""
 
 
 class _Worker:
     def __init__(self) -> None:
-        # What it writes for itself goes with it: one that is killed tidies nothing up.
+        # A killed worker does not clean up, so the temporary directory is removed here.
         self._scratch = str(new_folder(SCRATCH))
         self._process = subprocess.Popen(
             module_command("hil.controller.storage.isolated_worker"),
@@ -267,7 +272,7 @@ class _Worker:
     ) -> dict[str, Any]:
         stdin = self._process.stdin
         assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died just now: seen below as the end of its replies
+        with contextlib.suppress(BrokenPipeError):  # it just died: reading the reply reports that
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -279,10 +284,10 @@ class _Worker:
                 return _reply(line)
             begun = True
         self.kill()
-        raise IsolatedTimeout(f"gave no result within {timeout:g} s", detail=_tail(log, log_start))
+        raise IsolatedTimeout(f"timed out after {timeout:g} s", detail=_tail(log, log_start))
 
     def _read_line(self, deadline: float | None, follower: live.LogFollower | None) -> bytes | None:
-        """The next line, nothing at the end of all of them, None when time is up."""
+        """Return the next line, b"" at the end of the stream, or None after the deadline."""
         stdout = self._process.stdout
         assert stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -291,15 +296,14 @@ class _Worker:
             while (end := self._received.find(b"\n", seen)) < 0:
                 seen = len(self._received)
                 if seen > _MOST_BYTES:
-                    raise IsolatedCrash(f"its process sent more than {_MOST_BYTES >> 20} MiB in one answer")
+                    raise IsolatedCrash(f"the worker process sent a response of more than {_MOST_BYTES >> 20} MiB")
+                check_cancelled()
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if follower is not None:
                     follower.look()
-                    if not selector.select(_LOOK_S if left is None else min(left, _LOOK_S)):
-                        if left is None or left > _LOOK_S:
-                            continue
-                        return None
-                elif not selector.select(left):
+                if not selector.select(_LOOK_S if left is None else min(left, _LOOK_S)):
+                    if left is None or left > _LOOK_S:
+                        continue
                     return None
                 piece = os.read(stdout.fileno(), 1 << 16)
                 if not piece:
@@ -317,13 +321,17 @@ class _Worker:
             code = None
         self.kill()
         if killed:
-            return "its process was stopped"
+            return "the worker process was stopped"
         if code is None:
-            return "its process closed its pipe and went on running"
-        return f"its process died of {signal_name(-code)}" if code < 0 else f"its process exited with code {code}"
+            return "the worker process closed its pipe without exiting"
+        return (
+            f"the worker process died of {signal_name(-code)}"
+            if code < 0
+            else f"the worker process exited with code {code}"
+        )
 
     def kill(self) -> None:
-        """End the worker and all that it started. Once: afterwards its process group may be another's."""
+        """Kill the worker and all child processes. Only once: later, the process group id may be reused."""
         first, self._killed = not self._killed, True
         if first:
             signal_group(self._process.pid)
@@ -332,7 +340,7 @@ class _Worker:
         remove_tree(Path(self._scratch))
 
     def close_pipes(self) -> None:
-        """Give the pipes back. Only when nobody waits on them: a wait on a closed descriptor never ends."""
+        """Close the pipes. Call this only if no thread waits on them: a wait on a closed descriptor never ends."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -348,14 +356,15 @@ def _end_all(idle: list[_Worker], busy: Collection[_Worker]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The worker finds the same hil as we do, and nothing in the folder it happens to be started from."""
+    """Return the worker's environment: it imports the same hil, and nothing from the working directory."""
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
+    own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
+    return os.environ | tool_environment() | own
 
 
 def _tail(log: Path, start: int) -> str:
-    with log.open("rb") as file:
+    with open_file(log) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
@@ -363,14 +372,14 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _reply(line: bytes) -> dict[str, Any]:
-    """What a process answered, which may be anything: a compiler runs in it on a model that may be anything."""
+    """Parse a reply. It may be arbitrary data, because the process runs a compiler on an untrusted model."""
     try:
         reply = json.loads(line)
     except (ValueError, RecursionError):
         reply = None
     if isinstance(reply, dict) and ("result" in reply or _is_error(reply.get("error"))):
         return reply
-    raise IsolatedCrash("its process sent an answer that is none")
+    raise IsolatedCrash("the worker process sent an invalid response")
 
 
 def _is_error(error: Any) -> bool:
@@ -381,12 +390,14 @@ def _result_of(reply: dict[str, Any], function: str) -> Any:
     error = reply.get("error")
     if error is None:
         return reply["result"]
-    message, *others = (error[key] for key in ERROR_FIELDS)
-    raise _error_class(error["class"], function)(message, **dict(zip(ERROR_FIELDS[1:], others, strict=True)))
+    raised = _error_class(error["class"], function)(error["message"])
+    raised.stage, raised.board, raised.hint = error["stage"], error["board"], error["hint"]
+    raised.detail, raised.option, raised.code = error["detail"], error["option"], ErrorCode(error["code"])
+    raise raised
 
 
 def _error_class(name: str, function: str) -> type[HilError]:
-    """An error by its name where it is one of hil's, or of the function's package: others are failures."""
+    """Return an error class by name if it belongs to hil or to the function's package, else IsolatedFailure."""
     module, _, attribute = name.partition(":")
     if module.partition(".")[0] not in ("hil", function.partition(":")[0].partition(".")[0]):
         return IsolatedFailure

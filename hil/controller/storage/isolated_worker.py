@@ -1,6 +1,6 @@
-"""The worker's side of :mod:`hil.controller.storage.isolated`: ``python -m hil.controller.storage.isolated_worker``.
+"""Worker process of :mod:`hil.controller.storage.isolated`: ``python -m hil.controller.storage.isolated_worker``.
 
-It reads a request a line from standard input. To each it says first that it has begun, then what came of it.
+It reads one request per line from stdin. For each request it first reports the start, then the result.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hil.core.guarded import error_text
 from hil.core.scratch import remove_tree
 from hil.errors import HilError
 
-# What the folder's name begins with that a worker writes for itself to.
+# Name prefix of a worker's temporary directory.
 SCRATCH = "hil-isolated-"
-# What an answer tells of an error, all of them texts.
-ERROR_FIELDS = ("message", "stage", "board", "hint", "detail")
+# Error attributes in a reply. All are strings.
+ERROR_FIELDS = ("message", "stage", "board", "hint", "detail", "code", "option")
 
 
 def main() -> None:
-    """Serve requests from standard input until it closes."""
+    """Serve requests from stdin until it closes."""
     if (root := str(Path(__file__).resolve().parents[3])) not in sys.path:
         sys.path.insert(0, root)
-    # Keep the pipes for ourselves: what the called functions and their children see is a log.
+    # Reserve the pipes for the protocol: output of called functions and their child processes goes to a log.
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
@@ -57,7 +57,7 @@ def main() -> None:
 def _watch(requests: Any, lines: queue.SimpleQueue[bytes]) -> None:
     for line in requests:
         lines.put(line)
-    # The controller is gone, perhaps in the middle of a call: nobody waits for what we or our children do.
+    # The controller ended, possibly during a call. Discard the results.
     if (scratch := Path(os.environ.get("TMPDIR", ""))).name.startswith(SCRATCH):
         remove_tree(scratch)
     if os.getpgrp() == os.getpid():
@@ -87,7 +87,7 @@ def _fields(error: HilError) -> dict[str, str]:
 
 
 def _print_to(path: str) -> None:
-    """Have what the called functions and their children print appended to a file."""
+    """Append the output of called functions and their child processes to a file."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -97,7 +97,7 @@ def _print_to(path: str) -> None:
 def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    with contextlib.suppress(Exception):  # C++ libraries print through C's own buffers
+    with contextlib.suppress(Exception):  # C++ libraries print through C's buffers
         import ctypes
 
         ctypes.CDLL(None).fflush(None)

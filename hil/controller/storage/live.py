@@ -1,7 +1,7 @@
-"""What tools print, shown as it comes to whoever wants to see it.
+"""Show the output of tools while they run.
 
-These are compilers, importers and references, which run in processes of their own and print to a log
-(:mod:`hil.controller.storage.isolated`), and the workers of programs on boards. Nothing is shown unless somebody asks.
+The tools are compilers, importers and references, which run in isolated processes and print to a log
+(:mod:`hil.controller.storage.isolated`), and program workers on boards. Output is shown only if a sink is registered.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from hil.core.files import open_file
 from hil.core.text import TextSink
 
 _MOST_BYTES = 1 << 20
@@ -18,7 +19,7 @@ _sinks: list[TextSink] = []
 
 @contextlib.contextmanager
 def showing(sink: TextSink) -> Iterator[None]:
-    """Have all that tools print from now on given to ``sink``, a line at a time, from any thread."""
+    """Pass all output of tools to ``sink``, line by line. It may be called from any thread."""
     _sinks.append(sink)
     try:
         yield
@@ -27,30 +28,30 @@ def showing(sink: TextSink) -> Iterator[None]:
 
 
 def is_shown() -> bool:
-    """Whether anybody wants to see it."""
+    """Return True if a sink is registered."""
     return bool(_sinks)
 
 
 def show(who: str, line: str) -> None:
-    """Show a line that somebody printed."""
+    """Pass a line of output to the sinks."""
     for sink in list(_sinks):
         sink(f"{who} | {line}")
 
 
 class LogFollower:
-    """Shows what is appended to a log from where it ends now on, each time that :meth:`look` is called."""
+    """Follows a log from its current end. Each call of :meth:`look` shows the new lines."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._at = log.stat().st_size
         self._rest = b""
-        # The logs of a case lie in its folder's `logs`.
+        # The logs of a case are in the `logs` directory of the case.
         case = log.parent.parent.name if log.parent.name == "logs" else ""
         self._who = ": ".join(filter(None, (case, log.stem)))
 
     def look(self, *, end: bool = False) -> None:
-        """Show the lines that are whole by now; at the end, what is left as well."""
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
+        """Show the lines that are complete. With ``end``, also show an incomplete last line."""
+        with contextlib.suppress(OSError), open_file(self._log) as file:
             file.seek(self._at)
             while piece := file.read(_MOST_BYTES):
                 self._at += len(piece)

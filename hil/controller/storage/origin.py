@@ -1,4 +1,4 @@
-"""Where a record comes from: the labels that its user gave it, and the source tree that was worked in."""
+"""Origin of a record: the user's labels, and the branch and commit of the source tree."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-# Labels of everything that is stored, with commas between.
+# Labels for all stored records, separated by commas.
 LABELS = "HIL_LABELS"
-# What systems of continuous integration call the branch, of which they check out a commit alone: of a pull request its
-# own branch before the one that is made of both.
+# Variables of CI systems with the branch name, because CI checks out only a commit. For a pull request, the source
+# branch comes before the merge branch.
 _BRANCH = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH")
-# One call, a few milliseconds: the commit, and the branch or HEAD.
+# A single call, which takes a few milliseconds, for the commit and the branch (or HEAD).
 _GIT = ("git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
 _GIT_S = 5.0
 _given: ContextVar[Mapping[str, Any] | None] = ContextVar("origin", default=None)
@@ -23,13 +23,13 @@ _typed: ContextVar[str] = ContextVar("typed", default="")
 
 
 def origin_of(labels: Iterable[str] = ()) -> dict[str, Any]:
-    """What a new record says of where it comes from: ``labels``, ``branch``, ``commit``.
+    """Return the origin for a new record: ``labels``, ``branch``, ``commit``.
 
-    Branch and commit are those of the git working tree that one stands in: "" where there is none, no git, or no branch
-    that anybody knows.
+    Branch and commit are those of the current git working tree. They are "" without a working tree, without git, or if
+    the branch is unknown.
 
     Args:
-        labels: the user's; those of :data:`LABELS` follow.
+        labels: The user's labels. Those of :data:`LABELS` are appended.
     """
     if (known := _given.get()) is not None:
         return {"labels": _labels(known.get("labels")), **{key: str(known.get(key) or "") for key in _TREE}}
@@ -42,7 +42,7 @@ _TREE = ("branch", "commit")
 
 
 def origin_of_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, of what a run or a suite was asked to do: the labels are among its settings."""
+    """Return the origin for the request of a run or suite, which contains the labels."""
     settings = request.get("settings")
     holder = settings if isinstance(settings, Mapping) else request
     return origin_of(holder.get("labels") or ())
@@ -50,7 +50,7 @@ def origin_of_request(request: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def coming_from(origin: Mapping[str, Any]) -> Iterator[None]:
-    """Within this, records come from there, whatever is here: a farm's host runs what somebody else submitted."""
+    """Use this origin for records within the context. A farm host runs jobs that other users submitted."""
     token = _given.set(origin)
     try:
         yield
@@ -59,17 +59,17 @@ def coming_from(origin: Mapping[str, Any]) -> Iterator[None]:
 
 
 def note_typed(command: str) -> None:
-    """Note the command that runs now, for :func:`typed_command`."""
+    """Set the current command for :func:`typed_command`."""
     _typed.set(command)
 
 
 def typed_command() -> str:
-    """The command that the user gave, which does the same again; "" where the library was called by somebody else."""
+    """Return the user's command, which can be used to repeat the work; "" for other callers of the library."""
     return _typed.get() if _given.get() is None else ""
 
 
 def origin_text(origin: Any) -> str:
-    """``nightly, main 1a2b3c4d5``: an origin in a line; "" where a record says nothing of it."""
+    """Format an origin: ``nightly, main 1a2b3c4d5``; "" if the record has none."""
     if not isinstance(origin, Mapping):
         return ""
     tree = " ".join(filter(None, (str(origin.get("branch") or ""), str(origin.get("commit") or "")[:9])))
@@ -82,11 +82,11 @@ def _labels(values: Any) -> list[str]:
 
 
 def _tree() -> tuple[str, str]:
-    """Branch and commit of the working tree."""
+    """Return branch and commit of the working tree."""
     try:
         here = Path.cwd()
         if "GIT_DIR" not in os.environ and not any((folder / ".git").exists() for folder in (here, *here.parents)):
-            return "", ""  # as git would find out too
+            return "", ""  # git would fail here
         found = subprocess.run(_GIT, capture_output=True, timeout=_GIT_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return "", ""

@@ -1,4 +1,4 @@
-"""Digests of hil's own code, for keys of the cache: what it made must not outlive a change of the code that made it."""
+"""Digests of hil's source code for cache keys, so that cached results become stale when the code changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from hil.core.digest import digest_of
 
 _HIL = Path(__file__).parents[2]
-# What rewrites ONNX models for IREE's importer, and what that rests on.
+# The code that rewrites ONNX models for IREE's importer, with its dependencies.
 ONNX_REWRITING = ("controller/models/onnx_*.py", "controller/models/importers/onnx*.py", "formats/onnx_*.py")
 
 
@@ -23,6 +23,6 @@ def code_digest(*patterns: str) -> str:
     for pattern in patterns:
         found = set(_HIL.glob(pattern))
         if not found:
-            raise ValueError(f"no file of hil matches {pattern!r}")
+            raise ValueError(f"no hil file matches {pattern!r}")
         files |= found
     return digest_of(b"".join(file.read_bytes() for file in sorted(files)))

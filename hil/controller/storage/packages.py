@@ -1,4 +1,4 @@
-"""Installed packages: their versions, their folders, and what they register as entry points."""
+"""Versions, directories and entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ T = TypeVar("T")
 
 
 def needed_version(package: str, extra: str = "") -> str:
-    """The version of a package, which an extra of hil may bring. Raises UsageError: it is not installed."""
+    """Return the version of a package.
+
+    Args:
+        extra: The extra of hil that installs it, for the hint.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
     for name in (package, f"{package}-cpu"):
         try:
             return version(name)
@@ -31,7 +38,7 @@ def needed_version(package: str, extra: str = "") -> str:
 
 
 def package_folder(name: str, extra: str = "") -> Path:
-    """Where a package lies; it is not imported. Raises UsageError: it is not installed."""
+    """Return a package's directory without importing it. Raises UsageError if it is not installed."""
     spec = importlib.util.find_spec(name)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         return Path(place)
@@ -44,7 +51,7 @@ def _missing(package: str, extra: str) -> UsageError:
 
 
 class Registered(dict[str, T]):
-    """Things by name. What packages broke is not among them, and a UsageError once its own name is asked for."""
+    """Registered objects by name. A broken entry point is not included; accessing its name raises UsageError."""
 
     def __init__(self, found: Mapping[str, T], broken: Mapping[str, UsageError] | None = None) -> None:
         super().__init__(found)
@@ -55,12 +62,12 @@ class Registered(dict[str, T]):
         raise KeyError(name)
 
     def check(self, name: str) -> None:
-        """Raise UsageError: a package broke what has this name."""
+        """Raise UsageError if the entry point with this name is broken."""
         if error := self.broken.get(name):
             raise UsageError(error.message, hint=error.hint) from error
 
     def broken_text(self) -> str:
-        """The end of a hint, for a name that a broken entry point may have been to give; "" where none is broken."""
+        """Return the end of a hint for an unknown name, which a broken entry point may define; "" if none is broken."""
         return "".join(f"; {error.message}" for error in self.broken.values())
 
 
@@ -70,12 +77,12 @@ def registered(
     kind: type | None = None,
     check: Callable[[T], object] | None = None,
 ) -> Registered[T]:
-    """The built-in things of a group and those that installed packages add under the entry point ``group``.
+    """Return the built-in objects of a group and those of installed packages with the entry point ``group``.
 
-    A package may replace a built-in one by taking its name.
+    A package may replace a built-in object by using the same name.
 
     Args:
-        kind, check: as :func:`load` has them.
+        kind, check: See :func:`load`.
     """
     found, broken = dict(built_in), {}
     for point in points(group):
@@ -88,14 +95,14 @@ def registered(
 
 
 def load(point: EntryPoint, kind: type | None = None, check: Callable[[Any], object] | None = None) -> Any:
-    """What an entry point names.
+    """Load and validate an entry point.
 
     Args:
-        kind: the type that it must be of; None is a function, or a class to be called.
-        check: raises TypeError or ValueError for one that cannot be used; fields of a dataclass are checked before.
+        kind: The required type; None is a function or another callable.
+        check: Raises TypeError or ValueError for an unusable object. Fields of a dataclass are checked first.
 
     Raises:
-        UsageError: it cannot be loaded, or is something else; the message names the package.
+        UsageError: the entry point cannot be loaded or is invalid. The message names the package.
     """
     broken = partial(_broken, point)
     with guarded(f"loading {where(point)}", broken):
@@ -114,7 +121,7 @@ def load(point: EntryPoint, kind: type | None = None, check: Callable[[Any], obj
     return thing
 
 
-def _broken(point: EntryPoint, message: str, **more: str) -> UsageError:
+def _broken(point: EntryPoint, message: str, **more: Any) -> UsageError:
     return UsageError(message, **{**more, "hint": _repair(point)})
 
 
@@ -123,17 +130,17 @@ def _repair(point: EntryPoint) -> str:
 
 
 def refused(point: EntryPoint, why: str) -> UsageError:
-    """The error of an entry point that cannot be used."""
+    """Return the error for an unusable entry point."""
     return UsageError(f"{where(point)} {why}", hint=_repair(point))
 
 
 def where(point: EntryPoint) -> str:
-    """How errors call an entry point."""
+    """Return the description of an entry point for error messages."""
     return f"the entry point {point.name!r} of {point.group}, of the package {package_text(point)},"
 
 
 def pick(group: str, found: Mapping[str, T], name: str) -> T:
-    """The one of that name. Raises UsageError: there is none, or a package broke it."""
+    """Return the object with a name. Raises UsageError if it is unknown or broken."""
     if isinstance(found, Registered):
         found.check(name)
     if name not in found:

@@ -1,4 +1,4 @@
-"""Paths as somebody typed them, of which anything may be asked: pathlib raises for names that are too long."""
+"""Queries for paths from user input. pathlib raises an error for very long names."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hil.errors import UsageError
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether it names a file; false for what can be no path."""
+    """Return True if a path is a file; False for an invalid path."""
     return os.path.isfile(path)
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether it names a folder; false for what can be no path."""
+    """Return True if a path is a directory; False for an invalid path."""
     return os.path.isdir(path)
 
 
 def exists(path: str | Path) -> bool:
-    """Whether it names anything; false for what can be no path."""
+    """Return True if a path exists; False for an invalid path."""
     return os.path.exists(path)
 
 
 def located(name: str | Path, base: Path, *, board: str = "") -> Path | None:
-    """A path of a board's config, relative to ``base``; None for "". Raises UsageError: ``~USER`` of nobody."""
+    """Resolve a path of a board's config against ``base``; None for "". Raises UsageError for an unknown ``~USER``."""
     try:
         return base / Path(name).expanduser() if name else None
     except RuntimeError as error:
-        raise UsageError(f"{name} lies in the home of a user that there is not", board=board) from error
+        raise UsageError(f"unknown user in path {str(name)!r}", board=board) from error

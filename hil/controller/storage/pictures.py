@@ -1,30 +1,31 @@
-"""Pictures with matplotlib, where it is installed: PNG, SVG or PDF."""
+"""Draw pictures with matplotlib, if installed: PNG, SVG or PDF."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from hil.controller.storage.tool_caches import matplotlib_directory
 from hil.errors import StorageError, UsageError
 
-_HINT = "end the file's name in .png, .svg or .pdf"
+_HINT = "use the extension .png, .svg or .pdf"
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be drawn, before hours are spent on what it shows.
+    """Validate the path of a picture before starting long work.
 
     Raises:
-        UsageError: matplotlib is not installed, draws no such file, or there is no such folder.
+        UsageError: matplotlib is not installed, the format is unsupported, or the directory does not exist.
     """
     _, canvas_class = _matplotlib()
     if path.suffix.lstrip(".").lower() not in canvas_class.get_supported_filetypes():
         raise UsageError(f"cannot draw {path}", hint=_HINT)
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot draw {path}: there is no folder {path.parent}")
+        raise UsageError(f"cannot write {path}: directory {path.parent} not found")
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure, of that many inches. Raises UsageError: matplotlib is not installed."""
+    """Return an empty matplotlib figure with a size in inches. Raises UsageError if matplotlib is not installed."""
     figure_class, canvas_class = _matplotlib()
     figure = figure_class(figsize=(width, height), layout="constrained")
     canvas_class(figure)
@@ -32,7 +33,12 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure, as what the path's suffix says. Raises UsageError, StorageError: it cannot be written."""
+    """Write a figure in the format of the path's suffix.
+
+    Raises:
+        UsageError: unsupported format.
+        StorageError: the file cannot be written.
+    """
     try:
         figure.savefig(path, dpi=120)
     except ValueError as error:
@@ -43,8 +49,9 @@ def save_figure(figure: Any, path: Path) -> None:
 
 def _matplotlib() -> tuple[Any, Any]:
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        with matplotlib_directory():
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("matplotlib is needed to draw a picture", hint="pip install 'hil[plot]'") from error
+        raise UsageError("plots require matplotlib", hint="pip install 'hil[plot]'") from error
     return Figure, FigureCanvasAgg

@@ -1,4 +1,4 @@
-"""Questions to whoever sits at the terminal: one at a time, from any thread, and nothing else is shown meanwhile."""
+"""Prompts on the terminal, one at a time, from any thread. Other output pauses meanwhile."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hil.core.text import visible
 _LOOK_S = 0.1
 _CTRL_C = b"\x03"
 _displays: list[Callable[[], AbstractContextManager[object]]] = []
-# Held while somebody is asked. Who has something to show waits for it.
+# Locked during a prompt. Code that prints waits for it.
 _asking = threading.RLock()
 _interrupts = 0
 
 
 @contextlib.contextmanager
 def pausing(pause: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Have something that uses the terminal step aside, in the context that it gives, whenever somebody is asked."""
+    """Register a display that pauses during prompts, in the context that ``pause`` returns."""
     _displays.append(pause)
     try:
         yield
@@ -32,15 +32,15 @@ def pausing(pause: Callable[[], AbstractContextManager[object]]) -> Iterator[Non
 
 
 def between_questions() -> AbstractContextManager[object]:
-    """A context in which nobody is asked: for lines that would end up in the middle of a prompt."""
+    """Return a context without prompts, for lines that would otherwise interrupt a prompt."""
     return _asking
 
 
 def ask(prompt: str, *, echo: bool = False) -> str:
-    """Ask for a line; "" where nobody is there to type, or who is there has no answer.
+    """Prompt for a line. Returns "" without a terminal, or for an empty line.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, also in a thread that is not the main one, or :func:`interrupt`.
+        KeyboardInterrupt: Ctrl-C (in any thread), or :func:`interrupt`.
     """
     before = _interrupts
     with _terminal() as terminal:
@@ -49,26 +49,33 @@ def ask(prompt: str, *, echo: bool = False) -> str:
         return _answer(terminal, prompt, echo, before) if terminal is not None else ""
 
 
+def notify(text: str) -> None:
+    """Print a line on the terminal, if available."""
+    with _terminal() as terminal:
+        if terminal is not None:
+            os.write(terminal, visible(text).encode() + b"\n")
+
+
 def can_ask() -> bool:
-    """Whether somebody is there to type."""
+    """Return True if a user can answer prompts on a terminal."""
     with _terminal() as terminal:
         return terminal is not None
 
 
 def interrupt() -> None:
-    """End the questions that are open, in whatever thread, as Ctrl-C would."""
+    """Cancel open prompts in all threads, as Ctrl-C does."""
     global _interrupts
     _interrupts += 1
 
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[int | None]:
-    """The terminal, with nothing else on it; None where nobody sits at it."""
+    """Yield the terminal's descriptor with all displays paused; None without a terminal."""
     with _asking, contextlib.ExitStack() as kept:
         for pause in reversed(_displays):
             kept.enter_context(pause())
         terminal = None
-        # Only stdin tells whether a person started this: tests and jobs have the terminal of whoever started them.
+        # Only stdin shows that a user started this process: tests and jobs inherit the terminal of their parent.
         if sys.stdin and sys.stdin.isatty():
             with contextlib.suppress(OSError):
                 terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
@@ -79,7 +86,8 @@ def _terminal() -> Iterator[int | None]:
 def _answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
     usual = termios.tcgetattr(terminal)
     own = termios.tcgetattr(terminal)
-    # Ctrl-C's signal goes to the main thread, which may not be the one that asks: here it is the end of a line.
+    # Ctrl-C sends a signal to the main thread, which may not be the prompting thread. So read Ctrl-C as an end of
+    # line.
     own[3] &= ~(termios.ISIG | (0 if echo else termios.ECHO))
     own[6][termios.VEOL] = _CTRL_C
     termios.tcsetattr(terminal, termios.TCSAFLUSH, own)

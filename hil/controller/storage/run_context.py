@@ -1,4 +1,4 @@
-"""What the stages of a case share, and who is told how work goes on."""
+"""Objects shared by the stages of a case, and the interface for progress."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from hil.controller.storage.isolated import Isolated
 
 @dataclass(frozen=True)
 class RunContext:
-    """What every stage needs."""
+    """Objects that every stage needs."""
 
     cache: Cache
-    isolated: Isolated  # processes for what may crash
+    isolated: Isolated  # processes for code that may crash
 
 
 class Progress(Protocol):
-    """Who is told how a job goes on."""
+    """Receiver of a job's progress."""
 
     def begin(self, name: str, stages: int) -> None:
-        """A case has begun."""
+        """Called when a case starts."""
 
     def stage(self, name: str, number: int, text: str) -> None:
-        """A case has come to a stage."""
+        """Called when a case reaches a stage."""
 
     def end(self, name: str, outcome: str = "", reason: str = "") -> None:
-        """A case is over; what it came to, where that is known."""
+        """Called when a case ends, with its outcome if known."""
 
     def note(self, text: str) -> None:
-        """Something a person should know now."""
+        """Called with a message for the user."""
+
+    def interrupt(self, command: str) -> None:
+        """Called after Ctrl-C with the command that resumes the work on this machine."""

@@ -1,4 +1,4 @@
-"""Files that hold tensors, beside .npy: NumPy's archives, ONNX's TensorProto, and folders of named tensors."""
+"""Tensor files other than .npy: NumPy archives, ONNX TensorProto files, and directories of named tensors."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.files import read_file, read_text, within
+from hil.core.bounded_json import read_json
+from hil.core.files import MAX_MODEL_BYTES, MAX_TEXT_BYTES, read_file, within
 from hil.core.named import resolve
 from hil.core.npy import Npz, load_npy, save_npy, typed
 from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError
 
-# An ONNX tensor's elements take at least two bits each.
+# Elements of an ONNX tensor have at least two bits.
 _ELEMENTS_PER_BYTE = 4
 
 
 def load_npz(path: Path, dtypes: Mapping[str, str] | None = None) -> dict[str, Array]:
-    """The arrays in an .npz file, by key, with the dtypes that numpy's format forgot. Raises UsageError: it is none."""
+    """Load the arrays in an .npz file, by key.
+
+    Args:
+        dtypes: Key -> dtype, for dtypes that NumPy's format does not store.
+
+    Raises:
+        UsageError: the file is not a valid .npz file.
+    """
     with Npz(path) as archive:
         return {key: typed(archive.read(key), (dtypes or {}).get(key, "")) for key in archive.keys}
 
 
 def save_npz(path: Path, tensors: Mapping[str, Array]) -> None:
-    """Write arrays into an .npz file by key, which may be any text; see :func:`load_npz` for the dtypes it forgets."""
+    """Write arrays to an .npz file. Keys may be any text. For dtypes that the format lacks, see :func:`load_npz`."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for key, array in tensors.items():
             with archive.open(f"{key}.npy", "w", force_zip64=True) as file:
@@ -36,39 +44,39 @@ def save_npz(path: Path, tensors: Mapping[str, Array]) -> None:
 
 
 def load_pb(path: Path) -> Array:
-    """The tensor in a file that holds an ONNX TensorProto. Raises UsageError: the file is missing or holds none."""
+    """Load the tensor in an ONNX TensorProto file. Raises UsageError if the file is missing or invalid."""
     return load_named_pb(path)[1]
 
 
 def load_named_pb(path: Path) -> tuple[str, Array]:
-    """The name, "" where it has none, and the tensor of such a file. Raises UsageError as :func:`load_pb`."""
+    """Load the name ("" if unnamed) and the tensor of a TensorProto file. Raises UsageError: see :func:`load_pb`."""
     try:
-        return parse_named_pb(read_file(path))
+        return parse_named_pb(read_file(path, MAX_MODEL_BYTES))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{path} holds no ONNX tensor: {error or type(error).__name__}") from error
+        raise UsageError(f"{path} is not an ONNX tensor: {error or type(error).__name__}") from error
 
 
 def parse_pb(data: bytes) -> Array:
-    """The tensor in the bytes of an ONNX TensorProto. Raises ValueError, as protobuf and onnx do: there is none."""
+    """Parse an ONNX TensorProto and return the tensor. Raises ValueError or an error of protobuf if invalid."""
     return parse_named_pb(data)[1]
 
 
 def parse_named_pb(data: bytes) -> tuple[str, Array]:
-    """The name and the tensor in the bytes of an ONNX TensorProto. Raises ValueError as :func:`parse_pb`."""
+    """Parse an ONNX TensorProto and return name and tensor. Raises ValueError: see :func:`parse_pb`."""
     import onnx
     from onnx import numpy_helper
 
     tensor = onnx.TensorProto.FromString(data)
     if not tensor.data_type:
-        raise ValueError("no dtype in it")
+        raise ValueError("missing dtype")
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-        raise ValueError("its data is in another file, which hil does not follow")
+        raise ValueError("external data is not supported")
     if any(dim < 0 for dim in tensor.dims) or math.prod(tensor.dims) > _ELEMENTS_PER_BYTE * len(data):
-        raise ValueError(f"its data is not of its shape {tuple(tensor.dims)[:8]}")
+        raise ValueError(f"data does not match shape {tuple(tensor.dims)[:8]}")
     array: Array = numpy_helper.to_array(tensor)
     if array.dtype.kind in "OSU":
         text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
@@ -80,13 +88,13 @@ INDEX = "index.json"
 
 
 def save_tensors(folder: Path, tensors: Mapping[str, Array]) -> None:
-    """Write tensors into a folder, which is made if need be."""
+    """Write tensors to a directory, created if necessary."""
     index = save_files(folder, {f"{number}.npy": item for number, item in enumerate(tensors.items())})
     (folder / INDEX).write_text(json.dumps(index, indent=1))
 
 
 def save_files(folder: Path, files: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:
-    """Write named tensors as .npy into a folder, which is made if need be; name, dtype, shape and file of each."""
+    """Write named tensors as .npy files to a directory, created if necessary. Return name, dtype, shape and file."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
     for file, (name, array) in files.items():
@@ -96,11 +104,11 @@ def save_files(folder: Path, files: Mapping[str, tuple[str, Array]]) -> list[dic
 
 
 def load_tensors(folder: Path) -> dict[str, Array]:
-    """Read what :func:`save_tensors` wrote. Raises UsageError: a file is missing or damaged."""
+    """Load tensors written by :func:`save_tensors`. Raises UsageError if a file is missing or corrupt."""
     try:
-        index = json.loads(read_text(folder / INDEX))
+        index = read_json(folder / INDEX, MAX_TEXT_BYTES)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{folder} holds no tensors: {error}") from error
+        raise UsageError(f"no tensors in {folder}: {error}") from error
     try:
         return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}
     except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -108,6 +116,12 @@ def load_tensors(folder: Path) -> dict[str, Array]:
 
 
 def on_files(run: str, inputs: str, outputs: str, **arguments: Any) -> None:
-    """Save in a folder what a function (``module:function``) makes of the tensors in another, which it gets as
-    ``given``; for an isolated process."""
+    """Call a function with the tensors of a directory, and write the returned tensors to a directory.
+
+    For an isolated process.
+
+    Args:
+        run: The function (``module:function``). It gets the input tensors as ``given``.
+        inputs, outputs: The directories.
+    """
     save_tensors(Path(outputs), resolve(run)(given=load_tensors(Path(inputs)), **arguments))

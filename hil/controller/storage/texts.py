@@ -1,4 +1,4 @@
-"""Texts for reports and terminals: what others wrote made plain, and lines that break where they should."""
+"""Texts for reports and terminals: sanitize foreign text, and control line breaks."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 
 _ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
-# What XML 1.0 cannot hold: control characters, halves of surrogate pairs, two non-characters. No reader misses them.
-# Compiling this takes as long as importing ten modules: `re` does it when it is first used, and keeps it.
+# Characters that XML 1.0 forbids: control characters, surrogates, two noncharacters. Compiling this pattern takes as
+# long as importing ten modules, so `re` compiles and caches it at the first use.
 _UNPRINTABLE = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def plain(text: str) -> str:
-    """The text without a terminal's colours and without characters that XML cannot hold; others are made visible."""
+    """Remove terminal colors and characters that XML forbids, and make other control characters visible."""
     return visible(re.sub(_UNPRINTABLE, "", re.sub(_ESCAPES, "", text)))
 
 
 def line(text: str, longest: int = 300) -> str:
-    """The text in one line, its end left out where it is longer than so many characters."""
+    """Return the text as a single line, truncated to ``longest`` characters."""
     words = " ".join(plain(text).split())
     return words if len(words) <= longest else f"{words[: longest - 1]}…"
 
 
 def shortened(text: str, longest: int = 4000) -> str:
-    """The text with its middle left out where it is longer: tools tell of trouble at the beginning or at the end."""
+    """Shorten a text in the middle: tools report errors at the start or the end."""
     text = plain(text).strip()
     if len(text) <= longest:
         return text
     half = longest // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters omitted ...\n{text[-half:]}"
 
 
 def seconds(value: float | None) -> str:
-    """Seconds for people: ``850 us``, ``12.3 ms``, ``4.56 s``, ``2 min 05 s``; "-" for None."""
+    """Format seconds: ``850 us``, ``12.3 ms``, ``4.56 s``, ``2 min 05 s``; "-" for None."""
     if value is None:
         return "-"
     if value >= 60:
@@ -55,17 +55,17 @@ def seconds(value: float | None) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """``1 case``, ``2 cases``."""
+    """Format a count: ``1 case``, ``2 cases``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def as_text(text: str) -> str:
-    """The text; one that begins like a formula is marked as a text, as spreadsheets themselves do it."""
+    """Mark a text that starts like a formula as text, in the notation of spreadsheets."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def unique_name(base: str, taken: set[str], first: int = 1) -> str:
-    """The name or, where it is taken, the first ``NAME_1``, ``NAME_2``, ... that is not; it is taken then."""
+    """Return the name or, if taken, the first free ``NAME_1``, ``NAME_2``, ... The result is added to ``taken``."""
     numbers = itertools.count(first)
     name = base
     while name in taken:
@@ -74,12 +74,13 @@ def unique_name(base: str, taken: set[str], first: int = 1) -> str:
     return name
 
 
-# What importing torchvision or torchaudio says beside a torch that it was not built for; no error of its own tells it.
+# Error when importing a torchvision or torchaudio that was built for a different torch. It has no specific exception
+# type.
 _OTHER_TORCH = r"operator (torchvision|torchaudio)::\w+ does not exist"
 
 
 def first_line(error: BaseException, most: int = 300) -> str:
-    """The first line that says something, cut to ``most`` characters; the error's kind where none does."""
+    """Return the first non-empty line of an error, cut to ``most`` characters, or the error's type."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line[:most] for line in lines if line), type(error).__name__)
 
@@ -88,61 +89,61 @@ def first_line(error: BaseException, most: int = 300) -> str:
 def foreign_errors(
     failure: Callable[..., HilError], what: str, *, error_text: Callable[[Exception], str] = first_line, hint: str = ""
 ) -> Iterator[None]:
-    """Turn whatever a framework raises into one of hil's errors, ``WHAT: its words``; hil's own errors pass."""
+    """Convert all errors of a framework to an error of hil, ``WHAT: MESSAGE``. Errors of hil are not converted."""
     try:
         yield
     except HilError:
         raise
-    except Exception as error:  # frameworks have many, and what a model calls may raise any
+    except Exception as error:  # frameworks have many error types, and code in a model may raise any
         raise failure(f"{what}: {error_text(error)}", hint=hint, detail=f"{type(error).__name__}: {error}") from error
 
 
 def import_hint(error: Exception) -> str:
-    """What to do about a package that cannot be imported; "" where nothing is known."""
+    """Return a hint for a package that cannot be imported; "" if none is known."""
     if found := re.search(_OTHER_TORCH, str(error)):
         return (
-            f"the {found[1]} here was built for another torch than the one beside it (PyPI's is for CUDA): "
-            "install both from the index of CPU builds that PyTorch's installation page names"
+            f"{found[1]} was built for a different torch than the installed one (PyPI's is for CUDA): install both "
+            "from the CPU package index on PyTorch's installation page"
         )
     return f"pip install {error.name.partition('.')[0]}" if isinstance(error, ImportError) and error.name else ""
 
 
-# Stands for a space at which no line is broken: rich breaks lines at every kind of space that there is. It is as wide
-# as one, is assigned to no character, stands among those that rich measures without its tables of widths (3 ms to
-# import), and never comes to the terminal.
+# Placeholder for a space without line break: rich breaks lines at all kinds of spaces. The placeholder has the width of
+# a space and is an unassigned character. rich measures it without loading its width tables (3 ms to import). It is
+# replaced before printing.
 _GLUE = "\u0378"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nmu]?s|min|h|bytes|[kKMG]i?B|B|dB|[kMG]?Hz|%|[KMG]?op/s)(?![\w]))")
 
 
 def together(text: str) -> str:
-    """A text, for :func:`show`, that stays in one line."""
+    """Return a text for :func:`show` without line breaks."""
     return text.replace(" ", _GLUE)
 
 
 def show(console: Console, what: RenderableType) -> None:
-    """Print; no line is broken within :func:`together`, nor between a number of :func:`units` and its unit."""
+    """Print without line breaks inside :func:`together` texts, and between numbers and units of :func:`units` texts."""
     with console.capture() as shown:
         console.print(what, highlight=False)
     console.file.write(shown.get().replace(_GLUE, " "))
 
 
 def units(text: str) -> str:
-    """A text, for :func:`show`, whose numbers stay beside their units."""
+    """Return a text for :func:`show` that keeps numbers and units on the same line."""
     return _UNIT.sub(_GLUE, text)
 
 
-# A terminal that is too narrow for more breaks the lines itself.
+# Narrower terminals break the lines themselves.
 _ROOM_LEAST = 20
 
 
 def say(
     console: Console, label: str, text: str, *, style: str = "", indent: int = 2, width: int = 13, whole: bool = False
 ) -> None:
-    """A labelled line; what does not fit goes on below the text, not below the label.
+    """Print a labelled line. Continuation lines are aligned with the text.
 
     Args:
-        label: stands before it; "" is none, and no room for one either.
-        whole: never break the line, for it may hold a command to be copied: the terminal itself wraps it.
+        label: Printed before the text; "" omits the label and its column.
+        whole: Never break the line, because it may contain a command to copy. The terminal wraps it.
     """
     from rich.text import Text
 
@@ -151,7 +152,7 @@ def say(
         console.print(Text(head).append(text, style), soft_wrap=True)
         return
     room = max(console.width - len(head), _ROOM_LEAST)
-    # A table of one row would do the same, and take 0.2 ms: a case has some lines, and a run may have many cases.
+    # A one-row table has the same effect but takes 0.2 ms: a run may have many cases and lines.
     for shown in Text(units(text), style=style).wrap(console, room, overflow="fold"):
         shown.plain = shown.plain.rstrip().replace(_GLUE, " ")
         console.print(Text(head).append_text(shown), soft_wrap=True)
@@ -159,7 +160,7 @@ def say(
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int, gap: int = 2) -> Iterator[str]:
-    """Lines of rows whose columns stand below each other: so many aligned to the left, all others to the right."""
+    """Yield rows as lines with aligned columns: the first ``left`` columns left-aligned, the others right-aligned."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -178,14 +179,14 @@ def table(
     whole: Collection[str] = (),
     gap: int = 2,
 ) -> Table:
-    """Rows in aligned columns; a cell that does not fit is folded.
+    """Return a table with aligned columns. Cells that do not fit are folded.
 
     Args:
-        heads: what stands above the columns; if all are "", nothing does.
-        rows: texts, which are shown as they are (no markup), or what rich can print.
-        numbers: heads of columns that are aligned to the right and never folded.
-        whole: heads of other columns that are never folded.
-        gap: blanks between two columns.
+        heads: Column headings; no heading row if all are "".
+        rows: Cells: texts, which are printed without markup, or rich renderables.
+        numbers: Headings of columns that are right-aligned and never folded.
+        whole: Headings of other columns that are never folded.
+        gap: Spaces between columns.
     """
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Models into programs that a runtime can load."""
+"""Compile models to programs that a runtime can load."""
 
 from __future__ import annotations
 
@@ -20,41 +20,46 @@ if TYPE_CHECKING:
 
 
 _GROUP = "hil.compilers"
-# The compilers whose IR can be seen pass by pass.
+# Compilers that can write their IR after each pass.
 _WITH_PASSES = ("iree", "tfcompile")
 
 
 class Compiler(Protocol):
-    """Makes a program of a model; the arguments and errors are those of :func:`compile_model`."""
+    """Callable that compiles a model. Arguments and errors: see :func:`compile_model`."""
 
     def __call__(self, model: Model, **order: Unpack[CompileOrder]) -> Artifact:
-        """Compile."""
+        """Compile the model."""
 
 
 def compilers() -> dict[str, Compiler]:
-    """Every compiler by name: the built-in ones and those of the entry point group ``hil.compilers``."""
+    """Return all compilers by name: built-in compilers and those in the entry point group ``hil.compilers``."""
     built_in: dict[str, Compiler] = {NO_COMPILER: take_as_it_is}
     built_in |= {info.compiler: later(info.compile) for info in RUNTIMES.values() if info.compile}
     return registered(_GROUP, built_in)
 
 
 def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder]) -> Artifact:
-    """Make a program of a model, or take the one made before.
+    """Compile a model, or return the cached program.
 
     Args:
-        compiler: ``iree``, ``none``, or the name of one that a package registered.
-        order: ``runtime``, which will load the program; ``flags``, the compiler's own, those of the target included;
-            ``debug_ir``, a folder for the compiler's intermediate forms (the cache is not asked then), or None;
-            ``debug_ir_passes``, whether those after each pass go there too; ``failure``, a folder for what shows a
-            failure again, or None, which is the cache alone (without it nothing is kept); and how the work is done: see
-            :class:`hil.controller.models.compiling.Work`.
+        compiler: ``iree``, ``none``, or the name of a compiler from an installed package.
+        order: Keyword arguments for the compiler:
+
+            ``runtime``: the runtime that will load the program.
+            ``flags``: compiler flags, including the flags of the target.
+            ``debug_ir``: a directory for intermediate representations, or None. If set, the cache is not read.
+            ``debug_ir_passes``: whether to write the IR after each pass.
+            ``failure``: a directory for files that reproduce a failure. None writes them only to the cache.
+            Without this key, no files are written.
+
+            The other keys are documented in :class:`hil.controller.models.compiling.Work`.
 
     Raises:
-        UsageError: no such compiler, or one that has nothing to do with this model or runtime.
-        CompileFailed: the compiler refused the model.
-        CompileCrashed: the compiler died.
-        StageTimeout: it took too long.
-        StorageError: the program cannot be kept.
+        UsageError: unknown compiler, or the compiler does not support this model or runtime.
+        CompileFailed: the compiler rejected the model.
+        CompileCrashed: the compiler crashed.
+        StageTimeout: compilation timed out.
+        StorageError: the program cannot be stored.
     """
     found = pick("compiler", compilers(), compiler)
     if order.get("debug_ir_passes") and compiler not in _WITH_PASSES:
@@ -73,7 +78,7 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
 
 
 def _check_artifact(made: object) -> None:
-    """Raise TypeError or ValueError for what a compiler of a package may not return."""
+    """Raise TypeError or ValueError if a plugin compiler returned an invalid artifact."""
     if not isinstance(made, Artifact):
         raise TypeError(f"it returned {shown(made)}: expected a hil.plugins.Artifact")
     check_fields(made)
@@ -88,11 +93,11 @@ def _check_artifact(made: object) -> None:
 
 
 def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
-    """The model's files as a program, untouched where the runtime takes its format, else converted to one it takes.
+    """Return the model's files as a program, converted if the runtime needs another format.
 
     Raises:
-        UsageError: the runtime does not load this format, nor anything that it can be converted into.
-        CompileFailed, CompileCrashed, StageTimeout: it cannot be converted.
+        UsageError: the runtime cannot load this format or any format that it converts to.
+        CompileFailed, CompileCrashed, StageTimeout: conversion failed.
     """
     runtime = order["runtime"]
     info = RUNTIMES.get(runtime)
@@ -104,6 +109,7 @@ def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         raise UsageError(
             f"the runtime {runtime} cannot load {model.path.name}: it takes .{wanted} files",
             hint="--runtime iree compiles it" if runtime == "onnxruntime" else "choose another --runtime",
+            option="--runtime",
         )
     return Artifact(
         runtime=runtime,

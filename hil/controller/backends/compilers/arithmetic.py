@@ -1,6 +1,6 @@
-"""Compile for a board that computes in a narrower arithmetic: the flag ``--arithmetic=NAME`` rewrites an ONNX model.
+"""Compile for a board with narrower arithmetic. The flag ``--arithmetic=NAME`` rewrites an ONNX model.
 
-IREE's own flags demote the inputs of contractions, and of those only matrix products that come from MLIR.
+IREE's flags cannot do this: they demote only the inputs of contractions, and only for matrix products from MLIR.
 """
 
 from __future__ import annotations
@@ -18,29 +18,34 @@ from hil.core.arithmetic import FLOAT32, check_arithmetic
 from hil.core.digest import digest_of
 from hil.core.installed import version
 from hil.core.results import Model
+from hil.formats.onnx_file import load_onnx
 
 if TYPE_CHECKING:
     from hil.controller.models.compiling import Work
 
-# No flag of a compiler: hil takes it out.
+# A flag of hil. It is removed before the compiler runs.
 FLAG = "--arithmetic="
-# What one protobuf message holds, and some room.
+# Larger models store weights in an external file. Protobuf limits a message to 2 GiB; this leaves room.
 _MAX_BYTES = 1 << 30
 _FILE = "model.onnx"
 
 
 def split_flags(flags: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The arithmetic that flags ask for, "" for none, and the other flags. Raises UsageError: an unknown arithmetic."""
+    """Return the requested arithmetic ("" for float32) and the remaining flags.
+
+    Raises:
+        UsageError: unknown arithmetic.
+    """
     asked = [flag.removeprefix(FLAG) for flag in flags if flag.startswith(FLAG)]
     name = check_arithmetic(asked[-1], FLAG) if asked else ""
     return "" if name == FLOAT32 else name, tuple(flag for flag in flags if not flag.startswith(FLAG))
 
 
 def in_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:
-    """The ONNX model, rewritten to compute in an arithmetic: see :mod:`hil.formats.onnx_arithmetic`.
+    """Rewrite an ONNX model to compute in an arithmetic: see :mod:`hil.formats.onnx_arithmetic`.
 
     Raises:
-        CompileFailed, CompileCrashed, StageTimeout: it cannot be rewritten.
+        CompileFailed, CompileCrashed, StageTimeout: the model cannot be rewritten.
     """
     key = Cache.key(
         "arithmetic",
@@ -72,7 +77,7 @@ def in_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:
 
 
 def write(model: str, dims: dict[str, int], arithmetic: str, output: str) -> None:
-    """Write the rewritten model; called in an isolated process."""
+    """Write the rewritten model. Runs in an isolated process."""
     import onnx
 
     from hil.controller.backends.compilers.onnx_to_mlir import save_prepared
@@ -81,7 +86,7 @@ def write(model: str, dims: dict[str, int], arithmetic: str, output: str) -> Non
 
     source, target = Path(model), Path(output)
     save_prepared(source, dims, target)
-    plain = onnx.load(target, load_external_data=False)
+    plain = load_onnx(target)
     embed_all(plain, source.parent)
     made = rewrite(plain, arithmetic)
     external = made.ByteSize() > _MAX_BYTES

@@ -1,4 +1,4 @@
-"""ExecuTorch's ahead-of-time lowering, run in a process of its own and cached by content, versions and flags."""
+"""Lower programs with ExecuTorch in an isolated process. Results are cached by content, versions and flags."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import function_version
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import foreign_errors
+from hil.core.files import read_file
 from hil.core.results import BACKEND_FLAG, BACKENDS, DELEGATE_FLAG, PORTABLE, Artifact, Model
 from hil.errors import CompileFailed, UsageError
 
@@ -25,27 +26,28 @@ if TYPE_CHECKING:
 
 MAIN = "main.pte"
 NOTES = "notes.json"
-# A backend alone is where the program is told to run; with this behind it, the portable kernels may take what it
-# leaves.
+# Suffix that allows portable kernels for the nodes that the backend does not take. Without the suffix, the
+# backend is requested for all nodes.
 _REST = f",{PORTABLE}"
 _DEFAULT = f"xnnpack{_REST}"
 _PACKAGES = ("executorch", "torch", "torchao")
 _TOLD = 8
-# Raise this when what is made of a model changes without those packages: older programs in the cache are then not used.
+# Increase this when the compiled program changes for other reasons than those packages. Cached programs become stale.
 _VERSION = 5
 
 
 def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
-    """Lower a PyTorch program (.pt2) to a .pte.
+    """Lower a PyTorch program (.pt2) to a .pte file.
 
-    Flags are ``--backend=NAME`` or ``--backend=NAME,portable``, a name of
-    :func:`hil.controller.models.executorch_backends.executorch_backends`, and ``--OPTION=VALUE`` for that backend's
-    options.
+    Flags:
+        ``--backend=NAME`` or ``--backend=NAME,portable``: a backend of
+        :func:`hil.controller.models.executorch_backends.executorch_backends`.
+        ``--OPTION=VALUE``: an option of that backend.
 
-    The artifact's notes say how long lowering took, how large the program is, and which operators were delegated:
-    :func:`build`; ``text`` says it to people.
+    The artifact's notes contain the lowering time, the program size and the delegated operators: see :func:`build`.
+    The note ``text`` is a readable summary.
 
-    Arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
+    Arguments and errors: see :func:`hil.controller.backends.compilers.compile_model`.
     """
     if model.format == "pte":
         return take_as_it_is(model, **order)
@@ -79,7 +81,7 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     failed = f"ExecuTorch cannot lower {model.path.name}"
     errors = compiling("lowering", died="ExecuTorch's compiler died", failed=failed)
     entry, how = compile_cached(key, {"model": model.name, "compiler": by}, order, debug_ir, make, errors)
-    notes = json.loads((entry / NOTES).read_bytes())
+    notes = json.loads(read_file(entry / NOTES))
     flags = [f"{BACKEND_FLAG}{chosen}", *(f"--{option}={value}" for option, value in options.items())]
     if name not in BACKENDS and backend.needs and not backend.needs[0].endswith("::"):
         flags.append(f"{DELEGATE_FLAG}{backend.needs[0]}")
@@ -104,7 +106,10 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
 
 
 def delegation_text(delegation: Mapping[str, Any]) -> str:
-    """``delegated 12 of 14 nodes (XnnpackBackend); undelegated: aten.view_copy.default 2``."""
+    """Format the delegation counts.
+
+    Example: ``delegated 12 of 14 nodes (XnnpackBackend); undelegated: aten.view_copy.default 2``.
+    """
     taken, left = (sum(delegation[name].values()) for name in ("delegated", "undelegated"))
     backends = f" ({', '.join(delegation['backends'])})" if delegation["backends"] else ""
     text = f"delegated {taken} of {taken + left} node{'s' * (taken + left != 1)}{backends}"
@@ -115,7 +120,7 @@ def delegation_text(delegation: Mapping[str, Any]) -> str:
 
 
 def _parse(flags: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The value of ``--backend=`` and the backend's options."""
+    """Return the value of ``--backend=`` and the backend's options."""
     chosen, options = _DEFAULT, {}
     for flag in flags:
         name, is_set, value = flag.removeprefix("--").partition("=")
@@ -131,20 +136,20 @@ def _parse(flags: Sequence[str]) -> tuple[str, dict[str, str]]:
     return chosen, options
 
 
-# What only carries values about.
+# Graph nodes that only pass values, without computation.
 _NO_WORK = ("executorch_call_delegate", "getitem")
 
 
 def build(model: str, backend: str, options: dict[str, str], output: str, debug_ir: str | None) -> dict[str, Any]:
-    """Lower a program and write it; called in an isolated process.
+    """Lower a program and write the .pte file. Runs in an isolated process.
 
     Args:
-        backend, options: of :mod:`hil.controller.models.executorch_backends`.
-        debug_ir: a folder for the graph before and after it was lowered, as text; or None.
+        backend, options: See :mod:`hil.controller.models.executorch_backends`.
+        debug_ir: A directory for the graph before and after lowering, as text; or None.
 
     Returns:
-        ``lower_s``: seconds that lowering took; ``program_bytes``; ``delegation``: ``backends``, ``delegated`` and
-        ``undelegated``, each operator -> how many nodes.
+        ``lower_s``: the lowering time in seconds; ``program_bytes``: the file size; ``delegation``: see
+        :func:`shared_out`.
     """
     from executorch.exir import ExecutorchBackendConfig
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
@@ -157,11 +162,11 @@ def build(model: str, backend: str, options: dict[str, str], output: str, debug_
     program = load_program(model)
     passes = []
     if new_values(program):
-        # It keeps its buffers from call to call all the same. What it writes back into inputs is only returned:
-        # ExecuTorch would do that before the program's own outputs.
+        # Buffers still keep their values between calls. Input mutations are removed, so their values are only returned:
+        # ExecuTorch would put them before the program's outputs.
         program = program.run_decompositions({})
         returning(program, lambda spec: spec.kind is not OutputKind.USER_INPUT_MUTATION)
-        # Without it ExecuTorch begins with zeros, whatever the buffers were saved with.
+        # Without this pass, ExecuTorch initializes buffers with zeros instead of their saved values.
         passes = [InitializedMutableBufferPass(list(program.graph_signature.inputs_to_buffers))]
     if debug_ir is not None:
         Path(debug_ir, "exported.txt").write_text(str(program))
@@ -181,7 +186,11 @@ def build(model: str, backend: str, options: dict[str, str], output: str, debug_
 
 
 def shared_out(graph_module: Any) -> dict[str, Any]:
-    """How a lowered graph is shared out between backends and ExecuTorch's own kernels: see :func:`build`."""
+    """Count the nodes of a lowered graph that run on backends and on ExecuTorch's kernels.
+
+    Returns:
+        ``backends``: the backend names; ``delegated`` and ``undelegated``: operator -> number of nodes.
+    """
     delegated: Counter[str] = Counter()
     backends: dict[str, None] = {}
     for node in graph_module.graph.nodes:
@@ -199,6 +208,6 @@ def _operators(graph: Any) -> list[str]:
     from torch._ops import OpOverload
 
     targets = (node.target for node in graph.nodes if node.op == "call_function")
-    # Some operators stay torch's own among those of the edge dialect, and only their text names their namespace.
+    # The edge dialect still contains some operators of torch. Only their string form includes the namespace.
     names = (str(one if isinstance(one, OpOverload) else getattr(one, "__name__", one)) for one in targets)
     return [name for name in names if name not in _NO_WORK]

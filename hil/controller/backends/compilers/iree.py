@@ -1,4 +1,4 @@
-"""The IREE compiler: models of any framework that are or become ONNX or MLIR."""
+"""Compile models with IREE: ONNX, MLIR, and formats that convert to one of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
-    """Compile a model (ONNX, MLIR, or what converts to one of them) to a .vmfb, with large weights beside it.
+    """Compile a model to a .vmfb file, with large weights in a separate file.
 
-    Arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
+    Accepts ONNX, MLIR, and formats that convert to one of them.
+
+    Arguments and errors: see :func:`hil.controller.backends.compilers.compile_model`.
     """
     if model.format == "vmfb":
         return take_as_it_is(model, **order)
@@ -54,28 +56,28 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
 
 @dataclass(frozen=True)
 class Taken:
-    """A model in a format that iree-compile takes."""
+    """Model in a format that iree-compile accepts."""
 
     model: Model
-    way: tuple[str, ...]  # the flags that told how to get there
-    flags: tuple[str, ...]  # the others, for iree-compile
-    by: str = ""  # who converted it, with version; "" where it came as it is
-    hint: str = ""  # what else to try where iree-compile refuses it; "" is nothing
+    way: tuple[str, ...]  # flags that selected the conversion
+    flags: tuple[str, ...]  # flags for iree-compile
+    by: str = ""  # name and version of the converter; "" if not converted
+    hint: str = ""  # an alternative to suggest if iree-compile rejects the model; "" if none
 
 
 def as_iree_takes(
     model: Model, flags: Sequence[str], work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
 ) -> Taken:
-    """A model as ONNX or MLIR, converted where it is neither.
+    """Return a model as ONNX or MLIR, converted if necessary.
 
     Args:
-        debug_ir, debug_ir_passes: as of :func:`hil.controller.models.conversions.convert`.
-        flags: of the compiler; ``--via=onnx`` or ``--via=mlir`` says what to convert to
-            (MLIR unless told, where it can be).
+        debug_ir, debug_ir_passes: See :func:`hil.controller.models.conversions.convert`.
+        flags: Compiler flags. ``--via=onnx`` or ``--via=mlir`` selects the target format. The default is MLIR if
+            available.
 
     Raises:
-        UsageError: it cannot be converted, or not this way.
-        CompileFailed, CompileCrashed, StageTimeout: converting failed.
+        UsageError: the model cannot be converted, or not to the requested format.
+        CompileFailed, CompileCrashed, StageTimeout: conversion failed.
     """
     way = tuple(flag for flag in flags if flag.startswith(VIA))
     others = tuple(flag for flag in flags if not flag.startswith(VIA))

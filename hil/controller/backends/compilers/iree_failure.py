@@ -1,7 +1,8 @@
-"""What a failing iree-compile leaves behind: the phase and the pass it was in, its IR so far, and what shows it again.
+"""Diagnose a failed iree-compile: report the phase and pass, and store the IR and a script that reproduces the failure.
 
-The model is compiled a second time for that, with MLIR's crash reproducer on, within limits of time and size: the first
-compilation is timed, and a compiler that died has nothing left to say. What is kept needs IREE's own tools alone.
+hil compiles the model a second time with MLIR's crash reproducer, within time and size limits. The first compilation
+is timed, so it runs without the reproducer. A crashed compiler cannot be inspected afterwards. The script needs
+only IREE's tools.
 """
 
 from __future__ import annotations
@@ -34,47 +35,48 @@ from hil.controller.models.compiling import (
 from hil.controller.storage.cache import META, Cache
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import storing
+from hil.core.files import copy_file, read_file
 from hil.core.installed import version
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, StageTimeout
 
 SCRIPT, PASS, IR = "reproduce.sh", "reproducer.mlir", "phases"
 _FOUND = "found.json"
 _LOG = "diagnosis.log"
-# So many seconds the second compilation has, and three times what the first took until it failed; of one that hung
-# these alone: where it is then it was before.
+# Time limits. The second compilation gets these seconds plus three times the duration of the first. If the first
+# timed out, the second gets only these seconds: it hangs in the same pass.
 _TIME_S = 60.0
 _OPT_S = 20.0
 _KILL_S = 10.0
-# Of a file of IR; and of a module whose IR is written with all its constants.
+# Size limits of an IR file, and of a module that is dumped with all constants.
 _IR_BYTES = 256 << 20
 _WHOLE_BYTES = 4 << 20
-# A larger module stays where it is.
+# Larger modules are referenced in place, not copied.
 _COPIED_BYTES = 256 << 20
-# [`Outer` on 'builtin.module' operation, `Inner` on 'func.func' operation: @main]
+# Example: [`Outer` on 'builtin.module' operation, `Inner` on 'func.func' operation: @main]
 _FAILED_IN = re.compile(r"Pipeline failed while executing (?P<passes>.*): reproducer generated at")
 _PASS_ON = re.compile(r"`(?P<name>[^`]+)` on '(?P<kind>[^']+)' operation(?:: (?P<symbol>@\"[^\"]*\"|@[^\s,\]]+))?")
 _DUMPED = re.compile(r"\.(?P<number>\d+)\.(?P<phase>[\w-]+)\.mlir$")
 _UNKNOWN_FLAG = re.compile(r"Unknown command line argument '(?P<flag>[^'=]+)")
-# Raise this when what is kept changes: older ones in the cache are then not used.
+# Increase this when the stored files change. Cached entries become stale.
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of a failure."""
+    """Diagnosis of a failure."""
 
-    phase: str  # of :data:`IREE_PHASES`, or ``import`` or ``read``; "" where the second compilation did not fail
-    in_pass: str = ""  # the pass, and the operation that it ran on; "" where it was in none
-    notes: Sequence[str] = ()  # what else there is to say, a line each
+    phase: str  # an entry of :data:`IREE_PHASES`, ``import`` or ``read``; "" if the second compilation succeeded
+    in_pass: str = ""  # the pass and the operation that it ran on; "" outside of passes
+    notes: Sequence[str] = ()  # further remarks, one per line
 
 
 def keep_failure(error: StageError, source: Source, key: str, seconds: float, folder: Path | None, work: Work) -> None:
-    """Keep what shows a failure again in a folder, and tell in the error what the compiler was doing.
+    """Store files that reproduce a failure, and add the phase and pass to the error.
 
     Args:
-        key: the program's in the cache, which keeps what is found of its failure too.
-        seconds: how long compiling took until it failed.
-        folder: None keeps it in the cache alone.
+        key: The program's cache key. The diagnosis is cached under a key derived from it.
+        seconds: Duration of the failed compilation.
+        folder: Destination directory. None stores the files only in the cache.
     """
     hangs = isinstance(error, StageTimeout)
     limit = _TIME_S if hangs else _TIME_S + 3 * seconds
@@ -93,10 +95,10 @@ def keep_failure(error: StageError, source: Source, key: str, seconds: float, fo
             make,
             work["recompute"],
         )
-        found = Found(**json.loads((entry / _FOUND).read_bytes()))
+        found = Found(**json.loads(read_file(entry / _FOUND)))
         if folder is not None:
             with storing(folder):
-                # What an earlier failure left.
+                # Remove files of an earlier failure.
                 shutil.rmtree(folder / IR, ignore_errors=True)
                 (folder / PASS).unlink(missing_ok=True)
                 shutil.copytree(entry, folder, ignore=shutil.ignore_patterns(META, _FOUND), dirs_exist_ok=True)
@@ -114,13 +116,14 @@ def keep_failure(error: StageError, source: Source, key: str, seconds: float, fo
 
 
 def diagnose(source: Mapping[str, Any], folder: str, title: str, limit: float, hangs: bool, died: bool) -> None:
-    """Compile again, and write what is found to a folder; called in an isolated process.
+    """Compile the model a second time and write the diagnosis to a directory. Runs in an isolated process.
 
     Args:
-        source: the fields of a :class:`Source`.
-        title: how the first compilation ended.
-        limit: seconds for compiling; then the compiler is told to stop and say where it is.
-        hangs, died: how the first compilation ended; else the model was refused.
+        source: The fields of a :class:`Source`.
+        title: The error message of the first compilation.
+        limit: Seconds for compiling. After that, SIGABRT makes the compiler report the active pass.
+        hangs: Whether the first compilation timed out.
+        died: Whether it crashed. If both are false, the compiler rejected the model.
     """
     own, place = Source(**source), Path(folder)
     failure = _Failure(place, title, tuple(_with_files(own.flags, place)), limit, hangs, died)
@@ -145,7 +148,7 @@ class _Failure:
     died: bool
 
     def of_import(self, source: Source, error: CompileFailed) -> Found:
-        """The ONNX importer refused the model."""
+        """Diagnose a model that the ONNX importer rejected."""
         from hil.controller.backends.compilers.onnx_to_mlir import save_prepared
 
         save_prepared(Path(source.model), source.dims, self.folder / "model.onnx")
@@ -154,13 +157,13 @@ class _Failure:
         return found
 
     def of_module(self, module: Path) -> Found:
-        """The compiler failed."""
+        """Diagnose a failure of iree-compile."""
         name = f"model{module.suffix}"
         size = module.stat().st_size
         if module.parent == self.folder:
             module.rename(self.folder / name)
         elif size <= _COPIED_BYTES:
-            shutil.copyfile(module, self.folder / name)
+            copy_file(module, self.folder / name)
         else:
             name = str(module)
         words = [name, "-o", "/dev/null", *self.flags]
@@ -175,7 +178,7 @@ class _Failure:
         return found
 
     def _found(self, code: int | None, printed: str) -> Found:
-        """What the second compilation tells; its exit code is None where it was stopped."""
+        """Derive phase and pass from the second compilation. An exit code of None means that it was stopped."""
         dumped = {int(match["number"]): match["phase"] for match in map(_DUMPED.search, self._dumped()) if match}
         last = dumped[max(dumped)] if dumped else ""
         failed = _FAILED_IN.search(printed)
@@ -201,11 +204,11 @@ class _Failure:
         return (path.name for path in (self.folder / IR).glob("*.mlir"))
 
     def _pass_alone(self, printed: str) -> str:
-        """The command of iree-opt that shows the failure by the one pass; "" where it does not."""
+        """Return an iree-opt command that reproduces the failure with the failing pass only; "" if none does."""
         words = ["--run-reproducer", PASS, "-o", "/dev/null"]
         flags: Sequence[str] = ()
         limit = min(_OPT_S, self.limit)
-        # The pipeline has its options in the file; what else the failure depends on is in flags that both tools have.
+        # The file contains the pipeline's options. The failure may also depend on flags that both tools share.
         for more in ((), self.flags):
             code, said = self._run("iree-opt", [*words, *(flags := more)], limit)
             if unknown := {match["flag"] for match in _UNKNOWN_FLAG.finditer(said)}:
@@ -223,13 +226,13 @@ class _Failure:
         return bool(code) and not set(_texts(said)).isdisjoint(_texts(printed))
 
     def _run(self, tool: str, words: Sequence[str], limit: float) -> tuple[int | None, str]:
-        """Run a tool of IREE's in the folder; its exit code, None where it was stopped, and what it printed."""
+        """Run an IREE tool in the directory. Return the exit code (None after a timeout) and the output."""
         command = [str(native_compiler().with_name(tool)), *words]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        # The first compilation's log has a stack trace, whose names take seconds to find.
+        # The first compilation's log already has a stack trace. Symbolizing takes seconds.
         quick = os.environ | {"LLVM_DISABLE_SYMBOLIZATION": "1"}
         process = subprocess.Popen(command, cwd=self.folder, env=quick, **pipes)
-        # It may be over already.
+        # The process may have exited already.
         with contextlib.suppress(ProcessLookupError, AttributeError):
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_IR_BYTES, _IR_BYTES))
         code: int | None = None
@@ -237,7 +240,7 @@ class _Failure:
             printed, _ = process.communicate(timeout=limit)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            # As after a crash MLIR then tells the pass and writes what it was given.
+            # On SIGABRT, as on a crash, MLIR reports the pass and writes the pass's input.
             process.send_signal(signal.SIGABRT)
             try:
                 printed, _ = process.communicate(timeout=_KILL_S)
@@ -265,18 +268,18 @@ class _Failure:
 
 
 def _with_files(flags: Sequence[str], folder: Path) -> Iterator[str]:
-    """The flags, with copies of the files that they name."""
+    """Copy the files that flags refer to, and yield the flags with the copies' names."""
     for number, flag in enumerate(flags):
         name, equals, value = flag.partition("=")
         if equals and is_file(value):
             copy = f"flag-{number}{Path(value).suffix}"
-            shutil.copyfile(value, folder / copy)
+            copy_file(value, folder / copy)
             flag = f"{name}={copy}"
         yield flag
 
 
 def _texts(printed: str) -> Iterator[str]:
-    """The errors in what a tool printed, without the places where they are."""
+    """Extract the error texts from a tool's output, without their locations."""
     return (text.partition(" at '")[0] for text in errors_in(printed))
 
 

@@ -1,8 +1,8 @@
-"""Many small models compiled together: setting the compiler up costs more than the compiling does.
+"""Compile many small models together, because starting the compiler takes longer than compiling them.
 
-Models become functions of a few programs. In the cache each has an entry of its own, which :func:`compile_iree` takes
-for users of the same :class:`Cache` object, and for nobody else; the entries of a group share one file. A model that
-breaks its group is left out of it, to be compiled alone: what comes of a model never depends on its neighbours.
+The models become functions of a few programs. Each model has a separate cache entry, and the entries of a group share
+one file. :func:`compile_iree` finds these entries only through the same :class:`Cache` object. If a model breaks its
+group, it is removed from the group and compiled separately. So the result for a model never depends on other models.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,28 +32,30 @@ from hil.controller.models.compiling import LOG, Work, call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.core import scratch
+from hil.core.files import copy_file
+from hil.core.futures import iterate_completed
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StorageError
 
-# A larger model takes longer to compile than the compiler to be set up.
+# Compiling a larger model takes longer than starting the compiler.
 _MODEL_BYTES = 1 << 20
-# A board loads a group's file as a whole, for every one of its functions.
+# A board loads the complete file of a group for each function.
 _GROUP_BYTES = 4 << 20
 _GROUP_MODELS = 16
-# One that hangs costs its group this much; alone it then has the whole time limit.
+# A hanging model delays the group by at most this much. Compiled separately, it gets the full time limit.
 _TIMEOUT_S = 300.0
-# Names that need no quoting, and that a board does not take for IREE's own.
+# Names without quoting that boards do not mistake for IREE-internal names.
 _PLAIN = re.compile(r"(?!__)[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
 class Together:
-    """What came of compiling models together."""
+    """Result of compiling models together."""
 
-    compiled: tuple[Model, ...] = ()  # those that the cache holds now
-    cached: tuple[Model, ...] = ()  # those that it held before
-    alone: tuple[Model, ...] = ()  # those left for :func:`compile_iree`: too large, refused, or too few to be worth it
+    compiled: tuple[Model, ...] = ()  # compiled now and stored in the cache
+    cached: tuple[Model, ...] = ()  # in the cache before
+    alone: tuple[Model, ...] = ()  # left for :func:`compile_iree`: large or rejected models, or not enough for a group
     programs: int = 0
 
 
@@ -65,7 +66,7 @@ class _Member:
     function: str
 
     def order(self) -> dict[str, Any]:
-        """What the isolated process needs to know."""
+        """Return the arguments for the isolated process."""
         return {
             "model": str(self.model.path.absolute()),
             "dims": dict(self.model.dims),
@@ -75,7 +76,7 @@ class _Member:
 
 
 def has_compiled(model: Model, *, flags: Sequence[str], cache: Cache) -> bool:
-    """Whether :func:`compile_iree`, given this cache object, finds a model's program there, alone or with others."""
+    """Return whether the cache has the model's program for :func:`compile_iree`, separately or in a group."""
     if split_flags(flags)[0]:
         return False
     recipe = recipe_of(model, flags)
@@ -97,23 +98,23 @@ def compile_together(
     timeout: float | None,
     log_folder: Path,
 ) -> Together:
-    """Compile small models so that :func:`compile_iree`, given the same cache object, finds each of them there.
+    """Compile small models so that :func:`compile_iree` finds each of them in the same cache object.
 
-    What is wrong with a model, or with the flags, is not told here: the model is left for compile_iree, which tells it.
+    Errors in a model or in the flags are not reported here. Such models are left for compile_iree, which reports them.
 
     Args:
-        models: any; of the same content only one is compiled.
-        isolated: where the compiler runs; as many groups at once as it has workers.
-        timeout: seconds that compiling one model may take, or None.
-        log_folder: for what the compiler prints, a file a group.
+        models: Any models. Only one of several models with the same content is compiled.
+        isolated: The pool that runs the compiler. It compiles as many groups at once as it has workers.
+        timeout: Seconds for compiling one model, or None.
+        log_folder: Directory for the compiler's output, one file per group.
 
     Raises:
         UsageError: the compiler is not installed.
-        StorageError: the programs cannot be kept.
-        KeyboardInterrupt: Ctrl-C; what was being compiled is stopped, and the pool closed.
+        StorageError: the programs cannot be stored.
+        KeyboardInterrupt: Ctrl-C. Running compilations are stopped and the pool is closed.
     """
     if split_flags(flags)[0]:
-        # Each is rewritten first, which makes another model of it.
+        # Each model is rewritten before compiling, so it is not the model of this group.
         return Together(alone=tuple(models))
     cached: list[Model] = []
     alone: list[Model] = []
@@ -146,7 +147,7 @@ def compile_together(
             for number, group in enumerate(groups, 1)
         ]
         try:
-            for future in concurrent.futures.as_completed(futures):
+            for future in iterate_completed(futures):
                 programs += future.result()
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -169,7 +170,10 @@ def _may_join(model: Model) -> bool:
 
 
 def _groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
-    """Groups of equal weight, one a worker or more; none where each worker would have one model at most."""
+    """Split models into groups of similar size, about one per worker or more.
+
+    Returns an empty list if there are no more models than workers.
+    """
     if len(members) <= workers:
         return []
     sizes = [member.model.path.stat().st_size for member in members]
@@ -180,7 +184,7 @@ def _groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
 
 
 def _compile(group: Sequence[_Member], work: Work) -> list[list[_Member]]:
-    """Compile a group and keep what comes of it: the members of each program."""
+    """Compile a group and store the programs. Return the members of each program."""
     by_name = {member.function: member for member in group}
     open_groups = [list(group)]
     stored = []
@@ -197,7 +201,7 @@ def _compile(group: Sequence[_Member], work: Work) -> list[list[_Member]]:
             }
             try:
                 programs = call_isolated(build_group, args, work)
-            except IsolatedCrash:  # while importing: iree-compile has a process of its own
+            except IsolatedCrash:  # the import crashed; iree-compile runs in a separate process
                 open_groups += [members[::2], members[1::2]]
                 continue
             except IsolatedError:
@@ -215,8 +219,8 @@ def _store(program: Path, members: Sequence[_Member], printed: str, work: Work) 
     def make(folder: Path) -> None:
         try:
             os.link(program, folder / MAIN)
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(program, folder / MAIN)
+        except OSError:  # different file system, or one without hard links
+            copy_file(program, folder / MAIN)
         (folder / LOG).write_text(f"compiled together by one iree-compile: {names}\n{printed}")
 
     for member in members:
@@ -227,7 +231,10 @@ def _store(program: Path, members: Sequence[_Member], printed: str, work: Work) 
 
 @contextlib.contextmanager
 def _scratch(cache: Cache) -> Iterator[Path]:
-    """A folder where files can be linked into the cache; where that cannot be written, storing will say so."""
+    """Create a temporary directory from which files can be hard-linked into the cache.
+
+    If the cache is not writable, use another directory: storing reports the error later.
+    """
     try:
         place = cache.making()
     except StorageError:
@@ -236,22 +243,22 @@ def _scratch(cache: Cache) -> Iterator[Path]:
         yield Path(folder)
 
 
-# Where an error is, as iree-compile says it: `error: loc("net.3/fc1"): ...`; in a fused location there are several.
+# The location of an error in iree-compile's output: `error: loc("net.3/fc1"): ...`. A fused location contains a list.
 _PLACE = re.compile(r'"(?:graph:)?(?P<function>[\w.]+)(?:/|")')
 
 
 def build_group(
     members: Sequence[Mapping[str, Any]], flags: Sequence[str], folder: str, log: str
 ) -> list[dict[str, Any]]:
-    """Compile ONNX models together, but for those that do not let themselves be compiled.
+    """Compile ONNX models together, except those that fail.
 
     Args:
-        members: of each ``model`` (its file), ``dims`` (sizes of symbolic dimensions), ``function`` (what to call it;
-            unique) and ``declaration`` (of that function, or None).
+        members: For each model, ``model`` (its file), ``dims`` (sizes of symbolic dimensions), ``function`` (its unique
+            name in the program) and ``declaration`` (the function's declaration, or None).
 
     Returns:
-        The programs, mostly one: its ``file`` in the folder, its ``functions``, and what the compiler ``said``. A
-        member that is in none of them broke every program it was in, or was left over.
+        The programs, usually one. Each has ``file`` (the file name in the directory), ``functions``, and ``said`` (the
+        compiler's output). A missing member failed to import, broke every program that contained it, or was left over.
     """
     from iree.compiler import ir
 
@@ -262,7 +269,7 @@ def build_group(
     for member in members:
         try:
             add_to(module, Path(member["model"]), member["dims"], member["function"], member["declaration"])
-        except Exception as error:  # whatever it is, it is said when the model is compiled alone
+        except Exception as error:  # compiling the model separately reports the error
             print(f"note: {member['function']} is left out: {type(error).__name__}: {error}", flush=True)
         else:
             taken.append(member["function"])
@@ -276,13 +283,13 @@ def build_group(
             source = Path(scratch) / "group.mlirbc"
             _write(module, functions, source)
             out = Path(folder) / f"{len(programs)}.vmfb"
-            # Groups are compiled side by side, so one has one core.
+            # Groups are compiled in parallel, so a group uses one core.
             code, printed = run_compiler(source, out, [*flags, "--mlir-disable-threading"], Path(scratch), Path(log))
             check_target(printed)
             if not code:
                 programs.append({"file": out.name, "functions": functions, "said": printed})
                 continue
-            # What every part of the group would end in as well is raised.
+            # Raise errors that would fail every part of the group.
             with contextlib.suppress(CompileFailed, CompileCrashed):
                 fail(code, printed)
             if named := _named(printed) & set(functions):
@@ -293,7 +300,7 @@ def build_group(
 
 
 def _write(module: Any, functions: Sequence[str], out: Path) -> None:
-    """Write the functions of some members, with the private ones that only they call."""
+    """Write the functions of some members, including the private functions that they call."""
     from iree.compiler import ir
 
     part = module.operation.clone()
@@ -306,7 +313,7 @@ def _write(module: Any, functions: Sequence[str], out: Path) -> None:
 
 
 def _named(printed: str) -> set[str]:
-    """Whom the compiler's errors name."""
+    """Return the functions that the compiler's errors name."""
     errors = (line.split("error: ", 1)[1] for line in printed.splitlines() if "error: loc(" in line)
     places = (text.split("): ", 1)[0] for text in errors)
     return {match["function"] for place in places for match in _PLACE.finditer(place)}

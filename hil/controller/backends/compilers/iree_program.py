@@ -1,4 +1,4 @@
-"""Programs by iree-compile, of ONNX and MLIR: run in a process of its own, and cached by content, version and flags."""
+"""Compile ONNX and MLIR with iree-compile in an isolated process. Programs are cached by content, version and flags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import mmap
 import platform
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
+from hil.core.files import copy_file, open_file, read_file, read_text
 from hil.core.installed import version
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
@@ -40,10 +40,10 @@ from hil.formats.iree_values import parse_type
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
 _PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
 _ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
-# `"torch.operator"(%0) <{name = "torch.aten.median.dim"}>`: what torch-mlir has no operation for.
+# An operator without a torch-mlir operation: `"torch.operator"(%0) <{name = "torch.aten.median.dim"}>`.
 _TORCH_OP = re.compile(r"<\{name = \"(?P<name>torch\.[\w.]+)\"\}>")
 _WRONG_FLAG = re.compile(r"^iree-compile: (?P<what>Unknown command line argument '[^']*'|for the -.*)", re.M)
-# What iree-compile only warns of before it compiles for some other CPU.
+# Warnings of iree-compile: it compiles for a CPU that was not requested.
 _IGNORED = re.compile(
     r"^(?P<what>'(?P<name>[^']*)' is not a recognized (?:processor|feature) for this target) \(ignoring \w+\)"
     r"|^(?P<host>If either CPU or CPU-features is `host`.*)",
@@ -51,55 +51,54 @@ _IGNORED = re.compile(
 )
 _ACCEPTED = re.compile(r"^List of accepted CPUs: (?P<names>.*)", re.M)
 _SHOWN_ERRORS = 3
-# So that the text of every pass stays readable: constants longer than that are left out.
+# Omit longer constants, so that the IR of each pass stays readable.
 ELIDED = ("--mlir-elide-elementsattrs-if-larger=64", "--mlir-elide-resource-strings-if-larger=64")
-# What LLVM says when it dies: why, and what it was doing.
+# Output of LLVM when it crashes: the reason, and the active pass.
 _FATAL = re.compile(r"^LLVM ERROR: (?P<what>.*)|(?P<claim>Assertion `.*' failed)", re.M)
 _LLVM_PASS = re.compile(r"^\d+\.\s+(?P<what>Running pass .*)", re.M)
 MAIN = "main.vmfb"
 PACKAGE = "iree-base-compiler"
-# The format that a model of another framework is converted to first; no flag of iree-compile.
+# The intermediate format for models of other frameworks. Not a flag of iree-compile.
 VIA = "--via="
-# In the cache's note of a program: what it calls the model's function, where that is not the model's own name for it.
+# Key of a program's cache metadata: the function's name in the program, if it differs from the model's name for it.
 FUNCTION = "function"
-# IREE narrows float64 to float32 by default; a test of a model keeps the model's dtypes. Models without float64 do not
-# get the flag: IREE lowers some of their float32 operators through float64, and then cannot compile that.
+# IREE narrows float64 to float32 by default, but a test must keep the model's dtypes. Models without float64 do not get
+# the flag: IREE lowers some float32 operators through float64 and then cannot compile them.
 KEEP_FLOAT64 = "--iree-input-demote-f64-to-f32=false"
-# Raise this when what is refused, or the way to MLIR outside of these files, changes: older programs in the cache are
-# then not used.
+# Increase this when rejected models or the conversion to MLIR change outside these files. Cached programs become stale.
 _VERSION = 5
 _TO_MLIR = (*ONNX_REWRITING, "controller/backends/compilers/onnx_to_mlir.py")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is compiled."""
+    """Settings for compiling a model."""
 
-    key: str  # the program's, in the cache
-    flags: tuple[str, ...]  # of iree-compile, hil's defaults included
+    key: str  # the program's cache key
+    flags: tuple[str, ...]  # flags of iree-compile, including hil's defaults
     compiler: str
     meta: Mapping[str, Any]
 
     @property
     def shared_key(self) -> str:
-        """The key for the program among others in one file: see :attr:`hil.controller.storage.cache.Cache.shared`."""
+        """Cache key of a program in a shared file: see :attr:`hil.controller.storage.cache.Cache.shared`."""
         return Cache.key("artifact", shared=self.key)
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a program is to be made of, in words that an isolated process can be told."""
+    """Inputs of a compilation, in a form that an isolated process can receive."""
 
-    model: str  # the file
+    model: str  # the model file
     format: str
     dims: Mapping[str, int]
     declaration: str | None  # the function's signature to store in the program (ONNX), or None
-    parameters: str | None  # an archive of large weights that came with the model (MLIR), or None
-    flags: Sequence[str]  # of iree-compile
+    parameters: str | None  # an archive of the model's large weights (MLIR), or None
+    flags: Sequence[str]  # flags of iree-compile
 
 
 def source_of(model: Model, flags: Sequence[str]) -> Source:
-    """What the program of a model is made of, with the flags of its :class:`Recipe`."""
+    """Return the compilation inputs for a model and the flags of the :class:`Recipe`."""
     return Source(
         str(model.path.absolute()),
         model.format,
@@ -113,14 +112,14 @@ def source_of(model: Model, flags: Sequence[str]) -> Source:
 def compile_program(
     model: Model, flags: Sequence[str], debug_ir: Path | None, work: Work, *, debug_ir_passes: bool = False
 ) -> Artifact:
-    """Compile ONNX or MLIR to a .vmfb, with large weights beside it in an .irpa file.
+    """Compile ONNX or MLIR to a .vmfb file, with large weights in an .irpa file.
 
     Args:
-        debug_ir: a folder for what the compiler works on; the cache is not asked then.
-        debug_ir_passes: whether the IR after every pass goes there as well.
+        debug_ir: A directory for intermediate representations. If set, the cache is not read.
+        debug_ir_passes: Whether to write the IR after each pass.
 
     Raises:
-        UsageError: the compiler is not installed, knows no such flag, or the folder cannot be made.
+        UsageError: the compiler is not installed, a flag is unknown, or the directory cannot be created.
         CompileFailed, CompileCrashed, StageTimeout, StorageError: as for every compiler.
     """
     cache = work["cache"]
@@ -139,7 +138,7 @@ def compile_program(
     key = recipe.key if debug_ir is not None else cache.shared.get(recipe.key, recipe.key)
     entry, how = compile_cached(key, recipe.meta, work, debug_ir, make, compiling())
     digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
-    meta = json.loads((entry / META).read_bytes())["meta"]
+    meta = json.loads(read_file(entry / META))["meta"]
     return Artifact(
         runtime="iree",
         main=MAIN,
@@ -155,12 +154,16 @@ def compile_program(
 
 
 def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
-    """How a model is compiled with these flags. Raises UsageError: the compiler is not installed."""
+    """Return the settings for compiling a model with flags.
+
+    Raises:
+        UsageError: the compiler is not installed.
+    """
     compiler_version = needed_version(PACKAGE)
     flags = [flag for flag in flags if not flag.startswith(VIA)]
     is_given = KEEP_FLOAT64.split("=", 1)[0] in {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*([KEEP_FLOAT64] if model.has_float64 and not is_given else []), *flags)
-    # A value may be anything, such as a long list of CPU features; what is in a file decides what the compiler makes.
+    # A flag's value may be a file or any text, such as a long list of CPU features. The key includes file contents.
     values = [flag.split("=", 1)[1] for flag in all_flags if "=" in flag]
     parts: dict[str, Any] = {
         "model": model.digest,
@@ -182,31 +185,37 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
 
 @functools.cache
 def host_cpu() -> str:
-    """What tells this machine's CPU from another for the compiler: its model and its features."""
+    """Return a text that identifies this machine's CPU for the compiler: model and features."""
     parts = [platform.machine(), platform.system()]
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
-        parts.append(platform.processor())  # asks a process, which takes as long as reading the file ten times
+        parts.append(platform.processor())  # starts a process, which takes ten times as long as reading the file
     else:
         wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-        lines = cpuinfo.read_text(errors="replace").splitlines()
+        lines = read_text(cpuinfo, errors="replace").splitlines()
         parts += sorted({line for line in lines if line.startswith(wanted)})
     return "\n".join(parts)
 
 
 def own_declaration(model: Model, function: str) -> str | None:
-    """An ONNX model's signature, which IREE would lose, for a program that calls its function so; None for others."""
+    """Return a declaration of an ONNX model's signature, or None for other models.
+
+    IREE's ONNX importer drops the signature.
+
+    Args:
+        function: The function's name in the program.
+    """
     if model.format != "onnx" or model.inputs is None or model.outputs is None:
         return None
     return declaration_of(function, model.inputs, model.outputs)
 
 
 def build(source: Mapping[str, Any], folder: str, debug_ir: str | None, debug_ir_passes: bool, log: str) -> None:
-    """Write main.vmfb, and params.irpa for large weights, into a folder; called in an isolated process.
+    """Write main.vmfb, and params.irpa for large weights, to a directory. Runs in an isolated process.
 
     Args:
-        source: the fields of a :class:`Source`.
-        debug_ir: where the imported module, and what the compiler works on, are written as text; or None.
+        source: The fields of a :class:`Source`.
+        debug_ir: A directory for the imported module and the intermediate representations as text; or None.
     """
     own = Source(**source)
     flags = list(own.flags)
@@ -225,18 +234,20 @@ def build(source: Mapping[str, Any], folder: str, debug_ir: str | None, debug_ir
 
 
 def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> Path:
-    """The module that iree-compile reads: ONNX imported, MLIR with declarations; the given file where nothing is to do.
+    """Return the module file for iree-compile: imported ONNX, or MLIR with declarations.
+
+    Returns the given MLIR file if it needs no change.
 
     Args:
-        scratch: where it is written.
-        folder: where params.irpa is written, for large weights.
-        text: where it is written as text as well; or None.
+        scratch: Directory for the module.
+        folder: Directory for params.irpa, the large weights.
+        text: File for the module as text, or None.
 
     Raises:
-        CompileFailed: an ONNX model uses what IREE's importer does not know.
+        CompileFailed: the ONNX model uses features that IREE's importer does not support.
     """
     if source.parameters:
-        shutil.copyfile(source.parameters, folder / PARAMETERS)
+        copy_file(source.parameters, folder / PARAMETERS)
     if source.format != "onnx":
         if text is not None:
             text.write_text(parse(source.model).operation.get_asm(enable_debug_info=True))
@@ -250,12 +261,12 @@ def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> P
 
 
 def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
-    """Run iree-compile in a folder; its exit code (negative: a signal) and what it printed to the log."""
+    """Run iree-compile in a directory. Return its exit code (negative: a signal) and the output written to the log."""
     return run_logged([str(native_compiler()), str(source), "-o", str(out), *flags], log, folder)
 
 
 def check_target(printed: str) -> None:
-    """Raise CompileFailed where iree-compile warned of a target: it leaves that part out, compiling for another CPU."""
+    """Raise CompileFailed if iree-compile ignored a part of the target: it then compiled for another CPU."""
     found = {match["what"] or match["host"]: match["name"] for match in _IGNORED.finditer(printed)}
     if not found:
         return
@@ -269,12 +280,13 @@ def check_target(printed: str) -> None:
 
 
 def fail(code: int, printed: str) -> None:
-    """Raise the error that iree-compile ended with, by its exit code, which is not 0.
+    """Raise the error for a non-zero exit code of iree-compile.
 
     Raises:
         StorageError: the disk is full.
-        UsageError: it knows no such flag.
-        CompileFailed, CompileCrashed: it refused the model, or died.
+        UsageError: unknown flag.
+        CompileFailed: the compiler rejected the model.
+        CompileCrashed: the compiler crashed.
     """
     lines = [line[:400] for line in printed.splitlines()]
     tail = "\n".join(lines[-40:])
@@ -299,14 +311,14 @@ def fail(code: int, printed: str) -> None:
 
 
 def errors_in(printed: str) -> list[str]:
-    """The compiler's first few errors, each with the ONNX operator and the node that it is about."""
+    """Return the first few compiler errors, with the ONNX operator and node of each."""
     lines = printed.splitlines()
     found: list[str] = []
     for number, line in enumerate(lines):
         match = _ERROR.search(line)
         if not match:
             continue
-        # `loc("fc1"): failed to legalize operation 'torch.operator' ...: %0 = "torch.operator"(...)`
+        # Example: `loc("fc1"): failed to legalize operation 'torch.operator' ...: %0 = "torch.operator"(...)`
         text = _PLACE.sub("", match["what"].strip()).split(": %", 1)[0][:300]
         near = "\n".join(lines[number : number + 4])
         if (operator := _ONNX_OP.search(near)) and operator["name"] not in text:
@@ -321,9 +333,12 @@ def errors_in(printed: str) -> list[str]:
 
 
 def _declared(source: Path, out: Path) -> Path:
-    """Write a module with declarations as bytecode; the file that has them, which is ``source`` where it needs none."""
-    # Whoever has no such types need not be read and written for it.
-    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    """Add missing declarations to a module and write it as bytecode.
+
+    Returns the file with the declarations: ``out``, or ``source`` if it needs none.
+    """
+    # Skip parsing for modules without torch types.
+    with open_file(source) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data.find(b"torch") < 0:
             return source
     module, found = parse(str(source)), source

@@ -1,4 +1,4 @@
-"""ONNX into MLIR's torch dialect, with node names kept as locations and large weights kept out."""
+"""Import ONNX into MLIR's torch dialect. Node names become locations; large weights go to a separate file."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from hil.errors import CompileFailed
 def convert(
     path: Path, dims: Mapping[str, int], declaration: str | None, out: Path, parameters: Path, text: Path | None
 ) -> None:
-    """Write a model as MLIR bytecode. Raises CompileFailed: it uses what IREE's importer does not know.
+    """Write a model as MLIR bytecode.
 
     Args:
-        path: the ONNX file, its external data beside it.
-        declaration: stored as the function's ``iree.abi.declaration``, which IREE itself leaves out for ONNX.
-        parameters: where large weights go, if the model has any; scope ``model``.
-        text: also write the module as text here.
+        path: The ONNX file, with external data in the same directory.
+        declaration: Stored as the function's ``iree.abi.declaration``, which IREE omits for ONNX.
+        parameters: File for large weights, if the model has any; their scope is ``model``.
+        text: File for the module as text, or None.
+
+    Raises:
+        CompileFailed: the model uses features that IREE's importer does not support.
     """
     from iree.compiler import ir
 
@@ -39,7 +42,7 @@ def convert(
     importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
     module = importer._m
     if heavy:
-        # External data is mapped, so that the weights are never in memory all at once.
+        # External data is memory-mapped, so that the weights are never all in memory.
         tensors = importer._gi.initializer_map
         write_parameters(
             parameters, ((symbol, raw_of(tensors[name], path.parent)) for name, symbol in importer.globals)
@@ -51,20 +54,20 @@ def convert(
 
 
 def save_prepared(path: Path, dims: Mapping[str, int], out: Path) -> None:
-    """Write the ONNX model that IREE's importer is given."""
+    """Write the ONNX model in the form that IREE's importer receives."""
     import onnx
 
     onnx.save(_prepared(path, dims), out)
 
 
 def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, declaration: str | None) -> None:
-    """Add a model, weights and all, to an ``ir.Module`` as a function beside others, of a name that is unique there.
+    """Add a model with its weights to an ``ir.Module`` as another function with a unique name.
 
-    The locations of its nodes read ``function/node``, and nothing else in the module has its names.
+    The locations of its nodes are ``function/node``. All names are unique in the module.
 
     Raises:
-        CompileFailed: the model uses what IREE's importer does not know, or its weights are too large for a module; the
-            module is unchanged.
+        CompileFailed: the model uses features that IREE's importer does not support, or its weights are too large for a
+            module. The module is unchanged.
     """
     from iree.compiler import ir
 
@@ -76,7 +79,7 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
         node.name = f"{function}/{node.name}"
     own = _imported(model, module.context, declaration, None)._m
     operations = list(own.regions[0].blocks[0].operations)
-    # The importer writes some operators as private functions, under names that another model's may have too.
+    # The importer writes some operators as private functions. These names may collide with names in the group.
     for operation in operations:
         name = ir.StringAttr(operation.attributes["sym_name"]).value
         if name != function:
@@ -87,7 +90,11 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
 
 
 def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Path, Path] | None) -> Any:
-    """The importer of a model, its work done; ``heavy``: the folder of external data, the file for large weights."""
+    """Import a model and return the importer.
+
+    Args:
+        heavy: The directory of external data and the file for large weights; or None.
+    """
     from iree.compiler import ir
     from iree.compiler.extras import onnx_importer
 
@@ -112,7 +119,7 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
 
 
 def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
-    """The model with sizes fixed, functions inlined, a known opset, shapes inferred and every node named."""
+    """Load a model with fixed sizes, inlined functions, a supported opset, inferred shapes and named nodes."""
     model = rewritten(load_model(path, dims))
     infer(model, light_copy(model))
     name_nodes(model)
@@ -120,7 +127,7 @@ def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
 
 
 def infer(model: Any, light: Any) -> None:
-    """Infer shapes on a copy without weights, and write them into the model."""
+    """Infer shapes on a copy without weights, and write them to the model."""
     import onnx
 
     try:
@@ -132,7 +139,7 @@ def infer(model: Any, light: Any) -> None:
     model.graph.value_info.extend(inferred.graph.value_info)
     for mine, theirs in zip(model.graph.output, inferred.graph.output, strict=True):
         mine.CopyFrom(theirs)
-    # Subgraphs get their shapes with the nodes that hold them.
+    # The nodes contain the subgraphs, so copying a node copies their shapes.
     for node, shaped in zip(model.graph.node, inferred.graph.node, strict=True):
         if any(graphs_of(node)):
             node.CopyFrom(shaped)

@@ -1,7 +1,7 @@
-"""TensorFlow's ahead-of-time compiler: functions of a model, training steps included, into libraries for any board.
+"""Compile functions of TensorFlow models, including training steps, to libraries with tfcompile.
 
-Three steps, each in processes of their own and each cached by all it depends on: the graph and its config are
-generated, tfcompile makes a header and objects of them, and these are linked with XLA's small runtime.
+There are three steps: generate the graph and its config, compile them to a header and objects with tfcompile, and link
+these with XLA's small runtime. Each step runs in isolated processes and is cached by all inputs of the step.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hil.controller.models.tensorflow.hlo import HLO
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version
 from hil.core.digest import digest_file
+from hil.core.files import MAX_MODEL_BYTES, read_file, read_text
 from hil.core.installed import version
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
@@ -40,19 +41,22 @@ RUNTIME = "xla-aot"
 FORMATS = ("tf", "keras")
 GENERATE, COMPILE, LINK = "generate config", "compile", "link"
 EXTRA = "tfcompile"
-# Raise this when what a step makes changes: older ones in the cache are then not used.
+# Increase this when the output of a step changes. Cached entries become stale.
 _VERSION = 3
 
 
 def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
-    """Compile a SavedModel's or a Keras model's function to a shared library.
+    """Compile a function of a SavedModel or Keras model to a shared library.
 
-    Flags: ``--target-triple=`` and ``--target-cpu=`` (this machine's family by default), ``--cpp-class=``, the name of
-    the class in the header, and ``--variables=outside``, with which variables are inputs, given the model's own values
-    unless told otherwise; by default the program keeps these. The new values of those that it assigns are outputs,
-    after its own.
+    Flags:
+        ``--target-triple=`` and ``--target-cpu=``: the target. The default is the CPU family of this machine.
+        ``--cpp-class=``: the name of the class in the header.
+        ``--variables=outside``: makes variables inputs, which default to the model's values. By default, the program
+        stores the variables.
 
-    Other arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
+    New values of assigned variables are outputs, after the function's outputs.
+
+    Arguments and errors: see :func:`hil.controller.backends.compilers.compile_model`.
     """
     debug_ir = order["debug_ir"]
     if model.format not in FORMATS or order["runtime"] != RUNTIME:
@@ -78,20 +82,20 @@ def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
 
 
 def compiler() -> str:
-    """Name and version of all that makes programs. Raises UsageError: a part is not installed."""
+    """Return names and versions of the tools. Raises UsageError if a tool is not installed."""
     return f"tfcompile {needed_version('tensorflow', EXTRA)}, zig {needed_version('ziglang', EXTRA)}"
 
 
 class Steps:
-    """The steps by which a program is made of a model, each of which gives the folder of what it makes.
+    """Steps that compile a model to a program. Each step returns an output directory.
 
     Args:
-        hlo: a folder for XLA's modules before and after it optimised them, as text and as graphs; or None.
-        hlo_passes: whether those after every pass go there as well.
+        hlo: A directory for XLA's modules before and after optimization, as text and as graphs; or None.
+        hlo_passes: Whether to write the modules after each pass.
 
     Raises:
-        UsageError: a flag is none of ours, the target is unknown, or a part of the compiler is not installed. Each step
-            raises CompileFailed, CompileCrashed, StageTimeout: with its name in the message.
+        UsageError: a flag or the target is unknown, or a tool is not installed.
+        CompileFailed, CompileCrashed, StageTimeout: a step failed. The message contains the step's name.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class Steps:
         self._hlo = {"hlo": str(hlo.absolute()) if hlo is not None else "", "hlo_passes": hlo_passes}
         self._target = target_of(flags)
         self.compiler = compiler()
-        self.seconds: dict[str, float] = {}  # step -> how long it took, where it was not in the cache
+        self.seconds: dict[str, float] = {}  # step -> seconds, for steps that were not cached
         self._model = model
         self._flags = tuple(flags)
         self._work = work
@@ -109,7 +113,7 @@ class Steps:
         work["log"].touch()
 
     def generate(self) -> Path:
-        """The graph, its config and the variables' values."""
+        """Generate the graph, the config and the values of variables."""
         what = {"function": self._model.function, "dims": dict(self._model.dims)}
 
         def make(folder: Path) -> None:
@@ -119,7 +123,7 @@ class Steps:
         return self._made(GENERATE, make, "tfcompile-graph", model=self._model.digest, **what)
 
     def compile(self, graph: Path) -> Path:
-        """The header and the objects that tfcompile makes of a generated graph."""
+        """Compile a generated graph to a header and objects with tfcompile."""
         what = {"triple": self._target.triple, "cpu": self._target.cpu, "cpp_class": self._target.cpp_class}
 
         def make(folder: Path) -> None:
@@ -129,13 +133,13 @@ class Steps:
         return self._made(COMPILE, make, "tfcompile-program", graph=digests_in(graph), **what)
 
     def link(self, graph: Path, program: Path) -> Path:
-        """The library that is linked of a program and XLA's runtime."""
+        """Link a program and XLA's runtime to a library."""
         target = self._target
         signature = write_signature(signature_of(self._model.function, graph))
         what = {"signature": signature, "target": target.zig, "cpp_class": target.cpp_class}
 
         def make(folder: Path) -> None:
-            sources = tfcompile_build.needed_sources((program / HEADER).read_text())
+            sources = tfcompile_build.needed_sources(read_text(program / HEADER))
             with ThreadPoolExecutor(self._work["isolated"].workers) as pool:
                 objects = [str(one) for one in pool.map(self._object, sources)]
             made = {"program": str(program), "objects": objects, "library": str(folder / LIBRARY), "log": self._log}
@@ -144,12 +148,12 @@ class Steps:
         return self._made(LINK, make, "tfcompile-library", program=digests_in(program), zig=version("ziglang"), **what)
 
     def artifact(self, graph: Path, library: Path) -> Artifact:
-        """The program as a board gets it: the library and, unless they are arguments, the variables' values."""
+        """Return the artifact for a board: the library and, unless they are arguments, the values of variables."""
         files, digests = {LIBRARY: library / LIBRARY}, {LIBRARY: digests_in(library)[LIBRARY]}
         signature = signature_of(self._model.function, graph)
         carried: Mapping[str, Array] = {}
         if self._target.variables:
-            values = signature.values((graph / VALUES).read_bytes())
+            values = signature.values(read_file(graph / VALUES, MAX_MODEL_BYTES))
             carried = {new_value(name): value for name, value in values.items()}
         elif signature.variables:
             files[VALUES], digests[VALUES] = graph / VALUES, digests_in(graph)[VALUES]
@@ -184,7 +188,7 @@ class Steps:
         return self._work["cache"].get_or_make(key, meta, fill, self._work["recompute"])[0]
 
     def _object(self, source: Path) -> Path:
-        """A source of XLA's runtime, compiled."""
+        """Compile a source file of XLA's runtime."""
         target = self._target.zig
 
         def make(folder: Path) -> None:
@@ -194,7 +198,7 @@ class Steps:
         key = _key(
             "tfcompile-runtime", source=source.name, digest=digest_file(source), target=target, zig=version("ziglang")
         )
-        # Not asked to recompute: the model has no part in it.
+        # Ignores `recompute`: the object does not depend on the model.
         meta = {"model": f"XLA's runtime: {source.name}", "for": target}
         return self._work["cache"].get_or_make(key, meta, make)[0] / "object.o"
 
@@ -204,7 +208,7 @@ def _key(kind: str, **parts: Any) -> str:
 
 
 def signature_of(function: str, graph: Path) -> Signature:
-    """What the library of a generated graph says of itself."""
+    """Return the signature that the library of a generated graph contains."""
     ports = tfcompile_graph.read_ports(graph)
     variables = (Argument(port.spec, True, not port.read_only) for port in ports.variables)
     return Signature(
@@ -216,9 +220,9 @@ def signature_of(function: str, graph: Path) -> Signature:
 
 _TRIPLE, _CPU, _VARIABLES, _CLASS = "--target-triple", "--target-cpu", "--variables", "--cpp-class"
 _FLAGS = (_TRIPLE, _CPU, _VARIABLES, _CLASS)
-# A class in namespaces: what tfcompile can make of it, but for reserved words, which it refuses itself.
+# A C++ class name with namespaces. tfcompile rejects reserved words.
 _CPP_CLASS = re.compile(r"(?:::)?(?:[A-Za-z_]\w*::)*[A-Za-z_]\w*", re.ASCII)
-# Family of CPUs -> (tfcompile's target, Zig's). Old C libraries, which newer ones still are.
+# CPU family -> (tfcompile's target, Zig's target). Programs for an old C library also run with newer ones.
 _TARGETS = {
     "x86_64": ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17"),
     "aarch64": ("aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17"),
@@ -228,27 +232,26 @@ _FAMILY = {"amd64": "x86_64", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for."""
+    """Compile target."""
 
-    triple: str  # as LLVM calls it
-    cpu: str  # as LLVM calls it; "" is any of its family
-    zig: str  # as Zig calls it, with the C library
-    cpp_class: str  # of the program in its header, with namespaces
-    variables: bool  # whether the program's variables are arguments and results like others, and not kept with it
+    triple: str  # LLVM's target triple
+    cpu: str  # LLVM's CPU name; "" is any CPU of the family
+    zig: str  # Zig's target, including the C library
+    cpp_class: str  # the program's class in the header, with namespaces
+    variables: bool  # whether variables are arguments and results instead of stored in the program
 
 
 def target_of(flags: Sequence[str]) -> Target:
-    """What the flags ask for. Raises UsageError: a flag is none of ours, or the target is unknown."""
-    # tfcompile itself writes --target_triple.
+    """Parse the flags. Raises UsageError if a flag or the target is unknown."""
+    # tfcompile spells this flag --target_triple.
     parted = (flag.partition("=") for flag in flags)
     given = {name.replace("_", "-"): value for name, _, value in parted}
     if unknown := sorted(set(given) - set(_FLAGS)):
-        hint = (
-            "name the graph as MODEL, and its config with --function" if unknown[0] in ("--graph", "--config") else ""
-        )
-        raise UsageError(
-            f"tfcompile has no flag {unknown[0]}", hint=hint or f"it has {', '.join(f'{flag}=' for flag in _FLAGS)}"
-        )
+        if unknown[0] in ("--graph", "--config"):
+            hint, option = "name the graph as MODEL, and its config with --function", "--function"
+        else:
+            hint, option = f"it has {', '.join(f'{flag}=' for flag in _FLAGS)}", ""
+        raise UsageError(f"tfcompile has no flag {unknown[0]}", hint=hint, option=option)
     cpp_class = given.get(_CLASS) or tfcompile_build.CLASS
     if not _CPP_CLASS.fullmatch(cpp_class):
         raise UsageError(f"{_CLASS}={cpp_class} names no class of C++", hint=f"{_CLASS}=mynamespace::MyComputation")
@@ -268,7 +271,10 @@ def target_of(flags: Sequence[str]) -> Target:
 
 
 def tfcompile_target(machine: Mapping[str, Any]) -> BoardTarget:
-    """What to compile for on a machine as a board shows it (``arch``); compiling refuses one that has no programs."""
+    """Return the target for a machine description of a board (``arch``).
+
+    Unsupported architectures are reported when compiling.
+    """
     arch = str(machine.get("arch", "")).lower()
     triple = f"{_FAMILY.get(arch, arch)}-unknown-linux-gnu"
     return BoardTarget((f"{_TRIPLE}={triple}",), triple) if arch else BoardTarget((), "")

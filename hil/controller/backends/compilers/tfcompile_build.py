@@ -1,9 +1,9 @@
-"""What happens in isolated processes: tfcompile itself, then Zig's C++ compiler and linker on what it wrote.
+"""Run tfcompile, and then Zig's C++ compiler and linker, in isolated processes.
 
-Zig because one package compiles and links for every target, with an old enough C library, and so that nothing has to be
-installed on the machine. ``python -m hil.controller.backends.compilers.tfcompile_build FOLDER TRIPLE CPU CLASS`` is the
-tfcompile of TensorFlow's wheel, in a process of its own each time: XLA reads its flags once in the life of a process,
-and a crash should be seen as one.
+Zig compiles and links for every target with an old C library, in one package that needs no system toolchain.
+
+``python -m hil.controller.backends.compilers.tfcompile_build FOLDER TRIPLE CPU CLASS`` runs tfcompile of TensorFlow's
+wheel. It runs in a new process each time: XLA reads flags once per process, and hil must be able to detect a crash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from hil.controller.models.compiling import death_text, run_logged
 from hil.controller.models.tensorflow.hlo import dumping
 from hil.controller.storage.packages import package_folder
 from hil.controller.storage.texts import line
+from hil.core.files import copy_file, read_text
 from hil.core.processes import module_command
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, UsageError
@@ -32,17 +32,17 @@ CLASS = "hil::Program"
 OBJECTS = ("function.o", "constants.o")
 ERROR = "error.txt"
 _MODULE = "_pywrap_tfcompile"
-# As TensorFlow's own saved_model_cli has them: code for one thread, and none that calls a library that is not there.
+# As in TensorFlow's saved_model_cli: single-threaded code without calls of missing libraries.
 _XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_experimental_ynn_fusion_type="
 GLUE = "glue.cc"
 _FLAGS = "-std=c++17 -O2 -g0 -fPIC -w -fvisibility=hidden -ffunction-sections -fdata-sections -fno-sanitize=all".split()
 _LINK_FLAGS = "-shared -s -Wl,--gc-sections -Wl,-z,defs".split()
-# Abseil's part that the wheel lacks; its headers come first.
+# Parts of Abseil missing from the wheel. These headers precede the wheel's.
 _OWN = Path(__file__).parent / "xla_runtime"
-# Runtime sources that are large, and of no use to most programs: `dot_lib_f32.cc`, `sort_lib.cc`.
+# Large runtime sources that most programs do not need: `dot_lib_f32.cc`, `sort_lib.cc`.
 _LIBRARY = re.compile(r"(?P<name>\w+?_lib)(?:_(?P<variant>\w+))?")
 _INCLUDED = re.compile(r'#include "xla/backends/cpu/runtime/(\w+_lib)\.h"')
-# What the program's header calls of them: `TypedMatMul<float, ...`, `EigenConv2D<Eigen::half>`.
+# Calls of these libraries in the program's header: `TypedMatMul<float, ...`, `EigenConv2D<Eigen::half>`.
 _CALLED = re.compile(r"internal::(?:TypedMatMul|EigenConv(?P<rank>\dD))<(?P<type>[\w:]+(?:<\w+>)?)")
 _TYPES = {
     "float": "f32",
@@ -53,7 +53,7 @@ _TYPES = {
     "std::complex<float>": "c64",
     "std::complex<double>": "c128",
 }
-# LLVM says this and goes on, for any CPU of the family or into an abort.
+# LLVM prints this and continues: it compiles for any CPU of the family, or aborts.
 _UNKNOWN_CPU = re.compile(r"'(?P<cpu>[^']*)' is not a recognized processor for this target")
 _ERROR = re.compile(r"(?:error: |undefined symbol: |ld\.lld: )(?P<what>.*)")
 
@@ -84,14 +84,14 @@ HIL_API void* hil_xla_result(void* program, int index) {{ return of(program)->re
 def compile_graph(
     source: str, triple: str, cpu: str, cpp_class: str, folder: str, hlo: str, hlo_passes: bool, log: str
 ) -> None:
-    """Run tfcompile on the graph and config of one folder; header and objects go to another.
+    """Run tfcompile on the graph and config in ``source``, and write header and objects to ``folder``.
 
     Raises:
-        CompileFailed: tfcompile refused the graph (the message is its own), or LLVM does not know the CPU.
-        CompileCrashed: it died.
+        CompileFailed: tfcompile rejected the graph (with tfcompile's message), or LLVM does not support the CPU.
+        CompileCrashed: tfcompile crashed.
     """
     for name in (GRAPH, CONFIG):
-        shutil.copyfile(Path(source) / name, Path(folder) / name)
+        copy_file(Path(source) / name, Path(folder) / name)
     command = module_command("hil.controller.backends.compilers.tfcompile_build", folder, triple, cpu, cpp_class)
     with dumping(hlo, hlo_passes) as flags:
         code, printed = run_logged(command, Path(log), environment=flags)
@@ -102,20 +102,20 @@ def compile_graph(
         )
     refused = Path(folder) / ERROR
     if refused.exists():
-        raise CompileFailed(f"tfcompile: {line(refused.read_text(), 400)}", detail=_end(printed))
+        raise CompileFailed(f"tfcompile: {line(read_text(refused), 400)}", detail=_end(printed))
     if code:
         raise CompileCrashed(f"tfcompile died {death_text(code)}", detail=_end(printed))
 
 
 def compile_source(source: str, target: str, folder: str, log: str) -> None:
-    """Compile one source of XLA's runtime to ``object.o``. Raises CompileFailed: the C++ compiler refused it."""
+    """Compile a source file of XLA's runtime to ``object.o``. Raises CompileFailed if the C++ compiler fails."""
     _zig(["-c", source, "-o", f"{folder}/object.o", *_FLAGS], target, Path(log))
 
 
 def link(
     program: str, signature: str, cpp_class: str, objects: Sequence[str], target: str, library: str, log: str
 ) -> None:
-    """Link a program's glue, its objects and the runtime's into a shared library, for a target as Zig calls it."""
+    """Link a program's glue code and objects and the runtime's objects to a shared library for a Zig target."""
     with temporary_folder("hil-link-") as scratch:
         glue = Path(scratch) / GLUE
         glue.write_text(glue_of(signature, cpp_class))
@@ -125,21 +125,25 @@ def link(
 
 
 def glue_of(signature: str, cpp_class: str = CLASS) -> str:
-    """The C++ source of a program's functions; its signature, in printable ASCII, may name what anybody's file says."""
-    # Of such text JSON's string is C++'s as well.
+    """Return the C++ source of a program's functions.
+
+    Args:
+        signature: Printable ASCII. It may contain names from an untrusted model file.
+    """
+    # For printable ASCII, a JSON string is a valid C++ string literal.
     return _GLUE.format(header=HEADER, name=cpp_class, signature=json.dumps(signature))
 
 
 def needed_sources(header: str) -> list[Path]:
-    """The runtime's sources that a program needs, by the header that tfcompile wrote."""
+    """Return the runtime sources that a program needs, according to the header."""
     included, variants = needed_variants(header)
     return [source for source in runtime_sources() if is_needed(source.stem, included, variants)]
 
 
 def needed_variants(header: str) -> tuple[set[str], set[str]]:
-    """The large libraries that a program's header includes, and the variants (``f32``, ``f16_2d``) that it calls.
+    """Return the large libraries that a header includes, and the variants (``f32``, ``f16_2d``) that it calls.
 
-    Of a type that is not known here every variant is taken: ``*``.
+    ``*`` selects all variants. It is added for an unknown type.
     """
     variants = set()
     for called in _CALLED.finditer(header):
@@ -149,7 +153,7 @@ def needed_variants(header: str) -> tuple[set[str], set[str]]:
 
 
 def is_needed(stem: str, included: set[str], variants: set[str]) -> bool:
-    """Whether a source of this name is needed; small ones always are."""
+    """Return whether a program needs a runtime source file. Small ones are always needed."""
     match = _LIBRARY.fullmatch(stem)
     if match is None or match["name"] == "rng_state_lib":
         return True
@@ -159,7 +163,7 @@ def is_needed(stem: str, included: set[str], variants: set[str]) -> bool:
 
 
 def runtime_sources() -> list[Path]:
-    """Every source of XLA's runtime: those of TensorFlow's wheel, and what it lacks."""
+    """Return all sources of XLA's runtime: those of TensorFlow's wheel, and hil's additions."""
     sources = sorted((package_folder("tensorflow", "tfcompile") / "xla_aot_runtime_src").rglob("*.cc"))
     if not sources:
         raise UsageError("this TensorFlow came without the sources of XLA's runtime", hint="use the wheel from PyPI")
@@ -184,7 +188,7 @@ def _end(printed: str) -> str:
 
 
 def main() -> None:
-    """Compile the graph in a folder; what goes wrong is written beside it."""
+    """Compile the graph in a directory. Write an error message to the same directory."""
     folder, (triple, cpu, cpp_class) = Path(sys.argv[1]), sys.argv[2:5]
     os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), _XLA_FLAGS)))
     function, constants = (str(folder / name) for name in OBJECTS)
@@ -203,13 +207,13 @@ def main() -> None:
             gen_name_to_index=False,
             gen_program_shape=False,
         )
-    except Exception as error:  # TensorFlow has many
+    except Exception as error:  # TensorFlow raises many types
         (folder / ERROR).write_text(str(error))
         sys.exit(1)
 
 
 def _tfcompile() -> Any:
-    """The wheel's module alone: TensorFlow itself takes seconds to import, and is not needed."""
+    """Import only the wheel's extension module: importing all of TensorFlow takes seconds."""
     spec = importlib.util.spec_from_file_location(_MODULE, package_folder("tensorflow") / "python" / f"{_MODULE}.so")
     if spec is None or spec.loader is None:
         raise ImportError(f"this TensorFlow has no {_MODULE}")

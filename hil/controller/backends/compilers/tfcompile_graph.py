@@ -1,4 +1,4 @@
-"""From a model to what tfcompile takes: a graph without functions, and its config. For an isolated process only."""
+"""Convert a model to tfcompile's input: a graph without functions, and a config. Only for an isolated process."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from hil.controller.models.tensorflow.graph_def import VARIABLE_OP, Graph
 from hil.controller.models.tensorflow.graphs import HandleGraph, captured, error_text, is_variable
 from hil.controller.models.tensorflow.source import Source, named_outputs, open_model, spec_of
 from hil.controller.storage.texts import foreign_errors, unique_name
+from hil.core.files import read_file
 from hil.core.tensors import TensorSpec, to_bytes
 from hil.errors import CompileFailed
 
 GRAPH = "graph.pb"
 CONFIG = "config.pbtxt"
 PORTS = "ports.json"
-# The variables' values, one after the other in the config's order.
+# The values of the variables, concatenated in the order of the config.
 VALUES = "variables.bin"
-# The function lies in the graph under this name, its variables beside it under their own.
+# Name scope of the function in the graph. Variables are outside this scope and keep their names.
 _SCOPE = "function"
 
 
 def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> None:
-    """Write the graph, the config (as tfcompile reads it, and as JSON) and the variables' values into a folder.
+    """Write the graph, the config (for tfcompile, and as JSON) and the values of variables to a directory.
 
     Raises:
-        UsageError: there is no such function, or a dimension is open.
-        CompileFailed: the model cannot be traced, or has what tfcompile takes no config for.
+        UsageError: unknown function, or a dimension has no size.
+        CompileFailed: the model cannot be traced, or tfcompile has no config for it.
     """
     source = open_model(path, function, dims)
     is_graph = isinstance(source.model, Graph)
@@ -46,7 +47,7 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
 
 
 def _of_function(source: Source, function: str) -> tuple[Config, Any, dict[str, Any]]:
-    """Config, graph and variables of a traced function."""
+    """Return config, graph and variables of a traced function."""
     import tensorflow as tf
 
     def flat(*tensors: Any) -> list[Any]:
@@ -65,7 +66,7 @@ def _of_function(source: Source, function: str) -> tuple[Config, Any, dict[str, 
 
 
 def _of_graph(source: Source) -> tuple[Config, Any, dict[str, Any]]:
-    """Config, graph and variables of a GraphDef, as it is: its functions alone are put in the place of their calls."""
+    """Return config, graph and variables of a GraphDef. Only the functions are inlined."""
     import tensorflow as tf
 
     graph: Graph = source.model
@@ -92,7 +93,7 @@ def _specs(variables: Mapping[str, Any]) -> dict[str, TensorSpec]:
 
 
 def _import(concrete: Any) -> dict[str, Any]:
-    """Put a function's graph into the current one, its variables as nodes of their own; the variables by node."""
+    """Import a function's graph into the current graph, with variables as nodes. Return the variables by node."""
     import tensorflow as tf
 
     variables: dict[str, Any] = {}
@@ -103,7 +104,7 @@ def _import(concrete: Any) -> dict[str, Any]:
             nodes[placeholder.name] = tf.constant(item.numpy())
             continue
         name = tf.compat.v1.get_default_graph().unique_name(told, mark_as_used=False)
-        # tfcompile knows a variable by its shared name.
+        # tfcompile identifies variables by their shared names.
         handle = tf.raw_ops.VarHandleOp(dtype=item.dtype, shape=item.shape, name=name, shared_name=name)
         nodes[placeholder.name] = handle
         variables[handle.op.name] = item
@@ -116,25 +117,25 @@ def _imported(tensor: Any) -> str:
 
 
 def read_ports(folder: Path) -> Config:
-    """The config that :func:`generate` wrote."""
-    kinds: dict[str, Any] = json.loads((folder / PORTS).read_text())
+    """Read the config that :func:`generate` wrote."""
+    kinds: dict[str, Any] = json.loads(read_file(folder / PORTS))
     for port in (port for ports in kinds.values() for port in ports):
         port["spec"] = TensorSpec(port["spec"]["name"], port["spec"]["dtype"], tuple(port["spec"]["shape"]))
     return Config(**{kind: tuple(Port(**port) for port in ports) for kind, ports in kinds.items()})
 
 
 def _without_functions(kept: list[str]) -> Any:
-    """The part of the current graph that some tensors need, with functions' bodies in the place of their calls.
+    """Return the part of the current graph that some tensors need, with functions inlined.
 
-    tfcompile looks for variables in the main graph only. TensorFlow's own optimizer does that; nothing else is asked of
-    it, for what is compiled should be what was written.
+    tfcompile looks for variables in the main graph only. TensorFlow's optimizer does the inlining. All other
+    optimizations are off, so that hil compiles the graph as written.
     """
     import tensorflow as tf
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
     from tensorflow.python.grappler import tf_optimizer
 
     meta = tf.compat.v1.train.export_meta_graph()
-    # Where the optimizer looks for what has to stay.
+    # The optimizer keeps the nodes of this collection.
     meta.collection_def["train_op"].node_list.value.extend(kept)
     options = config_pb2.ConfigProto()
     rewriting = options.graph_options.rewrite_options
@@ -167,19 +168,21 @@ _NO_IDENTIFIER = re.compile(r"\W", re.ASCII)
 
 @dataclass(frozen=True)
 class Port:
-    """What goes into a compiled graph or comes out of it."""
+    """Input, output or variable of a compiled graph."""
 
-    name: str  # unique among all, in C++'s alphabet: tfcompile makes methods of it
+    name: str  # unique, and a valid C++ identifier: tfcompile uses it in method names
     node: str
-    output: int  # which one of the node's
-    spec: TensorSpec  # the name that people know it by, dtype and shape
-    read_only: bool = False  # of a variable: whether the graph never assigns it
+    output: int  # index among the node's outputs
+    spec: TensorSpec  # the user-visible name, dtype and shape
+    read_only: bool = False  # for a variable: whether the graph never assigns it
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that tfcompile is told. The program's arguments are the feeds, then the variables; its results are the
-    fetches, then the new values of the variables that are not read only; each in this order.
+    """Config for tfcompile.
+
+    The program's arguments are the feeds, then the variables. Its results are the fetches, then the new values of the
+    variables that are not read-only. The order is the order of these fields.
     """
 
     feeds: tuple[Port, ...]
@@ -194,16 +197,16 @@ def make_config(
     variables: Mapping[str, TensorSpec],
     given: Mapping[str, str] | None = None,
 ) -> Config:
-    """What tfcompile is to be told of a graph.
+    """Build the config for a graph.
 
     Args:
-        nodes: of the graph, each a NodeDef.
-        feeds, fetches: tensor of the graph (``name:output``) -> what it is called, dtype and shape.
-        variables: node of a variable -> what it is called, dtype and shape.
-        given: tensor or node of a variable -> the identifier that it has already, or "".
+        nodes: The graph's nodes, as NodeDef.
+        feeds, fetches: Tensor of the graph (``name:output``) -> name, dtype and shape.
+        variables: Node of a variable -> name, dtype and shape.
+        given: Tensor, or node of a variable -> an existing identifier, or "".
 
     Raises:
-        CompileFailed: a shape is not known, or a feed or fetch is not in the graph.
+        CompileFailed: a shape is unknown, or a feed or fetch is not in the graph.
     """
     for spec in (*feeds.values(), *fetches.values(), *variables.values()):
         if not spec.is_static:
@@ -234,15 +237,15 @@ def make_config(
 
 
 def assigned_variables(nodes: Sequence[Any]) -> set[str]:
-    """The variables of a graph that anything may assign: all whose handle goes to more than a reading operation."""
+    """Return the variables that the graph may assign: variables with a handle that not only read operations use."""
     graph = HandleGraph(nodes)
     return {node.name for node in nodes if node.op == VARIABLE_OP and graph.writes(node.name)}
 
 
 def identifiers(taken_already: Iterable[str] = ()) -> Callable[[str, str], str]:
-    """A function of a kind and a name that gives an identifier of C++, another one for each call.
+    """Return a function that maps a kind and a name to a C++ identifier, unique for each call.
 
-    tfcompile takes names of C++'s alphabet only, and TensorFlow's have scopes: ``fc1/kernel``, ``while/fc1.kernel``.
+    tfcompile requires C++ identifiers, but TensorFlow's names have scopes: ``fc1/kernel``, ``while/fc1.kernel``.
     """
     taken: set[str] = set(taken_already)
 
@@ -253,6 +256,6 @@ def identifiers(taken_already: Iterable[str] = ()) -> Callable[[str, str], str]:
 
 
 def split(tensor: str) -> tuple[str, int]:
-    """The node and the output's number of a tensor's name: ``scope/add:1``; no number is 0."""
+    """Split a tensor name (``scope/add:1``) into node and output index, which defaults to 0."""
     node, colon, number = tensor.rpartition(":")
     return (node, int(number)) if colon else (tensor, 0)

@@ -1,4 +1,4 @@
-"""The same inputs through a CPU: what a board's answer is compared with."""
+"""Compute references on a CPU. The board's outputs are compared with the reference's outputs for the same inputs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from hil.controller.storage.own_code import code_digest
 from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.digest import digest_file
+from hil.core.files import read_text
 from hil.core.guarded import called, guard, package_of
 from hil.core.installed import version
 from hil.core.results import Model, Relation, RunResult
@@ -63,16 +64,16 @@ __all__ = [
     "run_reference_with_fallback",
 ]
 
-# Raise this when what a reference computes changes without its version and without a file of :func:`own_code`.
+# Increase this when a reference's outputs change but not its version or a file of :func:`own_code`.
 _VERSION = 4
-_EXPECTED_HINT = "give what you expect: --expected out.npy"
-# What one protobuf message holds, and some room.
+EXPECTED_HINT = "give what you expect: --expected out.npy"
+# Protobuf limits a message to 2 GiB. This leaves room.
 _MOST_BYTES = 1 << 30
 _REASON = "reason.txt"
 
 
-# (model format, runtime of the program) or model format -> the references that are asked in this order where the user
-# names none; self-checks among them are left out: see :func:`default_chain`.
+# (model format, the program's runtime) or model format -> the references to try in this order if the user names none.
+# :func:`default_chain` skips self-checks.
 _ORDER: Mapping[tuple[str, str] | str, tuple[str, ...]] = {
     ("onnx", "onnxruntime"): ("onnx-reference", "onnxruntime"),
     "onnx": ("onnxruntime", "onnx-reference", "iree-llvm-cpu"),
@@ -86,15 +87,15 @@ _ORDER: Mapping[tuple[str, str] | str, tuple[str, ...]] = {
 
 
 def default_references(model: Model) -> list[str]:
-    """The references to ask when none is named: none for a model that only a board can run."""
+    """Return the default references for a model: an empty list if only a board can run it."""
     return list(_ORDER.get(model.format, ())[:1])
 
 
 def default_chain(model_format: str, runtime: str) -> tuple[str, ...]:
-    """Return the references that are asked in turn where the user names none: never a self-check.
+    """Return the default references in fallback order, without self-checks.
 
     Args:
-        runtime: of the program that is judged.
+        runtime: The runtime of the program to judge.
     """
     names = _ORDER.get((model_format, runtime), _ORDER.get(model_format, ()))
     return tuple(name for name in names if relation_of(runtime, name) is not Relation.SELF_CHECK)
@@ -103,15 +104,15 @@ def default_chain(model_format: str, runtime: str) -> tuple[str, ...]:
 def run_reference(
     name: str, model: Model, inputs: Mapping[str, Array], *, runtime: str = "", **work: Unpack[Work]
 ) -> RunResult:
-    """What one reference makes of a model and its inputs; the cache keeps that by model, inputs and its version.
+    """Compute a model's outputs with one reference. Results are cached by model, inputs and reference version.
 
     Args:
-        runtime: of the program that is judged, which decides the result's relation.
+        runtime: The runtime of the program to judge. It determines the result's relation.
 
     Raises:
-        UsageError: no such reference, or one that does not take this format.
-        ReferenceFailed: it cannot run this model, or not with these inputs.
-        StageTimeout: it took too long.
+        UsageError: unknown reference, or the reference does not support the model's format.
+        ReferenceFailed: the reference cannot run this model with these inputs.
+        StageTimeout: the reference timed out.
     """
     return _run(name, pick("reference", references(), name), model, inputs, runtime, work)
 
@@ -123,7 +124,8 @@ def _run(
         fitting = [other for other, entry in references().items() if model.format in entry.formats]
         raise UsageError(
             f"the reference {name} cannot run {model.format} models",
-            hint=f"one of {', '.join(fitting)}" if fitting else _EXPECTED_HINT,
+            hint=f"one of {', '.join(fitting)}" if fitting else EXPECTED_HINT,
+            option="" if fitting else "--expected",
         )
     who = called("reference", GROUP, name)
     with guard("reference", GROUP, name, ReferenceFailed, UsageError):
@@ -146,7 +148,7 @@ def _run(
 
     def make(folder: Path) -> None:
         if reference is QUICK_EVALUATOR and not work["recompute"] and (known := work["cache"].get(slow)):
-            raise ReferenceTooSlow((known / _REASON).read_text())
+            raise ReferenceTooSlow(read_text(known / _REASON))
         with temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
             try:
@@ -180,7 +182,7 @@ def _run(
 
 
 def _keep_reason(cache: Cache, key: str, error: ReferenceTooSlow) -> None:
-    """Store that a reference is too slow, so that the next case does not wait for it."""
+    """Store that a reference is too slow, so that later cases skip it."""
 
     def make(folder: Path) -> None:
         (folder / _REASON).write_text(error.message)
@@ -189,10 +191,11 @@ def _keep_reason(cache: Cache, key: str, error: ReferenceTooSlow) -> None:
 
 
 def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None:
-    """Raise ReferenceFailed where a package's reference gave what the model does not.
+    """Raise ReferenceFailed if a plugin reference's outputs differ from the model's declaration.
 
-    Hil's own take names and types from the model's framework, which knows better where a model declares wrong ones.
-    Only ONNX files name their outputs for everybody; elsewhere other names are matched by position, as comparing does.
+    Built-in references are not checked. They take names and dtypes from the model's framework, which is right even if
+    the model's declaration is wrong. Only ONNX requires equal names. For other formats, differing names are matched by
+    position, as in the comparison.
     """
     if model.outputs is None:
         return
@@ -213,15 +216,15 @@ def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None
 def refer_each(
     names: Sequence[str], model: Model, inputs: Mapping[str, Array], **settings: Any
 ) -> tuple[list[RunResult], dict[str, StageError]]:
-    """What each of several references makes of a model; one that fails hides no other's answer.
+    """Compute a model's outputs with several references. A failing reference does not hide the results of others.
 
     Returns:
-        The answers, in order; and name -> error of the references that could not answer, among them those that do not
-        take the model's format.
+        The results, in order, and a dictionary name -> error of the failed references. Those include references that do
+        not support the model's format.
 
     Raises:
-        UsageError: none takes the model's format.
-        ReferenceFailed: none could. Where there is only one: what :func:`run_reference` raises.
+        UsageError: no reference supports the model's format.
+        ReferenceFailed: all references failed. A single reference raises the same errors as :func:`run_reference`.
     """
     answers: list[RunResult] = []
     failed: dict[str, StageError] = {}
@@ -242,7 +245,10 @@ def refer_each(
         reasons = _listed({name: error.message for name, error in failed.items()})
         detail = "\n".join(f"{name}:\n{error.detail}" for name, error in failed.items() if error.detail)
         raise ReferenceFailed(
-            f"none of the references can run this model ({reasons})", hint=_EXPECTED_HINT, detail=detail
+            f"none of the references can run this model ({reasons})",
+            hint=EXPECTED_HINT,
+            detail=detail,
+            option="--expected",
         )
     return answers, failed
 
@@ -250,19 +256,19 @@ def refer_each(
 def run_reference_with_fallback(
     model: Model, inputs: Mapping[str, Array], *, runtime: str = "", **work: Unpack[Work]
 ) -> tuple[RunResult, dict[str, StageError]]:
-    """Return the answer of the first reference of :func:`default_chain` that can, and why those before it could not.
+    """Return the result of the first reference of :func:`default_chain` that succeeds, and the errors of earlier ones.
 
     Args:
-        runtime: of the program that is judged; "" leaves no reference out.
+        runtime: The runtime of the program to judge; "" excludes no reference.
 
     Raises:
-        ReferenceFailed: none could, or there is none but self-checks.
-        StageTimeout: one took too long.
+        ReferenceFailed: all references failed, or only self-checks exist.
+        StageTimeout: a reference timed out.
     """
     refused: dict[str, StageError] = {}
     names = default_chain(model.format, runtime)
     for name in names:
-        # The last one has no other to take its place.
+        # The last reference cannot be replaced, so its CPU time is unlimited.
         is_quick = name == EVALUATOR and name != names[-1]
         try:
             reference = QUICK_EVALUATOR if is_quick else pick("reference", references(), name)
@@ -274,18 +280,18 @@ def run_reference_with_fallback(
                 raise
             refused[name] = error
     self_checks = [name for name in _ORDER.get(model.format, ()) if name not in names]
-    hint = _EXPECTED_HINT
+    hint = EXPECTED_HINT
     if self_checks:
         hint += f", or ask for a self-check: --reference {self_checks[0]}"
     if refused:
         reasons = _listed({name: error.message for name, error in refused.items()})
         kind = "independent reference" if self_checks else "reference"
-        raise ReferenceFailed(f"no {kind} can run this model ({reasons})", hint=hint)
+        raise ReferenceFailed(f"no {kind} can run this model ({reasons})", hint=hint, option="--expected")
     if self_checks:
         shared = ", ".join(shared_parts(runtime, self_checks[0]))
         text = f"no independent reference runs {model.format} models: {self_checks[0]} and {runtime} share {shared}"
-        raise ReferenceFailed(text, hint=hint)
-    raise ReferenceFailed(f"a {model.format} model has no reference", hint=_EXPECTED_HINT)
+        raise ReferenceFailed(text, hint=hint, option="--expected")
+    raise ReferenceFailed(f"a {model.format} model has no reference", hint=hint, option="--expected")
 
 
 def _listed(reasons: Mapping[str, str]) -> str:
@@ -296,12 +302,12 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
     """Measure the noise of a reference's outputs: see :func:`noise_between`.
 
     Args:
-        result: what the reference made of them. Where no reference of hil's made it (it was given, as what is
-            expected), the model's default one is asked in its place.
+        result: The reference's outputs. If hil did not compute them (expected outputs from the user), the model's
+            default reference is used instead.
 
     Returns:
-        Output name -> its noise. Outputs that depend on random numbers have none. Empty where nothing can be moved, or
-        the reference cannot run.
+        Output name -> noise. Outputs that depend on random numbers have no entry. Empty if no input can be perturbed,
+        or if the reference cannot run.
     """
     try:
         if result.provenance.get("reference") not in references():
@@ -316,9 +322,9 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
 def _cached_noise(
     model: Model, inputs: Mapping[str, Array], result: RunResult, settings: Mapping[str, Any]
 ) -> dict[str, Array]:
-    """Return the noise of what a reference of hil's made, from the cache where it was measured before.
+    """Return the noise of a reference's outputs, from the cache if available.
 
-    Noise for which a process died or took too long is not kept: the next time it may be measured in full.
+    If a process crashed or timed out, the noise is incomplete and is not cached. A later run may measure it in full.
     """
     name = result.provenance["reference"]
     key = Cache.key(
@@ -357,10 +363,12 @@ def _moved_runs(
     settings: Mapping[str, Any],
     disturbed: list[StageError],
 ) -> list[Mapping[str, Array]]:
-    """Run a reference on moved inputs and, of an ONNX model, with operators that round at random; [] if neither is.
+    """Run a reference on perturbed inputs and, for an ONNX model, with operators that round randomly.
+
+    Returns an empty list if neither is possible.
 
     Args:
-        disturbed: takes the errors that may not happen another time.
+        disturbed: Receives errors that may not occur in another run.
     """
     runs: list[Mapping[str, Array]] = []
     with temporary_folder("hil-noise-") as folder:
@@ -376,7 +384,7 @@ def _moved_runs(
                     raise
                 if isinstance(error.__cause__, IsolatedCrash):
                     disturbed.append(error)
-                # The reference lacks an operator that draws the errors.
+                # The reference lacks an operator that generates the errors.
                 runs.append(run_reference(name, model, given, **settings).outputs)
     return runs
 
@@ -390,7 +398,7 @@ def _rounding_models(
     settings: Mapping[str, Any],
     disturbed: list[StageError],
 ) -> list[Model]:
-    """Write copies of an ONNX model whose operators round at random; [] where none can be made."""
+    """Write copies of an ONNX model whose operators round randomly. Returns an empty list if this is impossible."""
     if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MOST_BYTES:
         return []
     shapes = {name: list(array.shape) for name, array in inputs.items()}

@@ -1,7 +1,8 @@
-"""The control of a declared arithmetic: the same model computed in it on the host, to know how far that moves outputs.
+"""Compute a model in the board's declared arithmetic on the host, to measure how far that moves the outputs.
 
-ONNX models have one. It runs once without rounding and :data:`RUNS` times in the arithmetic: once rounded to nearest,
-then by chance. Where operators jump it runs as often again with their decisions held (:mod:`hil.compare.control`).
+The result is called the control. Only ONNX models have one. The model runs once without rounding and :data:`RUNS` times
+in the arithmetic: first rounded to nearest, then rounded randomly. If operators have discontinuities, these runs are
+repeated with fixed decisions (:mod:`hil.compare.control`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.results import Control, Model
 from hil.core.scratch import temporary_folder
@@ -37,11 +39,11 @@ _FILE = "control.json"
 def measure_control(
     model: Model, inputs: Mapping[str, Array], arithmetic: str, **work: Unpack[Work]
 ) -> dict[str, Control]:
-    """Measure how far an arithmetic moves a model's outputs; those that it does not move are left out.
+    """Measure how far an arithmetic moves a model's outputs. Unaffected outputs have no entry.
 
     Raises:
-        ReferenceFailed: hil has no control for this format, or it cannot compute this model.
-        StageTimeout: it took too long.
+        ReferenceFailed: hil has no control for this format, or cannot compute this model.
+        StageTimeout: the computation timed out.
     """
     if model.format != "onnx":
         what = "a bundle that was created without --arithmetic" if model.format == "hilb" else f"a {model.format} model"
@@ -71,17 +73,17 @@ def measure_control(
 
     meta = {"control": arithmetic, "model": model.name}
     entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
-    document = json.loads((entry / _FILE).read_text())
+    document = json.loads(read_file(entry / _FILE))
     return {name: control_from_json(one) for name, one in document.items()}
 
 
 def source() -> str:
-    """Who computes."""
+    """Return the name and version of the evaluator."""
     return f"hil's node evaluator on onnxruntime {version('onnxruntime')}"
 
 
 def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
-    """Write the controls of a model's outputs; called in the isolated process."""
+    """Write the controls of a model's outputs. Runs in an isolated process."""
     from hil.controller.models.importers.onnx_data import load_whole
     from hil.formats.onnx_functions import inline_functions
 
@@ -93,7 +95,7 @@ def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
 
 
 def control_runs(model: Any, given: Mapping[str, Array], arithmetic: str) -> dict[str, Control]:
-    """Evaluate an ``onnx.ModelProto`` as often as a control takes, and measure how far its outputs move."""
+    """Evaluate an ``onnx.ModelProto`` with and without rounding, and measure how far the outputs move."""
     from hil.compare.control import control_of
     from hil.controller.backends.references.node_evaluator import Decisions, NodeEvaluator
     from hil.controller.backends.references.value_rounding import Exact, Names, Rounding

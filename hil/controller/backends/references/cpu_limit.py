@@ -1,4 +1,4 @@
-"""A limit of CPU time for an isolated function: other load on the machine does not change what it allows."""
+"""Limit the CPU time of an isolated function. Unlike a timeout, this does not depend on other load on the machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hil.errors import ReferenceTooSlow
 
 
 class _TimeIsUp(BaseException):
-    """Passes through ``except Exception`` of what is interrupted."""
+    """A BaseException, so that ``except Exception`` in the interrupted code does not catch it."""
 
 
 @contextlib.contextmanager
 def limited_cpu(seconds: float | None) -> Iterator[None]:
-    """End the block once this process has used so much CPU time; a single call of native code is not interrupted.
+    """Interrupt the block after this much CPU time of the process. A single call of native code is not interrupted.
 
-    Without timers of CPU time (Windows, threads other than the main one) there is no limit.
+    The limit needs a CPU time timer: it has no effect on Windows or outside the main thread.
 
     Raises:
-        ReferenceTooSlow: the limit was reached.
+        ReferenceTooSlow: the block exceeded the limit.
     """
     if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield

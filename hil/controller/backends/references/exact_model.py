@@ -1,10 +1,10 @@
-"""An ONNX model as ONNX Runtime computes it exactly: the reference's own copy, with the same meaning.
+"""Rewrite an ONNX model so that ONNX Runtime computes it exactly.
 
-ONNX Runtime trades accuracy for speed in two places that no option of a session turns off:
+ONNX Runtime trades accuracy for speed in two ways that no session option disables:
 
-- ``accuracy_level`` of MatMulNBits and its kin has activations rounded to 8 bits (46 dB instead of 136).
-- Products of uint8 and int8 saturate on x86 CPUs without VNNI instructions: two products are added in 16 bits. Products
-  of uint8 and uint8 do not, and (b - z) = (b + 128) - (z + 128).
+- ``accuracy_level`` of MatMulNBits and similar operators rounds activations to 8 bits (46 dB instead of 136).
+- Products of uint8 and int8 saturate on x86 CPUs without VNNI instructions, which add two products in 16 bits. Products
+  of uint8 and uint8 do not saturate, and (b - z) = (b + 128) - (z + 128).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Operator -> the places of its second factor and of that one's zero point.
+from hil.core.files import open_file
+
+# Operator -> input positions of the second factor and of that factor's zero point.
 _PRODUCTS: Mapping[str, tuple[int, int]] = {
     "MatMulInteger": (1, 3),
     "QLinearMatMul": (3, 5),
@@ -25,12 +27,12 @@ _PRODUCTS: Mapping[str, tuple[int, int]] = {
 }
 _ACCURACY = "accuracy_level"
 _TEXTS = tuple(text.encode() for text in (_ACCURACY, *_PRODUCTS))
-_SHIFT, _INT8, _UINT8, _INT32 = 128, 3, 2, 6  # the last three: of TensorProto.DataType
+_SHIFT, _INT8, _UINT8, _INT32 = 128, 3, 2, 6  # the last three are TensorProto.DataType values
 
 
 def needs_rewriting(path: Path) -> bool:
-    """Whether a model's file has such operators; looks at its bytes alone."""
-    with path.open("rb") as file:
+    """Return whether a model file may contain such operators. Searches the raw bytes only."""
+    with open_file(path) as file:
         if not path.stat().st_size:
             return False
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -38,7 +40,7 @@ def needs_rewriting(path: Path) -> bool:
 
 
 def make_exact(model: Any) -> None:
-    """Rewrite a ModelProto in place: no accuracy levels, no products that saturate."""
+    """Rewrite a ModelProto in place: remove accuracy levels and products that saturate."""
     for graph in (model.graph, *model.functions):
         for node in _nodes(graph):
             for attribute in [one for one in node.attribute if one.name == _ACCURACY]:
@@ -47,7 +49,7 @@ def make_exact(model: Any) -> None:
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """Every node of a graph or function, those of subgraphs too."""
+    """Yield all nodes of a graph or function, including subgraphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -56,12 +58,12 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _types(model: Any) -> dict[str, int]:
-    """Tensor name -> element type, as far as inference of shapes knows it."""
+    """Return tensor name -> element type, as far as shape inference can determine it."""
     import onnx
 
     try:
         graph = onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # a model that it cannot handle keeps its types to itself
+    except Exception:  # inference does not support the model: use the declared types
         graph = model.graph
     values = (*graph.input, *graph.value_info, *graph.output)
     found = {value.name: kind for value in values if (kind := value.type.tensor_type.elem_type)}

@@ -1,4 +1,4 @@
-"""What the user expects, in place of a reference."""
+"""Use expected outputs from the user instead of a reference."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from hil.core.results import RunResult
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
 
-# What iree-run-module takes for an output that is not to be looked at.
+# Values of iree-run-module that exclude an output from the comparison.
 _IGNORED = ("(ignored)", "(null)")
-# More than any model has: where its outputs are unknown, files are taken in order.
+# Upper bound of the number of outputs. If the model's outputs are unknown, files are assigned in order.
 _MANY = 1000
 
 
 def expected_result(
     given: Sequence[str | Path] | Mapping[str, Array], outputs: Sequence[TensorSpec] | None
 ) -> RunResult:
-    """Expected outputs as a result to compare with.
+    """Return expected outputs as a result for the comparison.
 
     Args:
-        given: name -> tensor, or texts as ``--input`` takes (``y.npy``, ``NAME=y.npy``, ``all.npz``, ``NAME=y.pb``,
-            ``4xf32=1 2 3 4``): by the output's name, or in order.
-        outputs: the model's, or None where only the board can tell: then they are called output0, output1, ...
+        given: Name -> tensor, or texts in the form of ``--input`` (``y.npy``, ``NAME=y.npy``, ``all.npz``,
+            ``NAME=y.pb``, ``4xf32=1 2 3 4``). Texts are assigned by output name, or in order.
+        outputs: The model's outputs, or None if only the board knows them. They are then named output0, output1, ...
 
     Returns:
-        The outputs that were given, in the model's order. Dtype and shape are left to the comparison: to differ there
-        is a result, not wrong usage. The places of those to ignore (``(ignored)``) are its provenance's ``ignored``.
+        The given outputs, in the model's order. Dtype and shape are not checked: the comparison reports a mismatch as a
+        result, not as invalid usage. ``provenance["ignored"]`` contains the positions of ignored outputs
+        (``(ignored)``).
 
     Raises:
-        UsageError: a file cannot be read, or is of no output of the model's.
+        UsageError: a file cannot be read, or names an unknown output.
     """
     specs = list(outputs) if outputs is not None else [TensorSpec(f"output{i}", "", ()) for i in range(_MANY)]
     found: dict[str, Array] = {}

@@ -1,8 +1,8 @@
-"""What a reference shares with the program that it judges.
+"""Code that a reference shares with the program that it judges.
 
-:data:`SHARED` is the one table of that. A reference that shares importer and compiler is a self-check: the same mistake
-is in both answers. One that shares kernels or the build is of the same library. One that shares nothing, or only what
-reads the model's file, is independent.
+:data:`SHARED` is the only table of this. A reference that shares importer and compiler is a self-check: both results
+contain the same errors. A reference that shares kernels or the build belongs to the same library. A reference that
+shares nothing, or only the code that reads the model file, is independent.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hil.core.results import Relation
 
 IMPORTER, COMPILER, KERNELS, BUILD = "importer", "compiler", "kernels", "build"
 _ALL = (IMPORTER, COMPILER, KERNELS, BUILD)
-# (runtime of the program, reference) -> what they share; pairs that are not here share nothing.
+# (the program's runtime, reference) -> shared parts. Missing pairs share nothing.
 SHARED: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {
-        # IREE's importers, its compiler and the code that it generates.
+        # IREE's importers, compiler and generated code.
         ("iree", "iree-llvm-cpu"): _ALL,
         # torch.export reads the program; torch-mlir and IREE do the rest.
         ("iree", "torch-eager"): (IMPORTER,),
@@ -28,22 +28,23 @@ SHARED: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ("onnxruntime", "onnxruntime"): (IMPORTER, KERNELS, BUILD),
         ("onnxruntime", "torch-eager"): (IMPORTER,),
         ("onnxruntime", "tensorflow"): (IMPORTER,),
-        # The kernels are plain loops, of the same build.
+        # The kernels are plain loops from the same build.
         ("tflite", "tflite"): (IMPORTER, BUILD),
         ("tflite", "tflite-builtin"): (IMPORTER, KERNELS, BUILD),
         ("tflite", "tensorflow"): (IMPORTER,),
         # ExecuTorch is linked against PyTorch, and torch.export decomposes the operators for both.
         ("executorch", "torch-eager"): (IMPORTER, BUILD),
-        # tfcompile is a part of TensorFlow's wheel.
+        # tfcompile is part of TensorFlow's wheel.
         ("xla-aot", "tensorflow"): (IMPORTER, BUILD),
     }
 )
 
 
 def shared_parts(runtime: str, reference: str) -> tuple[str, ...]:
-    """Return what a reference shares with the programs of a runtime.
+    """Return the parts that a reference shares with programs of a runtime.
 
-    Runtimes and references of packages are not in the table: those of one package share its build.
+    Plugin runtimes and references are not in the table. If both are from the same package, they share the package's
+    build.
     """
     if (runtime, reference) in SHARED:
         return SHARED[runtime, reference]

@@ -1,4 +1,4 @@
-"""IREE on this machine's own CPU: compiled for the host and run with the local-task driver."""
+"""Reference that runs IREE on this machine: compiled for the host CPU, executed by the local-task driver."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DEVICE = "local-task"
 
 
 def source() -> str:
-    """Who speaks."""
+    """Return the name and version of the reference."""
     return f"iree {version(PACKAGE)} llvm-cpu"
 
 
@@ -60,7 +60,7 @@ def run(
     function: str,
     outputs_of_model: list[list[str]] | None,
 ) -> dict[str, Array]:
-    """Run a .vmfb; called in the isolated process. Raises ReferenceFailed: it cannot be loaded or run here."""
+    """Run a .vmfb file. Runs in an isolated process. Raises ReferenceFailed if it cannot be loaded or run."""
     from iree import runtime
 
     with foreign_errors(ReferenceFailed, "IREE cannot load the program", error_text=partial(first_line, most=400)):

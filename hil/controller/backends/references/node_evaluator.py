@@ -1,8 +1,8 @@
-"""Evaluate an ONNX model node by node, with every operand and result rounded to an arithmetic.
+"""Evaluate an ONNX model node by node, with all operands and results rounded to an arithmetic.
 
-Each node is a session of its own in ONNX Runtime, not optimized: a kernel computes in float32 on rounded operands, and
-its results are rounded. Nodes with subgraphs are evaluated here, so that what is inside is rounded as well. Shares no
-code with :mod:`hil.formats.onnx_arithmetic`, by which simulated boards round.
+Each node is a separate ONNX Runtime session without optimization. The kernel computes in float32 on rounded operands,
+and the results are rounded. Nodes with subgraphs are evaluated here, so that values inside are rounded too. This module
+shares no code with :mod:`hil.formats.onnx_arithmetic`, which rounds for simulated boards.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from hil.formats.ort_values import ONNX_TYPES, dtype_of_type, from_ort, to_ort
 
 Env = dict[str, Array]
 _MAX_TRIPS = 10_000
-# Operators whose float results jump. So do results of another kind than float that come of floats: a mask, an index.
+# Operators with discontinuous float results. Non-float results of float operands (a mask, an index) are also
+# discontinuous.
 _JUMPING = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Hardmax", "Shrink", "ThresholdedRelu"})
-# These step as finely as their model was meant to: that is rounding.
+# The steps of these operators are intended by the model, so they count as rounding.
 _QUANTIZING = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 _OTHER_PATH = "rounding changes which operators the model runs, or the shapes that they get"
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -35,18 +36,18 @@ _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 @dataclass(frozen=True)
 class _Decision:
-    """What a node gave in one of its runs."""
+    """Result of a node in one run."""
 
-    node: int  # its id; the evaluator keeps the nodes
-    operands: tuple[tuple[int, ...], ...]  # their shapes
+    node: int  # id() of the node; the evaluator keeps the nodes alive
+    operands: tuple[tuple[int, ...], ...]  # the operands' shapes
     result: Array
 
 
 class Decisions:
-    """What operators that jump gave in one run, in order, for other runs to take instead of their own results.
+    """Results of discontinuous operators in one run, in order. Other runs use them instead of their results.
 
-    A decision is held for the node that made it and for operands of the same shapes. Elsewhere a run takes another path
-    through the model than the first one, and cannot be compared with it.
+    A decision applies only to the same node with operands of the same shapes. If they differ, the run takes another
+    path through the model and cannot be compared with the first run.
     """
 
     def __init__(self) -> None:
@@ -57,16 +58,16 @@ class Decisions:
         return bool(self._made)
 
     def replay(self) -> Decisions:
-        """Return the same decisions, to be taken from the first on."""
+        """Return the same decisions for a replay from the start."""
         again = Decisions()
         again._made, again._next = self._made, 0
         return again
 
     def decide(self, node: Any, operands: Env, result: Array) -> Array:
-        """Return what a node gave: its own result, noted, or the one that was noted.
+        """Record a node's result and return it, or return the recorded result when replaying.
 
         Raises:
-            ReferenceFailed: the run takes another path than the one whose decisions it takes.
+            ReferenceFailed: the run takes another path than the recorded run.
         """
         floats = any(dtype_name(one.dtype) in _FLOATS for one in operands.values())
         is_float = dtype_name(result.dtype) in _FLOATS
@@ -83,24 +84,24 @@ class Decisions:
         return held.result
 
     def check_all_taken(self) -> None:
-        """Raise ReferenceFailed if a run has taken fewer decisions than there are."""
+        """Raise ReferenceFailed if a run used fewer decisions than were recorded."""
         if self._next is not None and self._next < len(self._made):
             raise ReferenceFailed(_OTHER_PATH)
 
 
 class NodeEvaluator:
-    """An ONNX model, evaluated once for each way of rounding; sessions of nodes are kept."""
+    """Evaluator of an ONNX model for different roundings. The sessions of nodes are cached."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        # protobuf's objects are kept, so that their ids last.
+        # Keep references to protobuf objects, so that their ids stay unique.
         nodes = list(nodes_of(model.graph.node))
         self._kept = [model.graph, *nodes, *(graph for node in nodes for graph in graphs_of(node))]
         self._sessions: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}
         self._constants: dict[int, Env] = {}
 
     def run(self, given: Mapping[str, Array], rounding: Exact, decisions: Decisions | None = None) -> Env:
-        """Return the outputs by name. Raises ReferenceFailed: a node cannot be evaluated."""
+        """Return the outputs by name. Raises ReferenceFailed if a node cannot be evaluated."""
         self._decisions = Decisions() if decisions is None else decisions
         graph = self._model.graph
         env = {name: rounding.value(array, name) for name, array in given.items()}
@@ -155,7 +156,7 @@ class NodeEvaluator:
         return from_ort(value, dtype)
 
     def _session(self, node: Any, operands: Env) -> tuple[Any, list[str]]:
-        """A node as a model of its own; operands that no arithmetic rounds, such as shapes, are constants of it."""
+        """Return a session that runs a single node, and the output names."""
         import onnx
         from onnx import helper
 
@@ -233,7 +234,7 @@ def _names_used(node: Any) -> Iterator[str]:
 
 
 def _last_uses(graph: Any) -> dict[int, list[str]]:
-    """Number of a node -> the values that nothing needs after it."""
+    """Return node number -> values that are not used after this node."""
     kept = {value.name for value in graph.output}
     last = {name: number for number, node in enumerate(graph.node) for name in (*_names_used(node), *node.output)}
     found: dict[int, list[str]] = {}

@@ -1,9 +1,9 @@
-"""How far rounding alone moves a reference's outputs: its own noise.
+"""Measure a reference's noise: how far rounding moves the outputs.
 
-No answer can be judged more finely than the reference was computed. So the reference runs again on inputs that differ
-by one unit of their dtype's eps, and by :data:`FAR` units; of ONNX models the operators round at
-random as well (:mod:`hil.controller.backends.references.rounding`). Rounding noise grows with the units, a jump (of a
-floor, a comparison, an index) does not: that tells them apart, element by element.
+A verdict cannot be more precise than the reference. So the reference runs several times on inputs that differ by one
+unit of their dtype's eps, and by :data:`FAR` units. Operators of ONNX models also round randomly
+(:mod:`hil.controller.backends.references.rounding`). Rounding noise grows with the units, but a jump (of a floor, a
+comparison, an index) does not. This distinguishes them for each element.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from hil.compare.values import EXACT_DTYPES, Floats
 from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, dtype_name, dtype_of, float_limits
 
-# Runs with one unit of eps, and with FAR: the largest move of several counts.
+# Number of runs with one unit of eps, and with FAR units. The largest move counts.
 RUNS = 4
 FAR_RUNS = 2
 FAR = 16
-# Two right answers may each be off by the noise, which is a sample of a few runs, and a board may sum in an order that
-# is less kind: three more bits.
+# Safety factor of three bits. Both results may be off by the noise, the noise is estimated from a few runs, and the
+# board's summation order may be less favorable.
 NOISE_FACTOR = 8.0
-# The noise of FAR units is between these times the noise of one unit, unless both are within FAR units of eps.
+# Minimum and maximum ratio between the moves for FAR units and for one unit. An element within this range is noisy, not
+# a jump. So is an element with both moves within FAR units of eps.
 _GROWTH = (FAR / 4, FAR * 4)
-# An element may differ by what this share of the elements like it differ by.
+# Every element may differ by this quantile of the differences allowed for similar elements.
 _QUANTILE = 0.9
 _MIN_GROUP = 8
 
 
 def perturbed(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[str, Array]:
-    """Move every float of the inputs up or down by some units of its dtype's eps, by chance.
+    """Randomly move each float of the inputs up or down by some units of the dtype's eps.
 
-    Whole numbers that the dtype holds exactly (pixels, identifiers, masks, zeros), integers and floats of 8 bits or
-    less stay as they are.
+    These values do not change: integers, floats of at most 8 bits, and whole numbers that the dtype represents exactly
+    (pixels, identifiers, masks, zeros).
     """
     rng = np.random.default_rng(seed)
     moved: dict[str, Array] = {}
@@ -46,7 +47,7 @@ def perturbed(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[st
         if dtype not in EXACT_DTYPES and array.dtype.itemsize >= 2 and array.size:
             eps = float(float_limits(array.dtype).eps)
             wide = np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.dtype(np.float64)
-            with np.errstate(all="ignore"):  # infinities and NaN stay
+            with np.errstate(all="ignore"):  # infinities and NaN stay unchanged
                 values = array.astype(wide)
                 whole = (np.abs(values) < 1 / eps) & (values == np.round(values))
                 factors = 1 + units * eps * rng.choice((-1.0, 1.0), array.shape)
@@ -59,15 +60,16 @@ def perturbed(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[st
 def noise_between(
     outputs: Mapping[str, Array], near: Sequence[Mapping[str, Array]], far: Sequence[Mapping[str, Array]]
 ) -> dict[str, Array]:
-    """Return how far each element of every float output may differ for rounding alone, rounded up to a power of two.
+    """Return how far rounding may move each element of every float output, rounded up to a power of two.
 
-    An element that jumps may differ by its own jump. Any other may differ by :data:`NOISE_FACTOR` times its noise, or
-    that of most elements like it: of all, its row and its column (the least of them counts) or, where noise follows the
-    values, relative to its value.
+    An element that jumps may differ by its jump. Other elements may differ by :data:`NOISE_FACTOR` times their noise,
+    or by the noise of most similar elements. Similar elements are those of the output, the row and the column (the
+    smallest noise counts). If noise is proportional to the values, relative noise is used instead.
 
     Args:
-        near: what the reference computed on inputs moved by one unit.
-        far: on inputs moved by :data:`FAR` units. An output whose shape depends on its inputs' values has no noise.
+        near: The reference's outputs for inputs moved by one unit.
+        far: The outputs for inputs moved by :data:`FAR` units. An output whose shape depends on input values has no
+            noise.
     """
     found: dict[str, Array] = {}
     for name, array in outputs.items():
@@ -81,7 +83,7 @@ def noise_between(
 
 
 def as_noise(sizes: Any) -> Array:
-    """Round sizes up to powers of two, which take a byte each; 0 becomes the smallest."""
+    """Round sizes up to powers of two, stored in one byte each. 0 becomes the smallest power."""
     with np.errstate(divide="ignore"):
         exponents = np.clip(np.ceil(np.log2(np.asarray(sizes, np.float64))), -127, 127)
     found: Array = np.exp2(exponents).astype(dtype_of(NOISE_DTYPE))
@@ -89,7 +91,7 @@ def as_noise(sizes: Any) -> Array:
 
 
 def largest_noise(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the largest noise that any reference has, of each element."""
+    """Return the maximum noise of several references for each element."""
     found: dict[str, Array] = {}
     for noise in measured:
         for name, one in noise.items():
@@ -100,7 +102,7 @@ def largest_noise(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the noise of those outputs whose verdict it may change: it is not small beside the default tolerance."""
+    """Return the noise of outputs with a verdict that it may change: it is large relative to the default tolerance."""
     found: dict[str, Array] = {}
     for name, one in noise.items():
         tolerance, scale = fitted((dtype_name(outputs[name].dtype),) * 2, outputs[name], None, None)
@@ -109,7 +111,7 @@ def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Array]) -> d
         values = np.abs(_wide(outputs[name]))
         with np.errstate(invalid="ignore"):
             limits = tolerance.atol + tolerance.rtol * values
-            # A small value is compared within its noise alone.
+            # Small values are compared only within their noise.
             small = (values > 0) & (values <= limits)
         if small.any() or blindness(tolerance, scale, given=False) or bool((_wide(one) > limits / 4).any()):
             found[name] = one
@@ -131,14 +133,14 @@ def _allowed(base: Any, one: Floats, more: Floats, rms: float, eps: float) -> Fl
     grows = (more <= high * one) & (more >= low * one)
     steady = grows | (np.maximum(one, more) <= FAR * eps * np.maximum(magnitudes, rms))
     allowed = np.where(steady, NOISE_FACTOR * np.maximum(one, more / FAR), np.maximum(one, more))
-    # Jumps of a few elements are their own; where most jump, as behind a quantisation, they are the noise.
+    # Jumps of a few elements are not typical. If most elements jump, as after a quantization, the jumps are the noise.
     typical = steady if np.count_nonzero(steady & (allowed > 0)) >= np.count_nonzero(~steady) else ~steady
     typical = typical & (allowed > 0)
     return np.asarray(np.maximum(allowed, _pooled(allowed, typical, magnitudes)))
 
 
 def _pooled(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
-    """Return what most elements like each one may differ by."""
+    """Return the allowed difference of most elements similar to each element."""
     known = typical & (magnitudes > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(known, allowed / magnitudes, 0.0)
@@ -157,7 +159,7 @@ def _pooled(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
 
 
 def _quantiles(rows: Any, counted: Any) -> Floats:
-    """Return a quantile of each row's counted elements; 0 where there is none."""
+    """Return a quantile of each row's counted elements; 0 if a row has none."""
     rows, counted = rows.reshape(len(rows), -1), counted.reshape(len(counted), -1)
     ordered = np.sort(np.where(counted, rows, np.inf), axis=1)
     counts = np.count_nonzero(counted, axis=1)

@@ -1,6 +1,6 @@
-"""References for ONNX models: ONNX Runtime's CPU provider, and the ONNX project's own evaluator.
+"""References for ONNX models: ONNX Runtime's CPU provider, and the reference evaluator of the ONNX project.
 
-The evaluator is numpy, slow, and independent of every runtime.
+The evaluator uses numpy. It is slow, and independent of every runtime.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hil.controller.storage.texts import first_line, foreign_errors
 from hil.core.installed import version
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
+from hil.formats.onnx_file import load_onnx
 from hil.formats.onnx_functions import inline_functions
 from hil.formats.ort_values import dtype_of_type, from_ort, plain_options, to_ort
 
@@ -23,17 +24,17 @@ _MOST_BYTES = (2 << 30) - 1
 
 
 def runtime_source() -> str:
-    """Who speaks."""
+    """Return the name and version of the reference."""
     return f"onnxruntime {version('onnxruntime')} CPU"
 
 
 def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a model; called in the isolated process. Raises ReferenceFailed: ONNX Runtime refuses it, or fails."""
+    """Run a model. Runs in an isolated process. Raises ReferenceFailed if ONNX Runtime rejects the model or fails."""
     with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=ort_text):
         session = exact_session(Path(model))
     try:
         feeds = {name: to_ort(array) for name, array in given.items()}
-    except UsageError as error:  # a dtype that it has not
+    except UsageError as error:  # an unsupported dtype
         raise ReferenceFailed(error.message) from error
     with foreign_errors(ReferenceFailed, "ONNX Runtime failed to run the model", error_text=ort_text):
         values = session.run_with_ort_values(None, feeds)
@@ -47,11 +48,11 @@ def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def exact_session(path: Path, model: Any = None) -> Any:
-    """Open a session that computes what a model means: without the optimizer, and with exact integer products.
+    """Open a session that computes a model as specified: without the optimizer, and with exact integer products.
 
     Args:
-        path: the model's file. Its external data are beside it.
-        model: a ModelProto to take in its place; it is rewritten.
+        path: The model file. External data is in the same directory.
+        model: A ModelProto to use instead of the file. It is modified.
     """
     import onnxruntime as ort
 
@@ -60,34 +61,32 @@ def exact_session(path: Path, model: Any = None) -> Any:
     if model is None and not needs_rewriting(path):
         return ort.InferenceSession(path, options, providers=providers)
     if model is None:
-        import onnx
-
-        model = onnx.load(path, load_external_data=False)
+        model = load_onnx(path)
     make_exact(model)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
 
 
 def ort_text(error: Exception) -> str:
-    """What ONNX Runtime says, without its error code's number and the place in its source."""
+    """Return an ONNX Runtime error message without the error code and source location."""
     text = str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1]
     return re.sub(r"/onnxruntime_src/.*\) ", "", text).strip()[:400]
 
 
 def evaluator_source() -> str:
-    """Who speaks."""
+    """Return the name and version of the reference."""
     return f"onnx reference evaluator {version('onnx')}"
 
 
 def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | None = None) -> dict[str, Array]:
-    """Run a model; called in the isolated process.
+    """Run a model. Runs in an isolated process.
 
     Args:
-        cpu_seconds: the CPU time that it may take; None is no limit.
+        cpu_seconds: Limit of CPU time; None is no limit.
 
     Raises:
-        ReferenceFailed: the evaluator refuses the model, or fails.
-        ReferenceTooSlow: it needs more than ``cpu_seconds``.
+        ReferenceFailed: the evaluator rejects the model, or fails.
+        ReferenceTooSlow: the model needs more than ``cpu_seconds``.
     """
     import numpy as np
 
@@ -95,8 +94,8 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
 
     with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
         whole = load_whole(Path(model))
-        # The evaluator ignores default attributes of functions, and passes no attributes on to unary operators. Onnx's
-        # inliner takes no more than fits in one message.
+        # The evaluator ignores default attributes of functions, and does not pass attributes to unary operators. ONNX's
+        # inliner is limited to models that fit in a protobuf message.
         has_attributes = any(function.attribute or function.attribute_proto for function in whole.functions)
         if has_attributes and whole.ByteSize() <= _MOST_BYTES:
             whole = inline_functions(whole)
@@ -119,7 +118,7 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
 
 
 def defined_evaluator(model: Any) -> Any:
-    """Return onnx's evaluator of a ModelProto, with quantized operators and attention computed by their definitions."""
+    """Return ONNX's evaluator for a ModelProto, with definitions for quantized operators and attention."""
     from onnx.reference import ReferenceEvaluator
 
     from hil.controller.backends.references.definitions import old_softmax, operators
@@ -128,5 +127,5 @@ def defined_evaluator(model: Any) -> Any:
 
 
 def evaluator_text(error: Exception) -> str:
-    """The kind of an error and the first line of what the evaluator says."""
+    """Return an error's type and the first line of its message."""
     return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__

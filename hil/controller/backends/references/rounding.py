@@ -1,12 +1,15 @@
-"""An ONNX model whose operators round at random: what another order of summation may do to its outputs.
+"""Make ONNX models whose operators round randomly, to estimate the effect of another order of summation.
 
-A sum of n terms t is off by ``u * sqrt(n) * (|sum(t)| + sqrt(sum(t^2)))``: each partial sum is rounded once, partial
-sums are about as large as the result and the root of the terms' squares, and the errors are independent (Higham,
-Accuracy and Stability of Numerical Algorithms, 4.2; Higham and Mary, A New Approach to Probabilistic Rounding Error
-Analysis, SIAM J. Sci. Comput. 41(5), 2019). A rounding error is uniform within half of eps, so u, its standard
-deviation, is ``eps / 2 / sqrt(3)``. An operator without a sum is off by u times its result. :func:`with_rounding` adds
-a normal error of that size to each result, and the model itself carries it to the outputs (D. S. Parker, Monte Carlo
-Arithmetic, 1997). Results that are whole numbers stay: they are exact.
+A sum of n terms t is off by ``u * sqrt(n) * (|sum(t)| + sqrt(sum(t^2)))``. Assumptions: each partial sum is rounded
+once. Partial sums are about as large as the result and the root of the terms' squares. The errors are independent.
+Sources: Higham, Accuracy and Stability of Numerical Algorithms, 4.2; Higham and Mary, A New Approach to Probabilistic
+Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019.
+
+A rounding error is uniform within half of
+eps, so its standard deviation u is ``eps / 2 / sqrt(3)``. An operator without a sum is off by u times the result.
+
+:func:`with_rounding` adds a normal error of that size to each result, and the model propagates it to the outputs
+(D. S. Parker, Monte Carlo Arithmetic, 1997). Whole numbers are exact and get no error.
 """
 
 from __future__ import annotations
@@ -21,21 +24,21 @@ import numpy as np
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-# Min and Max broadcast, and Sign exists, from here on.
+# The first opset in which Sign exists and Min and Max broadcast.
 _MIN_OPSET = 9
-# Larger magnitudes are masks; nothing may become infinite.
+# Larger magnitudes are masks. The limit also prevents infinite results.
 _LARGEST = 1e30
 _AXES_ARE_INPUT = 18
-# How many standard deviations noise allows for: ``NOISE_FACTOR`` of hil.controller.backends.references.noise.
+# Number of standard deviations that noise allows: ``NOISE_FACTOR`` of hil.controller.backends.references.noise.
 _DEVIATIONS = 8
 _SOFTMAX_OF_AXIS = 13
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 _SUMS = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
-# Their terms have one sign: the result is as large as its terms together.
+# All terms have the same sign, so the result is as large as the sum of their magnitudes.
 _POSITIVE = frozenset({"Softmax", "ReduceL1", "ReduceL2", "ReduceSumSquare", "LpNormalization", "RMSNormalization"})
 _NORMS = frozenset({"LayerNormalization", "InstanceNormalization"})
-# They may compute with a number of the size of 1, or of their input, whatever their result is.
+# Intermediate values may be of the size of 1, or of the input, regardless of the result.
 _OF_ONE = frozenset({"Softplus", "Elu", "Selu", "Celu", "Tanh", "Erf"})
 _OF_INPUT = frozenset({"Gelu", "Mish", "LogSoftmax", "BatchNormalization"})
 _PLAIN = frozenset(
@@ -49,10 +52,10 @@ _ALL = _PRODUCTS | _SUMS | _POSITIVE | _NORMS | _OF_ONE | _OF_INPUT | _PLAIN
 def write_rounding_models(
     model: str, folder: str, shapes: Mapping[str, Sequence[int]], units: float, count: int
 ) -> list[str]:
-    """Write copies of a model whose operators round at random; called in an isolated process.
+    """Write copies of a model whose operators round randomly. Runs in an isolated process.
 
     Returns:
-        The files' names in the folder; none where no operator rounds.
+        The file names in the directory; empty if no operator rounds.
     """
     import onnx
 
@@ -70,14 +73,14 @@ def write_rounding_models(
 
 
 def with_rounding(model: ModelProto, inputs: Mapping[str, Sequence[int]], seed: int, units: float) -> ModelProto | None:
-    """Return a copy of a model whose operators round at random, by ``units`` times what they do.
+    """Return a copy of a model whose operators round randomly, with ``units`` times their usual error.
 
     Args:
-        inputs: input name -> shape, for the lengths of sums.
-        seed: of the errors.
+        inputs: Input name -> shape, for the lengths of sums.
+        seed: Seed of the errors.
 
     Returns:
-        None where no operator of the main graph rounds float32 or float64.
+        None if no operator of the main graph rounds float32 or float64.
     """
     import onnx
 
@@ -102,7 +105,7 @@ def with_rounding(model: ModelProto, inputs: Mapping[str, Sequence[int]], seed: 
 
 
 class _Graph:
-    """The types and shapes of a graph, and the nodes that add errors to it."""
+    """Types and shapes of a graph, and the nodes that add errors to it."""
 
     def __init__(self, model: ModelProto, opset: int, units: float) -> None:
         import onnx
@@ -128,7 +131,7 @@ class _Graph:
         self.dtype = np.dtype(np.float32)
 
     def rounded(self, node: NodeProto, seed: int) -> list[NodeProto]:
-        """Return a node, followed by those that add an error to its first output where it rounds."""
+        """Return a node and, if it rounds, further nodes that add an error to the first output."""
         dtype = self.dtypes.get(self.types.get(node.output[0])) if node.output else None
         if node.op_type not in _ALL or node.domain not in ("", "ai.onnx") or dtype is None:
             return [node]
@@ -160,7 +163,7 @@ class _Graph:
         return self._op("Add", size, self._lost_terms(node, exact)) if kind == "Softmax" else size
 
     def _movable(self, exact: str) -> str:
-        """Return a tensor that is 0 where a value is a whole number that the dtype holds exactly, else 1."""
+        """Return a tensor that is 0 for whole numbers that the dtype represents exactly, else 1."""
         largest = self._number(_LARGEST)
         bounded = self._op("Max", self._op("Min", exact, largest), self._op("Neg", largest))
         fraction = self._op("Sub", bounded, self._op("Floor", bounded))
@@ -168,7 +171,7 @@ class _Graph:
         return self._op("Max", self._op("Sign", fraction), self._op("Sign", self._op("Relu", large)))
 
     def _root_of_squares(self, node: NodeProto, terms: float) -> str:
-        """Return the root of the sum of the terms' squares: the same operator on squares."""
+        """Return the root of the sum of the terms' squares: the same operator applied to squares."""
         count = 3 if node.op_type in _PRODUCTS else 1
         squares = [self._op("Mul", name, name) if name else "" for name in node.input[:count]]
         clone = _copy(node)
@@ -185,9 +188,9 @@ class _Graph:
         return self._op("Sqrt", summed)
 
     def _lost_terms(self, node: NodeProto, exact: str) -> str:
-        """Return what a softmax's sum lacks where terms under half a step of the sum are lost, times the result.
+        """Return the result times the lost part of a softmax's sum: terms under half a step of the sum.
 
-        It is a bound and no standard deviation: an eighth of it is given.
+        This is a bound, not a standard deviation, so an eighth of it is returned.
         """
         step = self._number(self.units * float(np.finfo(self.dtype).eps) / 2)
         small = self._op("Mul", exact, self._op("Sign", self._op("Relu", self._op("Sub", step, exact))))
@@ -196,7 +199,7 @@ class _Graph:
         return self._op("Mul", lost, exact)
 
     def _off_center(self, node: NodeProto) -> str:
-        """Return how far an error of the mean moves a normalised value, in units of the mean's own relative error."""
+        """Return how far an error of the mean moves a normalized value, in units of the mean's relative error."""
         x, scale = node.input[0], node.input[1]
         axis = _attribute(node, "axis", -1) if node.op_type == "LayerNormalization" else 2
         rank = len(self.shapes.get(x, (1,) * 3))
@@ -215,13 +218,13 @@ class _Graph:
         return self._op("ReduceMean", x, self._constant(np.array(axes, np.int64)), keepdims=1)
 
     def _terms(self, node: NodeProto) -> float:
-        """Return how many terms the operator adds up for one element; 1 where that is not known."""
+        """Return the number of terms that the operator adds for one element; 1 if unknown."""
         shapes = [self.shapes.get(name) for name in node.input]
         out = self.shapes.get(node.output[0])
         lengths = _LENGTHS.get(node.op_type)
         try:
             found = lengths(node, shapes, out, self.opset) if lengths else 1
-        except (IndexError, TypeError, ZeroDivisionError):  # a shape that inference does not know
+        except (IndexError, TypeError, ZeroDivisionError):  # shape inference found nothing
             return 1.0
         return float(max(found, 1))
 
@@ -257,7 +260,7 @@ def _attribute(node: NodeProto, name: str, default: Any) -> Any:
 
 
 def _axis_length(node: NodeProto, shape: Any, opset: int) -> Any:
-    """Return how many terms a softmax adds up: before its 13th version all axes from the given one are flattened."""
+    """Return the number of terms of a softmax. Before opset 13, all axes from the given one are flattened."""
     if node.op_type != "LpNormalization" and opset < _SOFTMAX_OF_AXIS:
         return math.prod(shape[_attribute(node, "axis", 1) :])
     return shape[_attribute(node, "axis", -1)]
@@ -273,7 +276,8 @@ def _gemm_length(node: NodeProto, left: Any, right: Any) -> Any:
     return left[0 if _attribute(node, "transA", 0) else 1]
 
 
-# Operator -> how many terms an element adds up: of a node, its inputs' and output's shapes (None: unknown), the opset.
+# Operator -> function for the number of terms per element. The arguments are a node, the shapes of its inputs and of
+# its output (None: unknown), and the opset.
 _LENGTHS: dict[str, Callable[[NodeProto, Sequence[Any], Any, int], Any]] = {
     "MatMul": lambda node, given, out, opset: _matmul_length(*given),
     "Gemm": lambda node, given, out, opset: _gemm_length(node, *given[:2]),

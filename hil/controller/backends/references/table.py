@@ -1,4 +1,4 @@
-"""The references by name: what they take and how they compute."""
+"""Table of references by name, with their formats and functions."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ GROUP = "hil.references"
 
 
 class Compute(Protocol):
-    """Runs a model on the tensors of one folder and writes its outputs, in order, into another."""
+    """Callable that runs a model on the tensors in a directory and writes the outputs to another directory."""
 
     def __call__(self, model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
-        """Compute. Raises ReferenceFailed where the reference cannot run the model."""
+        """Compute the outputs. Raises ReferenceFailed if the reference cannot run the model."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """An oracle.
+    """Reference that computes a model's outputs for comparison with a board.
 
-    ``compute(model, inputs, outputs, *, isolated, timeout, log, cache, recompute)`` runs a :class:`hil.plugins.Model`
-    on the tensors of the folder ``inputs`` (:func:`hil.plugins.load_tensors`) and writes what it gives into the folder
-    ``outputs``, in the model's order (:func:`hil.plugins.save_tensors`). What may crash is called with
-    ``isolated.call(function, arguments, timeout=timeout, log=log)``. It raises ReferenceFailed where it cannot run the
-    model; anything else that it raises becomes one. What it returns is not looked at.
+    ``compute(model, inputs, outputs, *, isolated, timeout, log, cache, recompute)`` runs a :class:`hil.plugins.Model`.
+    It reads tensors from the directory ``inputs`` (:func:`hil.plugins.load_tensors`) and writes the results to the
+    directory ``outputs``, in the model's order (:func:`hil.plugins.save_tensors`). Use ``isolated.call(function,
+    arguments, timeout=timeout, log=log)`` for code that may crash. ``compute`` raises ReferenceFailed if it cannot run
+    the model; other exceptions are converted to ReferenceFailed. The return value is ignored.
 
     Attributes:
-        formats: of the models that it takes.
-        source: returns who speaks, with version; the key of what is cached, with the file of ``compute``.
+        formats: The supported model formats.
+        source: Returns the reference's name and version. Together with the file of ``compute``, it is part of the cache
+            key.
     """
 
     formats: tuple[str, ...]
@@ -48,16 +49,18 @@ class Reference:
 
 
 def references() -> dict[str, Reference]:
-    """Every reference by name: the built-in ones and those of the entry point group ``hil.references``."""
+    """Return all references by name: built-in references and those in the entry point group ``hil.references``."""
     return registered(GROUP, _BUILT_IN, Reference)
 
 
 def _by(run: str, *fields: str, **settings: Any) -> Compute:
-    """Compute by calling a function in a process of its own.
+    """Return a ``compute`` that calls a function in an isolated process.
 
     Args:
-        run: its name; it takes ``model`` (the file), ``given`` (the inputs), and what follows; returns the outputs.
-        fields, settings: of the model, and others, which it takes as well.
+        run: The function's name. It takes ``model`` (the file), ``given`` (the inputs) and the following arguments, and
+            returns the outputs.
+        fields: Attributes of the model to pass as arguments.
+        settings: Further arguments.
     """
 
     def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
@@ -87,7 +90,7 @@ _BUILT_IN = {
     )
     for name, kernels in (("tflite", "reference"), ("tflite-builtin", "builtin"))
 }
-# The evaluator is plain numpy: where another reference can take its place, it gets this much CPU time.
+# The evaluator is plain numpy. If another reference can replace it, it gets this much CPU time.
 EVALUATOR_CPU_SECONDS = 2.0
 EVALUATOR = "onnx-reference"
 QUICK_EVALUATOR = replace(

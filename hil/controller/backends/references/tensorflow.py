@@ -1,4 +1,4 @@
-"""TensorFlow itself, without XLA, in a process of its own."""
+"""Reference that runs TensorFlow without XLA in an isolated process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hil.errors import ReferenceFailed
 
 
 def source() -> str:
-    """Who speaks."""
+    """Return the name and version of the reference."""
     return f"tensorflow {needed_version('tensorflow', 'tensorflow')}"
 
 
 def run(model: str, given: Mapping[str, Array], function: str, dims: Mapping[str, int]) -> dict[str, Array]:
-    """Run a model; called in the isolated process. Raises ReferenceFailed: TensorFlow cannot run it."""
+    """Run a model. Runs in an isolated process. Raises ReferenceFailed if TensorFlow cannot run it."""
     import tensorflow as tf
 
     opened = open_model(model, function, dims)

@@ -1,6 +1,6 @@
-"""LiteRT without XNNPACK: with its reference kernels, which are plain loops and slow, or with its own optimised ones.
+"""References that run LiteRT without XNNPACK, with reference kernels (plain, slow loops) or optimized kernels.
 
-The reference kernels lack some operators (ELU, CEIL, ROUND, ...); the board's own interpreter is the same library.
+The reference kernels lack some operators (ELU, CEIL, ROUND, ...). The board's interpreter is the same library.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hil.formats.litert import PACKAGE, open_signature
 
 
 def source(kernels: str) -> str:
-    """Who speaks: which kernels."""
+    """Return the name and version of the reference, including the kernels."""
     return f"{PACKAGE} {needed_version(PACKAGE, 'tflite')} {kernels} kernels"
 
 
 def run(model: str, given: Mapping[str, Array], function: str, kernels: str) -> dict[str, Array]:
-    """Run a model; called in the isolated process. Raises ReferenceFailed: LiteRT cannot, with these kernels."""
+    """Run a model. Runs in an isolated process. Raises ReferenceFailed if LiteRT cannot run it with these kernels."""
     try:
         opened = open_signature(Path(model), function, kernels=kernels)
         opened.set_inputs(list(given.values()))

@@ -1,4 +1,4 @@
-"""PyTorch itself, eagerly, on the CPU: what an exported program says as it is."""
+"""Reference that runs an exported program with PyTorch in eager mode on the CPU."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
 from hil.formats.torch_values import from_torch, to_torch
 
-# Sums are split among threads, so their number must not follow the machine: the same answer wherever it is asked for.
+# Threads split sums. A fixed number makes the results the same on every machine.
 _THREADS = 4
 
 
 def source() -> str:
-    """Who speaks."""
+    """Return the name and version of the reference."""
     return f"torch-eager {needed_version('torch', 'torch')} CPU"
 
 
 def run(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a program; called in the isolated process. Raises ReferenceFailed: torch cannot run it on a CPU.
+    """Run a program. Runs in an isolated process.
 
-    Its state (buffers that it changes) is as it was saved, and what it makes of it comes after the outputs. The random
-    numbers that it draws are seeded with 0.
+    Its state (buffers that it changes) starts as saved. The new state follows the outputs. The random seed is 0.
+
+    Raises:
+        ReferenceFailed: torch cannot run the program on a CPU.
     """
     from functools import reduce
 

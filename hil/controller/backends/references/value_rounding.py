@@ -1,4 +1,4 @@
-"""Round values to an arithmetic, to nearest or by chance."""
+"""Round values to an arithmetic, to nearest or randomly."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
 from hil.core.arithmetic import FLOATS, INT8_LEVELS, Arithmetic
 from hil.core.tensors import Array, dtype_name
 
-# Bits of the significand of the dtypes that an arithmetic may narrow.
+# Significand bits of the dtypes that an arithmetic may narrow.
 _DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-# Operators whose first two inputs int8 hardware multiplies.
+# Operators whose first two inputs are multiplied by int8 hardware.
 _CONTRACTIONS = {"MatMul": (None, -1), "Gemm": (None, 1), "Conv": (None, 0), "ConvTranspose": (None, 1)}
-# Operators whose other inputs than the first decide shapes.
+# Operators whose inputs after the first determine shapes.
 _SHAPING = ("Resize", "Upsample")
 
 
 @dataclass(frozen=True)
 class Names:
-    """Values of a model that are rounded in a way of their own."""
+    """Names of values in a model that are rounded differently."""
 
     constants: frozenset[str]
     shaping: frozenset[str]
 
     @classmethod
     def of_model(cls, model: Any) -> Names:
-        """Find them in a model and its subgraphs."""
+        """Collect the names from a model and its subgraphs."""
         nodes = list(nodes_of(model.graph.node))
         graphs = [model.graph, *(graph for node in nodes for graph in graphs_of(node))]
         constants = {tensor.name for graph in graphs for tensor in graph.initializer}
@@ -38,28 +38,28 @@ class Names:
 
 
 class Exact:
-    """No rounding beyond what the operators do: the control's own reference."""
+    """No rounding besides that of the operators. The control uses this as the reference."""
 
     def operand(self, array: Array, node: Any, place: int) -> Array:
-        """Return an operand of a node as the node takes it."""
+        """Return a node's operand as passed to the node."""
         return array
 
     def value(self, array: Array, name: str) -> Array:
-        """Return an input of the model, or a node's result, as it is kept."""
+        """Return a model input, or a node's result, as stored."""
         return array
 
 
 class Rounding(Exact):
-    """A way to round what the nodes of a model take and make.
+    """Rounding of the operands and results of a model's nodes.
 
     Args:
         arithmetic: ``float16``, ``bfloat16`` or ``int8``.
-        names: of the values that are constants (weights), and of those that decide shapes, which stay as they are.
-        seed: rounds up or down by chance, in proportion to how near both are (D. S. Parker, Monte Carlo Arithmetic,
-            1997); None rounds to nearest.
+        names: Names of constants (weights), and of values that determine shapes, which are not rounded.
+        seed: Rounds up or down randomly, with probabilities by distance (D. S. Parker, Monte Carlo Arithmetic, 1997).
+            None rounds to nearest.
 
     Attributes:
-        clipped: the names of constants with finite values that are too large for the arithmetic.
+        clipped: Names of constants with finite values that exceed the range of the arithmetic.
     """
 
     def __init__(self, arithmetic: str, names: Names, *, seed: int | None = None) -> None:
@@ -69,7 +69,7 @@ class Rounding(Exact):
         self._rng = None if seed is None else np.random.default_rng(seed)
 
     def operand(self, array: Array, node: Any, place: int) -> Array:
-        """Round a constant, or for int8 an operand of a contraction."""
+        """Round a constant or, for int8, an operand of a contraction."""
         constant = node.input[place] in self._names.constants
         if dtype_name(array.dtype) not in _DIGITS or not array.size:
             return array
@@ -86,7 +86,7 @@ class Rounding(Exact):
         return array
 
     def value(self, array: Array, name: str) -> Array:
-        """Round a value that is made, for float arithmetics."""
+        """Round a computed value, for float arithmetics."""
         if self._float is None or name in self._names.constants or name in self._names.shaping:
             return array
         return self._to_float(array, self._float, saturate=False)

@@ -1,4 +1,4 @@
-// The few functions of Abseil that XLA's runtime calls and that TensorFlow's wheel declares, but brings no sources of.
+// The few Abseil functions that XLA's runtime calls. TensorFlow's wheel declares them but does not contain their sources.
 #include <sched.h>
 
 #include "absl/status/internal/status_internal.h"
@@ -7,7 +7,7 @@
 namespace absl {
 ABSL_NAMESPACE_BEGIN
 
-// A program runs on one thread, so that nobody ever waits long.
+// A program runs on one thread, so waits are always short.
 void Mutex::lock() {
   intptr_t free = 0;
   while (!mu_.compare_exchange_weak(free, 1, std::memory_order_acquire)) {
@@ -19,7 +19,7 @@ void Mutex::lock() {
 void Mutex::unlock() { mu_.store(0, std::memory_order_release); }
 
 namespace status_internal {
-// Only errors have one, and the process does not outlive them.
+// Only errors have a StatusRep, and the process ends after an error.
 void StatusRep::Unref() const {}
 }  // namespace status_internal
 

@@ -1,1 +1,1 @@
-"""Operators computed in float64 from the definition of their format: numpy, and nothing of any runtime."""
+"""Operators computed in float64 from their specifications, using numpy and no code of any runtime."""

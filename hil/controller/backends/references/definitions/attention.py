@@ -32,13 +32,13 @@ def scaled_dot_product(
 ) -> tuple[Array, Array, Array]:
     """Return ``softmax(q k^T * scale + bias) v``, the products ``q k^T * scale``, and the probabilities.
 
-    A query that may attend to nothing gets zeros.
+    The output is zero for a query that may attend to no key.
 
     Args:
-        q, k, v: [batch, heads, length, size]; the heads of ``q`` are a multiple of the others'.
-        bias: broadcasts to [batch, heads, length of q, length of k]; -inf leaves a key out.
+        q, k, v: Shape [batch, heads, length, size]. The head count of ``q`` is a multiple of the others'.
+        bias: Broadcasts to [batch, heads, length of q, length of k]; -inf excludes a key.
         scale: None (or 0) is ``1 / sqrt(size)``.
-        softcap: the products become ``softcap * tanh(product / softcap)`` before the bias is added; 0 leaves them.
+        softcap: Replaces products by ``softcap * tanh(product / softcap)`` before adding the bias; 0 disables this.
     """
     q, k, v = wide(q), wide(k), wide(v)
     groups = q.shape[1] // k.shape[1]
@@ -54,11 +54,11 @@ def scaled_dot_product(
 
 
 def window_bias(queries: int, keys: int, first: Array, *, is_causal: bool, left: int = -1, right: int = -1) -> Array:
-    """Return which keys each query may attend to, as a bias of 0 and -inf, [batch, 1, queries, keys].
+    """Return the keys that each query may attend to, as a bias of 0 and -inf with shape [batch, 1, queries, keys].
 
     Args:
-        first: the position of the first query among the keys, for each batch.
-        left, right: how many keys before and after its own position; -1 is all of them.
+        first: The position of the first query among the keys, for each batch.
+        left, right: Number of keys before and after the query's position; -1 is all.
     """
     position = np.reshape(first, (-1, 1, 1, 1)) + np.arange(queries).reshape(1, 1, -1, 1)
     key = np.arange(keys).reshape(1, 1, 1, -1)
@@ -78,11 +78,11 @@ def rotary_embedding(
     """Return heads rotated by their positions.
 
     Args:
-        x: [batch, heads, length, head size].
-        cos, sin: [positions, size / 2].
-        positions: [batch, length].
-        interleaved: whether pairs are neighbours; else the second half follows the first.
-        size: how many elements of a head are rotated; 0 is all.
+        x: Shape [batch, heads, length, head size].
+        cos, sin: Shape [positions, size / 2].
+        positions: Shape [batch, length].
+        interleaved: Whether pairs are adjacent. Otherwise the second half of ``size`` follows the first.
+        size: Number of rotated elements of a head; 0 is all.
     """
     x = wide(x)
     size = size or x.shape[-1]
@@ -96,12 +96,12 @@ def rotary_embedding(
 
 
 def append_cache(past: Array | None, new: Array, lengths: Array, size: int) -> Array:
-    """Return a cache of ``size`` positions with new keys or values after those of the past; zeros follow.
+    """Return a cache of ``size`` positions with past keys or values, then new ones, then zeros.
 
     Args:
-        past: [batch, heads, positions, head size], or None.
-        new: [batch, heads, length, head size].
-        lengths: how many positions of the past count, for each batch.
+        past: Shape [batch, heads, positions, head size], or None.
+        new: Shape [batch, heads, length, head size].
+        lengths: Number of valid past positions, for each batch.
     """
     batch, heads, length, head = new.shape
     cache = np.zeros((batch, heads, size, head), new.dtype)

@@ -16,7 +16,7 @@ def rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float 
     """Return ``x / sqrt(mean(x^2) + epsilon) * scale``, and the inverse of the root.
 
     Args:
-        axis: the first of those that the mean is taken over; the others follow it.
+        axis: The first axis of the mean. It includes all following axes.
     """
     x = wide(x)
     first = axis + x.ndim if axis < 0 else axis
@@ -30,7 +30,7 @@ def skip_rms_normalization(
 ) -> tuple[Array, Array, Array]:
     """Return the normalized sum of input, skip and bias; the inverse of its root mean square; and the sum.
 
-    ``skip`` may lack the batch, or have a batch of one.
+    ``skip`` may lack the batch axis, or have a batch size of 1.
     """
     total = wide(x) + wide(skip).reshape((1,) * (x.ndim - skip.ndim) + skip.shape)
     if bias is not None:

@@ -1,7 +1,7 @@
-"""Softmax and its kin as they were before opset 13: over everything from an axis on, not over that axis alone.
+"""Softmax, LogSoftmax and Hardmax before opset 13: over all axes from the given one, not over a single axis.
 
 Source: Softmax-1 and Softmax-11 of the ONNX specification (https://github.com/onnx/onnx/blob/main/docs/Changelog.md).
-Onnx's evaluator computes models of every opset by the meaning of opset 13.
+ONNX's evaluator applies the definition of opset 13 to models of every opset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _SoftmaxLike(OpRun):
 
     @property
     def _has_axis(self) -> bool:
-        """Whether the node names its axis: defaults come from the newest schema."""
+        """Whether the node specifies an axis. Default values are those of the newest schema, so they cannot be used."""
         return any(attribute.name == "axis" for attribute in self.onnx_node.attribute)
 
     @staticmethod
@@ -66,7 +66,7 @@ class LogSoftmax(_SoftmaxLike):
 
 
 class Hardmax(_SoftmaxLike):
-    """1 at the first largest value, 0 elsewhere."""
+    """1 at the first maximum, 0 elsewhere."""
 
     @staticmethod
     def compute(x: Array) -> Array:

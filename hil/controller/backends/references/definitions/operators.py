@@ -1,6 +1,6 @@
-"""The definitions as operators of onnx's evaluator: they take the place of its own, or add ONNX Runtime's.
+"""Operators for ONNX's evaluator, computed by definition. They replace the evaluator's operators or add ONNX Runtime's.
 
-What a definition does not cover is refused: an attribute or input that is not read here may change the meaning.
+Unsupported attributes and inputs raise an error, because they may change the meaning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTRIB = "com.microsoft"
 
 
 def _refuse(values: Mapping[str, Any], what: str) -> None:
-    """Raise NotImplementedError for attributes or inputs that are given."""
+    """Raise NotImplementedError if any of these attributes or inputs is set."""
     if given := [name for name, value in values.items() if value is not None and not _is_off(value)]:
         raise NotImplementedError(f"{what} with {', '.join(given)} is not defined here")
 
@@ -38,7 +38,7 @@ def _is_off(value: Any) -> bool:
 
 
 class DequantizeLinear(OpRun):
-    """Any opset: the meaning has only grown."""
+    """DequantizeLinear of any opset: later versions only extend earlier ones."""
 
     op_domain = ""
 
@@ -56,7 +56,7 @@ class DequantizeLinear(OpRun):
 
 
 class MatMulNBits(OpRun):
-    """Weights of 2, 4 or 8 bits."""
+    """MatMulNBits for weights of 2, 4 or 8 bits."""
 
     op_domain = _CONTRIB
 
@@ -81,7 +81,7 @@ class MatMulNBits(OpRun):
 
 
 class SimplifiedLayerNormalization(OpRun):
-    """ONNX Runtime registers it in the domain of ONNX."""
+    """SimplifiedLayerNormalization, which ONNX Runtime registers in the ONNX domain."""
 
     op_domain = ""
 
@@ -94,7 +94,7 @@ class SimplifiedLayerNormalization(OpRun):
 
 
 class SkipSimplifiedLayerNormalization(OpRun):
-    """Returns the sum as its fourth output."""
+    """SkipSimplifiedLayerNormalization. The fourth output is the sum."""
 
     op_domain = _CONTRIB
 
@@ -109,12 +109,12 @@ class SkipSimplifiedLayerNormalization(OpRun):
     ) -> tuple[Array, ...]:
         _refuse(others, "SkipSimplifiedLayerNormalization")
         y, inverse, total = skip_rms_normalization(x, skip, gamma, bias, epsilon=epsilon)
-        # The mean is not defined for this operator; ONNX Runtime leaves it out as well.
+        # The mean is not defined for this operator. ONNX Runtime also omits it.
         return y.astype(x.dtype), np.zeros((), np.float32), inverse.astype(np.float32), total.astype(x.dtype)
 
 
 class RotaryEmbedding(OpRun):
-    """ONNX Runtime's, whose arguments are in another order than ONNX's."""
+    """RotaryEmbedding of ONNX Runtime. The order of the arguments differs from ONNX's operator."""
 
     op_domain = _CONTRIB
 
@@ -140,7 +140,7 @@ class RotaryEmbedding(OpRun):
 
 
 class GroupQueryAttention(OpRun):
-    """Without head sinks and smooth softmax."""
+    """GroupQueryAttention without head sinks and smooth softmax."""
 
     op_domain = _CONTRIB
 
@@ -201,7 +201,7 @@ class GroupQueryAttention(OpRun):
 
 
 class Attention(OpRun):
-    """Opsets 23 to 25."""
+    """Attention of opsets 23 to 25."""
 
     op_domain = ""
 
@@ -256,7 +256,10 @@ class Attention(OpRun):
 
 
 class GatherElements(OpRun):
-    """Onnx's evaluator takes indices out of range modulo the size, which the specification does not allow."""
+    """GatherElements with a range check.
+
+    ONNX's evaluator wraps indices out of range modulo the size, which the specification does not allow.
+    """
 
     op_domain = ""
 
@@ -270,7 +273,7 @@ class GatherElements(OpRun):
 
 
 def _additive(mask: Array, keys: int) -> Array:
-    """Return a mask as a bias; one that is shorter than the keys leaves the rest out."""
+    """Return a mask as a bias. A mask shorter than the keys excludes the remaining keys."""
     bias = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask.astype(np.float64)
     missing = keys - bias.shape[-1]
     return np.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], constant_values=-np.inf) if missing > 0 else bias

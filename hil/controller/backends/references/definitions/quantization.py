@@ -1,4 +1,4 @@
-"""Quantized weights as numbers, in float64.
+"""Dequantize weights to float64.
 
 Sources: the operators DequantizeLinear of the ONNX specification (https://onnx.ai/onnx/operators), MatMulNBits of ONNX
 Runtime (docs/ContribOperators.md), and the OCP Microscaling Formats (MX) specification, version 1.0.
@@ -10,12 +10,12 @@ import numpy as np
 
 from hil.core.tensors import Array
 
-# The block sizes of the formats with shared scales: MX (OCP MX 5.2), and NVIDIA's NVFP4 with a scale in float8_e4m3fn.
+# Block sizes of formats with shared scales: MX (OCP MX 5.2), and NVIDIA's NVFP4 with a float8_e4m3fn scale.
 MX_BLOCK, NVFP4_BLOCK = 32, 16
 
 
 def wide(array: Array) -> Array:
-    """Return the values in float64. Every value of the formats up to 32 bits is exact there."""
+    """Return the values in float64. It represents all values of formats up to 32 bits exactly."""
     return np.asarray(array).astype(np.float64)
 
 
@@ -23,12 +23,12 @@ def dequantize(x: Array, scale: Array, zero_point: Array | None = None, *, axis:
     """Return ``(x - zero_point) * scale`` (DequantizeLinear).
 
     Args:
-        x: integers or floats of 4 or 8 bits, of any shape.
-        scale, zero_point: one for the tensor (a scalar, or one element), one for each index of ``axis`` (1-D), or one
-            for each block of ``block_size`` elements along ``axis`` (the rank of ``x``).
+        x: Integers or floats of 4 or 8 bits, of any shape.
+        scale, zero_point: A value for the tensor (a scalar, or 1 element), for each index of ``axis`` (1-D), or for
+            each block of ``block_size`` elements along ``axis`` (same rank as ``x``).
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: the shapes do not match.
     """
     factor = spread(wide(scale), x.shape, axis, block_size)
     offset = 0.0 if zero_point is None else spread(wide(zero_point), x.shape, axis, block_size)
@@ -37,7 +37,7 @@ def dequantize(x: Array, scale: Array, zero_point: Array | None = None, *, axis:
 
 
 def spread(values: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
-    """Return scales or zero points so that they broadcast to a shape; arguments as for :func:`dequantize`."""
+    """Reshape scales or zero points to broadcast to a shape. Arguments: see :func:`dequantize`."""
     if values.size == 1:
         return values.reshape(())
     place = axis + len(shape) if axis < 0 else axis
@@ -58,23 +58,23 @@ def spread(values: Array, shape: tuple[int, ...], axis: int, block_size: int) ->
 def dequantize_block_scaled(
     x: Array, scales: Array, *, axis: int = -1, block_size: int = MX_BLOCK, global_scale: float = 1.0
 ) -> Array:
-    """Return elements that share a scale by blocks: MXFP4, MXFP8 and MXINT8 (scales in E8M0), or NVFP4 (in E4M3).
+    """Dequantize block-scaled elements: MXFP4, MXFP8 and MXINT8 (scales in E8M0), or NVFP4 (scales in E4M3).
 
-    A value is ``element * scale of its block * global_scale`` (OCP MX 5.1; NVFP4 has a float32 scale for the tensor).
+    A value is ``element * block scale * global_scale`` (OCP MX 5.1; NVFP4 has a float32 scale for the tensor).
     """
     return dequantize(x, scales, axis=axis, block_size=block_size) * global_scale
 
 
 def unpack_bits(packed: Array, bits: int, count: int) -> Array:
-    """Return unsigned integers packed into bytes, the first one in the lowest bits.
+    """Return unsigned integers packed into bytes, with the first integer in the lowest bits.
 
     Args:
-        packed: uint8 of shape [..., bytes].
+        packed: uint8, shape [..., bytes].
         bits: 2, 4 or 8.
-        count: how many there are along the last axis.
+        count: Number of integers along the last axis.
 
     Raises:
-        ValueError: other widths, or too few bytes.
+        ValueError: unsupported width, or too few bytes.
     """
     if bits not in (2, 4, 8):
         raise ValueError(f"{bits} bits: 2, 4 and 8 are defined")
@@ -97,13 +97,13 @@ def dequantize_nbits(
     bits: int,
     block_size: int,
 ) -> Array:
-    """Return the weights of MatMulNBits, of shape [columns, rows] (N, K).
+    """Return the weights of MatMulNBits, shape [columns, rows] (N, K).
 
     Args:
-        b: uint8 of shape [N, blocks, bytes of a block].
-        scales: N x blocks.
-        zero_points: packed as ``b`` (uint8), or numbers of the scales' type; None is ``2 ** (bits - 1)``.
-        g_idx: the block of each row; None is in order.
+        b: uint8, shape [N, blocks, bytes per block].
+        scales: N * blocks elements.
+        zero_points: Packed like ``b`` (uint8), or numbers of the scales' dtype; None is ``2 ** (bits - 1)``.
+        g_idx: The block of each row; None means in order.
     """
     blocks = -(-rows // block_size)
     values = unpack_bits(b.reshape(columns, blocks, -1), bits, block_size).reshape(columns, -1)[:, :rows]
@@ -120,6 +120,6 @@ def dequantize_nbits(
 
 
 def matmul_nbits(a: Array, weights: Array, bias: Array | None = None) -> Array:
-    """Return ``a @ weights.T + bias`` in float64 (MatMulNBits); ``weights`` as of :func:`dequantize_nbits`."""
+    """Return ``a @ weights.T + bias`` in float64 (MatMulNBits). ``weights``: see :func:`dequantize_nbits`."""
     product: Array = wide(a) @ weights.T
     return product if bias is None else product + wide(bias)

@@ -1,4 +1,4 @@
-// In the place of Abseil's own header, whose sources TensorFlow's wheel does not bring: the part that XLA's runtime uses.
+// Replaces Abseil's header, because TensorFlow's wheel lacks its sources. Contains the part that XLA's runtime uses.
 #pragma once
 
 #include <cstdio>
@@ -6,7 +6,7 @@
 #include <sstream>
 
 namespace hil_xla {
-// Says why and ends the process: a board tells it as the crash of its worker.
+// Prints the reason and aborts the process. The board reports this as a worker crash.
 class Fatal {
  public:
   Fatal(const char* file, int line, const char* what) { text_ << file << ":" << line << ": " << what << " "; }
@@ -23,7 +23,7 @@ struct Ignore {
   template <typename T>
   Ignore& operator<<(const T&) { return *this; }
 };
-// Lower than <<, so that all of a message is said before.
+// Binds less tightly than <<, so that the complete message is written first.
 struct Voidify {
   void operator&(std::ostream&) const {}
   void operator&(const Ignore&) const {}

@@ -1,4 +1,4 @@
-// In the place of Abseil's own header, whose sources TensorFlow's wheel does not bring: the part that XLA's runtime uses.
+// Replaces Abseil's header, because TensorFlow's wheel lacks its sources. Contains the part that XLA's runtime uses.
 #pragma once
 
 #include "absl/log/check.h"
