@@ -1,1 +1,1 @@
-"""What is found out beside a verdict: benches, bisection, profiles, layers."""
+"""Analyses beyond a verdict: benchmarks, bisection, profiles, layers."""

@@ -1,6 +1,6 @@
-"""Draw where two outputs differ, for ``hil compare --plot``.
+"""Draw the difference between two outputs, for ``hil compare --plot``.
 
-Three panels: a map of |a-b| over the tensor, a histogram of the error, and actual against reference values.
+Three panels: a map of |a-b| over the tensor, an error histogram, and actual against reference values.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from hil.errors import UsageError
 
 _MAP_ROWS, _MAP_COLUMNS = 256, 256
 _LONG_ROW = 64
-_DRAWABLE = 1e300  # an axis needs room beyond its values
+_DRAWABLE = 1e300  # leaves room for an axis margin beyond the values
 _SCATTER_POINTS = 20_000
-_DECADES = (-324, 309)  # of every float64 but 0
+_DECADES = (-324, 309)  # decades with nonzero float64 magnitudes
 _BINS_A_DECADE = 4
 
 Floats = npt.NDArray[np.float64]
 
 
 class Picture:
-    """The data of the panels, collected in one chunked pass over both tensors; memory does not grow with their size."""
+    """The data of the panels, collected in one chunked pass. Memory does not grow with tensor size."""
 
     def __init__(self, actual: Array, reference: Array, worst: int | None) -> None:
         # All dimensions but the last form the rows.
         columns = actual.shape[-1] if actual.ndim else 1
         rows = actual.size // columns if columns else 0
-        # A long vector would be drawn as a row of hairlines: it becomes a square in reading order.
+        # Fold a long vector into a square in reading order: a single row would be hairlines.
         self.folded = rows == 1 and columns > _LONG_ROW
         if self.folded:
             columns = math.ceil(math.sqrt(columns))
             rows = math.ceil(actual.size / columns)
-        self.shown = (rows, columns)  # of the tensor; a cell covers several if these exceed the cells' shape
-        # The largest |a-b| of each cell's elements; inf if only one of the two is NaN or infinite.
+        self.shown = (rows, columns)  # of the tensor; cells cover several elements if the map is smaller
+        # The largest |a-b| in every cell; inf if only one side is NaN or infinite.
         self.cells: Floats = np.full((min(rows, _MAP_ROWS), min(columns, _MAP_COLUMNS)), np.nan)
-        # Number of elements that differ by 10**x, in quarters of a decade from 1e-324 on.
+        # Histogram of |a-b|: quarters of a decade, starting at 1e-324.
         self.errors = np.zeros((_DECADES[1] - _DECADES[0]) * _BINS_A_DECADE, np.int64)
-        self.equal = self.nonfinite = 0  # numbers of elements that are equal, and NaN or infinite on one side only
+        self.equal = self.nonfinite = 0  # counts: equal elements, and elements NaN or infinite on one side only
         step = max(1, math.ceil(actual.size / _SCATTER_POINTS))
         points: list[tuple[Array, Array]] = []
         read_a, read_b = reader(actual), reader(reference)
@@ -66,7 +66,7 @@ class Picture:
                 chosen = sorted(places)
                 points.append((_signed(a[chosen]), _signed(b[chosen])))
         pairs = np.concatenate([np.stack(pair) for pair in points], axis=1) if points else np.empty((2, 0))
-        # Finite (actual, reference) pairs: a regular sample, the worst element, the largest difference of each chunk.
+        # Finite (actual, reference) pairs: a regular sample, the worst element, the largest difference in every chunk.
         self.points: Floats = pairs[:, np.isfinite(pairs).all(axis=0)]
 
     def _add(self, start: int, difference: Floats) -> None:
@@ -84,13 +84,13 @@ class Picture:
 
 
 def is_drawable(comparison: OutputComparison) -> bool:
-    """Return whether the difference of an output and its reference can be drawn: numbers of one shape."""
+    """Return True if the difference can be drawn: both are numeric and have the same shape."""
     kind = common_kind(comparison.dtype, comparison.reference_dtype)
     return comparison.shape == comparison.reference_shape and kind not in ("", "string")
 
 
 def plot_difference(path: Path, name: str, actual: Array, reference: Array, comparison: OutputComparison) -> None:
-    """Draw where an output differs from its reference, as PNG, SVG or PDF by the path's suffix.
+    """Draw the difference between an output and the reference, as PNG, SVG or PDF by the path's suffix.
 
     Raises:
         UsageError: matplotlib is not installed, the shapes differ, or the values are not numeric.
@@ -142,10 +142,10 @@ def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], 
         notes.append(f"a cell is the largest of up to {'x'.join(map(str, cell))}")
     axes.set_title("log10 |actual - reference|\n" + ", ".join(notes), fontsize=9)
     with np.errstate(divide="ignore"):
-        decades = np.log10(picture.cells)  # -inf if equal: below the scale, grey; inf above it, blue
+        decades = np.log10(picture.cells)  # -inf if equal: grey, below the scale; inf: blue, above the scale
     finite = decades[np.isfinite(decades)]
     high = float(finite.max(initial=-324.0)) if finite.size else 0.0
-    # Between one and eight decades: a single difference gets the brightest colour.
+    # The scale covers one to eight decades. A single difference gets the brightest colour.
     low = min(max(float(finite.min(initial=high)), high - 8), high - 1)
     shown = np.where(np.isfinite(decades), np.maximum(decades, low), np.where(decades > 0, high + 1, low - 1))
     colours = matplotlib.colormaps["inferno"].with_extremes(under="#e0e0e0", over="#00b4ff", bad="white")
@@ -228,6 +228,6 @@ def _numbers(chunk: Array) -> Array:
 
 
 def _signed(values: Array) -> Floats:
-    """Return one float64 per element: the modulus of complex ones."""
+    """Return one float64 per element: the modulus for complex values."""
     numbers = _numbers(values)
     return np.abs(numbers) if numbers.dtype.kind == "c" else numbers

@@ -1,19 +1,19 @@
-"""Find where a series of measurements steps to another level: pure functions of numbers in the order of time.
+"""Find level shifts in a measurement series: pure functions of numbers in time order.
 
-A series is cut in two where the difference of the means of its sides is the least likely, in standard errors: the
-CUSUM statistic of a single step (Hinkley, "Inference about the change-point in a sequence of random variables", 1970).
-Where it exceeds :func:`threshold`, the cut is a step and both sides are searched in turn (binary segmentation: Scott
-and Knott, "A cluster analysis method for grouping means in the analysis of variance", 1974).
+A series is cut at the point with the largest difference of means, in standard errors. This is the CUSUM statistic
+of a single step (Hinkley, "Inference about the change-point in a sequence of random variables", 1970). If it exceeds
+:func:`threshold`, the cut is a step and both sides are searched in turn. This is binary segmentation (Scott and
+Knott, "A cluster analysis method for grouping means in the analysis of variance", 1974).
 
-- The noise is told by the moving range, the median difference of neighbours, as an individuals chart does (Shewhart,
-  "Economic control of quality of manufactured product", 1931; the factor for medians is Wheeler's): steps do not widen
-  it. A level's band is three standard deviations to each side.
-- One wild measurement is no step: before the search each value is drawn to three standard deviations around the median
-  of its neighbourhood. So a step shows when three measurements follow it.
-- A wild measurement near a step does not move it: once the steps are known, each is put where the distances from the
-  medians of both sides are the smallest in sum (least absolute deviations). What lies beyond both by more than three
-  standard deviations counts as three, and belongs to the level before.
-- A smaller step than ``least`` is not told, however clear it is.
+- The noise is estimated from the moving range: the median difference of neighbours, as in an individuals chart
+  (Shewhart, "Economic control of quality of manufactured product", 1931; the factor for medians is Wheeler's). Steps
+  do not affect it. A level's band is three standard deviations to each side.
+- A single outlier is not a step. Before the search, every value is clipped to three standard deviations around the
+  median of its neighbourhood. So a step is found when three measurements follow.
+- An outlier near a step does not move the step. Steps are placed at the smallest sum of distances from the medians
+  of both sides (least absolute deviations). A value beyond both medians by more than three standard deviations counts
+  as three, and belongs to the earlier level.
+- Steps smaller than ``least`` are not reported, however clear they are.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# Below so many measurements nothing is told: what their noise is would be a guess.
+# With fewer measurements, the noise cannot be estimated and no steps are reported.
 LEAST_SAMPLES = 8
-_SIDE = 3  # a step has so many measurements on each side
+_SIDE = 3  # minimum number of measurements on each side of a step
 _NEIGHBOURHOOD = 5
 _BAND_SIGMAS = 3.0
-# The median absolute difference of neighbours by a normal distribution's standard deviation.
+# Median absolute neighbour difference divided by the standard deviation, for a normal distribution.
 _RANGE_BY_SIGMA = 0.954
 
 
 @dataclass(frozen=True)
 class Level:
-    """A stretch of a series without a step."""
+    """A part of a series without steps."""
 
     start: int
-    end: int  # the index after its last
+    end: int  # exclusive
     median: float
-    # low, high: the band in which noise leaves a measurement.
+    # low, high: the noise band around the median.
     low: float
     high: float
 
 
 def noise_of(values: Floats) -> float:
-    """The standard deviation of measurements about their level, whatever steps there are; 0 for fewer than two."""
+    """Return the measurements' standard deviation about their level, unaffected by steps; 0 for fewer than two."""
     return float(np.median(np.abs(np.diff(values)))) / _RANGE_BY_SIGMA if values.size > 1 else 0.0
 
 
 def threshold(count: int) -> float:
-    """The statistic from which a cut of so many measurements is a step.
+    """Return the statistic from which a cut in a series of ``count`` measurements is a step.
 
-    Of series of normal noise, whatever their length, fewer than one in a hundred has a step that is none; found by
-    simulation, which the tests repeat. Short series need more, since their noise is known less well.
+    Fewer than 1 % of series with normal noise have a false step, at any length. The formula was found by
+    simulation, which the tests repeat. Short series need a higher threshold, because their noise is less certain.
     """
     return 4.4 + 10.0 / count
 
 
 def find_steps(values: Sequence[float] | Floats, *, least: float) -> list[int]:
-    """The indices at which a new level begins, in order; smaller differences of levels than ``least`` are not told."""
+    """Return new levels' start indices, in order; ignore level differences smaller than ``least``."""
     series = np.asarray(values, np.float64)
     if series.size < LEAST_SAMPLES or not np.isfinite(series).all():
         return []
-    # What does not vary at all has no noise; a step of less than ``least`` is not told anyway.
+    # A constant series has no noise. Steps below ``least`` are not reported anyway.
     sigma = max(noise_of(series), least / 10)
     drawn = _drawn(series, sigma)
     return _large(series, _placed(series, sorted(_cuts(drawn, sigma)), sigma), least)
 
 
 def levels(values: Sequence[float] | Floats, steps: Sequence[int]) -> list[Level]:
-    """The levels between steps, each with the band of the whole series' noise."""
+    """Return the levels between steps; all bands use the whole series' noise."""
     series = np.asarray(values, np.float64)
     if not series.size:
         return []
@@ -89,9 +89,9 @@ def levels(values: Sequence[float] | Floats, steps: Sequence[int]) -> list[Level
 
 
 def _placed(series: Floats, cuts: list[int], sigma: float) -> list[int]:
-    """The cuts, each where the level changes, between its neighbours."""
+    """Move every cut to the level change between the neighbouring cuts."""
     edges = [0, *cuts, series.size]
-    # What moves a cut changes the medians beside the next.
+    # Moving a cut changes the medians next to the following cut.
     for place in [*range(1, len(edges) - 1)] * 2:
         start, end = edges[place - 1], edges[place + 1]
         edges[place] = start + _best_cut(series[start:end], edges[place] - start, _BAND_SIGMAS * sigma)
@@ -99,9 +99,9 @@ def _placed(series: Floats, cuts: list[int], sigma: float) -> list[int]:
 
 
 def _best_cut(piece: Floats, cut: int, most: float) -> int:
-    """Where two levels meet: the last place with the least sum of distances from the medians.
+    """Return the cut with the smallest total distance from both medians; the last in a tie.
 
-    Beyond both medians a distance is at most ``most``; what lies between them is of the nearer one.
+    Values beyond both medians have a distance of at most ``most``. Values between belong to the nearer median.
     """
     before, after = (piece - np.median(side) for side in (piece[:cut], piece[cut:]))
     between = before * after < 0
@@ -111,9 +111,9 @@ def _best_cut(piece: Floats, cut: int, most: float) -> int:
 
 
 def _large(series: Floats, cuts: list[int], least: float) -> list[int]:
-    """The cuts without those between levels that differ by less than ``least``, the smallest taken out first.
+    """Remove cuts between levels that differ by less than ``least``, the smallest first.
 
-    Before these, cuts beside a level of too few measurements.
+    Cuts next to a level with fewer than :data:`_SIDE` measurements are removed before these.
     """
     while cuts:
         edges = [0, *cuts, series.size]
@@ -128,9 +128,9 @@ def _large(series: Floats, cuts: list[int], least: float) -> list[int]:
 
 
 def _drawn(series: Floats, sigma: float) -> Floats:
-    """Each value within three standard deviations of the median of its neighbourhood."""
+    """Clip every value to three standard deviations around the neighbourhood's median."""
     reach = _NEIGHBOURHOOD // 2
-    # At the ends the neighbourhood is the first or the last five.
+    # At the ends, the neighbourhood is the first or the last five values.
     windows = np.lib.stride_tricks.sliding_window_view(series, _NEIGHBOURHOOD)
     inner = np.median(windows, axis=1)
     centres = np.concatenate((np.full(reach, inner[0]), inner, np.full(reach, inner[-1])))

@@ -1,1 +1,1 @@
-"""The stages of a case, from a model's file to a stored verdict."""
+"""Stages of a case, from a model file to a stored verdict."""

@@ -1,4 +1,4 @@
-"""Criteria as options have them: their texts checked, and the Python functions that they name loaded."""
+"""Check the criteria of ``--accept`` and load the Python functions that they name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.core.files import read_file
 from hil.errors import UsageError, did_you_mean, one_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def load_rules(texts: Sequence[str], option: str = "--accept") -> tuple[Rule, ..
     """Parse the texts of ``--accept`` and load the functions that they name.
 
     Raises:
-        UsageError: a text is wrong, or a function cannot be loaded.
+        UsageError: invalid text, or a function cannot be loaded.
     """
     if not texts:
         return ()
@@ -33,7 +34,8 @@ def check_accepted_outputs(cases: Iterable[tuple[Sequence[str], Model | None]]) 
     """Raise UsageError if criteria name an output that no model with the same criteria has.
 
     Args:
-        cases: the texts of ``--accept`` or of the project file, and the model; a model may not know its outputs.
+        cases: Pairs of criteria (texts of ``--accept`` or of the project file) and model. The model's outputs may be
+            unknown.
     """
     known: dict[tuple[str, ...], list[tuple[TensorSpec, ...] | None]] = {}
     for texts, model in cases:
@@ -47,7 +49,7 @@ def check_accepted_outputs(cases: Iterable[tuple[Sequence[str], Model | None]]) 
 
 
 def load_function(file: str, name: str) -> Callable[..., Any]:
-    """Return a function of a Python file. Raises UsageError: there is none, or the file cannot be run."""
+    """Return a function of a Python file. Raises UsageError if it does not exist or the file fails to load."""
     path = Path(file).expanduser()
     try:
         modified = path.stat().st_mtime_ns
@@ -66,15 +68,19 @@ def load_function(file: str, name: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=32)
 def _run_file(path: Path, modified: int) -> dict[str, Any]:
-    """Return the names that a Python file defines; ``modified`` makes a changed file a different one."""
+    """Return the names that a Python file defines.
+
+    Args:
+        modified: Modification time. As part of the cache key, it makes a changed file load again.
+    """
     spec = importlib.util.spec_from_loader(f"hil_accept_{path.stem}", loader=None, origin=str(path))
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        exec(compile(read_file(path), str(path), "exec"), vars(module))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # foreign code: it may even call sys.exit
+    except BaseException as error:  # user code may raise anything, even SystemExit
         raise UsageError(f"{path} cannot be loaded: {type(error).__name__}: {error}"[:500]) from error
     return vars(module)

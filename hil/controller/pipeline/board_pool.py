@@ -1,5 +1,4 @@
-"""The boards of a workload, with the programs that stay loaded on them: the one place where boards are opened, found
-again and given back."""
+"""Boards of a workload and the programs loaded on them. Only this module opens, reconnects and closes boards."""
 
 from __future__ import annotations
 
@@ -14,17 +13,21 @@ from hil.controller.devices.board_choice import BoardChoice, pinned
 from hil.controller.devices.board_factory import open_board, reconnect
 from hil.core.results import Artifact
 from hil.core.text import TextSink
-from hil.errors import BoardError, BoardLost, HilError
+from hil.errors import BoardError, BoardLost, BoardUnfit, HilError
 
 
 class BoardSession:
-    """A board, and programs that are loaded on it: ``most_loaded`` between runs; 0 unloads each after its run."""
+    """A board with its loaded programs.
+
+    Args:
+        most_loaded: Maximum number of programs that stay loaded between runs. 0 unloads each program after its run.
+    """
 
     def __init__(self, board: Board, most_loaded: int = 0) -> None:
         self.board = board
         self._most_loaded = most_loaded
         self._loaded: dict[Hashable, LoadedProgram] = {}
-        # What made loading a program fail would for its next run too.
+        # A load error would also occur in the program's next run.
         self._failed: tuple[Hashable, HilError] | None = None
 
     def load(
@@ -35,9 +38,13 @@ class BoardSession:
         no_fallback: bool = False,
         check: Callable[[LoadedProgram], None] = lambda program: None,
     ) -> tuple[LoadedProgram, bool]:
-        """Load a pushed program (see :meth:`Board.load`), or take one that stayed loaded; whether it was loaded now.
+        """Load a pushed program (see :meth:`Board.load`), or return it if it is loaded already.
 
-        ``check`` looks at what was loaded; what it raises counts as an error of loading.
+        Args:
+            check: Validates the loaded program. Its exceptions count as load errors.
+
+        Returns:
+            The program, and True if this call loaded it.
         """
         key = _key(artifact)
         if self._failed is not None and self._failed[0] == key:
@@ -59,11 +66,15 @@ class BoardSession:
         return program, True
 
     def has(self, artifact: Artifact) -> bool:
-        """Whether a program is loaded."""
+        """Return True if a program is loaded."""
         return _key(artifact) in self._loaded
 
     def after_run(self, artifact: Artifact, *, broken: bool) -> None:
-        """Unload a program that has run, unless it may stay loaded; one that crashed or hung is ``broken``."""
+        """Unload a program after a run, unless it may stay loaded.
+
+        Args:
+            broken: True if the program crashed or hung.
+        """
         if broken:
             self._failed = None
         elif self._most_loaded:
@@ -71,12 +82,12 @@ class BoardSession:
         self.unload(artifact)
 
     def unload(self, artifact: Artifact) -> None:
-        """Unload a program, if it is loaded."""
+        """Unload a program if it is loaded."""
         if (program := self._loaded.pop(_key(artifact), None)) is not None:
             program.unload()
 
     def close(self) -> None:
-        """Unload everything and give the board back."""
+        """Unload all programs and close the board."""
         loaded, self._loaded = list(self._loaded.values()), {}
         try:
             for program in loaded:
@@ -85,18 +96,18 @@ class BoardSession:
             self.board.close()
 
     def forget(self) -> None:
-        """The board is lost, and what was loaded with it."""
+        """Discard the list of loaded programs after the board was lost."""
         self._loaded.clear()
 
 
 def _key(artifact: Artifact) -> Hashable:
-    # By all files, for weights may lie beside the main one.
+    # Use the digests of all files, because weights may be in a separate file.
     return (*sorted(artifact.digests.items()), artifact.function)
 
 
 @dataclass
 class _Entry:
-    """What is known of a board that was asked for."""
+    """State of a requested board."""
 
     choice: BoardChoice
     runtimes: tuple[str, ...]
@@ -106,11 +117,11 @@ class _Entry:
 
 
 class BoardPool:
-    """Boards, each opened when it is first asked for and kept until the end. A context manager. Thread-safe.
+    """Pool of boards. A board is opened at its first request and stays open. Context manager; thread-safe.
 
     Args:
-        opened: called with each board that was opened, before anybody gets it; what it raises closes the board.
-        most_loaded: how many programs stay loaded on a board between runs.
+        opened: Called with each board after it was opened, before it is used. An exception closes the board.
+        most_loaded: Maximum number of programs that stay loaded on a board between runs.
     """
 
     def __init__(
@@ -134,15 +145,17 @@ class BoardPool:
     def session(
         self, choice: BoardChoice, *, runtimes: Sequence[str] = ("",), faults: Sequence[str] = ()
     ) -> BoardSession:
-        """A board, opened if it is not open. One of a farm's stays the same board, however often it is opened.
+        """Return the session of a board, opening the board if necessary.
+
+        A farm may choose any of its boards for the first connection. Later connections use the same board.
 
         Args:
-            runtimes: what is going to be used on it; "" is its config's own. They count where it is opened.
-            faults: for a simulator: faults to switch on. With others it is another board.
+            runtimes: Runtimes to use on the board; "" is the runtime of the board's config. Used only when opening.
+            faults: Faults to enable, for a simulator. Different faults mean a different board.
 
         Raises:
-            UsageError: it cannot be used that way.
-            BoardError: it cannot be had.
+            UsageError: the board does not support this use.
+            BoardError: the board is not available.
         """
         entry = self._entry(choice, runtimes, faults)
         with entry.mutex:
@@ -152,13 +165,16 @@ class BoardPool:
             return entry.session
 
     def reconnect(self, choice: BoardChoice, error: BoardError, *, faults: Sequence[str] = ()) -> BoardSession | None:
-        """After a board was lost: have it again if it comes back soon, and tell in the error what became of it.
+        """Reconnect to a lost board if it returns soon, and add the result to the error.
 
-        Nothing is run again. Only a board that is reached over SSH is looked for: another's link says all there is to
-        know, and whoever asks for its session next opens it anew.
+        No program is run again. Only boards reached over SSH are searched for. For other boards, the link error is
+        final, and the next request for a session opens a new connection. An unfit board still responds, so its session
+        is returned.
         """
         entry = self._entry(choice, ("",), faults)
         with entry.mutex:
+            if isinstance(error, BoardUnfit):
+                return entry.session
             session, entry.session = entry.session, None
             if session is None:
                 return None
@@ -169,17 +185,17 @@ class BoardPool:
             return entry.session
 
     def is_open(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> bool:
-        """Whether a board is open."""
+        """Return True if a board is open."""
         entry = self._entries.get(_place(choice, faults))
         return entry is not None and entry.session is not None
 
     @property
     def any_open(self) -> bool:
-        """Whether any board is open."""
+        """True if any board is open."""
         return any(entry.session is not None for entry in list(self._entries.values()))
 
     def give_back(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> None:
-        """Close a board, if it is open."""
+        """Close a board if it is open."""
         with self._mutex:
             entry = self._entries.pop(_place(choice, faults), None)
         if entry is not None:
@@ -188,13 +204,13 @@ class BoardPool:
                 session.close()
 
     def close(self) -> None:
-        """Close all boards; none is opened any more. May be called by another thread than those that use them."""
+        """Close all boards and prevent opening others. May be called from any thread."""
         with self._mutex:
             self._closed = True
             entries, self._entries = list(self._entries.values()), {}
         with contextlib.ExitStack() as stack:
             for entry in entries:
-                # What this thread opened is idle; another thread's may be in use: closing it ends that.
+                # Boards of this thread are idle. Boards of other threads may be in use: closing them ends that.
                 if entry.session is not None:
                     stack.callback(entry.session.close)
 
@@ -212,7 +228,7 @@ class BoardPool:
         for runtime in others:
             if board.shell is None:
                 break
-            # An agent is put on a board with the runtime that is named then, and keeps those that it had.
+            # Opening a board installs an agent with the requested runtime and does not remove other runtimes.
             board.close()
             board = self._connect(entry, runtime)
         try:
@@ -220,7 +236,7 @@ class BoardPool:
         except BaseException:
             board.close()
             raise
-        # Whichever of a farm's boards it came to: another connection is to be to the same one.
+        # A farm may have chosen any board. Later connections must use the same board.
         entry.choice = pinned(entry.choice, board.name)
         return board
 

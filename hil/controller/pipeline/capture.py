@@ -1,4 +1,4 @@
-"""What a run leaves behind for its profile: a second pass under the runtime's profiler, counters, and the clocks."""
+"""Collect the data for a run's profile: a second pass under the runtime's profiler, counters, and clocks."""
 
 from __future__ import annotations
 
@@ -19,42 +19,47 @@ from hil.errors import HilError
 if TYPE_CHECKING:
     from hil.controller.devices.board import Board, LoadedProgram
 
-# Often enough to see a clock being throttled; 1 % of a slow core's time.
+# Short enough to detect clock throttling; uses 1 % of a slow core.
 PERIOD_S = 0.05
 TIMED, PROFILED = "timed", "profiled"
-# IREE's profiler writes some 0.8 KB whenever a dispatch runs. So many iterations, and a second of them, make a file of
-# about 100 MB at the most; but those that it takes to tell one operation from another are always made.
+# IREE's profiler writes about 0.8 KB per dispatch. These limits (iterations, nanoseconds) keep the file under about 100
+# MB. The minimum number of iterations to distinguish operations is always run.
 _MOST_ITERATIONS, _MOST_NS = 1000, 1_000_000_000
 
 
 def bounded(asked: int, typical_ns: float) -> int:
-    """How many of the iterations that were asked for are profiled; each takes ``typical_ns``, 0 where nobody knows."""
+    """Return the number of iterations to profile.
+
+    Args:
+        asked: Requested number of iterations.
+        typical_ns: Duration of an iteration; 0 if unknown.
+    """
     in_time = round(_MOST_NS / typical_ns) if typical_ns > 0 else _MOST_ITERATIONS
     return min(asked, _MOST_ITERATIONS, max(in_time, PROFILED_COUNTS["iterations"]))
 
 
 class Capture:
-    """The board's half of a profile, collected beside a run. A context manager around the run; it never fails it."""
+    """Recorder of the board's part of a profile. Use it as a context manager around the run. It never fails the run."""
 
     def __init__(self, board: Board) -> None:
         self.board = board.name
         self._board = board
         self._watch = board.watch_counters(PERIOD_S)
-        # The timed run and the profiled one, as far as they took place and the board has a clock to tell.
+        # The timed and the profiled run, if they took place and the board has a readable clock.
         self.calls: list[Call] = []
-        self.transfers: list[Span] = []  # what went over the link for them, host clock
-        self.taken: ProfilePass | None = None  # what the profiled pass brought; None where there was none
-        self.clock: ClockFit | None = None  # the board's beside the host's; None where it has none that can be asked
-        self.notes: list[str] = []  # what went wrong, a line each
+        self.transfers: list[Span] = []  # transfers over the link for these runs, host clock
+        self.taken: ProfilePass | None = None  # result of the profiled pass; None without one
+        self.clock: ClockFit | None = None  # the board's clock relative to the host's; None if not readable
+        self.notes: list[str] = []  # problems, one per line
         self._began_ns = 0
 
     @property
     def counters(self) -> Sequence[Sample]:
-        """What the board told of itself meanwhile."""
+        """Counter samples that the board reported during the run."""
         return self._watch.samples
 
     def timed(self, call: Invocation, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Note the run whose answer is compared."""
+        """Record the run whose outputs are compared."""
         if call.board_ns is not None:
             host = _transfer("timed run", call.host_ns, _bytes(inputs), _bytes(outputs))
             self.transfers.append(host)
@@ -63,9 +68,9 @@ class Capture:
     def profile(
         self, program: LoadedProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
     ) -> None:
-        """Run once more, under the profiler: as often as asked for, to the bound of :func:`bounded`.
+        """Run the program under the profiler, for the requested iterations limited by :func:`bounded`.
 
-        What goes wrong is a note: the run before has its answer already.
+        Errors become notes, because the run itself already succeeded.
         """
         times = [end - start for call in self.calls for start, end in call.iterations_ns]
         runs, cold = (bounded(asked, float(np.median(times)) if times else 0.0) for asked in (iterations, warmup))
@@ -85,7 +90,7 @@ class Capture:
             self.calls.append(Call(PROFILED, taken.host, taken.board))
 
     def __enter__(self) -> Capture:
-        # Of a board that is gone, the run itself tells.
+        # If the board is lost, the run reports it.
         with contextlib.suppress(HilError):
             self._board.ping()
         self._began_ns = now_ns()

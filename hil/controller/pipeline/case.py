@@ -1,4 +1,4 @@
-"""A case: one model with what is wanted of it and what the stages have made of it so far."""
+"""A case: a model with its options and the results of the stages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hil.core.timeline import Span
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One model and what the stages have made of it; a stage hands on a new one. What is not made yet is None."""
+    """A model and the results of its stages so far. A stage returns a new case. Missing results are None."""
 
     name: str
     path: Path
@@ -28,39 +28,40 @@ class Case:
     folder: Path
     model: Model | None = None
     artifact: Artifact | None = None
-    # what the program has to take and give, where it came with a bundle that says so.
+    # required inputs and outputs of the program, if a bundle specifies them.
     signature: Signature | None = None
     inputs: Mapping[str, Array] | None = None
-    # makes them once the program is loaded, of what it takes: where they depend on what ran before.
+    # makes the inputs from the loaded program's input specs, for inputs that depend on earlier runs.
     make_inputs: Callable[[Sequence[TensorSpec]], Mapping[str, Array]] | None = None
     result: RunResult | None = None
     references: tuple[RunResult, ...] = ()
-    # the references that could not answer beside those that did, by name, each with its error.
+    # references that failed while others succeeded: name -> error.
     unanswered: Mapping[str, errors.StageError] = field(default_factory=dict)
-    verdicts: tuple[Verdict, ...] = ()  # one for each reference
-    compilations: Compilations | None = None  # where the model was compiled several times
-    # of answers that differ between iterations, by their number: a verdict beside the first reference.
+    verdicts: tuple[Verdict, ...] = ()  # per reference
+    compilations: Compilations | None = None  # set if the model was compiled repeatedly
+    # for outputs that differ between iterations: index in ``Repetition.answers`` -> verdict against the first
+    # reference.
     answer_verdicts: Mapping[int, Verdict] = field(default_factory=dict)
-    disagreement: str = ""  # which references disagree on what; "" where none do
+    disagreement: str = ""  # disagreements between references; "" if none
     plain_reference: RunResult | None = None
     plain_verdict: Verdict | None = None
     outcome: Outcome | None = None  # None until the case has ended
-    stage: str = ""  # the stage that began last
+    stage: str = ""  # the stage that started last
     reason: str = ""
     error: errors.HilError | None = None
     timings: Timings = field(default_factory=Timings)
     pushed_bytes: int = 0
     worker_log: tuple[str, ...] = ()
-    spans: tuple[Span, ...] = ()  # the stages as they took place, by the host's clock, in the order in which they ended
-    sent: tuple[tuple[int, int], ...] = ()  # (host time in ns, bytes of the upload sent until then)
-    capture: Capture | None = None  # the board's half of the profile, where one was asked for
-    profiles: tuple[Mapping[str, Any], ...] = ()  # those that were written: ``kind``, ``folder`` and ``notes`` of each
+    spans: tuple[Span, ...] = ()  # times of the stages on the host clock, in the order of their ends
+    sent: tuple[tuple[int, int], ...] = ()  # (host time in ns, bytes uploaded so far)
+    capture: Capture | None = None  # the board's part of the profile, if requested
+    profiles: tuple[Mapping[str, Any], ...] = ()  # written profiles, with ``kind``, ``folder`` and ``notes``
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
 
     def ended(self, error: errors.HilError, stage: Stage) -> Case:
-        """The case, ended by an error; ``stage`` is where that happened, unless the error knows better."""
+        """Return the case ended by an error. ``stage`` is the stage of the error, unless the error specifies it."""
         error.located(stage=stage.value)
         return replace(
             self,
@@ -72,17 +73,17 @@ class Case:
         )
 
     def timed(self, **seconds: float | None) -> Case:
-        """The case with these of its timings set, in seconds."""
+        """Return the case with updated timings, in seconds."""
         return replace(self, timings=replace(self.timings, **seconds))
 
 
 @dataclass(frozen=True)
 class ProgressSink:
-    """Who is told how cases go on, and who stores what they make; called from several threads."""
+    """Callbacks that receive progress and store results. They may be called from several threads."""
 
-    # called with (case, stage, note) whenever a stage begins or has news.
+    # called with (case, stage, note) when a stage starts or reports progress.
     stage: Callable[[Case, Stage, str], None] = lambda case, stage, note: None
-    # called with (case, what) when inputs, outputs or references are there, to store them.
+    # called with (case, name) to store inputs, outputs or references.
     keep: Callable[[Case, str], None] = lambda case, what: None
-    # called with a case that a stage's error has ended, perhaps long before its turn.
+    # called with a case that an error ended, possibly long before its turn.
     ended: Callable[[Case], None] = lambda case: None

@@ -1,7 +1,7 @@
-"""What a case's verdict rests on, in lines that every report shows.
+"""Facts that support a case's verdict, as lines for reports.
 
-The lines are made of a suite's record (:class:`hil.controller.workloads.suites.store.CaseRecord`) as JSON holds it. A
-record may be of another version or damaged: what is missing or of another type is left out.
+The input is a suite's record (:class:`hil.controller.workloads.suites.store.CaseRecord`) as JSON. The record may be
+from another version, or corrupt: missing and invalid values are skipped.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from hil.controller.pipeline.record import criterion_text
 from hil.core.results import Relation
 
 _MAX_LINES = 100
-# Title -> what of a case of run.json says it.
+# Title -> key of the case in run.json.
 _TEXTS = {"answers": "repetition", "programs": "compilations"}
 
 
 def evidence(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (title, text) of each fact: references, those that did not answer, repetition, criteria and caveats."""
+    """Return (title, text) for each fact: references, failed references, repetition, criteria and caveats."""
     return [fact for fact, _ in zip(_facts(record), range(_MAX_LINES), strict=False)]
 
 
 def evidence_of_case(case: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts of a case of run.json: see :func:`evidence`."""
+    """Return the facts for a case of run.json: see :func:`evidence`."""
     first, *others = _mappings(case.get("verdicts")) or [{}]
     texts = {title: _mapping(case.get(key)).get("text") for title, key in _TEXTS.items()}
     return evidence({**case, **texts, **first, "other_references": others})
 
 
 def evidence_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return the facts of :func:`evidence`, a line each."""
+    """Return the facts of :func:`evidence` as lines."""
     return [f"{title}: {text}" for title, text in evidence(record)]
 
 
 def reference_text(record: Mapping[str, Any]) -> str:
-    """Return a reference's name, with its relation where that is not independent; "" without a reference."""
+    """Return a reference's name, with its relation unless independent; "" without a reference."""
     against = _text(record.get("against"))
     try:
         return Relation(record.get("relation") or "independent").named(against) if against else ""
-    except ValueError:  # of a newer version
+    except ValueError:  # relation of a newer version
         return f"{against} ({_text(record.get('relation'))})"
 
 
 def unanswered_text(one: Mapping[str, Any]) -> str:
-    """Return which reference did not answer, and why."""
+    """Return the name of a failed reference and the reason."""
     return f"{_text(one.get('reference'))}: {_text(one.get('reason')) or _text(one.get('outcome'))}"
 
 

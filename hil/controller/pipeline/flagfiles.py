@@ -1,7 +1,7 @@
-"""Flag files of IREE's tools, iree-run-module and iree-benchmark-module: one ``--flag=value`` a line.
+"""Flag files of IREE's tools iree-run-module and iree-benchmark-module: one ``--flag=value`` per line.
 
-What hil writes they run, and hil runs what they do. Files are named relative to the flag file, so that a folder with
-both can be moved. hil takes them so from anywhere, the tools relative to the folder that they are called in:
+hil and the tools can read each other's flag files. Paths are relative to the flag file, so that the directory can be
+moved. hil can read the file from any directory. The tools resolve paths from the working directory:
 ``cd FOLDER && iree-run-module --flagfile=flagfile``.
 """
 
@@ -36,7 +36,7 @@ _TYPED = re.compile(r"(?:\d+x)*([a-z]+\w*(?:<f\d+>)?)(?:=|$)")
 
 
 def element_type(text: str) -> str:
-    """The element type of a tensor in the tools' words: ``si64`` of ``2xsi64=1 2``; "" of what has none."""
+    """Return the element type in a tensor text of the tools: ``si64`` for ``2xsi64=1 2``; "" if unspecified."""
     if text.startswith("@") and text.endswith(".npy"):
         dtype = load_npy(Path(text[1:]), mmap=True).dtype
         if dtype.kind in "bc":
@@ -54,13 +54,13 @@ def tool_differs(
     inputs: Mapping[str, Array],
     declared: Sequence[TensorSpec] = (),
 ) -> str:
-    """Why iree-run-module would call a program's outputs different though their values agree; "" where it would not.
+    """Return why iree-run-module would report different outputs although their values agree; "" if it would not.
 
     Args:
-        result: what the program gave, as it is :func:`comparable`.
-        wanted: of each output what :func:`element_type` says of the expected tensor; none are none that is looked at.
-        inputs: what the program was given: an output that is equal to one may be that one, with the sign it came with.
-        declared: what the program declares of all its outputs.
+        result: The program's outputs, as returned by :func:`comparable`.
+        wanted: For each output, the :func:`element_type` of the expected tensor. Empty disables the check.
+        inputs: The program's inputs. An output equal to an input may be that input, and keeps the input's signedness.
+        declared: The specs that the program declares for all outputs.
     """
     ignored = reference.provenance.get("ignored", ())
     own_dtypes = [spec.dtype for spec in declared] or [""] * len(wanted)
@@ -86,10 +86,9 @@ def tool_differs(
 
 
 def comparable(result: RunResult, reference: RunResult, model: Model | None) -> RunResult:
-    """A run's outputs as they are compared with a reference's.
+    """Return a run's outputs in the form that is compared with a reference.
 
-    Those that the reference says to ignore are left out. Where nothing tells whether a program's integers have a sign,
-    they have that of the reference's.
+    Outputs that the reference ignores are removed. Integers of unknown signedness get that of the reference.
     """
     ignored = reference.provenance.get("ignored", ())
     specs = (model and model.outputs) or ()
@@ -101,21 +100,25 @@ def comparable(result: RunResult, reference: RunResult, model: Model | None) -> 
     return replace(result, outputs=outputs)
 
 
-# What the tools take where no flag says otherwise. They compare all other dtypes bit by bit.
+# The tools' default tolerances. They compare other dtypes bitwise.
 RTOL = 1e-5
 ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2})
-# Below 1 together, so that integers stay exact beside floats that are not.
+# Together with rtol below 1: integers stay exact in a comparison with floats.
 _EXACT = 0.25
 
 
 def tool_tolerance(
     rtol: float | None, atols: Mapping[str, float], expected: Sequence[Array]
 ) -> tuple[float | None, float | None]:
-    """rtol and atol, from what flags say of them, with which hil calls different whatever the tools do.
+    """Return rtol and atol that are at least as strict as the tools' comparison.
 
-    Of outputs of one dtype these are the tools' own. hil has one pair for all outputs: of several dtypes they are the
-    strictest. Where the tools' own atol, which no flag gave, could not tell an output from a wrong one, it is None:
-    hil's default.
+    If all outputs have the same dtype, they equal the tools' tolerances. hil has one pair for all outputs, so several
+    dtypes get the strictest values. If the tools' default atol could not distinguish an output from a wrong one, atol
+    is
+    None: hil's default.
+
+    Args:
+        rtol, atols: Values of the flags.
     """
     dtypes = [dtype_name(array.dtype) for array in expected]
     if not set(dtypes) - EXACT_DTYPES:
@@ -135,7 +138,7 @@ def _is_blind(tolerance: Tolerance, expected: Array) -> bool:
     return bool(blindness(tolerance, scale_of(expected), given=True))
 
 
-# Flags of iree-run-module and iree-benchmark-module that say how, not what -> what says that here.
+# The tools' flags for the execution -> hil's equivalent, as a hint.
 _HOW = {
     "device": "the board's config does: --board, --runtime-hw-type",
     "device_allocator": "the board's runtime does",
@@ -148,33 +151,33 @@ _HOW = {
     "parameter_mode": "hil maps parameters into memory",
     "trace_execution": "hil layers shows what lies between",
 }
-# Of such flags whole families.
+# The same for prefixes of flags.
 _HOW_OF = {
     **dict.fromkeys(("task_", "cuda_", "hip_", "vulkan_"), "the board's runtime does"),
     "device_profiling_": "--profile DIR",
 }
-# The tools' name of a dtype, in the flags of their absolute tolerances.
+# dtype -> the tools' name for it in the absolute tolerance flags.
 _SHORT = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
 THRESHOLDS = {dtype: f"expected_{short}_threshold" for dtype, short in _SHORT.items()}
 
 
 @dataclass(frozen=True)
 class FlagFile:
-    """What the flags of such a file say."""
+    """Flags of a flag file."""
 
     modules: tuple[Path, ...] = ()
-    function: str = ""  # which function; "" is the only one
-    # inputs, expected: tensors as the tools take them: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
+    function: str = ""  # the function to run; "" is the only one
+    # inputs, expected: tensors in the tools' notation: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
     inputs: tuple[str, ...] = ()
     expected: tuple[str, ...] = ()
     parameters: tuple[Path, ...] = ()
-    device: str = ""  # what to run on; "" says nothing. Of a board hil's config says that.
-    rtol: float | None = None  # what an output may be off by; None is the tools' default
-    # dtype -> what an output may be off by; of those that are not here it is the tools' default.
+    device: str = ""  # the device; "" if unspecified. hil takes the device from the board's config.
+    rtol: float | None = None  # relative tolerance; None is the tools' default
+    # dtype -> absolute tolerance; other dtypes have the tools' defaults.
     atols: Mapping[str, float] = field(default_factory=dict)
 
     def lines(self, folder: Path) -> list[str]:
-        """The flags, one a line; paths are relative to a folder."""
+        """Return the flags as lines, with paths relative to a directory."""
         flags = [
             *(("module", _relative(path, folder)) for path in self.modules),
             *(("parameters", f"{PARAMETER_SCOPE}={_relative(path, folder)}") for path in self.parameters),
@@ -189,7 +192,12 @@ class FlagFile:
 
 
 def write_flagfile(path: Path, flags: FlagFile) -> None:
-    """Write a flag file (StorageError); UsageError where a value would be more than one line."""
+    """Write a flag file.
+
+    Raises:
+        UsageError: a value contains a line break.
+        StorageError: the file cannot be written.
+    """
     lines = flags.lines(path.parent)
     for line in lines:
         if len(line.splitlines()) != 1:
@@ -200,7 +208,7 @@ def write_flagfile(path: Path, flags: FlagFile) -> None:
 
 
 def parse_flagfile(path: Path) -> FlagFile:
-    """Read a flag file; UsageError where it is missing, or a flag is none that hil can honour."""
+    """Read a flag file. Raises UsageError if the file cannot be read or a flag is unsupported."""
     try:
         lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -211,12 +219,14 @@ def parse_flagfile(path: Path) -> FlagFile:
 
 
 def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool = False) -> FlagFile:
-    """What flags of the tools say. Of one that is given twice the later counts; inputs and the like add up.
+    """Parse flags of the tools.
+
+    The last occurrence of a flag counts. Inputs, expected outputs and similar flags accumulate.
 
     Args:
-        flags: where each stands, for messages, and its text ``--flag=value``.
-        folder: files are relative to it.
-        strict: refuse (UsageError) flags that only say how to run too.
+        flags: Pairs of location (for messages) and text ``--flag=value``.
+        folder: Directory that file names are relative to.
+        strict: Also raise UsageError for flags that only configure the execution.
     """
     found: dict[str, list[str]] = {}
     for where, text in flags:
@@ -253,10 +263,13 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
 
 
 def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
-    """The job with what its flag file says; what the command line says stands, and so do ``later`` flags of the tools.
+    """Return the job with the flags of its flag file. Options of the command line and ``later`` flags take precedence.
 
-    ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are taken (files relative to the
-    flag file), flags that only say how to run are left to the board's config. Raises as :func:`parse_flagfile`.
+    The flags ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are used, with files
+    relative to the flag file. Flags that only configure the execution are ignored: the board's config does that.
+
+    Raises:
+        UsageError: as for :func:`parse_flagfile`, or the flags need several modules or parameter files.
     """
     assert job.flagfile is not None
     flags = parse_flagfile(job.flagfile)
@@ -276,7 +289,7 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     types: tuple[str, ...] = ()
     if flags.expected and not job.expected:
         types = tuple(map(element_type, flags.expected))
-        # Of a bare number only the program says what it is.
+        # The type of a bare number is known only from the program.
         tensors = [text for text, kind in zip(flags.expected, types, strict=True) if kind or text.startswith("@")]
         wanted = expected_result(tensors, None).outputs.values()
         rtol, atol = tool_tolerance(flags.rtol, flags.atols, list(wanted))
@@ -307,7 +320,7 @@ _KNOWN = (
 
 
 def _located(value: str, folder: Path) -> str:
-    """A tensor with its file, if it names one, seen from here."""
+    """Resolve the file of a tensor text, if any, against a directory."""
     before, at, name = value.partition("@")
     return f"{before}@{_seen_from(folder, name)}" if at else value
 
@@ -318,7 +331,7 @@ def _seen_from(folder: Path, name: str) -> Path:
 
 
 def _moved(value: str, folder: Path) -> str:
-    """A tensor with its file, if it names one, seen from a folder."""
+    """Make the file of a tensor text, if any, relative to a directory."""
     before, at, name = value.partition("@")
     return f"{before}@{_relative(Path(name), folder)}" if at else value
 

@@ -1,4 +1,4 @@
-"""Judge a board that computes in a declared arithmetic by a control: the same model in that arithmetic on the host."""
+"""Judge a board with a declared arithmetic by a control: the same model computed in that arithmetic on the host."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _HINT = "give a tolerance (--rtol, --atol), or judge the board as one that compu
 
 
 def arithmetic_of(result: RunResult) -> str:
-    """The arithmetic that the board which computed a result declares; "" is float32."""
+    """Return the arithmetic that the result's board declares; "" is float32."""
     declared = str(result.provenance.get("arithmetic", ""))
     return "" if declared == FLOAT32 else declared
 
 
 def without_other_control(case: Case) -> Case:
-    """The case without the control that came with its bundle, where the board declares no arithmetic but float32."""
+    """Remove the control that a bundle contains if the board computes in float32."""
     has_control = any(one.control for one in case.references)
     if case.result is None or arithmetic_of(case.result) or not has_control:
         return case
@@ -30,7 +30,7 @@ def without_other_control(case: Case) -> Case:
 
 
 def needs_control(case: Case) -> bool:
-    """Whether a case is to be judged by a control: a tolerance that the user gave goes before it."""
+    """Return True if a case needs a control. A tolerance from the user takes precedence."""
     options, model = case.options, case.model
     given = (options.rtol is not None or options.atol is not None) and not options.replace_blind_tolerance
     return (
@@ -43,19 +43,19 @@ def needs_control(case: Case) -> bool:
 
 
 def with_control(case: Case, settings: dict[str, Any]) -> Case:
-    """The case with the control of its board's arithmetic in every reference.
+    """Add the control for the board's arithmetic to every reference of a case.
 
     Args:
-        settings: of :func:`measure_control`.
+        settings: Arguments for :func:`measure_control`.
 
     Raises:
-        ReferenceFailed: there is no control of this model, or its bundle has one of another arithmetic.
-        StageTimeout: the control took too long.
+        ReferenceFailed: the model has no control, or the bundle has a control for another arithmetic.
+        StageTimeout: computing the control timed out.
     """
     assert case.result is not None
     arithmetic = arithmetic_of(case.result)
     known = {one.arithmetic for reference in case.references for one in reference.control.values()}
-    if known:  # a bundle's
+    if known:  # from a bundle
         if known != {arithmetic}:
             raise ReferenceFailed(
                 f"the board computes in {arithmetic}, and the bundle has a control of {', '.join(sorted(known))}",
@@ -74,7 +74,7 @@ def with_control(case: Case, settings: dict[str, Any]) -> Case:
 
 
 def _may_change(verdict: Verdict) -> bool:
-    """Whether a wider bound may change a verdict: some output's values differ, or cannot be judged."""
+    """Return True if a wider bound may change a verdict: the values of an output differ, or cannot be judged."""
     return any(
         not (one.passed or one.criteria) and one.elements is not None and one.dtype == one.reference_dtype
         for one in verdict.outputs

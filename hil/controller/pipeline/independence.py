@@ -1,4 +1,4 @@
-"""What a case's references are worth: which relation a pass rests on, and what those that refused say."""
+"""Evaluate the independence of a case's references: the relation behind a pass, and reasons of failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def runtime_of(case: Case, config: BoardConfig | None) -> str:
 
 
 def only_dependent(verdicts: Sequence[Verdict]) -> str:
-    """Return why a pass is not that of an independent reference; "" where it is."""
+    """Return why a pass does not have an independent reference; "" if it has one."""
     decider = deciding(verdicts)
     if decider is None or decider.relation is Relation.INDEPENDENT:
         return ""
@@ -31,9 +31,9 @@ def only_dependent(verdicts: Sequence[Verdict]) -> str:
 
 
 def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
-    """Return why references could not answer: first the reasons that say something about the model, then the others.
+    """Return why references failed: first reasons that concern the model, then other reasons.
 
-    An independent reference that refuses a model is evidence about it. One that is too slow is not.
+    If an independent reference rejects a model, that is evidence about the model. A slow reference is not.
     """
     known = references()
     evidence: list[str] = []
@@ -46,24 +46,24 @@ def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
 
 
 def not_asked(case: Case, runtime: str) -> str:
-    """Return which independent references were not asked, or that there is none for the model's format."""
+    """Return the independent references that were not used, or that none supports the model's format."""
     if case.model is None or not (names := _independent(case.model.format, runtime)):
         return f"no independent reference runs {case.model.format} models" if case.model else ""
     left = [name for name in names if name not in _asked(case) and name not in case.unanswered]
     return f"not asked: {', '.join(left)}" if left else ""
 
 
-def hint_for_independence(case: Case, runtime: str) -> str:
-    """Return how to get an independent reference for a case that has none."""
+def unasked_reference(case: Case, runtime: str) -> str:
+    """Return an independent reference that the user could ask for by name; "" if none is left."""
     slow = [name for name, why in case.unanswered.items() if isinstance(why, ReferenceTooSlow)]
     names: list[str] = []
     if case.model is not None:
-        # Those that hil asks by itself come first, then all others that take the format.
+        # References of the default chain first, then all with support for the format.
         takes = (name for name, one in references().items() if case.model.format in one.formats)
         others = (name for name in takes if relation_of(runtime, name) is Relation.INDEPENDENT)
         names = list(dict.fromkeys((*_independent(case.model.format, runtime), *others)))
     left = [*slow, *(name for name in names if name not in _asked(case) and name not in case.unanswered)]
-    return f"--reference {left[0]}" if left else "give what you expect: --expected out.npy"
+    return left[0] if left else ""
 
 
 def _independent(model_format: str, runtime: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The stage *compare*: judge what a board gave by the answers of the references, and give the case its outcome."""
+"""The *compare* stage: compare the board's outputs with the references and set the case's outcome."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from hil import errors
 from hil.compare.random_outputs import mark_random
 from hil.compare.verdict import Verdict, compare, depends_on_noise, disagreement, judge, too_far
-from hil.controller.backends.references import measure_noise
+from hil.controller.backends.references import EXPECTED_HINT, measure_noise
 from hil.controller.backends.references.noise import largest_noise
 from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.in_arithmetic import arithmetic_of, needs_control, with_control, without_other_control
-from hil.controller.pipeline.independence import hint_for_independence, not_asked, only_dependent, refusals, runtime_of
+from hil.controller.pipeline.independence import not_asked, only_dependent, refusals, runtime_of, unasked_reference
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.repeated import instability, judge_answers, may_differ
 from hil.controller.pipeline.tools import Tools, reference_settings
 from hil.core.results import Outcome, Relation, RunResult, Stage
 from hil.core.tensors import Array
 
-# What the reference of the plain model is called among those that could not answer.
+# Name of the plain model's reference among the failed references.
 PLAIN = "of the plain model"
 
 
 def compare_case(case: Case, tools: Tools) -> Iterator[Case]:
-    """Compare with the references and give the outcome."""
+    """Compare the outputs with the references and set the outcome."""
     try:
         for judged in _judge(case, tools):
             yield judged
@@ -54,7 +54,9 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
     for judged in judge_repetition(case, tools, noise):
         yield (case := judged)
     if case.outcome is Outcome.REFERENCE_ERROR:
-        raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint_for_independence(case, runtime))
+        left = unasked_reference(case, runtime)
+        hint, option = (f"--reference {left}", "") if left else (EXPECTED_HINT, "--expected")
+        raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint, option=option)
     if case.outcome is Outcome.PASS and case.options.min_sqnr_db is not None and PLAIN in case.unanswered:
         why = case.unanswered[PLAIN]
         what = f"how near the answer is to the plain model's cannot be told: {why.message}"
@@ -63,12 +65,12 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def judge_repetition(case: Case, tools: Tools, noise: _NoiseOnce | None = None) -> Iterator[Case]:
-    """Judge the answers that differ between a case's iterations: it is UNSTABLE, unless they may differ.
+    """Judge outputs that differ between iterations. The case is UNSTABLE unless they may differ.
 
-    Every answer is judged by the rules for the first one.
+    All outputs are judged by the same rules.
 
     Raises:
-        StageError: the answers may differ, and one of them cannot be judged.
+        StageError: the outputs may differ, and some cannot be judged.
     """
     result, allowed = case.result, case.options.allow_unstable
     repetition = result.repetition if result is not None else None
@@ -99,9 +101,10 @@ def judge_repetition(case: Case, tools: Tools, noise: _NoiseOnce | None = None) 
 
 
 class _NoiseOnce:
-    """The noise of a case's references, measured when it is needed first.
+    """Noise of a case's references, measured at first use.
 
-    Of several references the largest noise counts for each: it is the computation's, not one oracle's.
+    With several references, the largest noise applies to all: noise is a property of the computation, not of a
+    reference.
     """
 
     def __init__(self, case: Case, tools: Tools) -> None:
@@ -120,7 +123,7 @@ class _NoiseOnce:
 
 
 def _judge_answer(case: Case, tools: Tools, noise: _NoiseOnce) -> Iterator[Case]:
-    """Give the case the verdicts of its result, and the outcome and reason that follow from them."""
+    """Set the verdicts of a case's result, then the outcome and reason that follow from them."""
     options, result = case.options, case.result
     assert result is not None
     tolerance = _tolerance(options)
@@ -137,13 +140,13 @@ def _judge_answer(case: Case, tools: Tools, noise: _NoiseOnce) -> Iterator[Case]
         case = _allow_for_noise(case, result, tolerance, noise.value)
     yield case
     one, *others = case.references
-    # References compute in float32, whatever the board does.
+    # References compute in float32, independent of the board's arithmetic.
     plain = replace(one, control={})
     between = [_marked(case, compare(comparable(other, one, case.model), plain, **tolerance)) for other in others]
     outcome, reason = judge(case.verdicts, between)
     case = replace(case, disagreement=disagreement(case.verdicts, between))
     if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:
-        # What the user expects is no oracle that others could outvote.
+        # Other references cannot outvote the user's expected outputs.
         outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
     passed = outcome is Outcome.PASS
     first = comparable(result, one, case.model)
@@ -163,9 +166,9 @@ def _judge_answer(case: Case, tools: Tools, noise: _NoiseOnce) -> Iterator[Case]
 
 
 def _verdict_of(case: Case) -> Verdict:
-    """Return the verdict that a judged case's outcome rests on, with that outcome and its reason.
+    """Return the verdict that determined a judged case's outcome, with that outcome and reason.
 
-    REFERENCE_ERROR says nothing about the answer: there the verdict stays.
+    REFERENCE_ERROR is not a statement about the outputs, so the verdict does not get that outcome.
     """
     strongest = [one for one in case.verdicts if one.relation is not Relation.SELF_CHECK] or case.verdicts
     verdict = next((one for one in strongest if not one), strongest[0])
@@ -182,7 +185,7 @@ def _tolerance(options: Options) -> dict[str, Any]:
 def _verdicts(
     case: Case, result: RunResult, references: Sequence[RunResult], tolerance: Mapping[str, Any]
 ) -> tuple[Verdict, ...]:
-    """The verdicts; those that are a pass also say what they say nothing about."""
+    """Return the verdicts. The reason of a pass includes the parts of the model that were not tested."""
     unseen = case.model.unseen if case.model is not None else ""
     verdicts = [_marked(case, compare(comparable(result, one, case.model), one, **tolerance)) for one in references]
     return tuple(
@@ -192,14 +195,14 @@ def _verdicts(
 
 
 def _marked(case: Case, verdict: Verdict) -> Verdict:
-    """The verdict, where the model draws random numbers with the outputs that depend on them marked."""
+    """Mark the outputs that depend on random numbers, if the model draws any."""
     if case.model is None:
         return verdict
     return mark_random(verdict, case.model.random, case.model.random_outputs, case.options.allow_blind)
 
 
 def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], noise: Mapping[str, Array]) -> Case:
-    """Judge once more within the references' noise. Where that changes nothing, the verdicts stay as they are."""
+    """Repeat the judgement within the references' noise. If nothing changes, the verdicts stay the same."""
     references = tuple(replace(one, noise=one.noise or noise) for one in case.references)
     verdicts = _verdicts(case, result, references, tolerance)
     if _judged(verdicts) == _judged(case.verdicts):
@@ -208,5 +211,5 @@ def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any]
 
 
 def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
-    """How every output was judged: one that is wrong beside it must not hide what noise explains of another."""
+    """Return the judgement of every output, so that a wrong output does not hide a change of another output."""
     return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]

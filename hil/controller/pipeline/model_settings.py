@@ -1,4 +1,4 @@
-"""Settings of single models, by patterns of their files: what the project file has beside its defaults."""
+"""Settings for single models in the project file, selected by file name patterns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hil.errors import UsageError, did_you_mean
 
 T = TypeVar("T", bound=CaseSettings)
 
-# Fields of RunSettings: sizes of dimensions, and ranges of sizes, which are taken out of the sizes.
+# Fields of RunSettings: sizes of dimensions, and ranges, which are split from the sizes.
 _DIMS, _RANGES = "dims", "dim_ranges"
 
 
@@ -28,7 +28,7 @@ _TABLE: Kind = ("a table", _mapping)
 
 
 def checked_models(values: Any) -> dict[str, dict[str, Any]]:
-    """Return settings of models by pattern of their files. Raises UsageError: they are damaged or unknown."""
+    """Return validated settings by file name pattern. Raises UsageError if settings are invalid or unknown."""
     specs = {name: spec for name, spec in specs_of(RunSettings).items() if spec.help and spec.decides}
     found: dict[str, dict[str, Any]] = {}
     for pattern, table in checked("settings of models", values, _TABLE).items():
@@ -45,15 +45,15 @@ def checked_models(values: Any) -> dict[str, dict[str, Any]]:
 
 
 def matches(pattern: str, path: Path) -> bool:
-    """Return whether a model's name or path matches a pattern of the project file."""
+    """Return True if a model's name or path matches a pattern of the project file."""
     return fnmatchcase(path.name, pattern) or fnmatchcase(path.as_posix(), pattern)
 
 
 def for_model(settings: T, path: Path) -> T:
-    """Return the settings with those that the project file has for a model, by name or path; later patterns win.
+    """Return the settings updated by those of the project file for a model. Later patterns take precedence.
 
-    Sizes of dimensions are merged one by one. Settings that the class lacks are left out: a suite's flow has the
-    runtime and the flags.
+    Sizes of dimensions are merged by name. Settings that the class lacks are ignored: in a suite, the flow defines
+    runtime and flags.
     """
     if not settings.per_model:
         return settings
@@ -67,19 +67,19 @@ def for_model(settings: T, path: Path) -> T:
             dims = {**found.get(_DIMS, {}), **values.get(_DIMS, {})}
             found |= {**values, _DIMS: dims}
     if _DIMS in own:
-        # Of the merged ones: a size may have taken the place of a range.
+        # The constructor splits the merged sizes: a size may have replaced a range.
         found[_RANGES] = {}
     return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
 
 
 def accept_of_file(settings: CaseSettings, path: Path) -> tuple[str, ...]:
-    """Return the criteria of tables that are for one model, not for a pattern that other models may match."""
+    """Return the criteria of tables for exactly one model. Patterns may match several models, so they do not count."""
     tables = (settings.per_model.get(name, {}) for name in dict.fromkeys((path.name, path.as_posix())))
     return tuple(text for table in tables for text in table.get("accept", ()))
 
 
 def refuse_functions(settings: CaseSettings) -> None:
-    """Raise UsageError if settings name a Python function: nobody's but the user's own settings may run code."""
+    """Raise UsageError if settings name a Python function: only the user's settings may run code."""
     texts = [*settings.accept]
     for own in checked_models(settings.per_model).values():
         texts += own.get("accept", ())

@@ -1,4 +1,4 @@
-"""Hints for outcomes that are no errors: what to try next, by the records of cases and verdicts."""
+"""Hints for outcomes that are not errors, derived from the records of cases and verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEFAULT = vars(DEFAULT_TOLERANCES["float32"])
 
 
 def hint_for_case(case: Mapping[str, Any]) -> str:
-    """Return what to try after a case that did not pass; "" if nothing is known to help."""
+    """Return a hint for a case that did not pass; "" if none is known."""
     outcome = case["outcome"]
     if case["error"]:
         return str(case["error"].get("hint", ""))
@@ -30,22 +30,22 @@ def hint_for_case(case: Mapping[str, Any]) -> str:
 
 
 def hint_for_blind(verdict: Mapping[str, Any]) -> str:
-    """Return what to try after a BLIND verdict."""
+    """Return a hint for a BLIND verdict."""
     names = [output["name"] for output in verdict["outputs"] if not output["passed"]]
     allow = _for_each("--allow-blind", names) or "--allow-blind=OUTPUT"
     return f"try other inputs (such as another --seed) or criteria (--accept); {allow} passes without a judgement"
 
 
 def _may_declare(case: Mapping[str, Any]) -> bool:
-    """Return whether declaring an arithmetic changes the verdict: only ONNX models are computed in one on the host."""
+    """Return True if declaring an arithmetic may change the verdict. Only ONNX models can have a control."""
     is_onnx = (case["model"] or {}).get("format") == "onnx"
     return is_onnx and not case["provenance"].get("arithmetic") and not case.get("random")
 
 
 def _looks_rounded(output: Mapping[str, Any]) -> bool:
-    """Return whether the errors of a float32 output are of the size and the spread of rounding to 8 to 11 bits.
+    """Return True if the errors of a float32 output have the size and spread of rounding to 8 to 11 bits.
 
-    Outputs that a given tolerance or criteria judge do not count: an arithmetic would not change their verdict.
+    Outputs judged by a given tolerance or by criteria do not count: an arithmetic would not change their verdict.
     """
     if output["dtype"] != "float32" or output["tolerance"] != _DEFAULT or output.get("criteria"):
         return False
@@ -53,12 +53,12 @@ def _looks_rounded(output: Mapping[str, Any]) -> bool:
     if None in found:
         return False
     share, sqnr, worst, mean = map(float, found)
-    # The digits give 70 dB in float16 and 56 dB in bfloat16. Rounding errs evenly: no value stands out.
+    # float16 precision gives 70 dB, bfloat16 gives 56 dB. Rounding errors are evenly distributed, without outliers.
     return share >= 0.5 and 40 <= sqnr <= 85 and worst <= 10 * mean
 
 
 def hint_for_unstable(repetition: Mapping[str, Any]) -> str:
-    """Return where answers first differ, and how to narrow the cause down or to allow it."""
+    """Return the iteration with the first difference, and options to find the cause or to allow it."""
     _, *others = repetition["answers"]
     where = f"first differs in iteration {others[0]['first'] + 1}; " if others else ""
     allow = _for_each("--allow-unstable", repetition["differing"])
@@ -67,5 +67,5 @@ def hint_for_unstable(repetition: Mapping[str, Any]) -> str:
 
 
 def _for_each(option: str, names: list[str]) -> str:
-    # Many outputs would fill the screen.
+    # A list of many outputs would fill the screen.
     return " ".join(f"{option}={shlex.quote(name)}" for name in names) if len(names) <= 3 else f"{option}='*'"

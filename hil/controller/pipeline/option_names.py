@@ -1,4 +1,4 @@
-"""Rename options in messages: errors name them as ``hil run`` does, pytest and the library have names of their own."""
+"""Rename options in messages. Errors use the names of ``hil run``; pytest and the library have different names."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hil.core.arithmetic import ARITHMETICS
 from hil.core.runtimes import RUNTIMES
 from hil.errors import HilError
 
-# Returns what an interface calls an option, from its flag and the value after it (" N=1", "" without one).
+# Returns an interface's name for an option, from the flag and the value after it (" N=1", or "" without a value).
 Rename = Callable[[str, str], str]
-# A command of hil's, which stays as it is; or an option, and the word after it, which may be its value.
+# A hil command, which is not changed, or an option and the next word, which may be its value.
 _NAMED = re.compile(
     r"(?P<command>`[^`]*`|\bhil (?:[a-z]+ )+[^,;]*)"
     r"|(?P<flag>(?<![\w-])--[a-z][a-z-]*)"
     r"""(?P<value>[ =](?:"[^"]*"|'[^']*'|[^\s,;:()"'`]+(?::[^\s,;:()"'`]+)*))?"""
 )
 _PUNCTUATION = ".!?"
-# Words of prose have none of these: digits, capitals, signs within a word.
+# Characters that do not occur in prose: digits, capitals, symbols.
 _NOT_PROSE = re.compile(r"[0-9A-Z=/<>\"'*]|\.\w")
 
 
 def rename_options(text: str, rename: Rename) -> str:
-    """Return a message with the options that an interface names in its own way."""
+    """Return a message with the option names of an interface."""
 
     def one(found: re.Match[str]) -> str:
         if found["command"]:
@@ -40,7 +40,7 @@ def rename_options(text: str, rename: Rename) -> str:
 
 
 def _is_value(flag: str, text: str) -> bool:
-    """Return whether the word after an option is its value rather than the next word of the sentence."""
+    """Return True if the word after an option is the value, not the next word of the sentence."""
     name, _ = _KEYWORDS.get(flag, ("", False))
     if not name or isinstance(getattr(Options(), name), bool):
         return False
@@ -51,26 +51,26 @@ def _is_value(flag: str, text: str) -> bool:
 
 @cache
 def _known_values() -> frozenset[str]:
-    """Return the values of options that look like words."""
+    """Return the option values that look like words."""
     from hil.controller.backends.references import references
 
     return frozenset([*RUNTIMES, *ARITHMETICS, *references()])
 
 
 def rename_in_error(error: HilError, rename: Rename) -> HilError:
-    """Rename the options in an error's message and hint; returns the error itself."""
+    """Rename the options in an error's message and hint. Returns the same error."""
     error.args = (rename_options(error.message, rename), *error.args[1:])
     error.hint = rename_options(error.hint, rename)
     return error
 
 
 def by_table(names: Mapping[str, str]) -> Rename:
-    """Return a renaming by a table: flag -> name."""
+    """Return a renaming function for a table flag -> name."""
     return lambda flag, value: names.get(flag, flag) + value
 
 
 def as_keyword(flag: str, value: str) -> str:
-    """Return an option as a keyword of :func:`hil.run`, ``dims={'N': 1}``; others as they are."""
+    """Return an option as a keyword argument of :func:`hil.run`, ``dims={'N': 1}``. Other options are unchanged."""
     spec = _KEYWORDS.get(flag)
     if spec is None:
         return flag + value
@@ -87,7 +87,7 @@ def as_keyword(flag: str, value: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a value as Python has it; placeholders, such as DIR, stay as they are."""
+    """Return a value as a Python literal. Placeholders, such as DIR, are unchanged."""
     try:
         float(text)
     except ValueError:

@@ -1,8 +1,8 @@
-"""How a model is to be run: every option once, with what it is in the library, on the command line and in records.
+"""Options for running a model. A single definition serves the library, the command line and records.
 
-A field of :class:`CaseSettings`, :class:`RunSettings` or :class:`Options` that has a :class:`Spec` is an option of
-``hil.run``. Where the spec has a help, the verbs that run models have it too, the farm among them; those of
-:class:`CaseSettings` suites and pytest have as well.
+A field of :class:`CaseSettings`, :class:`RunSettings` or :class:`Options` with a :class:`Spec` is an option of
+``hil.run``. If the spec has a help text, it is also an option of all commands that run models, including farm commands.
+Suites and pytest have the options of :class:`CaseSettings`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ T = TypeVar("T", bound="CaseSettings")
 
 DEFAULT_TIMEOUT_S = 60.0
 COMPILE_TIMEOUT_S = 1800.0
-# Of a run under the profiler where nobody says how many: one cold run tells little of where the time goes.
+# Default counts of a profiled run: a single cold run says little about time spent.
 PROFILED_COUNTS = {"iterations": 10, "warmup": 2}
-# More than anybody waits, and less than what clocks and gRPC can count.
+# Longer than any useful wait, and within the range of clocks and gRPC.
 _MOST_SECONDS = 1e7
-# What an argument must be: in words, and the value as hil has it, or a ValueError where it is something else.
+# A description of the required argument, and a function that converts the value or raises ValueError.
 Kind = tuple[str, Callable[[Any], Any]]
 
 
 def checked(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
-    """A value as hil has it; UsageError where it is something else."""
+    """Convert a value to hil's type. Raises UsageError if it is invalid."""
     wanted, make = kind
     try:
         return make(value)
@@ -54,7 +54,7 @@ def _described(value: Any) -> str:
 
 def _an(*kinds: type) -> Callable[[Any], Any]:
     def make(value: Any) -> Any:
-        # A bool counts as a number in Python, and as a mistake here.
+        # bool is a subclass of int, but is not a valid number here.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ValueError
         return value
@@ -120,26 +120,26 @@ def _range(value: Any) -> tuple[float, float]:
     return low, high
 
 
-TEXT: Kind = ("a text", _an(str))
+TEXT: Kind = ("a string", _an(str))
 SECONDS: Kind = (f"a number of seconds from 0 to {_MOST_SECONDS:g}", _seconds)
 PATH: Kind = ("a path", _path)
-TEXTS: Kind = ("a sequence of texts", _texts)
+TEXTS: Kind = ("a sequence of strings", _texts)
 _COUNT: Kind = ("a whole number", _int)
 _NUMBER_OR_NONE: Kind = ("a number or None", _or_none(_float))
 _PATH_OR_NONE: Kind = ("a path or None", _or_none(_path))
 _FLAG: Kind = ("True or False", _an(bool))
-_TENSORS: Kind = ("arrays by name, or a sequence of texts as the command line takes them", _tensors)
+_TENSORS: Kind = ("arrays by name, or a sequence of strings as on the command line", _tensors)
 
 
 def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int | str]:
-    """``N=4`` -> {"N": 4}, and ``N=1..8`` -> {"N": "1..8"}.
+    """Parse ``N=4`` to {"N": 4}, and ``N=1..8`` to {"N": "1..8"}.
 
     Raises:
-        UsageError: not a name and a number of at least 0, or a range of such numbers; or a name has two sizes.
+        UsageError: the text is not a name with a number of at least 0 or a range, or a name has two sizes.
     """
     dims: dict[str, int | str] = {}
     for text in texts:
-        # A name may hold an equals sign, a size does not.
+        # A name may contain an equals sign, a size cannot.
         name, _, value = text.rpartition("=")
         try:
             size = int(value) if value.isdecimal() else range_text(parse_range_of_sizes(value))
@@ -147,31 +147,35 @@ def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int | s
         except ValueError as error:
             size, why = "", f": {error}" if str(error) else ""
         if not name or size == "":
-            hint = f"for example {option} N=1, or {option} N=1..512 for a case of each edge of the range"
-            raise UsageError(f"{option} {text!r} is not NAME=SIZE or NAME=LOW..HIGH{why}", hint=hint)
+            hint = f"for example {option} N=1, or {option} N=1..512 for one case per edge of the range"
+            raise UsageError(f"{option} {text!r}: expected NAME=SIZE or NAME=LOW..HIGH{why}", hint=hint)
         if dims.setdefault(name, size) != size:
-            raise UsageError(f"{option} gives {name} two sizes: {dims[name]} and {size}", hint="one is enough")
+            raise UsageError(f"{option} has conflicting sizes for {name}: {dims[name]} and {size}", hint="use only one")
     return dims
 
 
 def split_dims(dims: Mapping[str, int | str]) -> tuple[dict[str, int], dict[str, Range]]:
-    """Sizes, and ranges of sizes (``1..512`` -> (1, 512)), by dimension. Raises ValueError: a text is no range."""
+    """Split dimensions into sizes and ranges (``1..512`` -> (1, 512)). Raises ValueError for an invalid range."""
     sizes = {name: size for name, size in dims.items() if not isinstance(size, str)}
     return sizes, {name: parse_range_of_sizes(size) for name, size in dims.items() if isinstance(size, str)}
 
 
 def parse_range(text: str, option: str = "--input-range") -> tuple[float, float] | None:
-    """``-1:1`` -> (-1.0, 1.0); "" -> None. Raises UsageError: not two finite numbers, the lower one first."""
+    """Parse ``-1:1`` to (-1.0, 1.0), and "" to None.
+
+    Raises:
+        UsageError: the text is not two finite numbers in ascending order.
+    """
     if not text:
         return None
     try:
         return _range([float(part) for part in text.split(":")])
     except ValueError:
-        raise UsageError(f"{option} {text!r} is not LOW:HIGH", hint="for example --input-range -1:1") from None
+        raise UsageError(f"{option} {text!r}: expected LOW:HIGH", hint="for example --input-range -1:1") from None
 
 
 def parse_accept_option(texts: Sequence[str], option: str = "--accept") -> tuple[str, ...]:
-    """Check texts of ``--accept``; a Python file that they name becomes an absolute path. Raises UsageError."""
+    """Validate texts of ``--accept`` and make the paths of Python files absolute. Raises UsageError."""
     if not texts:
         return ()
     from hil.compare.criteria import resolve_files
@@ -183,30 +187,30 @@ def parse_accept_option(texts: Sequence[str], option: str = "--accept") -> tuple
 
 
 def parse_seconds(value: float, option: str = "--timeout") -> float:
-    """Seconds that somebody may wait; UsageError where it is negative, infinite or no number."""
+    """Validate a timeout in seconds. Raises UsageError if it is negative, too large or not a number."""
     return float(checked(option, value, SECONDS))
 
 
 def parse_arithmetic(text: str, option: str = "--arithmetic") -> str:
-    """The name of an arithmetic; "" is none. Raises UsageError: hil knows no such arithmetic."""
+    """Return the name of an arithmetic; "" is none. Raises UsageError if it is unknown."""
     return check_arithmetic(text, option)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What an option is, wherever it is given."""
+    """Definition of an option for all interfaces."""
 
-    kind: Kind  # what the library takes, in words, and how it becomes the field's value
-    hint: str = ""  # what to do where the library was given something else
-    help: str = ""  # for people; "" is none of the command line's
-    flag: str = ""  # its long name there; "" is the field's with dashes
-    metavar: str | None = None  # what stands for its value in the help
-    repeats: bool = False  # whether several may be given
-    # the command line's value (a text, a number, or a tuple where it repeats) -> the field's; given with the option's
-    # name.
+    kind: Kind  # description of the library's argument, and the conversion to the field's value
+    hint: str = ""  # hint for an invalid argument
+    help: str = ""  # help text; "" excludes the option from the command line
+    flag: str = ""  # long option name; "" is the field's name with dashes
+    metavar: str | None = None  # placeholder for the value in the help
+    repeats: bool = False  # True if the option may be repeated
+    # converts the command line's value (a text, a number, or a tuple for a repeated option) to the field's value. The
+    # second argument is the option's name.
     of_text: Callable[[Any, str], Any] | None = None
-    decides: bool = True  # whether what a case comes to depends on it, so that the command which repeats a case has it
-    shows_default: bool = False  # whether the help tells the default
+    decides: bool = True  # True if it can change a case's result; the command to repeat a case then includes it
+    shows_default: bool = False  # True adds the default to the help
 
 
 def _option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
@@ -218,122 +222,124 @@ def _option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class CaseSettings:
-    """How any case is to be run, in a run, in a suite, under pytest."""
+    """Settings of a case in runs, suites and pytest."""
 
-    # pattern of model files -> field -> value, of the project file; see :mod:`.model_settings`.
+    # settings of the project file: model file pattern -> field -> value; see :mod:`.model_settings`.
     per_model: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, kw_only=True)
 
-    seed: int = _option(0, _COUNT, "Of random inputs.", shows_default=True)
-    # oracles' names; empty is the flow's, or the default for the model's format.
+    seed: int = _option(0, _COUNT, "Seed of random inputs.", shows_default=True)
+    # reference names; empty means those of the flow, or the default for the model's format.
     references: tuple[str, ...] = _option(
         (),
         TEXTS,
-        "What to compare with: onnxruntime, iree-llvm-cpu, onnx-reference, ... (default: the flow's, or by the "
-        "model's format); repeats.",
+        "Reference to compare with: onnxruntime, iree-llvm-cpu, onnx-reference, ... (default: from the flow or the "
+        "model's format). Repeatable.",
         flag="--reference",
         metavar="NAME",
         repeats=True,
         hint="for example ['onnxruntime']",
     )
-    # rtol, atol: None is the dtype's default; in a suite the case's or the flow's own.
+    # rtol, atol: None is the dtype's default or, in a suite, the case's or the flow's value.
     rtol: float | None = _option(
-        None, _NUMBER_OR_NONE, "Relative tolerance (default: the flow's or the case's own, or by dtype)."
+        None, _NUMBER_OR_NONE, "Relative tolerance (default: from the flow or case, or by dtype)."
     )
     atol: float | None = _option(
         None,
         _NUMBER_OR_NONE,
-        "Absolute tolerance (default: the flow's or the case's own, or by dtype and the reference's scale).",
+        "Absolute tolerance (default: from the flow or case, or by dtype and the reference's scale).",
     )
-    # what the board computes in; "" is as the flow, or the board's config, declares it.
+    # the board's arithmetic; "" is the arithmetic declared by the flow or the board's config.
     arithmetic: str = _option(
         "",
         (f"one of {', '.join(ARITHMETICS)}", _arithmetic),
-        "What the board computes in: float32, float16, bfloat16, int8 (default: the flow's, or as the board's config "
-        "declares).",
+        "The board's arithmetic: float32, float16, bfloat16, int8 (default: from the flow or the board's config).",
         metavar="NAME",
         of_text=parse_arithmetic,
     )
-    # patterns of names of outputs that may pass though nobody can judge them.
+    # name patterns of outputs to pass without a judgement.
     allow_blind: tuple[str, ...] = _option(
         (),
         TEXTS,
-        "Pass this output though no tolerance could tell a wrong answer from a right one (BLIND). * as in file names; "
-        "repeats.",
+        "Pass this output even if no tolerance can detect wrong values (BLIND); * is a wildcard. Repeatable.",
         metavar="OUTPUT",
         repeats=True,
     )
-    # criteria that judge outputs instead of the tolerance: texts of :mod:`hil.compare.criteria`.
+    # criteria that replace the tolerance for outputs: texts of :mod:`hil.compare.criteria`.
     accept: tuple[str, ...] = _option(
         (),
         TEXTS,
-        "Judge outputs by these criteria instead of a tolerance, such as 'logits: top1>=0.99, kl<=1e-4'. Repeats.",
+        "Criteria for outputs instead of a tolerance, such as 'logits: top1>=0.99, kl<=1e-4'. Repeatable.",
         metavar="[OUTPUT:]CRITERIA",
         repeats=True,
         hint="for example ['logits: top1>=0.99, kl<=1e-4']",
         of_text=parse_accept_option,
     )
-    # whether a pass needs a reference that shares neither compiler nor kernels nor build with the program.
+    # require a reference for a pass that does not share compiler, kernels or build with the program.
     require_independent: bool = _option(
-        False, _FLAG, "Pass only where an independent reference agrees (else REFERENCE_ERROR)."
+        False, _FLAG, "Require an independent reference for a pass (else REFERENCE_ERROR)."
     )
-    # patterns of names of outputs that may have 0 where the reference has subnormal numbers.
+    # name patterns of outputs that may be 0 if the reference has subnormal numbers.
     allow_flush: tuple[str, ...] = _option(
         (),
         TEXTS,
-        "Accept 0 where the reference of this output has subnormal numbers. * as in file names; repeats.",
+        "Accept 0 if the reference of this output has subnormal numbers; * is a wildcard. Repeatable.",
         metavar="OUTPUT",
         repeats=True,
     )
-    # iterations, warmup: timed and untimed runs.
-    iterations: int = _option(1, _COUNT, "Timed runs.", shows_default=True)
-    warmup: int = _option(0, _COUNT, "Untimed runs before.", shows_default=True)
-    # how often all of them are run.
-    repeat: int = _option(1, _COUNT, "Run all of that so many times and compare the answers.", shows_default=True)
-    # load the program again before each repetition.
-    fresh_load: bool = _option(False, _FLAG, "With --repeat: load the program again each time.")
-    # programs are made so often, without the cache.
-    recompile: int = _option(
-        1, _COUNT, "Compile so many times without the cache; compare the programs and answers.", shows_default=True
+    # iterations, warmup: number of timed and untimed runs.
+    iterations: int = _option(1, _COUNT, "Number of timed runs.", shows_default=True)
+    warmup: int = _option(0, _COUNT, "Number of untimed runs before the timed runs.", shows_default=True)
+    # number of repetitions of all these runs.
+    repeat: int = _option(
+        1, _COUNT, "Number of repetitions of all these runs; compares the outputs.", shows_default=True
     )
-    # patterns of names of outputs that may differ between iterations.
+    # load the program before each repetition.
+    fresh_load: bool = _option(False, _FLAG, "With --repeat: reload the program for each repetition.")
+    # number of compilations without the cache.
+    recompile: int = _option(
+        1, _COUNT, "Number of compilations without the cache; compares programs and outputs.", shows_default=True
+    )
+    # name patterns of outputs with allowed differences between iterations.
     allow_unstable: tuple[str, ...] = _option(
         (),
         TEXTS,
-        "Pass this output though its values differ between iterations, if all are within tolerance. * as in file "
-        "names; repeats.",
+        "Pass this output if its values differ between iterations but are within tolerance; * is a wildcard. "
+        "Repeatable.",
         metavar="OUTPUT",
         repeats=True,
     )
-    # seconds for loading, for the runs together, and for each reference.
+    # seconds for loading, for all runs together, and per reference.
     timeout: float = _option(
         DEFAULT_TIMEOUT_S,
         SECONDS,
-        "Limit of loading, of the runs together, and of each reference.",
+        "Timeout for loading, for all runs together, and for each reference.",
         metavar="S",
         of_text=parse_seconds,
         shows_default=True,
     )
-    # folder for the compiler's IR, in a suite one below it for each case.
+    # directory for the compiler's IR; a suite creates a subdirectory per case.
     debug_ir: Path | None = _option(
-        None, _PATH_OR_NONE, "Dump the compiler's IR here, in a suite a folder a case.", metavar="DIR", decides=False
+        None,
+        _PATH_OR_NONE,
+        "Dump the compiler's IR to this directory; suites add a subdirectory per case.",
+        metavar="DIR",
+        decides=False,
     )
-    # whether the IR after each of the compiler's passes goes there too.
+    # also write the IR after each compiler pass.
     debug_ir_passes: bool = _option(
-        False, _FLAG, "With --debug-ir: also the IR after every pass, a file a pass.", decides=False
+        False, _FLAG, "With --debug-ir: also dump the IR after each pass, one file per pass.", decides=False
     )
-    # do not take programs or reference results from the cache.
+    # ignore cached programs and reference results.
     recompute: bool = _option(
         False, _FLAG, "Ignore cached programs and reference results.", flag="--recompute-cache", decides=False
     )
-    # a node that runs on another device than it was told to is an error, not a note.
-    no_fallback: bool = _option(
-        False, _FLAG, "Fail (FALLBACK) where any node runs on another device than it was told to."
-    )
-    # what tells the record from others: see :mod:`hil.controller.storage.origin`.
+    # fail if a node ran on a device other than requested, instead of adding a note.
+    no_fallback: bool = _option(False, _FLAG, "Fail (FALLBACK) if a node runs on a device other than requested.")
+    # labels of the stored record: see :mod:`hil.controller.storage.origin`.
     labels: tuple[str, ...] = _option(
         (),
         TEXTS,
-        "A label of what is stored, to find it by; those of HIL_LABELS (A,B) are added. Repeats.",
+        "Label of the stored result, for searching; labels from HIL_LABELS (A,B) are added. Repeatable.",
         flag="--label",
         metavar="TEXT",
         repeats=True,
@@ -344,28 +350,28 @@ class CaseSettings:
 
 @dataclass(frozen=True)
 class RunSettings(CaseSettings):
-    """How one model is to be run: what ``hil run`` says beside the board."""
+    """Settings for running a model: the options of ``hil run`` except the board."""
 
-    # ``iree``, ``onnxruntime``, ...; "" is the board's own choice.
-    runtime: str = _option("", TEXT, "iree, onnxruntime, ... (default: the board's).", metavar="NAME")
-    function: str = _option("", TEXT, "Entry point, where there are several.", metavar="F")
-    # those given as ranges go to ``dim_ranges``.
+    # ``iree``, ``onnxruntime``, ...; "" is the board's default.
+    runtime: str = _option("", TEXT, "Runtime: iree, onnxruntime, ... (default: the board's).", metavar="NAME")
+    function: str = _option("", TEXT, "Entry point, if the model has several.", metavar="F")
+    # ranges are moved to ``dim_ranges``.
     dims: Mapping[str, int] = _option(
         {},
         ("sizes by name, such as {'N': 4}", _sizes),
-        "Size of a symbolic dimension; LOW..HIGH runs a case for each edge of the range. Repeats.",
+        "Size of a symbolic dimension; LOW..HIGH runs one case per edge of the range. Repeatable.",
         flag="--dim",
         metavar="NAME=SIZE",
         repeats=True,
         of_text=parse_dims,
     )
-    # dimension -> the first and the last of the sizes to try.
+    # dimension -> first and last size to test.
     dim_ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)
     # texts of ``--input``, or name -> tensor.
     inputs: Sequence[str] | Mapping[str, Array] = _option(
         (),
         _TENSORS,
-        "x.npy, x.npz, x.pb or 4x8xf32=@x.bin; else random.",
+        "Input file: x.npy, x.npz, x.pb or 4x8xf32=@x.bin (default: random).",
         flag="--input",
         metavar="[NAME=]FILE",
         repeats=True,
@@ -373,12 +379,12 @@ class RunSettings(CaseSettings):
     )
     input_range: tuple[float, float] | None = _option(
         None,
-        ("two numbers, the lower one first", _or_none(_range)),
-        "Of the random inputs' values.",
+        ("two numbers in ascending order", _or_none(_range)),
+        "Range of random input values.",
         metavar="LOW:HIGH",
         of_text=parse_range,
     )
-    # texts of ``--expected``, or name -> tensor: compared with first; references beside them only where named.
+    # texts of ``--expected``, or name -> tensor. Compared first. References are used in addition only if named.
     expected: Sequence[str] | Mapping[str, Array] = _option(
         (),
         _TENSORS,
@@ -387,14 +393,13 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example {'y': array}, or ['y=y.npy']",
     )
-    # of each of these, IREE's element type (``si64``) that the program is to give, as iree-run-module compares it; ""
-    # where any will do.
+    # for expected outputs, the IREE element type (``si64``) that iree-run-module requires; "" accepts any.
     element_types: tuple[str, ...] = ()
-    # added after the board's.
+    # added after the board's flags.
     compile_flags: tuple[str, ...] = _option(
         (),
         TEXTS,
-        "Added to the board's flags.",
+        "Compiler flag, added to the board's flags.",
         flag="--compile-flag",
         metavar="FLAG",
         repeats=True,
@@ -409,44 +414,49 @@ class RunSettings(CaseSettings):
 
 @dataclass(frozen=True)
 class Options(RunSettings):
-    """How a case is to be run: what the stages look at."""
+    """Settings of a case that the stages use."""
 
-    compiler: str = _option("", TEXT)  # makes the program; "" is the runtime's own
-    # the model as it was before it was quantised or the like: the answer is compared with its reference too, and that
-    # is told apart. None where there is none.
+    compiler: str = _option("", TEXT)  # the compiler; "" is the runtime's default
+    # the model before quantization or a similar change. The outputs are also compared with its reference, and this
+    # comparison is reported separately. None if not available.
     plain_model: Path | None = _option(None, _PATH_OR_NONE)
-    # name -> tensor that take that reference's place.
+    # name -> tensor, used instead of that reference.
     plain_expected: Mapping[str, Array] = _option({}, ("arrays by name", lambda value: dict(_an(Mapping)(value))))
-    # what every output must reach beside the plain model; None asks for nothing.
+    # minimum SQNR of every output relative to the plain model; None disables the check.
     min_sqnr_db: float | None = _option(None, _NUMBER_OR_NONE)
-    # where rtol and atol cannot judge an output, judge within the dtype's default.
+    # if rtol and atol cannot judge an output, use the dtype's default.
     replace_blind_tolerance: bool = False
-    profile: bool = False  # run a second time under the runtime's profiler, and watch the board meanwhile
+    profile: bool = False  # run a second time under the runtime's profiler, and record the board's counters
 
 
 def specs_of(settings: type[CaseSettings]) -> dict[str, Spec]:
-    """Field name -> what that option is; fields that are no option of anybody's are left out."""
+    """Return field name -> spec. Fields that are not options are omitted."""
     fields = dataclasses.fields(settings)
     return {field.name: field.metadata["spec"] for field in fields if "spec" in field.metadata}
 
 
 def flag_of(name: str, spec: Spec) -> str:
-    """The long name of an option on the command line."""
+    """Return the long name of an option on the command line."""
     return spec.flag or f"--{name.replace('_', '-')}"
 
 
 def options_of(given: Mapping[str, Any]) -> Options:
-    """The options that :func:`hil.run` was called with; UsageError where there is no such option, or it is wrong."""
-    return _settings_of(Options, given, "hil.run has no option", "it takes")
+    """Return the options for arguments of :func:`hil.run`. Raises UsageError if an option is unknown or invalid."""
+    return _settings_of(Options, given, "unknown hil.run option", "known options:")
 
 
 def case_settings(given: Mapping[str, Any]) -> CaseSettings:
-    """What the library was told of how to run cases; UsageError where there is no such option, or it is wrong."""
-    return _settings_of(CaseSettings, given, "there is no option", "one of")
+    """Return the case settings for library arguments. Raises UsageError if an option is unknown or invalid."""
+    return _settings_of(CaseSettings, given, "unknown option", "known options:")
 
 
 def _settings_of(kind: type[T], given: Mapping[str, Any], unknown: str, known: str) -> T:
-    """Settings of values by name; ``unknown`` says that there is no such option, ``known`` begins those there are."""
+    """Build settings from values by name.
+
+    Args:
+        unknown: Start of the error message for an unknown option.
+        known: Start of the hint that lists the known options.
+    """
     specs = specs_of(kind)
     for name in given:
         if name not in specs:
@@ -455,13 +465,13 @@ def _settings_of(kind: type[T], given: Mapping[str, Any], unknown: str, known: s
 
 
 def stored_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:
-    """The fields of a settings class from a stored record: texts are paths again, lists are tuples."""
+    """Return the fields of a settings class from a stored record: texts become paths, lists become tuples."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     return {name: _restored(fields[name].type, value) for name, value in values.items() if name in fields}
 
 
 def _restored(declared: Any, value: Any) -> Any:
-    """A JSON value as a field of this declared type (a text: annotations are not evaluated) has it."""
+    """Convert a JSON value to a field's declared type (a string, because annotations are not evaluated)."""
     if isinstance(value, list):
         kind = Path if "tuple[Path" in str(declared) else lambda one: one
         return tuple(kind(one) for one in value)
@@ -472,7 +482,7 @@ def _restored(declared: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Where:
-    """Which models, on which board (see :func:`hil.controller.devices.board_resolver.choose`)."""
+    """Models and board of a job (see :func:`hil.controller.devices.board_resolver.choose`)."""
 
     models: tuple[Path, ...] = ()
     board: str = ""
@@ -484,22 +494,22 @@ class _Where:
 
 @dataclass(frozen=True)
 class Job(RunSettings, _Where):
-    """What `hil run` was asked to do; every field has the option of its name. Stored with the run, so it can resume."""
+    """Request of `hil run`. Fields are named like options. It is stored with the run, so that the run can resume."""
 
     wait_s: float = 60.0
     faults: tuple[str, ...] = ()
-    flagfile: Path | None = None  # of iree-run-module, in the place of models and options
-    out: Path | None = None  # where runs are stored; None is the default
-    # profile, compile_time_profile: folders for the profiles of the run and of its compilation.
+    flagfile: Path | None = None  # flag file of iree-run-module, instead of models and options
+    out: Path | None = None  # directory for runs; None is the default
+    # profile, compile_time_profile: directories for profiles of the run and of its compilation.
     profile: Path | None = None
     compile_time_profile: Path | None = None
 
     def options(self) -> Options:
-        """What each model's stages look at."""
+        """Return the options that the stages use."""
         shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(RunSettings)}
         return Options(**shared, profile=self.profile is not None)
 
     @classmethod
     def of_record(cls, request: Mapping[str, Any]) -> Job:
-        """The job of a stored run."""
+        """Return the job of a stored run."""
         return cls(**{**request, **stored_settings(request, cls)})

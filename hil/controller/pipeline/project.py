@@ -1,19 +1,19 @@
-"""The project file ``hil.toml``: defaults of options for every command, and settings of models by file name.
+"""The project file ``hil.toml``: default options for every command, and settings of models by file name.
 
 ::
 
-    [defaults]                                   # of options that the command line does not give
+    [defaults]                                   # for options that the command line does not set
     accept = ["sqnr>=60"]
     rtol = 1e-3
 
-    [models."*_int8.onnx"]                       # a pattern of file names; later tables win
+    [models."*_int8.onnx"]                       # a file name pattern; later tables take precedence
     atol = 0.5
 
     [models."detector.onnx".outputs."boxes"]
     accept = ["set(iou=0.9)>=0.95"]
 
-hil looks in the current directory and its parents, up to the repository's root or the home directory. The keys are the
-fields of :class:`RunSettings`. What runs programs or writes files needs trust (``hil board trust DIR``).
+hil searches the current directory and its parents, up to the repository's root or the home directory. The keys are the
+fields of :class:`RunSettings`. Settings that run programs or write files require trust (``hil board trust DIR``).
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from hil.errors import UsageError, did_you_mean
 FILE = "hil.toml"
 _TABLES = ("defaults", "models")
 _OUTPUTS = "outputs"
-# Tensors belong to one command.
+# Tensors apply to a single command.
 _NOT_KEYS = ("inputs", "expected")
-# A compiler writes files and runs programs where its flags say.
+# Compiler flags can write files and run programs.
 _NEED_TRUST = ("compile_flags", "debug_ir")
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project file."""
+    """Contents of a project file."""
 
     path: Path
-    defaults: Mapping[str, Any]  # field of RunSettings -> value as the command line takes it
-    models: Mapping[str, Mapping[str, Any]]  # pattern of file names -> field -> value as the library takes it
-    asks: tuple[str, ...]  # what needs the user's trust
-    digest: str  # of the file and of the Python files that it names; "" if one of them cannot be read
+    defaults: Mapping[str, Any]  # field of RunSettings -> value in the command line's form
+    models: Mapping[str, Mapping[str, Any]]  # file name pattern -> field -> value in the library's form
+    asks: tuple[str, ...]  # settings that require the user's trust
+    digest: str  # digest of the file and the Python files that it names; "" if a file cannot be read
 
 
 def find_project(start: Path) -> Path | None:
     """Return the project file of a directory, or None.
 
-    Above the directory, the search ends at a repository's root or at the home directory; outside of both, only the
-    directory itself is searched.
+    The search through parent directories ends at a repository's root or at the home directory. Outside of both, only
+    the directory itself is searched.
     """
     try:
         home = Path.home()
@@ -70,10 +70,10 @@ def find_project(start: Path) -> Path | None:
 
 
 def load_project(start: Path) -> Project | None:
-    """Return the project of a directory if it has a file.
+    """Return the project of a directory, or None without a project file.
 
     Raises:
-        UsageError: the file is wrong, or asks for what the user has not trusted.
+        UsageError: the file is invalid, or contains settings that the user has not trusted.
     """
     path = find_project(start)
     if path is None:
@@ -84,7 +84,7 @@ def load_project(start: Path) -> Project | None:
 
 
 def read_project(path: Path) -> Project:
-    """Read a project file, trusted or not. Raises UsageError: it cannot be read, or a key or value is wrong."""
+    """Read a project file without checking trust. Raises UsageError if it is unreadable or invalid."""
     from hil.compare.criteria import function_files
 
     try:
@@ -133,7 +133,7 @@ def _table(path: Path, where: str, value: Any) -> Mapping[str, Any]:
 
 
 def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each key with its value as the command line takes it."""
+    """Yield the keys with values in the command line's form."""
     specs, usual = _specs(), RunSettings()
     for name, value in _table(path, where, table).items():
         if name not in specs:
@@ -175,7 +175,7 @@ def _read_accept(path: Path, where: str, texts: list[str]) -> tuple[str, ...]:
 
 
 def _unloaded(file: str, name: str) -> Callable[..., bool]:
-    """Stand for a function that is not loaded: the file may not be trusted yet."""
+    """Return a placeholder for a function. The file is not loaded because it may not be trusted yet."""
     return lambda actual, reference: False
 
 
@@ -184,7 +184,7 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 def _kind_of(spec: Spec, default: Any) -> tuple[str, Callable[[Any], bool]]:
-    """Return what a key takes, in words, and whether a TOML value is that."""
+    """Return a description of a key's type, and a function that checks a TOML value."""
     if spec.repeats:
         return "a list of texts", _is_list_of_texts
     if isinstance(default, bool):

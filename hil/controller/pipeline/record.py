@@ -1,4 +1,4 @@
-"""The record of a run: each case as run.json has it, written as it comes."""
+"""Write and print the record of a run: the cases in run.json."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ _NAME_LEAST = 10
 
 
 def device_statistics(result: RunResult) -> dict[str, Any]:
-    """Device time in nanoseconds: iterations, p50, p90, min, mean, stdev and the samples (at most 10,000).
+    """Return statistics of the device time in nanoseconds.
 
-    A cold iteration, the program's first since it was loaded, is told apart (``cold_ns``, else None): it is in no
-    statistic unless there is no other.
+    They contain iterations, p50, p90, min, mean, stdev and at most 10,000 samples.
+
+    A cold iteration, the program's first after loading, is reported separately (``cold_ns``, else None). It is excluded
+    from the statistics unless it is the only iteration.
     """
     samples = result.device_ns
     if not samples:
@@ -60,7 +62,11 @@ def device_statistics(result: RunResult) -> dict[str, Any]:
 
 
 def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
-    """A case as run.json holds it; of its tensors what was stored so far: ``inputs``, ... -> entries with files."""
+    """Return a case's entry for run.json.
+
+    Args:
+        tensors: The tensors stored so far: ``inputs``, ... -> entries with files.
+    """
     artifact, model, error, result = case.artifact, case.model, case.error, case.result
     stored_references = tensors.get("references") or [[] for _ in case.references]
     return {
@@ -115,7 +121,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def _repetition_record(case: Case) -> dict[str, Any] | None:
-    """The iterations that were compared with each other, with the verdicts of answers that differ."""
+    """Return the record of compared iterations, with verdicts of differing outputs."""
     repetition = case.result.repetition if case.result is not None else None
     if repetition is None:
         return None
@@ -127,7 +133,7 @@ def _repetition_record(case: Case) -> dict[str, Any] | None:
 
 
 def cached_stages(case: Case) -> list[str]:
-    """The stages that came out of the cache, whole."""
+    """Return the stages whose complete result was cached."""
     sources = [reference.provenance.get("cached", False) for reference in case.references]
     found = {
         "import": case.model is not None and case.model.cached,
@@ -138,14 +144,14 @@ def cached_stages(case: Case) -> list[str]:
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """A verdict with all its statistics."""
+    """Return a verdict's record with all statistics."""
     outputs = [{**output.record(), "mismatch_share": output.mismatch_share} for output in verdict.outputs]
     enums = {name: getattr(verdict, name).value for name in ("outcome", "relation")}
     return {**enums, **_fields(verdict, "against", "reason"), "outputs": outputs}
 
 
 def _decider(case: Case) -> str:
-    """Return the reference that a pass rests on, with its relation; "" where the case did not pass."""
+    """Return the reference that a pass is based on, with its relation; "" if the case did not pass."""
     decider = deciding(case.verdicts) if case.outcome is Outcome.PASS else None
     return decider.named if decider else ""
 
@@ -159,12 +165,11 @@ def _specs(specs: Sequence[TensorSpec] | None) -> list[dict[str, Any]] | None:
 
 
 def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> None:
-    """A case's final screen: outcome, statistics of each output, device time, stages, and the run's folder."""
+    """Print a case's final screen: outcome, statistics of each output, device time, stages, and the run's directory."""
     outcome = case["outcome"] or "UNFINISHED"
     colour = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red"}.get(outcome, "magenta")
     console.print(f"[bold {colour}]{outcome}[/]  [bold]{_escape(case['name'])}[/]  {_escape(_how(case))}")
-    # What one verdict that is the case's has to say stands below its table, and so do the references that could not
-    # answer.
+    # If a single verdict determined the outcome, print_verdict prints the reason, and failed references get notes.
     is_told = case["reason"] and [one["outcome"] for one in case["verdicts"]] != [outcome]
     if is_told:
         say(console, "", case["reason"])
@@ -174,7 +179,7 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
     for verdict in case["verdicts"]:
         print_verdict(console, verdict)
-    if case.get("random") and outcome in ("FAIL", "BLIND"):  # the reason of a pass says so
+    if case.get("random") and outcome in ("FAIL", "BLIND"):  # the reason of a pass includes it
         say(console, "note", random_text(case["random"]))
     provenance = case["provenance"]
     for note in (*provenance.get("notes", ()), *filter(None, [provenance.get("elsewhere")])):
@@ -211,7 +216,7 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
 
 
 def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
-    """A verdict's outputs as a table that 80 columns hold, and below it why outputs do not agree."""
+    """Print a verdict's outputs as a table of at most 80 columns, then the reasons for mismatches."""
     from rich.text import Text
 
     reference = Relation(verdict.get("relation", "independent")).named(verdict["against"])
@@ -219,8 +224,8 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     if bounds := {_bound(output["control"]) for output in verdict["outputs"] if output.get("control")}:
         say(console, "arithmetic", "; ".join(sorted(bounds)))
     rows = [_COLUMNS, *(_row(output) for output in verdict["outputs"])]
-    # The names get what is left of the terminal's width. Where that is too little, the columns move together, and then
-    # those go that tell the least beside the others; the record has them all.
+    # Names get the remaining width of the terminal. If it is too small, first reduce the gaps between columns, then
+    # drop the least informative columns. The record contains all of them.
     room, gap = _room(console, rows, 2), 2
     if room < min(_NAME_LEAST, max(len(row[0]) for row in rows)):
         gap = 1
@@ -232,7 +237,7 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     names = [_shortened(name, room) for name, *_ in rows]
     colours = ["green" if output["passed"] else "red" for output in verdict["outputs"]]
     if colours:
-        # rich measures a table some three times, which takes 1.2 ms.
+        # rich measures a table about three times, which takes 1.2 ms.
         lines = aligned([[name, *rest] for name, (_, *rest) in zip(names, rows, strict=True)], left=2, gap=gap)
         console.print(Text(f"  {next(lines)}", "dim"), soft_wrap=True)
         for line, name, colour in zip(lines, names[1:], colours, strict=True):
@@ -259,7 +264,7 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
 
 
 def _bound(control: Mapping[str, Any]) -> str:
-    """The bound that a declared arithmetic set, in words."""
+    """Describe the bound that a declared arithmetic set."""
     return (
         f"{control['arithmetic']}, judged by {control['factor']:g} times the deviation of the model computed in it "
         f"({control['source']})"
@@ -267,12 +272,12 @@ def _bound(control: Mapping[str, Any]) -> str:
 
 
 def _room(console: Console, rows: list[list[str]], gap: int) -> int:
-    """What all columns but the first leave of the terminal's width."""
+    """Return the terminal width that remains for the first column."""
     return console.width - 2 - sum(max(map(len, column)) + gap for column in list(zip(*rows, strict=True))[1:])
 
 
 def _row(output: dict[str, Any]) -> list[str]:
-    """An output's line in the table."""
+    """Return an output's row of the table."""
     return [
         output["name"].replace("\n", r"\n"),
         type_text(output["dtype"], output["shape"]),
@@ -282,7 +287,7 @@ def _row(output: dict[str, Any]) -> list[str]:
 
 
 def _shortened(name: str, room: int) -> str:
-    """The name with its middle left out where it is too wide; reasons and the record tell it whole."""
+    """Shorten a wide name in the middle. Reasons and the record contain the complete name."""
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(name) <= room:
@@ -292,7 +297,7 @@ def _shortened(name: str, room: int) -> str:
 
 
 def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
-    """What the outputs are judged by: criteria, and the tolerance where all others have the same."""
+    """Describe how outputs are judged: by criteria, or by a tolerance if it is the same for all."""
     judged = [output for output in outputs if not output.get("criteria")]
     by_criteria = ", by criteria" if len(judged) < len(outputs) else ""
     outputs = judged
@@ -309,7 +314,7 @@ def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
 
 
 def criterion_text(criterion: Mapping[str, Any]) -> str:
-    """A criterion of a record in a line: ``top1>=0.99: 1, met``."""
+    """Format a criterion of a record: ``top1>=0.99: 1, met``."""
     value = criterion["value"]
     found = "met" if criterion["passed"] else "not met"
     shown = found if value is None else f"{_number(value, 6)}, {found}"
@@ -342,7 +347,7 @@ def _print_error(console: Console, case: dict[str, Any]) -> None:
     say(console, "stage", case["stage"] + (f" on board {error['board']}" if error["board"] else ""))
     lines = error["detail"].strip().splitlines()
     if len(lines) > _DETAIL_SHOWN:
-        # Python tells of a crash at the beginning, other programs at the end.
+        # Python reports a crash at the start of the output, other programs at the end.
         half = _DETAIL_SHOWN // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} lines more in run.json ...", *lines[-half:]]
     for line in lines:
@@ -360,19 +365,21 @@ def _escape(text: str) -> str:
 def _number(value: Any, digits: int) -> str:
     if value is None:
         return "-"
-    if isinstance(value, str):  # of a stored record: JSON has no inf and no nan
+    if isinstance(value, str):  # stored record: JSON lacks inf and nan
         return value
     return f"{value:.{digits}g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)
 
 
-# Stages of a warm case take milliseconds, and writing the record of many cases as long.
+# Stages with cached results take milliseconds. Writing the record of many cases takes as long.
 _SOON_S = 0.2
 
 
 class Recorder:
-    """Keeps a run's record up to date; may be called from several threads.
+    """Updates a run's record. Thread-safe.
 
-    ``order`` names all the run's cases, ``cases`` are run now; others that the record holds already stay as they are.
+    Args:
+        order: Names of all cases of the run.
+        cases: Cases to run now. Existing entries of cases not in this list are unchanged.
     """
 
     def __init__(self, run: Run, order: Sequence[str], cases: Sequence[Case]) -> None:
@@ -380,12 +387,12 @@ class Recorder:
         self._order = list(order)
         self._cases = {case.name: case for case in cases}
         self._records: dict[str, Any] = {}
-        # The same as JSON: made of hundreds of cases whenever one has changed, it would take most of the time.
+        # The records as JSON. Encoding hundreds of cases at each change would take most of the time.
         self._texts: dict[str, str] = {}
         self._tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
         self._lock = threading.Lock()
-        # Cases with news that are to be written, and who looks for them in a moment. It is not cancelled where they are
-        # written sooner: a thread for each case takes longer than a look at nothing.
+        # Changed cases to write, and the timer that writes them. An earlier write does not cancel the timer: a thread
+        # per case takes longer than a timer without work.
         self._news: dict[str, Case] = {}
         self._writer: threading.Timer | None = None
         self.ended: set[str] = set()
@@ -395,7 +402,7 @@ class Recorder:
         self._gather(cases)
 
     def add(self, cases: Sequence[Case]) -> None:
-        """Add cases to the run, after the others."""
+        """Add cases after the existing ones."""
         with self._lock:
             self._order += [case.name for case in cases if case.name not in self._order]
             self._cases |= {case.name: case for case in cases}
@@ -403,20 +410,20 @@ class Recorder:
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
-        """The outcomes of the cases that have one, by name."""
+        """Outcomes of ended cases, by name."""
         with self._lock:
             found = {name: record["outcome"] for name, record in self._records.items() if record["outcome"]}
         return {name: Outcome(outcome) for name, outcome in found.items()}
 
     def write(self, case: Case | None = None) -> None:
-        """Write the record as things stand; of one case that has changed, or of all. May raise StorageError."""
+        """Write the record now, with one changed case or with all cases. Raises StorageError."""
         with self._lock:
             if case is not None:
                 self._news[case.name] = self._cases[case.name] = case
             self._save(list(self._cases.values()) if case is None else list(self._news.values()))
 
     def write_soon(self, case: Case) -> None:
-        """Have the news of a case written within a moment, with what else comes meanwhile: it has no outcome yet."""
+        """Schedule a write for a case without an outcome. It includes other changes made in the meantime."""
         with self._lock:
             self._news[case.name] = self._cases[case.name] = case
             if self._writer is None:
@@ -425,12 +432,12 @@ class Recorder:
                 self._writer.start()
 
     def forget(self) -> None:
-        """Leave unwritten what waits for that."""
+        """Discard scheduled writes."""
         with self._lock:
             self._news.clear()
 
     def _write_news(self) -> None:
-        with self._lock, contextlib.suppress(StorageError):  # the next write has more to lose, and says so
+        with self._lock, contextlib.suppress(StorageError):  # the next write reports the error
             self._writer = None
             if self._news:
                 self._save(list(self._news.values()))
@@ -453,12 +460,12 @@ class Recorder:
         self.write_soon(case)
 
     def end(self, case: Case) -> None:
-        """A case has its outcome."""
+        """Record a case's outcome."""
         self.ended.add(case.name)
         self.write(case)
 
     def interrupt(self) -> None:
-        """Ctrl-C: cases that had not ended did not fail either; what they were doing was stopped."""
+        """Record Ctrl-C: cases that had not ended were stopped and have no outcome."""
         for name, case in self._cases.items():
             if name not in self.ended:
                 self._cases[name] = replace(case, outcome=None, error=None, reason="interrupted")
@@ -466,16 +473,19 @@ class Recorder:
         self.write()
 
     def finish(self, exit_code: int | None = None, *, finished: bool = True) -> dict[str, Any]:
-        """Every case has ended: the run's outcome is theirs, and its exit code unless one is given.
+        """Set the run's outcome and exit code from its cases, which must have ended.
 
-        Returns the record with ``folder``, "" where there is nothing to keep: a run that never came to its board is
-        taken away.
+        Args:
+            exit_code: Replaces the exit code derived from the outcomes.
+
+        Returns:
+            The record with ``folder``. A new run that never reached a board is deleted, and ``folder`` is "".
         """
         self.forget()
         self._gather(list(self._cases.values()))
         outcomes = [Outcome(case["outcome"]) for case in self._run.record["cases"]]
         self._run.record["exit_code"] = exit_code_of(outcomes) if exit_code is None else exit_code
-        # Whichever came first, a case that was skipped beside one that passed is not what the run came to.
+        # A skipped case must not determine the run's outcome if another case passed, in any order.
         counted = sorted(outcomes, key=lambda outcome: outcome is Outcome.SKIP)
         self._run.record["outcome"] = max(counted, key=lambda outcome: outcome.exit_code).value
         self._run.record["finished"] = finished

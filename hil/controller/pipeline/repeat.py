@@ -1,4 +1,4 @@
-"""The command that does a run of models again."""
+"""Build the command that repeats a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hil.controller.pipeline.options import Job, RunSettings, flag_of, specs_of
 
 
 def run_command(job: Job, models: Sequence[Path] = ()) -> str:
-    """The `hil run` that does a job again, with the options that decide what its cases come to.
+    """Return the `hil run` command that repeats a job, with the options that can change its results.
 
     Args:
-        models: some of the job's; none are all.
+        models: A subset of the job's models; empty means all.
     """
     usual = Job()
     words = ["hil", "run", *map(str, models or job.models)]
@@ -36,13 +36,13 @@ def run_command(job: Job, models: Sequence[Path] = ()) -> str:
         named += [(flag_of(name, spec), one) for one in _texts(name, value, repeats=spec.repeats)]
     for flag, value in named:
         if value not in (None, ""):
-            # What begins with a dash would be taken for an option.
+            # A value that starts with a dash would be parsed as an option.
             words += [flag] if value is True else [f"{flag}={value}"] if str(value)[:1] == "-" else [flag, str(value)]
     return shlex.join(words)
 
 
 def _texts(name: str, value: Any, *, repeats: bool) -> list[Any]:
-    """A field's value as the command line takes it, once or several times."""
+    """Return a field's value in the command line's form, as a list of occurrences."""
     if name == "dims":
         return [f"{key}={size}" for key, size in value.items()]
     if name == "input_range":

@@ -1,4 +1,4 @@
-"""Run a case's program repeatedly, and programs of repeated compilations, and judge answers that differ."""
+"""Run a case's program repeatedly, compile it repeatedly, and judge differing outputs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _GRAVITY = (Outcome.PASS, Outcome.BLIND, Outcome.FAIL)
 
 @dataclass(frozen=True)
 class Compilations:
-    """What repeated compilations of a model gave."""
+    """Result of repeated compilations of a model."""
 
     count: int
-    programs: tuple[Artifact, ...]  # that differ from the first, each once
+    programs: tuple[Artifact, ...]  # programs that differ from the first and from each other
 
     @property
     def text(self) -> str:
-        """Describe them in a line."""
+        """Summary in one line."""
         if not self.programs:
             return f"{self.count} compilations gave the same program"
         return f"{self.count} compilations gave {1 + len(self.programs)} different programs"
 
     def record(self) -> dict[str, Any]:
-        """Return what run.json has of them."""
+        """Return the entry for run.json."""
         return {
             "count": self.count,
             "programs": 1 + len(self.programs),
@@ -46,11 +46,11 @@ class Compilations:
 
 
 def compile_repeatedly(first: Artifact, count: int, again: Callable[[Path], Artifact], folder: Path) -> Compilations:
-    """Compile until there are ``count`` programs of a model, and keep those that differ.
+    """Compile a model ``count`` times in total and keep the differing programs.
 
     Args:
-        again: compiles with a cache in the folder that it is given.
-        folder: for the programs that differ, a folder each.
+        again: Compiles with a cache in the given directory.
+        folder: Directory for the differing programs, in separate subdirectories.
     """
     known = {frozenset(first.digests.items())}
     programs: list[Artifact] = []
@@ -74,10 +74,10 @@ def run_repeatedly(
     *,
     check: Callable[[LoadedProgram], None] = lambda program: None,
 ) -> tuple[LoadedProgram, RunResult, Invocation]:
-    """Run a program as often as ``repeat`` says, then once each of the programs of other compilations.
+    """Run a program ``repeat`` times, then run each program of the other compilations once.
 
     Returns:
-        The program, and its result and call: those of the first run, with the times of all of the first program's runs
+        The program, and the result and call of the first run. They include the times of all runs of the first program,
         and the repetition of all runs.
     """
     names = artifact.output_names
@@ -88,7 +88,7 @@ def run_repeatedly(
 
     program = load(artifact)
     result, call = program.run(inputs, names=names, **counts)
-    # Folded as they come: the outputs of all runs may be larger than the memory.
+    # Merge results immediately: the outputs of all runs may not fit in memory.
     for _ in range(options.repeat - 1):
         if options.fresh_load:
             session.unload(artifact)
@@ -105,7 +105,7 @@ def run_repeatedly(
 
 
 def _folded(result: RunResult, call: Invocation, again: RunResult, later: Invocation) -> tuple[RunResult, Invocation]:
-    """Return the first run with the times of a later one, and with the answers of both compared."""
+    """Return the first run with the times of a later run added and the outputs of both compared."""
     times = (*result.iterations_ns, *again.iterations_ns)
     result = replace(result, iterations_ns=times, repetition=merge([_answers_of(result), _answers_of(again)]))
     warmup_ns, fetch_s = call.warmup_ns + later.warmup_ns, call.fetch_s + later.fetch_s
@@ -113,17 +113,17 @@ def _folded(result: RunResult, call: Invocation, again: RunResult, later: Invoca
 
 
 def _answers_of(result: RunResult) -> Repetition:
-    """Return the answers of a run; of a board that compares none, the one that was fetched."""
+    """Return the repetition of a run. If the board did not compare iterations, it contains only the outputs."""
     return result.repetition or Repetition((Answer(1, 0, result.outputs),))
 
 
 def with_profile(
     result: RunResult, taken: ProfilePass | None, convert: Callable[[Mapping[str, Array]], Mapping[str, Array]]
 ) -> RunResult:
-    """Return a result with the answers of the profile pass among those of its iterations.
+    """Add the outputs of the profile pass to the repetition of a result.
 
     Args:
-        convert: makes of the outputs of a run what the result has of its own.
+        convert: Converts outputs of a run to the form of the result's outputs.
     """
     if taken is None:
         return result
@@ -139,7 +139,7 @@ def with_profile(
 
 
 def judge_answers(repetition: Repetition, compare: Callable[[Mapping[str, Array]], Verdict]) -> dict[int, Verdict]:
-    """Compare every distinct answer whose outputs are known; returns the verdicts by the answers' numbers."""
+    """Compare the distinct answers whose outputs are known. Return verdicts by number of the answer."""
     if repetition.is_stable:
         return {}
     known = enumerate(repetition.answers)
@@ -147,7 +147,7 @@ def judge_answers(repetition: Repetition, compare: Callable[[Mapping[str, Array]
 
 
 def worst_answer(verdicts: Mapping[int, Verdict]) -> int:
-    """Return the number of the answer that is furthest from the reference."""
+    """Return the number of the answer with the largest error."""
 
     def severity(number: int) -> tuple[int, float, float]:
         verdict = verdicts[number]
@@ -159,7 +159,7 @@ def worst_answer(verdicts: Mapping[int, Verdict]) -> int:
 
 
 def may_differ(repetition: Repetition, allowed: Sequence[str]) -> bool:
-    """Return whether patterns of names allow every output that differs to do so."""
+    """Return True if the patterns match all differing outputs."""
     differing = repetition.differing
     return bool(differing) and all(any(fnmatchcase(name, one) for one in allowed) for name in differing)
 
@@ -167,12 +167,12 @@ def may_differ(repetition: Repetition, allowed: Sequence[str]) -> bool:
 def instability(
     repetition: Repetition | None, verdicts: Mapping[int, Verdict], model: Model | None, allowed: Sequence[str]
 ) -> tuple[bool, str]:
-    """Decide whether answers that differ make a case UNSTABLE.
+    """Decide if differing outputs make a case UNSTABLE.
 
-    Outputs that a pattern allows may differ as long as every answer was fetched and passes.
+    Outputs that match an allowed pattern may differ if every answer was fetched and passes.
 
     Returns:
-        Whether it is unstable, and the reason or a note; "" where the answers do not differ.
+        True for an unstable case, and the reason or a note; "" if the answers do not differ.
     """
     if repetition is None or repetition.is_stable:
         return False, ""

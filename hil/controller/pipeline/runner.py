@@ -1,7 +1,7 @@
-"""Takes cases through the pipeline: what every workload does with a board.
+"""Run cases through the pipeline for all workloads.
 
-The host's part of the work (import, compile, refer) goes on in threads while the board, which runs one program at a
-time, does its part in the caller's thread.
+The host's stages (import, compile, refer) run in threads. Meanwhile the board, which runs one program at a time,
+executes cases in the caller's thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hil import errors
-from hil.controller.backends.references import default_references
+from hil.controller.backends.references import EXPECTED_HINT, default_references
 from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.inputs import OpenDimensions, with_sizes_of
@@ -38,25 +38,27 @@ _ON_BOARD = (Stage.PUSH, Stage.LOAD, Stage.RUN)
 
 
 def bad_usage_is_raised(error: errors.UsageError, stage: Stage) -> errors.HilError:
-    """Raise it always: what was typed wrongly is the user's to mend, and no case ends by it."""
+    """Raise the error unconditionally, so that invalid usage never becomes a case outcome."""
     raise error
 
 
 @dataclass(frozen=True)
 class Runner(Tools):
-    """Takes cases through the stages."""
+    """Runs cases through the stages."""
 
-    # what becomes of bad usage that a stage finds: raises it, or returns the error that ends the case.
+    # handles invalid usage in a stage: raises it, or returns the error for the case.
     of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = bad_usage_is_raised
 
     def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:
-        """Import a model and check the user's inputs against it: the stage that may still say "you typed it wrongly".
+        """Import a model and validate the user's inputs against it. Later stages do not report invalid usage of inputs.
 
-        A model that cannot be read is an outcome of its case; bad usage is raised. With ``want_inputs`` the case is to
-        run and be compared, so that it needs inputs and a reference.
+        An unreadable model is an outcome of its case. Invalid usage is raised.
+
+        Args:
+            want_inputs: True if the case will run and be compared. It then needs inputs and a reference.
 
         Raises:
-            UsageError: missing file, unknown function, inputs that the model does not take, a range of sizes.
+            UsageError: missing file, unknown function, inputs that do not match the model, or a range of sizes.
         """
         options = for_model(options, path)
         refuse_ranges(options)
@@ -64,11 +66,13 @@ class Runner(Tools):
         if not want_inputs or case.model is None:
             return case
         if not (options.expected or options.references or default_references(case.model)):
+            is_bundled = path.suffix == ".bpte"
             raise errors.UsageError(
                 f"a {case.model.format} model has no reference to be compared with",
                 hint="it has its own cases: hil bundle import FILE --from bpte, then hil bundle run"
-                if path.suffix == ".bpte"
-                else "give what you expect: --expected out.npy",
+                if is_bundled
+                else EXPECTED_HINT,
+                option="" if is_bundled else "--expected",
             )
         if case.model.inputs is not None:
             try:
@@ -80,24 +84,24 @@ class Runner(Tools):
         return case
 
     def compile(self, case: Case, config: BoardConfig) -> Case:
-        """Compile for a board, on the host, unless the case came with its program."""
+        """Compile for a board on the host, unless the case contains a program."""
         return replace(self, config=config)._advance(case, Stage.COMPILE)
 
     def refer_early(self, case: Case) -> Case | None:
-        """Ask the references while the case waits for its board; another state of the case, for :meth:`judge`.
+        """Compute references while the case waits for a board. Pass the result to :meth:`judge`.
 
-        None where it has its outcome or its references already, or its inputs are not known yet.
+        Returns None if the case already has an outcome or references, or if its inputs are unknown.
         """
         if case.outcome or case.inputs is None or case.references:
             return None
         return replace(self, sink=ProgressSink()).run_reference(case)
 
     def run_reference(self, case: Case) -> Case:
-        """Ask the references, unless the case has them."""
+        """Compute the references, unless the case has them."""
         return self._advance(case, Stage.REFER)
 
     def execute(self, case: Case, session: BoardSession) -> Case:
-        """Push, load and run on a board."""
+        """Push, load and run the program on a board."""
         if case.artifact is None or case.outcome:
             return case
         case = replace(self, config=session.board.config, session=session)._advance(case, *_ON_BOARD)
@@ -106,20 +110,20 @@ class Runner(Tools):
         return case
 
     def judge(self, case: Case, early: Case | None = None) -> Case:
-        """Compare what the board gave with the references: those the case has, those asked early, or asked now."""
+        """Compare the board's outputs with the references. References are computed now if neither case has them."""
         if early is not None:
             case = self.with_references(case, early)
         return self._advance(case, Stage.REFER, Stage.COMPARE)
 
     def judge_repetition(self, case: Case) -> Case:
-        """Judge the answers of more iterations of a case that is judged already."""
+        """Judge the outputs of further iterations of a judged case."""
         repetition = case.result.repetition if case.result is not None else None
         if case.error is not None or repetition is None or repetition.is_stable:
             return case
         return self._do(case, Step(Stage.COMPARE, judge_repetition, lambda case: True))
 
     def with_references(self, case: Case, early: Case) -> Case:
-        """A case with what :meth:`refer_early` got for it: references, or the error that took their place."""
+        """Add the result of :meth:`refer_early` to a case: references, or an error."""
         if case.outcome:
             return case
         if early.outcome:
@@ -135,7 +139,7 @@ class Runner(Tools):
         return case
 
     def whole(self, case: Case, session: BoardSession) -> Case:
-        """Take a begun case to its end on a board, a stage after the other."""
+        """Run the remaining stages of an imported case on a board."""
         return self.judge(self.execute(self.compile(case, session.board.config), session))
 
     def run(
@@ -147,11 +151,12 @@ class Runner(Tools):
         runtime: str = "",
         faults: Sequence[str] = (),
     ) -> Iterator[Case]:
-        """Take begun cases to their ends; yields each as it ends, in order.
+        """Run imported cases to their ends. Yield each ended case, in order.
 
-        Compiling and referring go on in threads; the board is opened when the first program is there, or before that
-        when only the board can tell what to compile for. A board that is lost ends its case, and is looked for again
-        for the next one; one that cannot be had ends all that are left. Cases that have an outcome pass through.
+        Compilation and references run in threads. The board is opened when the first program is compiled, or earlier if
+        only the board knows the compile target. If the board is lost, the current case ends, and hil tries to reconnect
+        for the next case. If the board is not available, all remaining cases end. Cases with an outcome pass through
+        unchanged.
         """
         lost: errors.BoardError | None = None
         config = choice.config
@@ -172,13 +177,13 @@ class Runner(Tools):
                 compiling.extend(
                     case if case.outcome or lost else threads.submit(self.compile, case, config) for case in cases
                 )
-                # What has ended is not kept here: there may be hundreds, each with its tensors.
+                # Do not keep ended cases: there may be hundreds, each with tensors.
                 del cases
                 while compiling:
                     first = compiling.popleft()
                     case = first if isinstance(first, Case) else _wait(first)
                     del first
-                    # A reference depends on model and inputs alone, so it may be computed while the board runs.
+                    # References depend only on model and inputs, so compute them while the board runs.
                     referring = threads.submit(self.refer_early, case)
                     if case.references:
                         self.sink.keep(case, "references")
@@ -201,12 +206,12 @@ class Runner(Tools):
     def _on_board(
         self, case: Case, session: BoardSession, pool: BoardPool, choice: BoardChoice, faults: Sequence[str]
     ) -> Case:
-        """Run a case; where that costs the board, look for it: it may come back for the next case."""
+        """Run a case. If the board is lost, try to reconnect for the next case."""
         case = self.execute(case, session)
-        if isinstance(case.error, errors.BoardError):
+        if isinstance(case.error, errors.BoardError) and not isinstance(case.error, errors.BoardUnfit):
             self.sink.stage(case, Stage(case.stage), "the board is gone, looking for it")
             pool.reconnect(choice, case.error, faults=faults)
-            # What became of it is told in the reason too.
+            # The error's message now contains the result of reconnecting.
             case = replace(case, reason=case.error.message)
         return case
 
@@ -217,7 +222,7 @@ class Runner(Tools):
         return case
 
     def _do(self, case: Case, step: Step) -> Case:
-        """One stage; what it raises ends the case."""
+        """Run a stage. An error ends the case."""
         case = replace(case, stage=step.stage.value)
         start = clock.now_ns()
         try:
@@ -233,7 +238,7 @@ class Runner(Tools):
 
 
 def _wait(future: concurrent.futures.Future[T]) -> T:
-    """A future's result; waits in slices so that Ctrl-C is heard on every platform."""
+    """Return a future's result. Wait in short intervals, so that Ctrl-C works on every platform."""
     while True:
         try:
             return future.result(timeout=0.5)

@@ -1,7 +1,7 @@
 """The stages of a case: import, compile, push, load, run, refer, compare.
 
-Each stage takes a case and yields it anew with what it has made; the last one yielded goes on to the next stage. Where
-a stage raises, what it had yielded until then stays with the case. :data:`PIPELINE` is what :mod:`.runner` executes.
+A stage takes a case and yields updated cases. The last one is passed to the next stage. If a stage raises, the case
+keeps the updates yielded before. :mod:`.runner` executes :data:`PIPELINE`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from hil.core.tensors import Array, TensorSpec, read_as
 
 
 def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool = False) -> None:
-    """Refuse (UsageError), before anything is done, what cannot be meant.
+    """Validate the options before any work. Raises UsageError.
 
     Args:
-        takes_ranges: whether there may be several cases of a model, one for each size of a range.
+        takes_ranges: True allows a range of sizes: a model then has a case for each size.
     """
     if not takes_ranges:
         refuse_ranges(options)
@@ -83,7 +83,7 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
 
 
 def refuse_ranges(options: Options) -> None:
-    """Raise UsageError where a dimension has a range of sizes in place of a size."""
+    """Raise UsageError if a dimension has a range of sizes instead of a size."""
     for name, sizes in options.dim_ranges.items():
         raise errors.UsageError(
             f"--dim {name}={range_text(sizes)} is a range of sizes, and this takes one size",
@@ -92,10 +92,10 @@ def refuse_ranges(options: Options) -> None:
 
 
 def choice_of(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
-    """The board that a job is for; UsageError where there is none, or it cannot do what is asked for.
+    """Return the board for a job. Raises UsageError if it does not exist or does not support the options.
 
     Args:
-        takes_ranges: as :func:`check_options` has it.
+        takes_ranges: See :func:`check_options`.
     """
     keys = {name: getattr(job, name) for name in ("identity", "known_hosts", "accept_new_host_key")}
     choice = choose(job.board, job.hw_type, **keys)
@@ -104,7 +104,7 @@ def choice_of(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
 
 
 def _import(case: Case, tools: Tools) -> Iterator[Case]:
-    """Read the model's file."""
+    """Import the model."""
     context, options = tools.context, case.options
     start = time.monotonic()
     model = import_model(
@@ -116,7 +116,7 @@ def _import(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _compile(case: Case, tools: Tools) -> Iterator[Case]:
-    """Compile for a board, on the host; the log says what was from the cache."""
+    """Compile for a board on the host. The log records a cache hit."""
     model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime
@@ -153,7 +153,7 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _push(case: Case, tools: Tools) -> Iterator[Case]:
-    """Send what the board lacks of the program."""
+    """Send the files of the program that the board lacks."""
     artifact, session = case.artifact, tools.session
     assert artifact is not None and session is not None
     start = time.monotonic()
@@ -169,7 +169,7 @@ def _push(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _load(case: Case, tools: Tools) -> Iterator[Case]:
-    """Load the program in a worker on the board, unless it has stayed loaded there."""
+    """Load the program in a worker on the board, unless it is loaded already."""
     artifact, session, options = case.artifact, tools.session, case.options
     assert artifact is not None and session is not None
     start = time.monotonic()
@@ -185,7 +185,7 @@ def _load(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _run(case: Case, tools: Tools) -> Iterator[Case]:
-    """Run on the board; where a profile is asked for, once more under the profiler."""
+    """Run on the board and, if a profile is requested, run a second time under the profiler."""
     artifact, session, options = case.artifact, tools.session, case.options
     assert artifact is not None and session is not None
     broken = False
@@ -214,7 +214,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
                 result = replace(result, provenance={**result.provenance, "arithmetic": arithmetic})
             case = replace(case, result=result).timed(
                 warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
-                # The warm-up is by the board's clock, which may jump.
+                # The warm-up time is from the board's clock, which may jump.
                 run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
                 fetch_s=call.fetch_s,
             )
@@ -227,7 +227,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
                 yield (case := replace(case, result=with_profile(result, capture.taken, convert)))
         if tools.logs:
             yield replace(case, worker_log=tuple(program.log()))
-    except (errors.RunCrashed, errors.StageTimeout):
+    except (errors.RunCrashed, errors.StageTimeout, errors.BoardUnfit):
         broken = True
         raise
     finally:
@@ -237,7 +237,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
 def _signing(
     own: Sequence[TensorSpec], signature: Signature | None
 ) -> Callable[[Mapping[str, Array]], Mapping[str, Array]]:
-    """Return what gives integers the sign of the signature, in outputs of which the program does not say it."""
+    """Return a function that applies the signature's signedness to integer outputs with undeclared signedness."""
     signed = signature.outputs if signature is not None else ()
 
     def convert(outputs: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -250,7 +250,7 @@ def _signing(
 
 
 def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
-    """Ask the references, or take what is expected. Where one cannot answer, the others' answers count."""
+    """Compute the references, or use the expected outputs. If a reference fails, the remaining results count."""
     context, options = tools.context, case.options
     model, inputs = case.model, case.inputs
     assert model is not None and inputs is not None
@@ -267,8 +267,7 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
         except (errors.StageError, errors.UsageError) as error:
             if not answers:
                 raise
-            failed = errors.ReferenceFailed(error.message, hint=error.hint, detail=error.detail)
-            unanswered = {", ".join(options.references): failed}
+            unanswered = {", ".join(options.references): error.as_kind(errors.ReferenceFailed)}
     elif not answers:
         answer, unanswered = run_reference_with_fallback(model, inputs, runtime=runtime, **settings)
         answers.append(answer)
@@ -299,7 +298,11 @@ def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunCont
 
 
 def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> Mapping[str, Array]:
-    """A case's inputs for these specs: what the user gave (UsageError: it does not fit), the rest seeded random."""
+    """Return a case's inputs for these specs: the user's inputs, and seeded random values for the rest.
+
+    Raises:
+        UsageError: the user's inputs do not match the specs.
+    """
     if case.make_inputs is not None:
         return case.make_inputs(specs)
     options = case.options
@@ -311,7 +314,7 @@ def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> Mapping[str, Ar
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of the pipeline."""
+    """A stage of the pipeline."""
 
     stage: Stage
     run: Callable[[Case, Tools], Iterator[Case]]
@@ -322,7 +325,7 @@ def _has_program(case: Case) -> bool:
     return case.artifact is not None
 
 
-# What happens to every case, in this order.
+# Stages of every case, in order.
 PIPELINE = (
     Step(Stage.IMPORT, _import, lambda case: case.model is None),
     Step(Stage.COMPILE, _compile, lambda case: case.model is not None and case.artifact is None),

@@ -1,4 +1,4 @@
-"""What the stages of a case work with."""
+"""Objects that the stages of a case use."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hil.core.board_config import BoardConfig
 
 @dataclass(frozen=True)
 class Tools:
-    """What stages work with."""
+    """Objects that the stages use."""
 
     context: RunContext
-    config: BoardConfig | None = None  # of the board that the case is compiled for; None until that is known
-    session: BoardSession | None = None  # the board that the case runs on; None for the stages that need none
+    config: BoardConfig | None = None  # config of the board to compile for; None until known
+    session: BoardSession | None = None  # the board to run on; None for stages that need no board
     sink: ProgressSink = field(default_factory=ProgressSink)
-    lasting: bool = True  # whether the folders of cases stay when all is over
-    logs: bool = True  # whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway
+    lasting: bool = True  # keep the case directories at the end
+    logs: bool = True  # fetch the program's stderr after a successful run; a crash always includes it
 
 
 def reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
-    """Return the settings that references, and what is measured of them, are called with."""
+    """Return the arguments for references and for measurements of them."""
     return {
         "cache": context.cache,
         "isolated": context.isolated,

@@ -1,1 +1,1 @@
-"""How fast a program is on a board, and whether another one is faster: what `hil bench` does."""
+"""Benchmarks for `hil bench`: measure a program on a board, or compare two programs."""

@@ -1,4 +1,4 @@
-"""A bench from the first check to its stored document: what `hil bench` does."""
+"""Run a bench from the first check to its stored document, for `hil bench`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError
 
-# What says which board a job is for, but for a simulator's faults.
+# Fields that select a job's board, without a simulator's faults.
 _WHERE = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
 
 
@@ -52,10 +52,10 @@ def _with_board(job: Job, other: Job) -> Job:
 
 
 def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
-    """A stored job with the board that it may have: what somebody else's record says of boards is not theirs to say.
+    """Return a stored job with a board that it may use: records from other users must not select boards.
 
     Raises:
-        UsageError: it is somebody else's, names an address or a file, and no board was typed.
+        UsageError: the record is not the user's, names an address or a file, and no board was given.
     """
     if own:
         return stored
@@ -73,14 +73,14 @@ _COPIES_MOST = 32
 
 
 def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
-    """Measure one program, or two in turns, storing everything as it comes.
+    """Measure one program, or two in turns, and store results as soon as they are available.
 
     Returns:
-        ``bench`` of docs/commands.schema.json; after Ctrl-C, of what was measured until then.
+        ``bench`` of docs/commands.schema.json; after Ctrl-C, with the measurements so far.
 
     Raises:
-        UsageError: something was asked for that cannot be; nothing was run.
-        KeyboardInterrupt: Ctrl-C before anything was measured; what there was is stored.
+        UsageError: an option is invalid or unsupported; nothing was run.
+        KeyboardInterrupt: Ctrl-C before anything was measured; completed stages are stored.
     """
     _check(bench)
     with Isolated() as isolated:
@@ -88,7 +88,7 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
 
 
 def _check(bench: BenchJob) -> None:
-    """Refuse what cannot be meant."""
+    """Raise UsageError for invalid settings."""
     models, two = bench.job.models, len(bench.job.models) == 2 or bool(bench.against)
     if not 1 <= len(models) <= 2:
         raise UsageError("a bench takes one MODEL, or two to compare", hint="hil bench MODEL, or hil bench --help")
@@ -118,7 +118,7 @@ def _check(bench: BenchJob) -> None:
 
 
 class _Bench:
-    """One bench on its way."""
+    """The state of a running bench."""
 
     def __init__(self, bench: BenchJob, context: RunContext, screen: Progress) -> None:
         self.bench = bench
@@ -132,7 +132,7 @@ class _Bench:
 
     def run(self) -> dict[str, Any]:
         base = self.store.open(self.bench.against) if self.bench.against else None
-        # What was typed wrongly shows here: nothing is stored before that is known.
+        # Report usage errors before anything is stored.
         self._begin(base)
         self.choices = [choice_of(job) for job in self.jobs]
         run = self.store.create(
@@ -152,7 +152,7 @@ class _Bench:
         except StorageError:
             raise
         except UsageError:
-            # Only the board could tell. Where nothing was measured, nothing is to be kept.
+            # Only the board could detect this error. Discard the run if nothing was measured.
             if not any(side.batches for side in self.sides):
                 run.discard()
             raise
@@ -169,10 +169,10 @@ class _Bench:
         if base is not None:
             stored, case = stored_case(base)
             is_own = is_sealed(base.folder, base.record["request"])
-            if not is_own:  # the record may be anybody's, and must not run code
+            if not is_own:  # the record may be from another user, and must not run code
                 refuse_functions(stored)
             stored = board_of_stored(stored, job, own=is_own)
-            if not (job.board or job.hw_type):  # faults are never taken over
+            if not (job.board or job.hw_type):  # faults are never copied from the stored job
                 job = _with_board(job, stored)
             self.jobs.append(stored)
             self.cases.append(replace(case, name=f"A-{safe_name(case.path.stem)}"))
@@ -188,17 +188,17 @@ class _Bench:
         check_accepted_outputs((case.options.accept, case.model) for case in self.cases)
 
     def _session(self, pool: BoardPool, number: int) -> BoardSession:
-        """Open a job's board; jobs for one board, with the same faults, share it."""
+        """Open a job's board; jobs with the same board and faults share it."""
         places = [(its.name, its.config.path, job.faults) for job, its in zip(self.jobs, self.choices, strict=True)]
         shared = [job.runtime for job, place in zip(self.jobs, places, strict=True) if place == places[number]]
         return pool.session(self.choices[number], runtimes=shared, faults=self.jobs[number].faults)
 
     def _prepare(self, run: Run, number: int, pool: BoardPool) -> None:
-        """Everything up to a side that can be measured; an error of model or board is the case's outcome."""
+        """Prepare a side for measurement; a model or board error becomes the case's outcome."""
         case, runtime, config = self.cases[number], self.jobs[number].runtime, self.choices[number].config
         self.screen.begin(case.name, len(STAGES))
         try:
-            # The board is asked before compiling only if it alone knows the target.
+            # Ask the board before compiling only if no other source knows the target.
             if not (case.outcome or case.artifact or knows_target(config, runtime)):
                 board = self._session(pool, number).board
                 config, target = with_target(board.config, runtime, board.info["machine"])
@@ -212,7 +212,7 @@ class _Bench:
                 case = self._tried(case, session)
                 self.sides.append(Side("AB"[number], case, board))
                 if case.model is None:
-                    self.recorder.keep(case, "references")  # that came with a stored bench
+                    self.recorder.keep(case, "references")  # references from a stored bench
             if _can_be_measured(case):
                 self.programs[case.name] = keep_program(run, case)
         except BoardError as error:
@@ -223,7 +223,7 @@ class _Bench:
         self.recorder.end(case)
 
     def _tried(self, case: Case, session: BoardSession) -> Case:
-        """Push, load and run a case once, cold, and compare its answer: what is measured has to be right."""
+        """Push, load and run a case once, cold, and compare its output: only correct programs are measured."""
         case = self.runner.execute(case, session)
         if case.outcome:
             return case
@@ -248,7 +248,7 @@ class _Bench:
         except UsageError:
             raise
         except HilError:
-            pass  # the side's case has it as its outcome; what was measured until then stays
+            pass  # the error is the outcome of the side's case; keep the measurements so far
         finally:
             self.screen.end(title)
 
@@ -292,5 +292,5 @@ class _Bench:
 
 
 def _can_be_measured(case: Case) -> bool:
-    """Whether it ran, and gave the right answer or one that nobody was to compare."""
+    """Return True if the case ran and the output is correct or not compared."""
     return case.error is None and case.outcome in (Outcome.PASS, Outcome.SKIP)

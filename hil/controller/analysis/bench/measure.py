@@ -1,4 +1,4 @@
-"""Measuring: one side in batches, or two in turns, each batch handed on as soon as it is there."""
+"""Measure one side in batches, or two sides in turns; each batch is passed on immediately."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from hil.core.repetition import Repetition, merge_known
 from hil.core.results import RunResult, Stage
 from hil.errors import HilError, RunFailed, UsageError
 
-# Rounds of a comparison. Fewer make its interval wide, more cost loading time.
+# Number of rounds in a comparison. Fewer rounds make the interval wide, more rounds cost loading time.
 ROUNDS = 20
 LEAST_ROUNDS = 10
-# Batches that a side's time is cut into, where it is measured alone: what a kill can cost.
+# Number of batches for a side that is measured separately. A killed bench loses at most the current batch.
 _BATCHES = 20
-# So many of them there are, however long they take.
+# Minimum number of batches, however long they take.
 _BATCHES_LEAST = 5
-# A batch is over after this long, so that Ctrl-C and progress need not wait and the board's clock is looked at.
+# Maximum batch length, for responsive Ctrl-C and progress, and for regular checks of the board's clock.
 _BATCH_MOST_S = 0.5
-# Turns are short: what else the machine does then strikes both sides alike.
+# Turns are short, so that other load on the machine affects both sides equally.
 _TURN_S = 0.02
-# Where the ratio is not known to within the smallest effect by then, a comparison takes up to so many times as long.
+# If the ratio is not yet known to within the smallest effect, a comparison may take this many times as long.
 _LONGER = 3
 _ITERATIONS_MOST = 100_000
 _LEAST_ITERATIONS = 10
@@ -47,34 +47,34 @@ _WARMUP_S = 0.05
 _CALIBRATION_NS = 20_000_000
 _CALIBRATION_MOST_NS = 1_000_000_000
 _CALIBRATIONS = 4
-# A batch begins with a tenth of its iterations untimed.
+# A batch starts with a tenth as many untimed iterations.
 _REWARM = 10
-# Sides that are not further apart than this have batches of as many iterations, so that both are equally warm.
+# Sides with times within this factor get equally large batches, so that both are equally warm.
 _ALIKE = 4.0
 
 
 @dataclass
 class Side:
-    """A program to measure, and what measuring it came to so far."""
+    """A program to measure, and the measurements so far."""
 
     label: str
-    case: Case  # with its artifact and inputs
+    case: Case  # with artifact and inputs
     board: Board
-    first_run_ns: int | None = None  # its very first iteration, cold; None where the board does not tell
+    first_run_ns: int | None = None  # the first, cold iteration; None if the board does not report it
     batches: list[Batch] = field(default_factory=list)
     result: RunResult | None = None
-    clock: str = "board"  # ``board``, or ``host`` where the board does not tell the device's time
-    warmup: int = 0  # untimed iterations before a newly loaded program is measured
-    warmup_s: float = 0.0  # seconds spent with them
-    loads: int = 0  # how often the program was loaded to be measured
+    clock: str = "board"  # ``board``, or ``host`` if the board does not report device times
+    warmup: int = 0  # untimed iterations after loading, before measuring
+    warmup_s: float = 0.0  # total warm-up time in seconds
+    loads: int = 0  # how often the program was loaded for measuring
     peak_memory_bytes: int | None = None
-    cpu_ns: int = 0  # what the worker's threads computed in all its iterations, where the board tells it
-    ran_ns: int = 0  # how long those iterations took; 0 where the board does not tell the other
-    # the answers of all iterations, those of warm-ups and of the case's first run too; None where none were compared.
+    cpu_ns: int = 0  # worker threads' CPU time in all iterations, if the board reports it
+    ran_ns: int = 0  # duration of these iterations; 0 if the board does not report CPU time
+    # output comparison over all iterations, including warm-ups and the case's first run; None if not compared.
     repetition: Repetition | None = None
 
     def __post_init__(self) -> None:
-        """Take over what the case's first run, if it had one, told."""
+        """Copy the results of the case's first run, if any."""
         self.result = self.case.result
         if self.result is not None:
             self.repetition = self.result.repetition
@@ -83,14 +83,15 @@ class Side:
             self.peak_memory_bytes = self.result.peak_memory_bytes
 
 
-# Told of every batch when it is there: the side, the batch, and the share of the work that is done.
+# Callback for every finished batch: the side, the batch, and the share completed.
 Keep = Callable[[Side, Batch, float], None]
 
 
 def measure(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Random) -> None:
-    """Measure one side, or two in turns. What was measured is in the sides and was told to ``keep``, however it ends.
+    """Measure one side, or two in turns.
 
-    What ends it is the outcome of the side's case, too. ``order`` says who goes first.
+    Results are in the sides and were passed to ``keep``, even if an error ends the measurement. The error also becomes
+    the outcome of the side's case. ``order`` decides which side is first.
     """
     if len(sides) == 1:
         _measure_one(sides[0], bench, keep)
@@ -103,7 +104,7 @@ def _measure_one(side: Side, bench: BenchJob, keep: Keep) -> None:
         meters = [stack.enter_context(_Meter(side, copy=copy)) for copy in range(bench.concurrency)]
         each_s = meters[0].calibrate(bench)
         total = _iterations(bench, each_s)
-        # Those that run at the same time begin some milliseconds apart: their batches are as long as they may be.
+        # Concurrent copies start some milliseconds apart, so use maximum-length batches.
         least = _BATCHES if len(meters) == 1 else 1
         sizes = _spread(total, min(max(least, _least_parts(total, each_s, _BATCH_MOST_S)), total))
         for meter in meters:
@@ -113,14 +114,14 @@ def _measure_one(side: Side, bench: BenchJob, keep: Keep) -> None:
             for batch in _at_once(pool, meters, size):
                 side.batches.append(batch)
                 keep(side, batch, number / len(sizes))
-            # Counts are of undisturbed iterations; those of a busy machine take longer.
+            # The planned counts assume undisturbed iterations. On a busy machine these take longer.
             spent_ns = sum(int(batch.duration_ns.sum()) for batch in side.batches) / len(meters)
             if bench.iterations is None and number >= _BATCHES_LEAST and spent_ns >= bench.min_time_s * 1e9:
                 break
 
 
 def _at_once(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> list[Batch]:
-    """A batch of each of the programs, at the same time: each in a thread of its own, which begin together."""
+    """Run a batch of each program at the same time, in separate threads with a common start."""
     if len(meters) == 1:
         return [meters[0].batch(size)]
     together = threading.Barrier(len(meters))
@@ -133,12 +134,15 @@ def _at_once(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> l
 
 
 def _in_turns(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Random) -> None:
-    """Rounds, in each of which both sides are loaded anew and take turns, A B B A or B A A B, as often as it takes."""
+    """Measure in rounds until the result is precise enough, up to a limit.
+
+    Every round reloads both sides. They then take turns in the order A B B A or B A A B.
+    """
     sizes: dict[str, list[list[int]]] = {}
     number = 0
     while number < (len(sizes["A"]) if sizes else 1):
         with contextlib.ExitStack() as stack:
-            # Who is loaded first may have the better place in memory.
+            # Randomise the loading order: the side loaded first may get the better memory layout.
             loading = order.sample(list(sides), 2)
             meters = {side.label: stack.enter_context(_Meter(side, round=number)) for side in loading}
             sizes = sizes or _plan(meters, bench)
@@ -159,7 +163,7 @@ def _in_turns(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.
 
 
 def compare_sides(sides: Sequence[Side], bench: BenchJob) -> Comparison | None:
-    """B beside A; None where there are not two, or too few rounds of them."""
+    """Compare B with A; None without two sides, or with too few rounds."""
     if len(sides) < 2:
         return None
     batches = [batch for side in sides for batch in side.batches]
@@ -167,13 +171,13 @@ def compare_sides(sides: Sequence[Side], bench: BenchJob) -> Comparison | None:
 
 
 def _plan(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[list[int]]]:
-    """Each side's iterations: for each round, those of its batches, of which A B B A has two."""
+    """Return label -> batch sizes per round; an A B B A turn uses two batches per side."""
     rounds = ROUNDS if bench.iterations is None else min(ROUNDS, bench.iterations // 2)
     each_s = {label: meter.calibrate(bench) for label, meter in meters.items()}
     if max(each_s.values()) <= _ALIKE * min(each_s.values()):
         each_s = dict.fromkeys(each_s, min(each_s.values()))
     totals = {label: max(_iterations(bench, one_s), 2 * rounds) for label, one_s in each_s.items()}
-    # No batch is made shorter than an iteration.
+    # A batch has at least one iteration.
     parts = {label: min(_least_parts(total, each_s[label], _TURN_S), total) for label, total in totals.items()}
     turns = max(1, min(parts.values()) // (2 * rounds))
     plan = {}
@@ -184,29 +188,29 @@ def _plan(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[list[int
 
 
 def _iterations(bench: BenchJob, each_s: float) -> int:
-    """How many iterations a side has in all."""
+    """Return a side's total iteration count."""
     return bench.iterations or max(round(bench.min_time_s / each_s), _LEAST_ITERATIONS)
 
 
 def _least_parts(iterations: int, each_s: float, most_s: float) -> int:
-    """How many batches so many iterations are cut into, so that none takes longer than ``most_s``."""
+    """Return a batch count for these iterations so that no batch takes longer than ``most_s``."""
     return max(-int(-iterations * each_s // most_s), -(-iterations // _ITERATIONS_MOST))
 
 
 def _spread(total: int, parts: int) -> list[int]:
-    """``total`` iterations as evenly over so many batches as whole numbers go."""
+    """Split ``total`` iterations into ``parts`` batches that differ by at most one."""
     return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
 
 
 class _Meter:
-    """A side's program, loaded: a context manager."""
+    """Context manager for a side's loaded program."""
 
     def __init__(self, side: Side, *, round: int = 0, copy: int = 0) -> None:
         self._side = side
         self._round = round
         self._copy = copy
         self._program: LoadedProgram | None = None
-        self._repetition: Repetition | None = None  # of this meter alone: others may run at the same time
+        self._repetition: Repetition | None = None  # of this meter only: concurrent meters have separate results
 
     def __enter__(self) -> _Meter:
         artifact = self._side.case.artifact
@@ -223,8 +227,8 @@ class _Meter:
         self._program.unload()
 
     def calibrate(self, bench: BenchJob) -> float:
-        """Find out how long an iteration takes, in seconds, and with it how many make a warm-up."""
-        # What else the machine does only makes it longer: the shortest of a few counts.
+        """Return an iteration's time in seconds, and set the side's number of warm-up iterations."""
+        # Other load only increases times, so use the shortest of several medians.
         each_ns, size, begun = math.inf, 1, clock.now_ns()
         while each_ns == math.inf or (size * each_ns < _CALIBRATION_NS and size <= _ITERATIONS_MOST):
             for _ in range(_CALIBRATIONS):
@@ -237,17 +241,17 @@ class _Meter:
         return each_s
 
     def warm(self) -> None:
-        """Run untimed, as often as the side asks for."""
+        """Run the side's warm-up iterations, untimed."""
         if self._side.warmup:
             self._side.warmup_s += self._run(self._side.warmup)[1].sum() / 1e9
 
     def batch(self, size: int) -> Batch:
-        """Measure so many iterations, after some that bring back what another turn has driven from the caches."""
+        """Measure ``size`` iterations, after a few untimed ones that refill caches used by the other side."""
         starts, durations = self._run(size, min(size // _REWARM, self._side.warmup))
         return Batch(self._side.label, self._round, self._copy, starts, durations)
 
     def _run(self, iterations: int, warmup: int = 0) -> tuple[Nanoseconds, Nanoseconds]:
-        """Starts and durations of iterations, by the board's clock or else the host's."""
+        """Return iteration starts and durations, on the board's clock or the host's."""
         side, case = self._side, self._side.case
         assert self._program is not None and case.inputs is not None and case.artifact is not None
         begun = clock.now_ns()
@@ -269,10 +273,10 @@ class _Meter:
             if call.cpu_ns:
                 side.cpu_ns += call.cpu_ns
                 side.ran_ns += int((stamps[:, 1] - stamps[:, 0]).sum())
-            # By command it is not known when each ran, only that they did one after the other.
+            # Command runs report no start times: only the iteration order is known.
             base = 0 if call.board_ns else begun
             return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0]
-        # A run by a board's own command: what is known is how long each took, with the start of its process.
+        # The board's command reports only durations, which include a process start.
         side.clock = "host"
         walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
         if len(walls) != iterations:
@@ -283,7 +287,7 @@ class _Meter:
 
 @contextlib.contextmanager
 def _blamed(side: Side, stage: Stage) -> Iterator[None]:
-    """What ends measuring is the outcome of the case that was being measured, unless it was typed wrongly."""
+    """Record an error as the measured case's outcome, except for usage errors."""
     try:
         yield
     except UsageError:

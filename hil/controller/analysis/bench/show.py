@@ -1,4 +1,4 @@
-"""A bench's document as text for the terminal."""
+"""A bench document as text for the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Cell = Callable[[Mapping[str, Any]], str]
 
 
 def print_bench(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what was measured, and for two programs whether they differ."""
+    """Print the measurements, and compare two programs."""
     from rich.text import Text
 
     sides, rows = document["sides"], []
@@ -35,7 +35,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
         line.append(f"  {_checked(side)}", style="dim")
         console.print(line, soft_wrap=True)
     shown = table([""] * (1 + len(sides)), rows)
-    shown.columns[0].no_wrap = True  # a label stays whole
+    shown.columns[0].no_wrap = True  # do not wrap labels
     show(console, shown)
     _print_notes(console, document)
     if document["comparison"]:
@@ -45,12 +45,12 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def time_text(nanoseconds: float) -> str:
-    """A time with three digits and its unit: ``59.5 us``."""
+    """Format a time with three digits and a unit: ``59.5 us``."""
     return seconds(nanoseconds / 1e9)
 
 
 def bars(values: Sequence[float]) -> str:
-    """Values as a line of bars; the lowest is the shortest."""
+    """Return values as a bar chart in a line; the lowest value has the shortest bar."""
     if not values:
         return ""
     low, span = min(values), (max(values) - min(values)) or 1
@@ -105,7 +105,7 @@ def _stages(*names: str) -> _Cell:
     return describe
 
 
-# Label, whether there is nothing to show where nothing was timed, and the text.
+# Label, a flag for rows that need iteration times, and the text.
 _ROWS: tuple[tuple[str, bool, _Cell], ...] = (
     ("", False, lambda side: f"{side['label']}: {side['name']}" if side["name"][:2] in ("A-", "B-") else ""),
     ("p50", True, _median),

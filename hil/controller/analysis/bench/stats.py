@@ -1,19 +1,20 @@
-"""Statistics of iteration times: pure functions of samples, seeded, so the same samples give the same numbers.
+"""Statistics of iteration times: pure functions of samples with fixed seeds, so results are reproducible.
 
-Samples that follow one another are alike (caches, clocks that are raised and lowered, whatever else the machine does),
-so nothing here takes them for independent:
+Consecutive samples are correlated (caches, clock scaling, other load on the machine), so they are never treated as
+independent:
 
-- A median's interval is from a block bootstrap: blocks of neighbouring samples are drawn, not samples (Carlstein, "The
-  use of subseries values for estimating the variance of a general statistic from a stationary sequence", 1986).
-- A ratio's interval is from a bootstrap over rounds. Each round loads both programs anew, for where a process happens
-  to lie in memory alone can shift its time by percents (Mytkowicz et al., "Producing wrong data without doing anything
-  obviously wrong!", 2009); so rounds, not samples, are what repeats (Kalibera and Jones, "Rigorous benchmarking in
-  reasonable time", 2013). A round's value is the difference of mean logarithms over A B B A, which cancels a drift.
-- What is compared is a batch's undisturbed time, its fifth percentile: what else a machine does only makes iterations
-  longer, and moves a median by more than the differences that are looked for (Chen and Revels, "Robust benchmarking in
-  noisy environments", 2016, take the minimum; the percentile does not hang on one lucky iteration).
-- Few blocks or rounds make a plain bootstrap interval too short: it is widened as Hesterberg says ("What teachers
-  should know about the bootstrap", 2015, the expanded percentile interval).
+- The interval of a median is from a block bootstrap, which draws blocks of neighbouring samples (Carlstein, "The use
+  of subseries values for estimating the variance of a general statistic from a stationary sequence", 1986).
+- The interval of a ratio is from a bootstrap over rounds. Each round reloads both programs, because the memory layout
+  of a process can shift its time by several percent (Mytkowicz et al., "Producing wrong data without doing anything
+  obviously wrong!", 2009). So the unit of repetition is a round, not a sample (Kalibera and Jones, "Rigorous
+  benchmarking in reasonable time", 2013). A round's value is the difference of mean logarithms over A B B A, which
+  cancels drift.
+- The compared value is a batch's undisturbed time, the fifth percentile. Other load on the machine only makes
+  iterations longer. It can move a median by more than the effect under test (Chen and Revels, "Robust benchmarking in
+  noisy environments", 2016, use the minimum; the percentile does not depend on a single lucky iteration).
+- With few blocks or rounds, a plain bootstrap interval is too narrow. It is widened as in Hesterberg, "What teachers
+  should know about the bootstrap", 2015 (expanded percentile interval).
 """
 
 from __future__ import annotations
@@ -32,41 +33,41 @@ from hil.controller.pipeline.options import Job
 
 Nanoseconds: TypeAlias = "npt.NDArray[np.int64]"
 
-# A difference below this is not told as one: it is what a rebuilt program or another memory layout may cost anyway.
+# Smaller differences are not reported: a rebuilt program or a different memory layout may cause them.
 DEFAULT_EFFECT = 0.03
 DEFAULT_MIN_TIME_S = 2.0
 
 
 @dataclass(frozen=True)
 class BenchJob:
-    """What `hil bench` was asked to do."""
+    """The settings of a `hil bench` command."""
 
-    job: Job  # what it shares with `hil run`: models, board, inputs, tolerances. One model, or A and B to compare.
+    job: Job  # settings shared with `hil run`: models, board, inputs, tolerances. One model, or A and B to compare.
     iterations: int | None = None
-    min_time_s: float = DEFAULT_MIN_TIME_S  # how long each side is to compute, in seconds
+    min_time_s: float = DEFAULT_MIN_TIME_S  # minimum measured time per side, in seconds
     warmup: int | None = None
     concurrency: int = 1
-    against: str = ""  # a stored bench run, measured again as side A
+    against: str = ""  # a stored bench run to measure as side A
     check: bool = True
-    min_effect: float = DEFAULT_EFFECT  # the smallest share that is called a difference
-    fail_if_slower: float | None = None  # share by which B may be slower than A; None allows any
+    min_effect: float = DEFAULT_EFFECT  # the smallest relative difference to report
+    fail_if_slower: float | None = None  # maximum relative slowdown of B against A; None allows any
     benchmark_out: Path | None = None
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Iterations of one side, measured in one go."""
+    """A side's iterations, measured in a single call."""
 
     side: str
-    round: int  # which loading of the program, from 0: both sides are loaded anew for each round
+    round: int  # from 0: every round reloads both sides
     copy: int
-    start_ns: Nanoseconds  # of each iteration, int64 [n], by the clock that the run names
+    start_ns: Nanoseconds  # per iteration, int64 [n], on the side's clock
     duration_ns: Nanoseconds
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval; ``level`` is the share of cases in which it holds the true value."""
+    """A confidence interval; ``level`` is the probability that it contains the true value."""
 
     low: float
     high: float
@@ -75,16 +76,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class Drift:
-    """Whether iterations became slower or faster while they were measured."""
+    """A trend in iteration times during the measurement."""
 
-    change: float  # from the first to the last, as a share of the median, by the robust slope; 0.02 is 2 % slower
-    p_value: float  # how likely so clear a trend is where there is none
-    marked: bool  # whether it is both clear and large enough to be told
+    change: float  # from first to last, relative to the median, by the robust slope; 0.02 is 2 % slower
+    p_value: float  # probability that data without a trend shows such a trend
+    marked: bool  # True if the trend is significant and large enough to report
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of one side's iterations, in nanoseconds."""
+    """Statistics of a side's iterations, in nanoseconds."""
 
     iterations: int
     p10_ns: float
@@ -95,27 +96,27 @@ class Summary:
     max_ns: float
     mean_ns: float
     stdev_ns: float
-    median: Interval | None  # its confidence interval, None where there are too few iterations
-    drift: Drift | None  # None where there are too few iterations
-    outliers: int  # how many iterations took longer than ``outlier_above_ns``
+    median: Interval | None  # the median's confidence interval; None with too few iterations
+    drift: Drift | None  # None with too few iterations
+    outliers: int  # iterations longer than ``outlier_above_ns``
     outlier_above_ns: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """B beside A, measured in turns on rounds of newly loaded programs."""
+    """Comparison between A and B, from alternating turns in rounds with newly loaded programs."""
 
-    ratio: float  # B's undisturbed time by A's (:mod:`hil.controller.analysis.bench.stats`): above 1 is slower
+    ratio: float  # B's undisturbed time divided by A's (see the module's docstring): above 1 is slower
     interval: Interval
     rounds: int
     min_effect: float
-    verdict: str  # ``no difference``, ``faster`` or ``slower``: what B is beside A
+    verdict: str  # ``no difference``, ``faster`` or ``slower``, for B against A
 
 
 Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.99
-# Below this many blocks or rounds no interval is told: it would be a guess.
+# With fewer blocks or rounds, an interval would be a guess.
 LEAST_REPEATS = 6
 _UNDISTURBED = 0.05
 _RESAMPLES = 2000
@@ -124,17 +125,17 @@ _BINS_MOST = 512
 _GROUPS_MOST = 64
 _DRIFT_P = 0.01
 _NORMAL = NormalDist()
-# The largest power of e that a float holds, about.
+# Approximately the largest x with a finite exp(x).
 _LOG_MOST = 709.0
-# A normal distribution's standard deviation by its median absolute deviation.
+# Standard deviation divided by median absolute deviation, for a normal distribution.
 _SIGMA_BY_MAD = 1.4826
 _OUTLIER_SIGMAS = 5.0
-# Clocks that tick coarsely make a spread of nothing: what is not this much above the median is no outlier.
+# Coarse clocks can give a zero spread: an outlier must exceed the median by at least this share.
 _OUTLIER_SHARE = 0.05
 
 
 def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float) -> Summary:
-    """What there is to say of one side's iterations; a drift is marked from ``drift_share`` of the median on."""
+    """Summarise a side's iterations; a drift is marked if it exceeds ``drift_share``, relative to the median."""
     p10, p50, p90, p99 = (float(value) for value in np.percentile(durations, (10, 50, 90, 99)))
     spread = _SIGMA_BY_MAD * float(np.median(np.abs(durations - p50)))
     above = p50 + max(_OUTLIER_SIGMAS * spread, _OUTLIER_SHARE * p50)
@@ -156,13 +157,13 @@ def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float
 
 
 def median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int = 0) -> Interval | None:
-    """Confidence interval of the median of [n] samples in the order of time; None where there are too few."""
-    # Blocks of about the cube root of n (Hall, Horowitz and Jing, 1995), and longer where that makes very many.
+    """Return the median's confidence interval for [n] samples in time order; None with too few samples."""
+    # Block length is about the cube root of n (Hall, Horowitz and Jing, 1995), or longer to limit the block count.
     blocks = min(durations.size // math.ceil(max(durations.size, 1) ** (1 / 3)), _BLOCKS_MOST)
     if blocks < LEAST_REPEATS:
         return None
-    # A resample's median is found by counting: how many samples of each block lie in each bin of values. Up to
-    # _BINS_MOST samples each value is a bin of its own, so nothing is rounded.
+    # Find a resample's median by counting samples per block and value bin. Up to _BINS_MOST samples, each value has a
+    # separate bin, so that no value is rounded.
     shares = np.linspace(0.0, 1.0, min(durations.size, _BINS_MOST))
     edges = np.unique(np.quantile(durations, shares, method="higher"))
     bins = np.searchsorted(edges, durations)
@@ -175,10 +176,10 @@ def median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int =
 
 
 def drift_of(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Drift | None:
-    """Find a trend over the run; None where there are too few samples to tell.
+    """Find a trend over the run; None with too few samples.
 
-    Its size is the slope of Theil and Sen over medians of groups; whether it is one, the test of Mann and Kendall, with
-    the variance that Hamed and Rao give for autocorrelated data ("A modified Mann-Kendall trend test", 1998).
+    The size is the Theil-Sen slope over group medians. The significance is from the Mann-Kendall test, with the
+    variance from Hamed and Rao for autocorrelated data ("A modified Mann-Kendall trend test", 1998).
     """
     groups = min(_GROUPS_MOST, durations.size)
     if groups < 2 * LEAST_REPEATS:
@@ -198,7 +199,7 @@ def drift_of(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Dr
 
 
 def _trend_variance(values: Floats, trend: Floats) -> float:
-    """The variance of Kendall's sum where there is no trend, for values that follow one another."""
+    """Return the variance of Kendall's sum without a trend, for autocorrelated values."""
     n = values.size
     ties = np.unique(values, return_counts=True)[1].astype(np.float64)
     plain = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
@@ -209,24 +210,24 @@ def _trend_variance(values: Floats, trend: Floats) -> float:
     alike = np.array([float((ranks[lag:] * ranks[:-lag]).sum()) for lag in lags]) / power
     alike[np.abs(alike) < _NORMAL.inv_cdf(0.975) / math.sqrt(n)] = 0.0
     more = 1 + 2 / (n * (n - 1) * (n - 2)) * float(((n - lags) * (n - lags - 1) * (n - lags - 2) * alike).sum())
-    return plain * max(more, 1.0)  # alternating samples would make it smaller: that is not counted on
+    return plain * max(more, 1.0)  # alternating samples would reduce the variance: do not rely on that
 
 
 def round_log_ratios(batches: Sequence[Batch]) -> Floats:
-    """For each round that has batches of both sides: the logarithm of B's undisturbed time by A's, [rounds]."""
+    """Return [rounds] log(B's undisturbed time / A's), for complete rounds."""
     logs: dict[int, dict[str, list[float]]] = {}
     for batch in batches:
         undisturbed = float(np.quantile(batch.duration_ns, _UNDISTURBED, method="lower"))
         logs.setdefault(batch.round, {"A": [], "B": []})[batch.side].append(math.log(max(undisturbed, 1.0)))
-    # A round that was cut off in A B B A is lopsided: what drifts would be taken for a difference.
+    # Skip rounds cut off within A B B A: they are unbalanced, so drift would look like a difference.
     whole = [sides for sides in logs.values() if sides["A"] and len(sides["A"]) == len(sides["B"])]
     return np.array([float(np.mean(sides["B"]) - np.mean(sides["A"])) for sides in whole], np.float64)
 
 
 def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVEL, seed: int = 0) -> Comparison | None:
-    """Whether B is slower or faster than A; None where there are too few rounds to tell.
+    """Compare B with A; return None with fewer rounds than :data:`LEAST_REPEATS`.
 
-    A difference is claimed only where the interval of the ratio does not hold 1 and the ratio is off it by more than
+    A difference is reported only if the ratio's interval excludes 1 and the ratio differs from 1 by more than
     ``min_effect``.
     """
     rounds = log_ratios.size
@@ -239,13 +240,14 @@ def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVE
 
 
 def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = LEVEL) -> Comparison | None:
-    """Whether B's times are slower or faster than A's, of sets that were not measured in turns; None with too few.
+    """Compare B's times with A's, for sets not measured in turns; None with too few.
 
-    A sample is a whole measurement (a session's median, above 0), not an iteration: what repeats is the session. The
-    ratio of geometric means has Student's interval: Welch's ("The generalization of 'Student's' problem when several
-    different population variances are involved", 1947) where both sets have :data:`LEAST_REPEATS`, and else that of a
-    common variance, which tells even one sample from enough of the other set. Whatever shifts all that a day measures
-    is taken for a difference: only what `hil bench` measures in turns is free of that.
+    A sample is a whole measurement (a session's median, above 0), not an iteration: the unit of repetition is the
+    session. The ratio of geometric means has a Student interval. It is Welch's ("The generalization of 'Student's'
+    problem when several different population variances are involved", 1947) if both sets have :data:`LEAST_REPEATS`
+    samples. Otherwise it assumes a common variance, so that even a single sample can be compared with enough samples
+    in the other set. A shift that affects a whole day's measurements looks like a difference. Only the alternating
+    turns in `hil bench` avoid this.
     """
     spreads = (spread_of(side, np.zeros(side.size, np.intp), 1) for side in (a, b))
     return compare_spreads(*spreads, min_effect=min_effect, level=level).of(0)
@@ -253,19 +255,19 @@ def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = L
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Of many sets of samples: how many each has, the mean of their logarithms, and the squares about it, summed."""
+    """Statistics of many sample sets: count, mean logarithm, and sum of squared deviations from it."""
 
     count: Floats
     mean: Floats
     squares: Floats
 
     def at(self, sets: npt.NDArray[np.intp]) -> Spread:
-        """Those of some sets."""
+        """Return the statistics of a subset of the sets."""
         return Spread(self.count[sets], self.mean[sets], self.squares[sets])
 
 
 def spread_of(samples: Floats, sets: npt.NDArray[np.intp], count: int) -> Spread:
-    """What is to be known of so many sets of samples above 0; ``sets`` says of each sample which set has it."""
+    """Return statistics for ``count`` sets of samples above 0; ``sets`` contains the set index of each sample."""
     logs = np.log(samples)
     counts = np.bincount(sets, minlength=count).astype(np.float64)
     means = np.bincount(sets, logs, count) / np.maximum(counts, 1)
@@ -275,19 +277,19 @@ def spread_of(samples: Floats, sets: npt.NDArray[np.intp], count: int) -> Spread
 
 @dataclass(frozen=True, eq=False)
 class Comparisons:
-    """Many sets of samples beside as many others."""
+    """Comparisons of many pairs of sample sets."""
 
-    told: npt.NDArray[np.bool_]  # where there are samples enough for an interval; elsewhere the rest says nothing
+    told: npt.NDArray[np.bool_]  # enough samples for an interval; if False, the other fields are meaningless
     ratio: Floats
     low: Floats
     high: Floats
     repeats: Floats
-    differs: npt.NDArray[np.bool_]  # whether it is slower or faster
+    differs: npt.NDArray[np.bool_]  # True if B is slower or faster
     level: float
     min_effect: float
 
     def of(self, index: int) -> Comparison | None:
-        """The comparison of one pair of sets; None with too few samples."""
+        """Return the comparison of a pair of sets; None with too few samples."""
         if not self.told[index]:
             return None
         ratio, interval = (
@@ -301,7 +303,7 @@ class Comparisons:
 def compare_spreads(
     a: Spread, b: Spread, *, min_effect: float, level: float = LEVEL, where: bool | npt.NDArray[np.bool_] = True
 ) -> Comparisons:
-    """:func:`compare_samples` of many pairs of sets at once; elsewhere than ``where`` nothing is told."""
+    """Apply :func:`compare_samples` to many pairs at the same time, restricted to ``where``."""
     told = where & (np.minimum(a.count, b.count) >= 1) & (a.count + b.count >= LEAST_REPEATS + 1)
     count_a, count_b = (np.where(told, side.count, LEAST_REPEATS) for side in (a, b))
     pooled = count_a + count_b - 2
@@ -325,7 +327,7 @@ def _judged(ratio: float, interval: Interval, repeats: int, min_effect: float) -
 
 
 def _differs(ratio: Any, low: Any, high: Any, min_effect: float) -> Any:
-    """Whether a difference is claimed; of numbers, or of arrays of them."""
+    """Return True to report a difference, for numbers or arrays."""
     return (abs(ratio - 1) > min_effect) & ((low > 1) | (high < 1))
 
 
@@ -336,24 +338,27 @@ def _verdict(ratio: float, *, differs: bool) -> str:
 
 
 def is_precise(found: Comparison) -> bool:
-    """Whether the ratio is known well enough to tell the smallest effect; says nothing of what the ratio is.
+    """Return True if the ratio's interval is narrow enough to detect the smallest effect.
 
-    Measuring on until the interval is narrow leaves its level as it is (Chow and Robbins, 1965), unlike measuring on
-    until a difference shows.
+    Measuring until the interval is narrow does not change the level (Chow and Robbins, 1965), unlike measuring until
+    a difference appears.
     """
     return (found.interval.high - found.interval.low) / 2 <= found.min_effect * found.ratio
 
 
 def _centres(values: Floats) -> Floats:
-    """The centre of each row: its mean without the lowest and the highest fifth (Wilcox, "Introduction to robust
-    estimation", 2012), which a few wild rounds do not move and which wastes little where there are none."""
+    """Return the trimmed mean per row, without the lowest and highest fifth.
+
+    Outlier rounds do not affect it, and it is efficient without outliers (Wilcox, "Introduction to robust
+    estimation", 2012).
+    """
     cut = values.shape[1] // 5
     centres: Floats = np.sort(values, axis=1)[:, cut : values.shape[1] - cut].mean(axis=1)
     return centres
 
 
 def _interval(resampled: Floats, repeats: int, level: float) -> Interval:
-    """The expanded percentile interval: as wide as a t interval of so many repeats."""
+    """Return the expanded percentile interval: as wide as a t interval with ``repeats`` repetitions."""
     wide = math.sqrt(repeats / (repeats - 1)) * student_quantile((1 + level) / 2, repeats - 1)
     tail = _NORMAL.cdf(-wide)
     low, high = np.quantile(resampled, (tail, 1 - tail))
@@ -361,11 +366,9 @@ def _interval(resampled: Floats, repeats: int, level: float) -> Interval:
 
 
 def student_quantile(share: float, freedom: Any) -> Any:
-    """The quantile of Student's t distribution, by Abramowitz and Stegun's expansion 26.7.5.
+    """Return a quantile from Student's t distribution, by Abramowitz and Stegun's expansion 26.7.5.
 
-    ``freedom`` is a number, or an array of them.
-
-    From 5 degrees of freedom on it is off by less than 1 % at the 99.5 % quantile.
+    ``freedom`` is a number or an array. From 5 degrees of freedom on, the error is below 1 % at the 99.5 % quantile.
     """
     z = _NORMAL.inv_cdf(share)
     terms = (

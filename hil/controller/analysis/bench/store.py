@@ -1,8 +1,8 @@
-"""A bench in its run's folder: samples as they come, its document, and all that measuring it again needs.
+"""Store a bench in the run directory: samples, the document, and the data for a later measurement.
 
-Beside what every run has, the folder holds ``bench.json`` (the document of ``hil bench --json``), ``samples.csv`` (a
-line an iteration, written after each batch, so a killed bench keeps those it had) and ``<case>/program/``, the compiled
-program.
+In addition to the files of a run, the directory contains ``bench.json`` (the document of ``hil bench --json``),
+``samples.csv`` and ``<case>/program/``, the compiled program. ``samples.csv`` has a line per iteration. It is written
+after each batch, so a killed bench retains all earlier samples.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import platform
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,15 +29,21 @@ from hil.controller.pipeline.next_steps import hint_for_case
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import case_record
 from hil.controller.storage.runs import Run, storing, write_file
+from hil.core.bounded_json import read_json
+from hil.core.files import copy_file
 from hil.core.results import Artifact, Relation, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
 
 def read_document(run: Run) -> dict[str, Any]:
-    """What bench.json holds. Raises UsageError: the run is no bench."""
+    """Read bench.json.
+
+    Raises:
+        UsageError: the run is not a bench.
+    """
     try:
-        document: dict[str, Any] = json.loads((run.folder / "bench.json").read_text())
+        document: dict[str, Any] = read_json(run.folder / "bench.json")
     except (OSError, ValueError) as error:
         raise UsageError(f"run {run.id} is no bench", hint="name one that `hil bench` stored") from error
     return document
@@ -46,7 +51,7 @@ def read_document(run: Run) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def sample_file(folder: Path) -> Iterator[Callable[[Batch], None]]:
-    """Begin ``samples.csv``; yield the function that appends a batch, which is in the file when it returns."""
+    """Create ``samples.csv``; yield a function that appends a batch and flushes the file."""
     batches = itertools.count()
     with storing(folder):
         file = (folder / "samples.csv").open("w")
@@ -67,7 +72,7 @@ def sample_file(folder: Path) -> Iterator[Callable[[Batch], None]]:
 
 
 def keep_program(run: Run, case: Case) -> dict[str, Any]:
-    """Copy a case's program into the run, for a later ``--against``; returns what bench.json says of it."""
+    """Copy a case's program into the run, for a later ``--against``; return the entry for bench.json."""
     artifact = case.artifact
     assert artifact is not None
     folder = run.folder / case.name / "program"
@@ -75,7 +80,7 @@ def keep_program(run: Run, case: Case) -> dict[str, Any]:
         for name, path in artifact.files.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            copy_file(path, target)
     fields = ("runtime", "main", "digests", "function", "compiler", "flags")
     return {
         **{name: getattr(artifact, name) for name in fields},
@@ -85,10 +90,10 @@ def keep_program(run: Run, case: Case) -> dict[str, Any]:
 
 
 def stored_case(run: Run) -> tuple[Job, Case]:
-    """The newest side of a stored bench, ready to be measured again: same program, inputs, references, options.
+    """Return a stored bench's last side for a new measurement: same program, inputs, references, options.
 
     Raises:
-        UsageError: it is no bench, or it was cut off before there was a program to run.
+        UsageError: the run is not a bench, or ended before the program could run, or the program files are missing.
     """
     document = read_document(run)
     side, case = document["sides"][-1], run.record["cases"][-1]
@@ -147,12 +152,12 @@ def bench_document(
     finished: bool,
     exit_code: int | None = None,
 ) -> dict[str, Any]:
-    """A bench's document, as things stand.
+    """Return a bench's current document.
 
     Args:
-        sides: those that came as far as being measured.
-        programs: case's name -> what was stored of its program.
-        exit_code: None is what the outcomes and the comparison come to.
+        sides: the sides that are ready to be measured.
+        programs: case name -> entry for the stored program.
+        exit_code: None derives it from the outcomes and the comparison.
     """
     by_name = {side.case.name: side for side in sides}
     compared = compare_sides(sides, bench)
@@ -176,10 +181,10 @@ def bench_document(
 
 
 def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nanoseconds, float]:
-    """The iterations of one side's batches during which all copies ran.
+    """Return a side's iterations during which all copies ran.
 
     Returns:
-        Starts and durations, int64 [n] nanoseconds in the order of time, and iterations a second of all together.
+        Starts and durations, int64 [n] in ns in time order, and iterations per second of all copies together.
     """
     starts, durations, window = [], [], 0
     for first in range(0, len(batches) - copies + 1, copies):
@@ -244,14 +249,17 @@ def _side(
 
 
 def _histogram(durations: Nanoseconds) -> dict[str, Any]:
-    """Counts of iterations in bins of equal width up to the 99th percentile, the last bin with all that is above."""
+    """Count iterations in equally wide bins up to the 99th percentile; the last bin includes longer ones."""
     low, high = float(durations.min()), float(np.percentile(durations, 99))
     counts, _ = np.histogram(np.minimum(durations, high), bins=_BINS, range=(low, max(high, low + 1)))
     return {"low_ns": low, "high_ns": high, "counts": counts.tolist()}
 
 
 def _exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: float | None) -> int:
-    """The gravest outcome's; 5 where a program could not be run, 1 where B is slower by more than is allowed."""
+    """Return the exit code of the most severe outcome.
+
+    It is 5 if a program could not be run, and 1 if B is slower by more than allowed.
+    """
     code = max((case.outcome.exit_code for case in cases if case.outcome is not None), default=EXIT_OK)
     if code == EXIT_OK and any(isinstance(case.error, NotRun) for case in cases):
         return EXIT_NOTHING_RAN
@@ -261,9 +269,9 @@ def _exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: floa
 
 
 def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[Side]) -> None:
-    """Write a bench as Google Benchmark would have told it.
+    """Write a bench in Google Benchmark's JSON format.
 
-    ``cpu_time`` is the real time by how many cores were at work on average, and the real time where that is not known.
+    ``cpu_time`` is the real time multiplied by the mean number of busy cores, or the real time if unknown.
     """
     context = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(document["created"])),

@@ -1,1 +1,1 @@
-"""Where a model goes wrong on a board: its layers one by one, and its intermediates in one run of the whole."""
+"""Find the first wrong layer of a model on a board: layer by layer, and in one run with all intermediates."""

@@ -1,11 +1,10 @@
-"""Finding the first layer whose answer is wrong, by itself and within the whole model."""
+"""Find the first layer with a wrong output, isolated and within the whole model."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shlex
-import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, storing
+from hil.core.files import copy_file
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardRefused, BoardUnreachable, ImportFailed, StageError, UsageError
@@ -56,27 +56,29 @@ def bisect(
     wait_s: float = 60.0,
     out: Path | None = None,
 ) -> Bisection:
-    """Find the first layer of a model that is wrong on a board.
+    """Find a model's first layer that is wrong on a board.
 
-    *Isolated*: each layer is compiled alone and fed with what the reference computed, so an error is that layer's own.
-    *Cumulative*: the model is compiled once with its intermediates as further outputs and run once; each is compared
-    with the reference's. As outputs keep a compiler from fusing across them, the model as it is runs as well.
-    What random numbers go into is computed but not judged.
+    *Isolated*: each layer is compiled separately and receives the reference's activations. An error is then due to
+    that layer.
+
+    *Cumulative*: the model is compiled and run once, with its intermediates as additional outputs. Each
+    intermediate is compared with the reference's. The unchanged model runs as well, because additional outputs prevent
+    the compiler from fusing operations. Tensors that depend on random numbers are computed but not judged.
 
     Args:
-        model: an ONNX model; what the reference makes of it is taken for right.
+        model: an ONNX model; the reference outputs are considered correct.
         choice: the board. It is opened once for all programs.
-        options: inputs, tolerance, flags and so on, as for a run; None is all defaults.
-        artifact_model: the file to compile in place of ``model``: the same layers, perhaps other weights.
-        group: ``node`` or ``fused``: what makes a layer.
-        out: keep ``bisect.json``, logs, and models and tensors of what is wrong, in this folder; None keeps nothing.
+        options: inputs, tolerance, flags and so on, as for a run; None means all defaults.
+        artifact_model: the file to compile instead of ``model``, with the same layers and any weights.
+        group: how nodes form layers: ``node`` or ``fused``.
+        out: directory for ``bisect.json``, logs, and wrong layers' models and tensors; None disables storage.
 
     Raises:
-        UsageError: something was asked for that cannot be, or the two models are not of the same layers.
-        ImportFailed, ReferenceFailed, StageTimeout: there is nothing to compare with.
+        UsageError: an option is invalid or unsupported, or the two models have different layers.
+        ImportFailed, ReferenceFailed, StageTimeout: the layers or their reference values cannot be computed.
         BoardRefused, BoardUnreachable: the board was never reached.
-        StorageError: the folder cannot be written.
-        KeyboardInterrupt: Ctrl-C.
+        StorageError: the directory cannot be written.
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
     asked, begun = for_model(options or Options(), model), time.time()
     chosen = with_flow(asked, flow)
@@ -139,7 +141,7 @@ def bisect(
 
 @dataclass(frozen=True)
 class _Bench:
-    """Where programs are run: takes cases to their ends and tells what each came to."""
+    """Runs cases on the board and returns their findings."""
 
     subject: Subject
     flow: Flow | None
@@ -154,11 +156,11 @@ class _Bench:
 
     @property
     def log(self) -> Path:
-        """Where whatever belongs to no program of its own is told."""
+        """Log for steps outside any case."""
         return self.folder / "logs" / "bisect.log"
 
     def run(self, trials: list[_Trial]) -> dict[str, Finding]:
-        """Case name -> what it came to, in the trials' order; the list is emptied."""
+        """Run the trials and return case name -> finding, in completion order. Empties the list."""
         ended: dict[str, Finding] = {}
         label = self.subject.model.name
         self.screen.begin(label, len(trials))
@@ -169,7 +171,7 @@ class _Bench:
         runner = Runner(self.context, sink=ProgressSink(watch), lasting=self.keep)
         judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
         cases = [trial.case for trial in trials]
-        # What has been judged needs no memory any more: there may be hundreds of layers.
+        # Release judged cases' memory: there may be hundreds of layers.
         trials.clear()
         try:
             for case in runner.run(cases, self.pool, self.choice, runtime=self.runtime, faults=self.faults):
@@ -187,17 +189,17 @@ class _Bench:
         return ended
 
     def trial(self, name: str, path: Path, options: Options, atol: Atol, by_chance: Collection[str]) -> _Trial:
-        """A begun case with a folder of its own."""
+        """Start a case with a separate directory."""
         folder = self.folder / name
         with storing(folder):
             (folder / "logs").mkdir(parents=True, exist_ok=True)
-        # The pipeline compares within the defaults, which suit any tensor; finding_of knows better.
+        # The pipeline compares within default tolerances, which suit any tensor. finding_of applies the real ones.
         debug_ir = options.debug_ir / name if options.debug_ir else None
         options = replace(options, rtol=None, atol=None, debug_ir=debug_ir, references=())
         return _Trial(Runner(self.context).begin(path, options, folder, name=name), atol, by_chance)
 
     def atol(self, path: Path) -> float | None:
-        """The user's absolute tolerance, or what a flow's quantisation steps come to for a program; or None."""
+        """Return the user's absolute tolerance, or the tolerance from the flow's quantisation steps, or None."""
         if self.subject.options.atol is not None or self.flow is None:
             return self.subject.options.atol
         return quantum_atol(self.flow, path, self.context, self.log)
@@ -205,7 +207,7 @@ class _Bench:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A case, how far off its outputs may be, and which of them random numbers go into."""
+    """A case, the absolute tolerance for the outputs, and the names of outputs that depend on random numbers."""
 
     case: Case
     atol: Atol
@@ -213,7 +215,7 @@ class _Trial:
 
 
 def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...], dict[str, Finding], list[str]]:
-    """What the layers came to, what the whole models did, and notes."""
+    """Return the layers' findings, the whole models' findings, and notes."""
     subject = bench.subject
     missing = {layer.name: subject.missing(layer) for layer in subject.layers}
     there = [layer for layer in subject.layers if not missing[layer.name]]
@@ -250,7 +252,7 @@ def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...
 
 
 def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
-    """A trial a layer: compiled alone, fed with what the reference computed."""
+    """Return a trial per layer, compiled separately and fed with the reference's activations."""
     subject = bench.subject
     twins = dict(zip((layer.name for layer in subject.layers), subject.twins, strict=True))
 
@@ -265,7 +267,7 @@ def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
 
 
 def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
-    """Have the layers' programs in the cache before each is asked for: many small ones are compiled at a time."""
+    """Compile the layers in batches, so that each program is in the cache before it is requested."""
     options, config = bench.subject.options, bench.choice.config
     iree = (options.compiler or options.runtime or config.runtime) == "iree"
     if not iree or options.debug_ir is not None or not knows_target(config, options.runtime):
@@ -273,7 +275,7 @@ def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
     label = bench.subject.model.name
     bench.screen.begin(label, 1)
     bench.screen.stage(label, 0, f"compiling {len(trials)} layers")
-    # What cannot be compiled so is compiled alone, and says itself what is wrong.
+    # A layer that fails here is compiled separately later and then reports the error.
     with contextlib.suppress(StageError, UsageError):
         compile_together(
             [trial.case.model for trial in trials if trial.case.model is not None],
@@ -288,7 +290,7 @@ def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
 
 
 def _whole(bench: _Bench) -> _Trial:
-    """The model as it is."""
+    """Return a trial for the unchanged model."""
     subject, path = bench.subject, bench.subject.compiled.path
     expected = {name: subject.activations[name] for name in subject.activations.outputs}
     options = replace(subject.options, inputs=subject.inputs, expected=expected)
@@ -296,7 +298,10 @@ def _whole(bench: _Bench) -> _Trial:
 
 
 def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _Trial:
-    """The model with what these layers make as further outputs; ``only``: and no others, and no more of the model."""
+    """Return a trial for the model with these layers' tensors as additional outputs.
+
+    If ``only`` is set, these tensors are the only outputs, and nodes that they do not need are removed.
+    """
     subject = bench.subject
     names = list(dict.fromkeys(name for layer in layers for name in layer.outputs))
     own = [name for name in subject.activations.outputs if not only or name in names]
@@ -318,14 +323,14 @@ def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _
 
 
 def keep_case(folder: Path, case: Case, finding: Finding) -> None:
-    """Store a case that did not pass: its model's files, ``inputs/``, ``outputs/`` and ``references/`` as .npy."""
+    """Store a case that did not pass: the model files, and ``inputs/``, ``outputs/`` and ``references/`` as .npy."""
     if finding.outcome in (Outcome.PASS, Outcome.SKIP):
         return
     with storing(folder / case.name):
         for name, path in case.model.files.items() if case.model else ():
             target = folder / case.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            copy_file(path, target)
     outputs = case.result.outputs if case.result else None
     for kind, named in (("inputs", case.inputs), ("outputs", outputs), ("references", case.options.expected)):
         if isinstance(named, dict):
@@ -333,7 +338,7 @@ def keep_case(folder: Path, case: Case, finding: Finding) -> None:
 
 
 def repeat_command(folder: Path, name: str, board: list[str]) -> str:
-    """The command that runs a kept layer again; ``board`` are options that name the board and how to compile."""
+    """Return the command that repeats a stored layer; ``board`` is the options for board and compiler."""
     (model,) = (folder / name).glob("*.onnx")
     command = ["hil", "run", str(model), *board]
     for kind, option in (("inputs", "--input"), ("references", "--expected")):
@@ -346,9 +351,9 @@ _TIMEOUT_S = 600.0
 
 
 def quantum_atols(quantum: float, path: Path, context: RunContext, log: Path) -> dict[str, float]:
-    """What a flow's ``quanta`` come to for each of a model's outputs: output -> absolute tolerance.
+    """Return output -> absolute tolerance, from a flow's ``quanta`` and the model's quantisation steps.
 
-    An output that nothing quantises has none; see :func:`hil.controller.models.flows.quantum_atol`.
+    Outputs without quantisation are left out; see :func:`hil.controller.models.flows.quantum_atol`.
 
     Raises:
         ImportFailed: the model cannot be read.
@@ -363,15 +368,16 @@ def quantum_atols(quantum: float, path: Path, context: RunContext, log: Path) ->
 
 _BY_CHANCE = "random numbers go into it, so no two runs agree"
 
-# Of all tensors, or tensor name -> its own; None, or a tensor that has none, is the dtype's default.
+# A tolerance for all tensors, or tensor name -> tolerance. None, or a missing tensor, means the dtype's default.
 Atol = float | Mapping[str, float] | None
 
 
 def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> Finding:
-    """What a case, compared within the dtypes' default tolerances, came to, its outputs judged one by one.
+    """Return a case's finding, with every output judged within these tolerances.
 
-    A tolerance that suits a model's outputs may be as large as all that an inner tensor holds: there it cannot fail,
-    and the tensor is not judged. Nor is one that random numbers go into (``by_chance``).
+    The case itself was compared within the default tolerances. A tolerance that suits a model's outputs may exceed
+    every value in an inner tensor. Such a comparison cannot fail, so the tensor is not judged. Tensors in
+    ``by_chance`` depend on random numbers and are not judged either.
     """
     outcome = case.outcome or Outcome.SKIP
     if case.error is not None:
@@ -384,7 +390,7 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
     judged: list[OutputComparison] = []
     unjudged: dict[str, str] = {}
     given, wanted = case.result.outputs, case.references[0].outputs
-    if given.keys() != wanted.keys():  # the program knows no names: they come in the model's order
+    if given.keys() != wanted.keys():  # the program has no output names: outputs are in the model's order
         given = dict(zip(wanted, given.values(), strict=True))
     for name, reference in wanted.items():
         if name in by_chance:
@@ -403,7 +409,7 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
 
 
 def within(layer: Layer, whole: Finding) -> Finding:
-    """What a layer came to in a run that returned its tensors among others."""
+    """Return a layer's finding, from a whole-model run with the layer's tensors as outputs."""
     names = set(layer.outputs)
     outputs = [one for one in whole.outputs if one.name in names]
     unjudged = {name: why for name, why in whole.unjudged.items() if name in names}
@@ -415,12 +421,12 @@ def within(layer: Layer, whole: Finding) -> Finding:
 
 
 def failed_by_itself(finding: Finding) -> bool:
-    """Whether it ended in an error of the model's own: not in a wrong answer, and not for the board."""
+    """Return True for an error in the model: not a wrong output, and not a board error."""
     return finding.outcome not in {*WRONG, Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES}
 
 
 def without_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Layer]:
-    """The layers that are not among these, and take nothing from them, near or far."""
+    """Return the layers that did not fail and do not depend on a failed layer."""
     lost: set[str] = set()
     rest = []
     for layer in layers:

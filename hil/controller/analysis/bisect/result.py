@@ -1,4 +1,4 @@
-"""What a bisection found: each layer by itself and within the whole model, and what follows from the two."""
+"""Bisection results: findings per layer, isolated and cumulative, and the verdict."""
 
 from __future__ import annotations
 
@@ -21,63 +21,63 @@ if TYPE_CHECKING:
 SCHEMA = 1
 WAYS = ("isolated", "cumulative")
 _NAMES_SHOWN = 4
-# What an answer can come of that no layer gives alone. Each program ran once, so a board that is wrong now and then is
-# among it.
+# Causes of a wrong output if no isolated layer is wrong. Each program runs once, so an intermittent board fault is a
+# possible cause.
 _TOGETHER = "layers compute something else when compiled together, or this run alone went wrong (repeat it to know)"
 _ANY_CAUSE = f"errors add up from layer to layer, {_TOGETHER}"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How one layer, or one whole model, did."""
+    """The outcome of a layer or of a whole model."""
 
-    outcome: Outcome  # PASS, FAIL, SKIP where there was nothing to judge, or the error it ended in
+    outcome: Outcome  # PASS, FAIL, SKIP if not judged, or the error's outcome
     reason: str = ""
     stage: str = ""
     hint: str = ""
-    outputs: tuple[OutputComparison, ...] = ()  # its outputs beside the reference's; empty where none were computed
-    # outputs that the tolerance can say nothing of: name -> why.
+    outputs: tuple[OutputComparison, ...] = ()  # comparisons with the reference; empty without results
+    # outputs that cannot be judged within the tolerance: name -> reason.
     unjudged: Mapping[str, str] = field(default_factory=dict)
-    # where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
+    # devices that ran it: fields of :class:`hil.core.results.Part`; None if the runtime did not report them.
     placement: Sequence[Mapping[str, Any]] | None = None
-    elsewhere: str = ""  # a note on what ran on another device than it was told to; "" where nothing did
+    elsewhere: str = ""  # note on parts that ran on a device that was not requested; "" for none
 
     @property
     def max_abs(self) -> float | None:
-        """The largest absolute difference of any output; None where there are no numbers."""
+        """The largest absolute difference in any output; None without numbers."""
         return max((one.max_abs for one in self.outputs if one.max_abs is not None), default=None)
 
     @property
     def nonfinite(self) -> int:
-        """How many values are NaN or infinite and should not be, or should be and are not: in no other statistic."""
+        """The number of elements that are NaN or infinite on one side only. No other statistic includes them."""
         return sum(one.nonfinite or 0 for one in self.outputs)
 
     @property
     def sqnr_db(self) -> float | None:
-        """The worst output's signal-to-noise ratio in dB, inf when all are equal; None where there are no numbers."""
+        """The lowest signal-to-noise ratio among the outputs in dB; inf if all are equal, None without numbers."""
         return min((one.sqnr_db for one in self.outputs if one.sqnr_db is not None), default=None)
 
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """One layer."""
+    """A layer's findings."""
 
-    # name, op, nodes, depth: of the :class:`~hil.controller.analysis.layers.Layer`.
+    # name, op, nodes, depth: as in :class:`~hil.controller.analysis.layers.Layer`.
     name: str
     op: str
     nodes: tuple[str, ...]
     depth: int
     tensors: tuple[str, ...]
-    # compiled alone and fed with what the reference computed; None where that was not asked for.
+    # compiled separately and fed with the reference's activations; None if not requested.
     isolated: Finding | None = None
-    cumulative: Finding | None = None  # its tensors in one run of the whole model; None where that was not asked for
+    cumulative: Finding | None = None  # from a whole-model run; None if not requested
 
     def by(self, way: str) -> Finding | None:
-        """What one of :data:`WAYS` found."""
+        """Return the finding for a way in :data:`WAYS`."""
         return self.isolated if way == "isolated" else self.cumulative
 
     def outcome(self, way: str) -> Outcome | None:
-        """How it did in one of :data:`WAYS`; None where that was not asked for."""
+        """Return the outcome for a way in :data:`WAYS`; None if not requested."""
         return _outcome(self.by(way))
 
     def __str__(self) -> str:
@@ -86,34 +86,34 @@ class LayerFinding:
 
 @dataclass(frozen=True)
 class Bisection:
-    """All that was found."""
+    """All findings, the verdict and the settings."""
 
-    model: str  # the file whose reference is taken for right
-    artifact_model: str  # the file that was compiled: the same, unless the user named another
+    model: str  # the file that the reference ran
+    artifact_model: str  # the compiled file: ``model``, unless the user named a different file
     board: str
     hw_type: str
     runtime: str
     flow: str
     against: str
     layers: tuple[LayerFinding, ...]
-    # the model as it is, without its intermediates as outputs; None where only isolated was asked for.
+    # the unchanged model, without intermediates as outputs; None if only isolated was requested.
     whole: Finding | None = None
-    # the model with its intermediates as outputs, as a whole: its outcome says whether it could run.
+    # the model with intermediates as outputs; the outcome shows whether this model could run.
     exposed: Finding | None = None
     notes: tuple[str, ...] = ()
-    folder: str = ""  # where models, tensors and logs of wrong layers were kept; "" where they were not
+    folder: str = ""  # directory with wrong layers' models, tensors and logs; "" if not stored
     created: float = 0.0  # seconds since the epoch
-    # where it comes from: see :func:`hil.controller.storage.origin.origin_of`.
+    # where the command ran: see :func:`hil.controller.storage.origin.origin_of`.
     origin: Mapping[str, Any] = field(default_factory=dict)
-    command: str = ""  # does it again; "" where nobody typed one
-    model_digest: str = ""  # of ``model``, as a run's record has it; "" where nobody knows
+    command: str = ""  # the command line that repeats the bisection; "" if not started from a command line
+    model_digest: str = ""  # of ``model``, as in a run's record; "" if unknown
 
     def first_wrong(self, way: str) -> LayerFinding | None:
-        """The first layer, in topological order, whose answer differs; ``way`` is one of :data:`WAYS`."""
-        return next((layer for layer in self.layers if layer.outcome(way) is Outcome.FAIL), None)
+        """Return the first wrong or unstable layer in topological order; ``way`` is in :data:`WAYS`."""
+        return next((layer for layer in self.layers if layer.outcome(way) in _DIFFERS), None)
 
     def failed(self) -> Iterator[tuple[str, str, Finding]]:
-        """Every error: of what (a layer, or the whole model), in which way, and the finding."""
+        """Yield every error: the layer or model, the way, and the finding."""
         for way in WAYS:
             for layer in self.layers:
                 if (found := layer.by(way)) and _is_error(found):
@@ -124,7 +124,7 @@ class Bisection:
 
     @property
     def exit_code(self) -> int:
-        """4 the board failed, 3 a layer or the model did, 1 something is wrong, 0 nothing is, 5 nothing ran."""
+        """The exit code: 4 board error, 3 layer or model error, 1 wrong output, 0 success, 5 nothing ran."""
         found = [finding for layer in self.layers for way in WAYS if (finding := layer.by(way))]
         found += [finding for finding in (self.whole, self.exposed) if finding]
         return exit_code_of(finding.outcome for finding in found)
@@ -139,7 +139,7 @@ class Bisection:
             return f"the first layer that is wrong: {alone}, isolated{self._within_whole(alone)}"
         if within:
             return self._only_within(within)
-        if _outcome(self.whole) is Outcome.FAIL:
+        if _outcome(self.whole) in _DIFFERS:
             causes = _TOGETHER if all(_passed(layer.cumulative) for layer in self.layers) else _ANY_CAUSE
             return f"{self._none_wrong()}, but the model as it is gives a wrong answer: {causes}"
         if failure := next(self.failed(), None):
@@ -148,8 +148,8 @@ class Bisection:
         return self._none_wrong()
 
     def _within_whole(self, alone: LayerFinding) -> str:
-        """What runs of the whole model say of a layer that is wrong alone, where no layer is wrong within them."""
-        if _outcome(self.whole) is Outcome.FAIL:
+        """Return the whole model's result, if a layer is wrong isolated and no layer is wrong cumulatively."""
+        if _outcome(self.whole) in _DIFFERS:
             return "; the model as it is gives a wrong answer too, with its intermediates as outputs no layer is wrong"
         return "; in a run of the whole model it stays in tolerance" if _passed(alone.cumulative) else ""
 
@@ -170,7 +170,7 @@ class Bisection:
         return f"no layer {'' if judged else 'that was judged '}is wrong, {' and '.join(ways)}{unjudged}"
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can say of it: every field, and what follows from them."""
+        """Return a document for JSON: every field, the verdict, the exit code and the first wrong layers."""
         firsts = {f"first_{way}": layer.name if (layer := self.first_wrong(way)) else None for way in WAYS}
         document: dict[str, Any] = jsonable(
             {"schema": SCHEMA, **asdict(self), **firsts, "verdict": self.verdict, "exit_code": self.exit_code}
@@ -182,8 +182,12 @@ class Bisection:
         return {**document, "whole": _finding_json(self.whole), "exposed": _finding_json(self.exposed)}
 
 
+# Outcomes of a finding that differs from the reference, or between runs.
+_DIFFERS = (Outcome.FAIL, Outcome.UNSTABLE)
+
+
 def listed(names: Sequence[str]) -> str:
-    """Names in a line; of more than anybody reads the first."""
+    """Join names to a line; at most the first four, then the number of the others."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMES_SHOWN])} and {more} more"
 
@@ -215,7 +219,7 @@ def _passed(finding: Finding | None) -> bool:
 
 
 def _ran(finding: Finding | None) -> bool:
-    return _outcome(finding) in (Outcome.PASS, Outcome.FAIL)
+    return _outcome(finding) in (Outcome.PASS, *_DIFFERS)
 
 
 def _is_error(finding: Finding) -> bool:
@@ -230,12 +234,12 @@ _STYLES = {
     Outcome.SKIP: "dim",
 }
 _REASONS_SHOWN = 10
-# A terminal below this many columns has no room for operators and nodes: a layer's name tells both, if shortened.
+# Narrower terminals leave out operators and nodes: a layer's name contains both, possibly shortened.
 _ROOMY = 110
-# The least that a layer's name has: before it gets less, numbers are left out.
+# Minimum width of a layer's name. Number columns are dropped before the name gets narrower.
 _NAME_LEAST = 14
 _NUMBERS = {"max abs": 8, "SQNR dB": 7}
-# What nobody looks at in a terminal needs no wrapping.
+# Width of output that does not go to a terminal, which needs no wrapping.
 _UNBOUNDED = 1000
 
 
@@ -263,14 +267,14 @@ def print_bisection(console: Console, found: Bisection) -> None:
     console.print(head, markup=False, highlight=False, soft_wrap=True)
     console.print(layers)
     for text in (*_reasons(found), *(f"note: {note}" for note in found.notes)):
-        # What a runtime says may be of several lines.
+        # Runtime messages may have multiple lines.
         console.print(" ".join(text.split()), style="dim", markup=False, highlight=False, soft_wrap=True)
     style = "bold green" if found.exit_code == 0 else "bold red"
     console.print(found.verdict, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _fitting(width: int, found: Bisection, ways: Sequence[str]) -> list[str]:
-    """The columns of numbers for which there is room beside depth, name and outcomes."""
+    """Return the number columns that fit next to depth, name and outcomes."""
     outcomes = [
         max(len(way), *(len(one.outcome.value) for layer in found.layers if (one := layer.by(way)))) for way in ways
     ]
@@ -287,14 +291,14 @@ def _cells(finding: Finding | None) -> tuple[Any, str, str]:
     if finding is None:
         return "-", "-", "-"
     outcome = Text(finding.outcome.value, style=_STYLES.get(finding.outcome, "magenta"))
-    if finding.nonfinite:  # what the other values say would look like an answer that is almost right
+    if finding.nonfinite:  # the other statistics would suggest an almost correct output
         return outcome, "NaN/Inf", "-"
     error, ratio = ("-" if value is None else f"{value:.3g}" for value in (finding.max_abs, finding.sqnr_db))
     return outcome, error, ratio
 
 
 def _reasons(found: Bisection) -> list[str]:
-    """Why: of the first wrong layer in each way, of the model as it is, of every error, of what was not judged."""
+    """Return the reasons for the first wrong layers, the whole model, every error, and everything not judged."""
     reasons = []
     for way in WAYS:
         if (layer := found.first_wrong(way)) and (wrong := layer.by(way)):
@@ -314,35 +318,36 @@ def _reasons(found: Bisection) -> list[str]:
     return reasons
 
 
-_NAMED = 40  # more layers than this have no room for their names
+_NAMED = 40  # with more layers, names do not fit
 _NAME_LENGTH = 28
 _COLOURS = {"isolated": "#3b6fb6", "cumulative": "#c77d1e"}
 _WRONG = "#c33"
-# Both can lie in the same place: a ring around a square shows them both.
+# Markers may overlap: a ring around a square shows both.
 _MARKS: dict[str, dict[str, Any]] = {
     "isolated": {"marker": "o", "linestyle": "none", "markersize": 8, "markerfacecolor": "none", "zorder": 3},
     "cumulative": {"marker": "s", "linestyle": "-", "markersize": 4, "linewidth": 1},
 }
-# Answers that are equal have no error that a logarithmic scale could show: they lie this share of it below the rest,
-# and those that are wrong beyond any number as far above.
+# A logarithmic scale cannot show a zero error. Equal outputs are drawn below the other points, at this fraction of the
+# range. NaN and infinite errors are drawn as far above.
 _MARGIN = 0.08
 
 
 def plot_growth(path: Path, found: Bisection) -> None:
-    """Draw each layer's error, isolated and cumulative, in topological order, as PNG, SVG or PDF (by its suffix).
+    """Draw each layer's error, isolated and cumulative, in topological order, as PNG, SVG or PDF (by suffix).
 
-    Above, the largest absolute difference, logarithmic; below, the signal-to-noise ratio in dB. Bands tell the depth.
-    Red rings are layers that are wrong, crosses those that could not be run. What is wrong by no number (NaN or
-    infinite where it should not be, noise where there is no signal) lies on a line of its own, beyond the worst.
+    The upper panel shows the largest absolute difference, logarithmic. The lower panel shows the signal-to-noise
+    ratio in dB. Bands mark the depth. Red rings mark wrong layers, crosses layers that ended in an error. Errors
+    without a finite value (NaN or infinite on one side only, noise without signal) are drawn on a separate line,
+    beyond the worst.
 
     Raises:
-        UsageError: as :func:`hil.controller.storage.pictures.check_picture`.
+        UsageError: as for :func:`hil.controller.storage.pictures.check_picture`.
         StorageError: the file cannot be written.
     """
     check_picture(path)
     count = len(found.layers)
     figure = new_figure(min(max(9.0, 0.32 * count), 30.0), 7.5)
-    # $ would begin a formula.
+    # matplotlib would read $ as the start of a formula.
     figure.suptitle(
         f"{Path(found.model).name} on {found.board}\n{found.verdict}".replace("$", r"\$"), fontsize=9, wrap=True
     )
@@ -360,7 +365,7 @@ def plot_growth(path: Path, found: Bisection) -> None:
 
 
 def _draw(axes: Any, found: Bisection, what: str) -> None:
-    """One panel: ``max_abs`` on a logarithmic scale, or ``sqnr_db``."""
+    """Draw a panel: ``max_abs`` on a logarithmic scale, or ``sqnr_db``."""
     logarithmic = what == "max_abs"
     heights = {way: [_height(layer.by(way), what) for layer in found.layers] for way in WAYS}
     finite = [y for ys in heights.values() for y in ys if y is not None and math.isfinite(y)]
@@ -369,14 +374,14 @@ def _draw(axes: Any, found: Bisection, what: str) -> None:
     best, worst = (low - room, high + room) if logarithmic else (high + room, low - room)
     is_beyond = False
     for way, ys in heights.items():
-        # An infinite height is that of equal answers, NaN one that no number tells.
+        # An infinite height means equal outputs, NaN an error without a finite value.
         known = {x: y for x, y in enumerate(ys) if y is not None}
         places = {x: y if math.isfinite(y) else worst if math.isnan(y) else best for x, y in known.items()}
         is_beyond |= worst in places.values()
         if places:
             axes.plot(list(places), list(places.values()), color=_COLOURS[way], label=way, **_MARKS[way])
         outcomes = [layer.outcome(way) for layer in found.layers]
-        wrong = [(x, y) for x, y in places.items() if outcomes[x] is Outcome.FAIL]
+        wrong = [(x, y) for x, y in places.items() if outcomes[x] in _DIFFERS]
         if wrong:
             across, up = zip(*wrong, strict=True)
             axes.plot(across, up, "o", markersize=12, markerfacecolor="none", markeredgecolor=_WRONG, linestyle="none")
@@ -397,13 +402,16 @@ def _draw(axes: Any, found: Bisection, what: str) -> None:
 
 
 def _draw_edge(axes: Any, height: float, text: str) -> None:
-    """A line for what a scale cannot show."""
+    """Draw a labelled line for values that are off the scale."""
     axes.axhline(height, color="#bbb", linewidth=0.8, zorder=0)
     axes.text(0.002, height, text, transform=axes.get_yaxis_transform(), fontsize=7, color="#777", va="bottom")
 
 
 def _height(finding: Finding | None, what: str) -> float | None:
-    """Where a finding lies: infinitely good where all is equal, NaN beyond any number; None without a value."""
+    """Return a finding's height in a panel, or None without a value.
+
+    Equal outputs are infinitely good, and NaN means off the scale.
+    """
     value: float | None = getattr(finding, what) if finding else None
     if finding and finding.nonfinite:
         return math.nan
@@ -413,5 +421,5 @@ def _height(finding: Finding | None, what: str) -> float | None:
 
 
 def _short(name: str) -> str:
-    """A layer's name, shortened; a dollar sign would begin a formula."""
+    """Shorten a layer's name, and escape the dollar sign, which would start a formula."""
     return line(name, _NAME_LENGTH).replace("$", r"\$")

@@ -1,8 +1,7 @@
-"""What is taken apart: a model, its layers, what the reference computed for its tensors, and the model to compile."""
+"""Bisection inputs: the model, the layers, reference activations, and the model to compile."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,9 +22,11 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
+from hil.core.files import copy_file
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name
 from hil.errors import ImportFailed, UsageError
+from hil.formats.onnx_file import load_onnx
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,7 +35,7 @@ _HINT = "--artifact-model takes the same network as MODEL with other weights: th
 
 
 def check_signatures(model: Model, other: Model) -> None:
-    """Refuse (UsageError) a pair of models that do not take and return the same."""
+    """Raise UsageError unless both models have the same inputs and outputs."""
     what = f"{other.path.name} is not the same network as {model.path.name}"
     for kind, mine, theirs in (("inputs", model.inputs, other.inputs), ("outputs", model.outputs, other.outputs)):
         if mine != theirs:
@@ -43,7 +44,7 @@ def check_signatures(model: Model, other: Model) -> None:
 
 
 def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Sequence[Layer]) -> None:
-    """Refuse (UsageError) a pair of models without the same layers, in the same order, between the same tensors."""
+    """Raise UsageError unless both models have the same layers, in the same order, between the same tensors."""
     what = f"{other.path.name} is not the same network as {model.path.name}"
     for layer, twin in zip(layers, others, strict=False):
         if (layer.op, layer.nodes, layer.inputs, layer.outputs) != (twin.op, twin.nodes, twin.inputs, twin.outputs):
@@ -67,15 +68,15 @@ def expose(
     only: bool = False,
     **how: Unpack[CachedCall],
 ) -> Path:
-    """Make an ONNX model that returns these tensors of it after its own outputs.
+    """Make an ONNX model that returns these tensors after the original outputs.
 
     Args:
-        tensors: any that its nodes make; those that it returns anyway stay where they are. Their shapes are written
-            into a model of fixed shapes only.
-        only: return nothing else, and leave out every node that these do not need.
+        tensors: node outputs in the model. Tensors that are outputs already keep their position. Shapes are
+            written only if the model's input shapes are fixed.
+        only: return no other outputs, and remove every node that these tensors do not need.
 
     Raises:
-        ImportFailed, StageTimeout: it cannot be made, or took too long.
+        ImportFailed, StageTimeout: the model cannot be written, or writing took too long.
     """
     fixed = all(isinstance(dim, int) for spec in model.inputs or () for dim in spec.shape)
     specs = [[spec.name, spec.dtype, [dim if fixed else None for dim in spec.shape]] for spec in tensors]
@@ -93,16 +94,16 @@ def expose(
 
 
 def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, folder: str) -> None:
-    """Write the model and its external data into a folder; called in the isolated process."""
+    """Write the model and the external data to a directory. Runs in an isolated process."""
     import onnx
 
     from hil.controller.analysis.layers.graph import reads
     from hil.formats.onnx_functions import inline_functions
     from hil.formats.ort_values import ONNX_TYPES
 
-    proto = onnx.load(model, load_external_data=False)
+    proto = load_onnx(model)
     if proto.functions:
-        # As it was when it was taken apart: the tensors within are those of the nodes that functions consist of.
+        # Layers were extracted from the inlined model, so inner tensors belong to the functions' nodes.
         proto = inline_functions(proto)
     graph = proto.graph
     if only:
@@ -124,7 +125,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
                 needed.update(reads(node))
         del graph.node[:]
         graph.node.extend(reversed(kept))
-    # A tensor is described once: as an output.
+    # An output must not also be in ``value_info``.
     inner = [value for value in graph.value_info if value.name not in outputs]
     del graph.value_info[:]
     graph.value_info.extend(inner)
@@ -132,27 +133,27 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
     for name, source in files.items():
         target = Path(folder) / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        copy_file(source, target)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model made ready."""
+    """A model prepared for bisection."""
 
-    model: Model  # the one whose reference is taken for right
-    digest: str  # of the file that it was made of, and of what lies beside it, as a run's record has it
-    compiled: Model  # the one that programs are made of: the same, or one of the same layers with other weights
+    model: Model  # the model that the reference runs
+    digest: str  # digest of the source file and its external data, as in a run's record
+    compiled: Model  # the model to compile: ``model``, or the same layers with other weights
     options: Options
     inputs: Mapping[str, Array]
     layers: tuple[Layer, ...]  # of ``model``, in topological order
-    twins: tuple[Layer, ...]  # of ``compiled``, one for each of ``layers``
+    twins: tuple[Layer, ...]  # layers of ``compiled``, parallel to ``layers``
     activations: Activations
-    # names of the tensors that random numbers go into: no two runs of the whole model agree on them.
+    # names of tensors that depend on random numbers: they differ in every whole-model run.
     by_chance: frozenset[str]
-    changed: Mapping[str, str]  # layers that compute something else than in the model, each with what changed
+    changed: Mapping[str, str]  # layer -> why it does not match the model
 
     def missing(self, layer: Layer) -> str:
-        """Why a layer cannot be looked at: the reference made no value for a tensor of it; "" where it can."""
+        """Return why a layer cannot be compared: the reference has no value for a tensor. Return "" if it can."""
         names = [name for name in (*layer.inputs, *layer.outputs) if name not in self.activations]
         return f"the reference has no value for {names[0]}" if names else ""
 
@@ -167,11 +168,11 @@ def open_subject(
     context: RunContext,
     folder: Path,
 ) -> Subject:
-    """Read a model, take it apart and ask the reference for all of its tensors.
+    """Read a model, extract the layers, and compute all tensors with the reference.
 
     Args:
-        path: an ONNX model, or what converts to ONNX: it is that which is compiled and taken apart.
-        options: how it is run; a flow's runtime, compiler, flags and tolerance go where it says nothing.
+        path: an ONNX model, or a model that converts to ONNX. The ONNX model is compiled and split into layers.
+        options: run options; a flow supplies the runtime, compiler, flags and tolerances, see :func:`with_flow`.
     """
     asked = options = with_flow(options, flow)
     log = folder / "logs" / "bisect.log"
@@ -195,7 +196,7 @@ def open_subject(
         check_signatures(model, compiled)
         twins = layers_of(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
-    # Criteria are made for the model's outputs; other tensors are judged within the tolerance.
+    # Acceptance criteria apply to the model's outputs. Other tensors are compared within the tolerance.
     check_accepted_outputs([(options.accept, model)])
     if options.accept:
         options = replace(options, accept=name_outputs(options.accept, [spec.name for spec in model.outputs or ()]))
@@ -208,7 +209,7 @@ def open_subject(
         **settings,
     )
     for name in computed.outputs:
-        # A tolerance within which the model's own outputs could not be wrong is refused.
+        # Reject a tolerance that the model's outputs could never exceed.
         dtype = dtype_name(computed[name].dtype)
         tolerance, scale = fitted((dtype, dtype), computed[name], options.rtol, options.atol)
         refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)
@@ -222,7 +223,11 @@ def open_subject(
 
 
 def with_flow(options: Options, flow: Flow | None) -> Options:
-    """The options with what a flow says filled in."""
+    """Return the options with the flow's settings.
+
+    The flow sets the runtime and the compiler, and the flow's flags precede the options' flags. Tolerances, acceptance
+    criteria and arithmetic come from the flow only if the options leave them unset.
+    """
     if flow is None:
         return options
     return replace(
@@ -238,9 +243,10 @@ def with_flow(options: Options, flow: Flow | None) -> Options:
 
 
 def _read(path: Path, options: Options, flow: Flow | None, context: RunContext, log: Path) -> tuple[Model, str]:
-    """A model as the flow's recipe makes it, in ONNX, and the digest of what it was before.
+    """Import a model as ONNX and apply the flow's recipe.
 
-    Its ``dims`` are those that are still to be given to it.
+    Returns:
+        The model and the source model's digest. The model's ``dims`` contains the sizes still to be applied.
     """
     settings: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     model = import_model(path, function=options.function, dims=options.dims, **settings)

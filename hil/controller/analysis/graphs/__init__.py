@@ -1,1 +1,1 @@
-"""Models as graphs to be drawn: their nodes, where these stand, and what a stored run says of each."""
+"""Model graphs for drawing: nodes, layout, and per-node results from stored runs."""

@@ -1,4 +1,4 @@
-"""Colours of nodes by a metric, the same for all graphs that are looked at together."""
+"""Node colours by metric, the same for all graphs shown together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hil.controller.analysis.graphs.values import NodeValue
 from hil.controller.storage.texts import seconds
 
-# From what is right, or quick, to what is not: also apart where red and green are not.
+# From good to bad. The stops also differ for readers who cannot tell red from green.
 STOPS = ("#eef3c7", "#f6b352", "#d1495b", "#6a1b4d")
 _OUTCOMES = {
     "PASS": "#b7e4c7",
@@ -20,26 +20,26 @@ _OUTCOMES = {
     "BLIND": "#f6e58d",
 }
 _ERROR = "#6a1b4d"
-# Okabe and Ito's, which all readers can tell apart.
+# Okabe and Ito's palette, which is safe for colour-blind readers.
 _DEVICES = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#d55e00")
 _DARK, _LIGHT = "#000000", "#ffffff"
-# dB: what float32 hardly can be better than, and what is poor for any dtype. Between these, colours mean the same in
-# all graphs; one that has worse values has a longer scale.
+# SQNR limits in dB: float32 is hardly better than the first, and the second is poor for any dtype. Within these limits,
+# colours mean the same in all graphs. A graph with lower values extends the scale.
 _GOOD, _POOR = 140.0, 40.0
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a metric's values become colours."""
+    """Mapping from a metric's values to colours."""
 
     metric: str
     low: float = 0.0
     high: float = 0.0
-    devices: tuple[str, ...] = ()  # in the order of their colours
+    devices: tuple[str, ...] = ()  # in palette order
 
     @classmethod
     def of(cls, metric: str, values: Iterable[NodeValue]) -> Scale:
-        """The scale that shows all these values."""
+        """Return a scale that covers all these values."""
         listed = list(values)
         if metric == "placement":
             return cls(metric, devices=tuple(sorted({one.placement for one in listed if one.placement})))
@@ -50,9 +50,9 @@ class Scale:
         return cls(metric, min(numbers, default=0.0), max(numbers, default=0.0))
 
     def level(self, value: float) -> float:
-        """Where a number stands on the scale: 0 is right or quick, 1 the worst.
+        """Return a number's position on the scale: 0 is the best, 1 the worst.
 
-        Errors by their logarithm, from the smallest that there is; SQNR in dB, from 140 downwards; times from 0.
+        Errors are logarithmic from the smallest error up. SQNR runs from 140 dB down. Times start at 0.
         """
         if self.metric == "max_abs":
             if value <= 0:
@@ -68,7 +68,7 @@ class Scale:
         return math.isfinite(value) and (self.metric != "max_abs" or self.low > 0)
 
     def colour(self, value: NodeValue | None) -> str:
-        """The colour of a node; "" where it has no value."""
+        """Return a node's colour, or "" without a value."""
         found = value.of(self.metric) if value is not None else None
         if found is None:
             return ""
@@ -79,7 +79,7 @@ class Scale:
         return between(self.level(float(found)))
 
     def legend(self) -> list[tuple[str, str]]:
-        """Colours, each with what it stands for."""
+        """Return (colour, label) pairs."""
         if self.metric == "outcome":
             return [(colour, name) for name, colour in _OUTCOMES.items()] + [(_ERROR, "any error")]
         if self.metric == "placement":
@@ -98,7 +98,7 @@ class Scale:
 
 
 def between(level: float) -> str:
-    """The colour at a place from 0 to 1 between :data:`STOPS`."""
+    """Interpolate :data:`STOPS` at a level from 0 to 1."""
     place = min(max(level, 0.0), 1.0) * (len(STOPS) - 1)
     first = min(int(place), len(STOPS) - 2)
     pairs = zip(_STOPS[first], _STOPS[first + 1], strict=True)
@@ -106,7 +106,7 @@ def between(level: float) -> str:
 
 
 def text_on(colour: str) -> str:
-    """Black or white, whichever is read more easily on a colour: at least 4.5:1."""
+    """Return black or white, for a contrast of at least 4.5:1 on this background."""
     light = _luminance(colour)
     return _DARK if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else _LIGHT
 

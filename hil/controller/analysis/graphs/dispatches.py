@@ -1,4 +1,4 @@
-"""The operations of a profile as a graph: dispatches, joined as the model's nodes that they compute are."""
+"""A profile's operations as a graph: dispatches, linked like the model nodes that they compute."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from hil.errors import UsageError
 
 
 def timed_operations(rows: Iterable[OpRow]) -> list[Total]:
-    """The sums of a profile's rows by operation, of what computes the model, in the order of their first start.
+    """Return totals for a profile's compute operations, ordered by first start.
 
-    A program may call one operation for several parts of the model: each is one of its own, the second ``NAME #2``.
+    A program may call one operation for multiple parts of the model. Every call site is a separate total: the
+    second is named ``NAME #2``.
     """
     first: dict[str, int] = {}
     names: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -40,14 +41,14 @@ def timed_operations(rows: Iterable[OpRow]) -> list[Total]:
 
 
 def dispatch_graph(operations: Sequence[Total], name: str, model: ModelGraph | None) -> ModelGraph:
-    """The graph of a program's operations.
+    """Return the graph for a program's operations.
 
     Args:
-        operations: in the order in which they run.
-        model: the model's graph, which says what takes from what; without it nobody knows, and there is no edge.
+        operations: the operations, in execution order.
+        model: the model's graph, which defines the edges; None gives a graph without edges.
 
     Raises:
-        UsageError: there are none, or too many to be drawn.
+        UsageError: no operations, or more than :data:`MOST_NODES`.
     """
     if not operations:
         raise UsageError("the profile has no operation that computes the model")
@@ -77,7 +78,7 @@ def _edges(nodes: Sequence[GraphNode], model: ModelGraph) -> list[tuple[int, int
     before: dict[int, list[int]] = defaultdict(list)
     for first, last in model.edges:
         before[last].append(first)
-    # Of each of the model's nodes the operations that its value comes from: through nodes that none computes.
+    # Model node -> operations that produce its value, traced through nodes without an operation.
     sources: dict[int, set[int]] = {}
     edges: dict[tuple[int, int], None] = {}
     for place in range(len(model.nodes)):
@@ -91,7 +92,7 @@ def _edges(nodes: Sequence[GraphNode], model: ModelGraph) -> list[tuple[int, int
 
 
 def of_operations(graph: ModelGraph, operations: Sequence[Total], values: dict[str, NodeValue]) -> dict[str, NodeValue]:
-    """What is known of each operation: its own time, and the worst of the nodes that it computes."""
+    """Return operation -> time, with the worst result of the nodes that it computes."""
     times = {total.name: total for total in operations}
     found = of_members(graph, values)
     for name, total in times.items():
@@ -101,7 +102,7 @@ def of_operations(graph: ModelGraph, operations: Sequence[Total], values: dict[s
 
 
 def of_members(graph: ModelGraph, values: dict[str, NodeValue]) -> dict[str, NodeValue]:
-    """Node of a graph -> the worst of what is known of it and of the model's nodes that it stands for."""
+    """Return graph node -> worst result over the node and the model nodes within it."""
     found = {}
     for node in graph.nodes:
         listed = [values[name] for name in (node.name, *node.within) if name in values]

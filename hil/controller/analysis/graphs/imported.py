@@ -1,4 +1,4 @@
-"""The program that a model is before it is compiled, as a graph: IREE's MLIR. In isolated processes only."""
+"""A model's imported program, IREE's MLIR, as a graph. Run this in isolated processes only."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 
 from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph, edges_of
 from hil.controller.analysis.graphs.onnx_graph import MOST_BYTES, drawn
+from hil.core.files import read_file
 from hil.core.scratch import temporary_folder
 from hil.errors import ImportFailed
 
-# Operations that only hold what others take.
+# Operations that only provide constants for other operations.
 _HELD = ("torch.constant", "torch.vtensor.literal", "torch.prim.ListConstruct", "util.global.load", "arith.constant")
 _OPERATOR = "torch.operator"
 
 
 def read_imported(text: str, model: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """The graph of an imported program, as :func:`hil.controller.analysis.graphs.onnx_graph.read_onnx` gives one.
+    """Return an imported program's graph, like :func:`hil.controller.analysis.graphs.onnx_graph.read_onnx`.
 
     Args:
-        text: the file of the program that a run kept; "" to import the model again.
-        model, dims: the ONNX file, and what its symbolic dimensions were.
+        text: path of a program stored by a run; "" imports the model.
+        model, dims: the ONNX file, and the symbolic dimensions' sizes.
 
     Raises:
-        ImportFailed: it is no MLIR, too large, or the model cannot be imported.
+        ImportFailed: the file is not MLIR or exceeds the size limit, or the model cannot be imported.
     """
     from iree.compiler import ir
 
@@ -36,7 +37,7 @@ def read_imported(text: str, model: str, dims: Mapping[str, int]) -> dict[str, A
             raise ImportFailed(f"{path.name} has {path.stat().st_size >> 20} MiB: too much to be drawn")
         try:
             with limited_memory((4 << 30) + 20 * path.stat().st_size):
-                module = ir.Module.parse(path.read_bytes(), context=ir.Context())
+                module = ir.Module.parse(read_file(path), context=ir.Context())
         except ir.MLIRError as error:
             raise ImportFailed(f"{path.name} is no MLIR that IREE reads", detail=str(error)) from error
         return drawn(_graph(module))
@@ -111,6 +112,6 @@ def _node(operation: Any, names: dict[Any, str], taken: dict[str, int]) -> Graph
     label = (whole[0] if whole else kind)[:200]
     taken[label] = taken.get(label, 0) + 1
     unique = label if taken[label] == 1 else f"{label} #{taken[label]}"
-    # What holds a constant is no node, and what it gives no tensor that is drawn.
+    # Constants are not nodes, and their results are not drawn as tensors.
     operands = tuple(names[one] for one in operation.operands if one in names)
     return GraphNode(unique, kind, "node", operands, tuple(results), within=tuple(whole))

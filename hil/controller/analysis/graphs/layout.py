@@ -1,7 +1,8 @@
-"""Where the nodes of a large graph stand: in ranks from top to bottom, each below what it takes from.
+"""Lay out large graphs in ranks from top to bottom, nodes below their inputs.
 
-dagre, which lays small graphs out in the browser, needs ten seconds for 5,000 nodes, and where they are a chain its
-stack overflows. This takes a part of a second: longest paths make the ranks, barycentres the order within them.
+The browser lays out small graphs with dagre. dagre needs ten seconds for 5,000 nodes, and the stack overflows
+on long chains. This layout takes under a second: longest paths define the ranks, barycentres the order
+within a rank.
 """
 
 from __future__ import annotations
@@ -10,27 +11,27 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-# Of the page: what a node takes, and what lies between.
+# Node size and gaps between nodes, as on the page.
 WIDTH, HEIGHT, GAP_X, GAP_Y = 150.0, 40.0, 24.0, 44.0
-# An edge over more ranks than this is drawn in a bow beside the nodes between, not led through them.
+# Edges over more ranks than this are drawn as a curve around the nodes, not routed between them.
 _LONGEST = 12
 _SWEEPS = 6
-# Further points of edges at most, of all nodes: what the ranks between cost.
+# Maximum bends per node, on average over the graph. This bounds the cost of long edges.
 _MOST_BENDS = 4
-# Of each node those above it, and those below.
+# For every node: the nodes above it, and the nodes below it.
 _Neighbours = tuple[list[list[int]], list[list[int]]]
 
 
 def layered(count: int, edges: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Lay a graph out.
+    """Lay out a graph.
 
     Args:
-        count: how many nodes there are.
-        edges: pairs of their places; those of a circle are drawn, but do not count.
+        count: number of nodes.
+        edges: pairs of node indices. Edges that close a cycle are drawn, but do not affect the layout.
 
     Returns:
-        ``x``, ``y``: of each node's centre; ``bends``: place of an edge -> its further points ``[x, y, ...]``;
-        ``width``, ``height`` of the whole. Nodes without any edge stand in rows, in their order.
+        ``x``, ``y``: node centres; ``bends``: edge index -> bend points ``[x, y, ...]``; ``width``,
+        ``height``: the total size. A graph without edges is laid out in rows, in node order.
     """
     if not count:
         return {"x": [], "y": [], "bends": {}, "width": 0.0, "height": 0.0}
@@ -58,7 +59,7 @@ def layered(count: int, edges: Sequence[tuple[int, int]]) -> dict[str, Any]:
 
 
 def _in_rows(count: int) -> dict[str, Any]:
-    """About as wide as high, read as a text is."""
+    """Lay out nodes row by row in an approximate square."""
     a_row = max(1, round(math.sqrt(count * (HEIGHT + GAP_Y) / (WIDTH + GAP_X))))
     x = [number % a_row * (WIDTH + GAP_X) + WIDTH / 2 for number in range(count)]
     y = [number // a_row * (HEIGHT + GAP_Y) + HEIGHT / 2 for number in range(count)]
@@ -66,7 +67,7 @@ def _in_rows(count: int) -> dict[str, Any]:
 
 
 def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The nodes, each after what it takes from; those of a circle, and behind it, as they come."""
+    """Return the nodes in topological order. Nodes on or behind a cycle follow in index order."""
     after: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count
     for first, last in edges:
@@ -83,7 +84,7 @@ def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _ranks(count: int, order: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The rank of each node: below all that it takes from; what takes nothing stands just above what takes it."""
+    """Return the rank of each node: below all its inputs. A node without inputs is placed just above its users."""
     before: list[list[int]] = [[] for _ in range(count)]
     after: list[list[int]] = [[] for _ in range(count)]
     for first, last in edges:
@@ -101,7 +102,11 @@ def _ranks(count: int, order: Sequence[int], edges: Sequence[tuple[int, int]]) -
 def _with_bends(
     ranks: list[int], edges: Sequence[tuple[int, int]], forward: Sequence[int]
 ) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
-    """Add a place for each rank that a short edge crosses; the links between ranks, and each edge's further places."""
+    """Append a bend for every rank that a short edge crosses.
+
+    Returns:
+        The links between adjacent ranks, and edge index -> bends.
+    """
     links: list[tuple[int, int]] = []
     chains: dict[int, list[int]] = {}
     left = _MOST_BENDS * len(ranks)
@@ -120,14 +125,14 @@ def _with_bends(
 
 
 def _rows(ranks: Sequence[int], near: _Neighbours, placed: dict[int, int]) -> list[list[int]]:
-    """The nodes of each rank, from left to right, with few crossings."""
+    """Return every rank's nodes from left to right, ordered to reduce crossings."""
     rows: list[list[int]] = [[] for _ in range(max(ranks) + 1)]
     for node, rank in enumerate(ranks):
         rows[rank].append(node)
     for row in rows:
         row.sort(key=lambda node: placed.get(node, node))
     at = [0.0] * len(ranks)
-    # A row of one has no order.
+    # Rows with a single node need no ordering.
     several = [row for row in rows if len(row) > 1]
     for row in several:
         _number(row, at)
@@ -141,13 +146,13 @@ def _rows(ranks: Sequence[int], near: _Neighbours, placed: dict[int, int]) -> li
 
 
 def _number(row: Sequence[int], at: list[float]) -> None:
-    """Say where the nodes of a row stand, from -half to half of it: rows of any length have one middle."""
+    """Set the positions of a row's nodes, centred on 0, so that all rows are aligned."""
     for number, node in enumerate(row):
         at[node] = number - (len(row) - 1) / 2
 
 
 def _across(rows: Sequence[Sequence[int]], near: _Neighbours) -> list[float]:
-    """How far right each node stands: as near to its neighbours as the others of its rank let it."""
+    """Return every node's x coordinate: as near to the neighbours as the rest of the rank allows."""
     at = [0.0] * len(near[0])
     for row in rows:
         for number, node in enumerate(row):
@@ -165,8 +170,11 @@ def _across(rows: Sequence[Sequence[int]], near: _Neighbours) -> list[float]:
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """The places nearest to the wanted ones, in their order and at least a gap apart (pool adjacent violators)."""
-    blocks: list[tuple[float, int]] = []  # mean of what its members want, less their place's gaps; how many
+    """Return the positions nearest to ``wanted``, in order and at least ``gap`` apart.
+
+    The algorithm is pool adjacent violators.
+    """
+    blocks: list[tuple[float, int]] = []  # (mean of the members' wanted positions minus their gaps, member count)
     for number, value in enumerate(wanted):
         mean, size = value - number * gap, 1
         while blocks and blocks[-1][0] > mean:
@@ -188,7 +196,10 @@ def _neighbours(count: int, links: Sequence[tuple[int, int]]) -> _Neighbours:
 
 
 def _mean(nodes: Sequence[int], at: Sequence[float], otherwise: float) -> float:
-    """The mean of where some nodes stand: most have one neighbour, or two, of which the sum is exact anyhow."""
+    """Return some nodes' mean position, or ``otherwise`` without nodes.
+
+    Most nodes have one or two neighbours. Their sum is exact without ``fsum``.
+    """
     if not nodes:
         return otherwise
     if len(nodes) == 1:

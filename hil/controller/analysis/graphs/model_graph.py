@@ -1,4 +1,4 @@
-"""A graph as a page draws it: nodes that are joined by the tensors that they make and take."""
+"""A graph for drawing: nodes linked by tensors."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# A larger graph is told, not drawn: nobody could read it, and its picture would take long.
+# Larger graphs are reported, not drawn: the picture would be slow and unreadable.
 MOST_NODES = 20_000
 
 
 class GraphNode(NamedTuple):
-    """A node. Inputs and outputs of the model are nodes of their own."""
+    """A graph node. The model's inputs and outputs are also nodes."""
 
-    name: str  # unique among its graph's nodes, as layers, bisections and profiles name it
+    name: str  # unique within the graph, as in layers, bisections and profiles
     op: str
     kind: str = "node"  # "node", "input", "output"
-    # inputs, outputs: names of the tensors that it takes and makes.
+    # inputs, outputs: tensor names.
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
-    key: str = ""  # what Model Explorer calls it, where that is not its name
-    within: Sequence[str] = ()  # the nodes that it stands for: those of its subgraphs, of a dispatch
-    label: str = ""  # how a picture calls it, where that is not by its name
+    key: str = ""  # Model Explorer's node id, if it differs from ``name``
+    within: Sequence[str] = ()  # names of model nodes in subgraphs, or computed by this dispatch
+    label: str = ""  # text in the picture, if it differs from ``name``
 
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """A graph."""
+    """Nodes and edges for a model or program."""
 
     kind: str  # "onnx", "imported", "dispatches"
-    name: str  # as its file has it
+    name: str  # from the file
     nodes: Sequence[GraphNode]
-    edges: Sequence[tuple[int, int]]  # from a node to one that takes what it makes, by their places in ``nodes``
-    shapes: Mapping[str, str] = field(default_factory=dict)  # tensor -> dtype and shape, where they are known
-    notes: Sequence[str] = ()  # what is left out or uncertain, a line each
+    edges: Sequence[tuple[int, int]]  # pairs of indices in ``nodes``: producer, consumer
+    shapes: Mapping[str, str] = field(default_factory=dict)  # tensor -> dtype and shape, if known
+    notes: Sequence[str] = ()  # omissions and doubts, one line each
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ModelGraph:
-        """The graph of what :func:`as_json` made."""
+        """Return the graph of a document from :meth:`as_json`."""
         return cls(
             document["kind"],
             document["name"],
@@ -48,7 +48,7 @@ class ModelGraph:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """Return the graph as a JSON-compatible document."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -59,13 +59,13 @@ class ModelGraph:
         }
 
     def holders(self) -> dict[str, int]:
-        """Name of a node -> the place of the node that is it, or that it is within."""
+        """Return model node -> index of the graph node that is or contains it."""
         found = {name: place for place, node in enumerate(self.nodes) for name in node.within}
         return found | {node.name: place for place, node in enumerate(self.nodes)}
 
 
 def edges_of(nodes: Sequence[GraphNode]) -> list[tuple[int, int]]:
-    """The edges between nodes: from the maker of each tensor to those that take it, each pair once."""
+    """Return the edges from every tensor's producer to the consumers, without duplicates."""
     makers = {tensor: place for place, node in enumerate(nodes) for tensor in node.outputs if tensor}
     pairs = {
         (makers[tensor], place): None

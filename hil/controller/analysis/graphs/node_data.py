@@ -1,4 +1,4 @@
-"""Values of nodes in the form that Model Explorer reads: its node data, one set in a file."""
+"""Node values in Model Explorer's node data format, with a data set per file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TITLES = {
 
 
 def node_data(values: Mapping[str, NodeValue], metric: str, graph: ModelGraph | None = None) -> dict[str, Any]:
-    """The values of one metric as Model Explorer's node data.
+    """Return a metric's values as Model Explorer's node data.
 
     Args:
-        values: node -> what is known of it.
-        metric: one of :data:`hil.controller.analysis.graphs.values.METRICS`.
-        graph: the model's. Its name is then the set's graph, and nodes without a name of their own have the ids that
-            Model Explorer's adapter for ONNX gives them. Without it the set belongs to whatever graph is open.
+        values: node -> results.
+        metric: from :data:`hil.controller.analysis.graphs.values.METRICS`.
+        graph: the model's graph. It names the data set's graph, and gives unnamed nodes the ids of Model
+            Explorer's ONNX adapter. None makes a data set for any open graph.
     """
     scale = Scale.of(metric, values.values())
     keys = {node.name: node.key for node in graph.nodes if node.key} if graph is not None else {}
@@ -36,7 +36,7 @@ def node_data(values: Mapping[str, NodeValue], metric: str, graph: ModelGraph | 
         if found is None:
             continue
         colour = scale.colour(value)
-        # JSON has no infinity: such a value is a text, which Model Explorer shows and colours as it is.
+        # JSON has no infinity. Model Explorer shows such a value as text, with the given colour.
         shown = found if isinstance(found, str) or math.isfinite(found) else str(found)
         results[keys.get(name, name)] = {"value": shown, "bgColor": colour, "textColor": text_on(colour)}
     data = {"name": f"hil: {TITLES[metric]}", "results": results}

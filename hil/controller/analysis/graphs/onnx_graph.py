@@ -1,4 +1,4 @@
-"""Read a model's graph to be drawn. In isolated processes only: the file may be anybody's."""
+"""Read a model's graph for drawing. Run this in isolated processes only: the file is untrusted."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, Mo
 from hil.controller.storage.texts import first_line
 from hil.core.tensors import type_text
 from hil.errors import ImportFailed
+from hil.formats.onnx_file import load_onnx
 
-# A file is read whole, weights that lie in it too.
+# The whole file is read into memory, including embedded weights.
 MOST_BYTES = 1 << 30
-# Names may be of any length: so much of a graph is handed on, as JSON.
+# Maximum JSON text size for a graph. Names may have any length.
 _MOST_TEXT = 32 << 20
 
 
 def read_onnx(path: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """The graph of an ONNX file, and where its nodes stand: :meth:`ModelGraph.as_json` and ``layout``.
+    """Read an ONNX file's graph and compute the layout.
 
-    Local functions are inlined and nodes named as everywhere else in hil. Nodes that only hold a constant are left
-    out. External data is not read.
+    Local functions are inlined, and unnamed nodes get the same names as elsewhere in hil. Constant nodes are
+    left out. External data is not read.
+
+    Returns:
+        All fields from :meth:`ModelGraph.as_json`, with ``layout`` and ``external``.
 
     Raises:
-        ImportFailed: it is no ONNX model, or too large.
+        ImportFailed: the file is not an ONNX model, or exceeds a size limit.
     """
     model, own_names = _loaded(Path(path), dims)
     graph = model.graph
@@ -45,7 +49,11 @@ def read_onnx(path: str, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def drawn(graph: ModelGraph) -> dict[str, Any]:
-    """A graph as JSON, with where its nodes stand. Raises ImportFailed: its names are too long to be shown."""
+    """Return a graph with a layout as JSON.
+
+    Raises:
+        ImportFailed: the text exceeds :data:`_MOST_TEXT`, because of long names.
+    """
     document = {**graph.as_json(), "layout": layered(len(graph.nodes), graph.edges)}
     size = len(json.dumps(document))
     if size > _MOST_TEXT:
@@ -54,7 +62,7 @@ def drawn(graph: ModelGraph) -> dict[str, Any]:
 
 
 def external_files(model: Any) -> list[str]:
-    """The files beside a model that its tensors lie in, as it names them."""
+    """Return the external data files that a model's tensors refer to."""
     from hil.controller.models.importers.onnx_nodes import tensors_of
 
     return sorted(
@@ -69,8 +77,7 @@ def external_files(model: Any) -> list[str]:
 
 
 def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
-    """A model whose nodes have names, and the names that its file has: place of the node -> name."""
-    import onnx
+    """Return the model with all nodes named, and the names in the file: node index -> name."""
     from google.protobuf.message import DecodeError
 
     from hil.controller.backends.compilers.onnx_to_mlir import infer
@@ -83,7 +90,7 @@ def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
         raise ImportFailed(f"{path.name} has {size >> 20} MiB: at most {MOST_BYTES >> 20} are read to draw it")
     with limited_memory((1 << 30) + 8 * size):
         try:
-            model = onnx.load(path, load_external_data=False)
+            model = load_onnx(path)
         except DecodeError as error:
             raise ImportFailed(f"{path.name} is no ONNX model, or is damaged", detail=str(error)) from error
         if not model.HasField("graph"):
@@ -95,7 +102,7 @@ def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
         fix_dims(model.graph.input, dims)
         try:
             infer(model, light_copy(model))
-        except Exception as error:  # shapes are a help, not a condition
+        except Exception as error:  # the graph can be drawn without shapes
             print(f"note: shapes are unknown: {first_line(error)}", flush=True)
     return model, own_names
 
@@ -111,7 +118,7 @@ def _node(number: int, node: Any, own_names: Mapping[int, str]) -> GraphNode:
         f"{domain}.{node.op_type}" if domain else node.op_type,
         inputs=tuple(reads(node)),
         outputs=tuple(name for name in node.output if name),
-        # How the adapter of Model Explorer for ONNX numbers nodes without names.
+        # Model Explorer's ONNX adapter numbers unnamed nodes this way.
         key="" if own_names.get(number) == node.name else own_names.get(number, f"<node_{number}>"),
         within=tuple(inner),
     )
@@ -133,9 +140,9 @@ def _typed(graph: Any) -> Iterator[tuple[str, str]]:
 
 
 def named_layers(path: str, dims: Mapping[str, int], group: str) -> list[list[Any]]:
-    """Each layer of a model as ``[name, nodes]``, as :func:`hil.controller.analysis.layers.layers_of` calls them.
+    """Return a model's layers as ``[name, nodes]``, named as in :func:`hil.controller.analysis.layers.layers_of`.
 
-    Shapes that only a run tells are not known here; where they decide what a layer is, names differ from those.
+    This function does not run the model. If layers depend on shapes known only at run time, the names differ.
     """
     from hil.controller.analysis.layers.extract import named_groups
     from hil.controller.analysis.layers.graph import Graph

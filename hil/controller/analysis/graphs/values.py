@@ -1,4 +1,4 @@
-"""What a stored run says of each node of a model: its error, its outcome, its time, where it ran."""
+"""Stored run results per model node: error, outcome, time and device."""
 
 from __future__ import annotations
 
@@ -10,45 +10,49 @@ from typing import Any
 from hil.controller.analysis.profile.totals import Total
 
 METRICS = ("max_abs", "sqnr_db", "outcome", "time_ns", "placement")
-# Any other word is an error.
+# Outcome severity. Any unlisted outcome is an error, with severity 3.
 _GRAVITY = {"": 0, "SKIP": 1, "PASS": 1, "XFAIL": 1, "BLIND": 2, "FAIL": 4, "UNSTABLE": 4}
 
 
 @dataclass(frozen=True)
 class NodeValue:
-    """What is known of one node; None or "" is what is not."""
+    """Results for a node; None or "" means unknown."""
 
     outcome: str = ""
     reason: str = ""
-    max_abs: float | None = None  # of the worst output; inf where a value is NaN or infinite and should not be
-    sqnr_db: float | None = None  # of the worst output; inf where all are equal
-    time_ns: float | None = None  # of one iteration, of all that computes the node or a part of it
+    max_abs: float | None = None  # of the worst output; inf if an element is NaN or infinite on one side only
+    sqnr_db: float | None = None  # of the worst output; inf if all elements are equal
+    time_ns: float | None = None  # per iteration: total over all operations that compute the node or a part of it
     placement: str = ""
-    layer: str = ""  # the layer that it was measured in, by its name
-    case: str = ""  # that layer's case in its session
-    outputs: tuple[str, ...] = ()  # the tensors that were compared
-    together: int = 1  # how many nodes the error was measured of together
-    # ops: what computed it; timed_with: of the operation with the most nodes, how many share its time.
+    layer: str = ""  # name of the measured layer
+    case: str = ""  # name of the layer's case in the session
+    outputs: tuple[str, ...] = ()  # the compared tensors
+    together: int = 1  # number of nodes that share this error
+    # ops: names of operations that computed the node. timed_with: number of nodes that share the time, for the
+    # operation with the most nodes.
     ops: tuple[str, ...] = ()
     timed_with: int = 0
 
     def of(self, metric: str) -> float | str | None:
-        """The value of one of :data:`METRICS`; None where it has none."""
+        """Return the value for a metric from :data:`METRICS`, or None if unknown."""
         found: float | str | None = getattr(self, metric)
         return found if found != "" else None
 
 
 @dataclass(frozen=True)
 class LayerValue:
-    """What a run of a layer found, and the nodes that are the layer."""
+    """A layer's results and nodes."""
 
     nodes: Sequence[str]
     value: NodeValue = field(default_factory=NodeValue)
-    op: str = ""  # its operator, or those of several nodes (``Conv+Relu``)
+    op: str = ""  # operator type, or several joined by ``+`` (``Conv+Relu``)
 
 
 def of_layers(layers: Iterable[LayerValue]) -> dict[str, NodeValue]:
-    """Node -> what its layer came to; of a node that several layers have a copy of, the gravest."""
+    """Return node -> layer result.
+
+    If several layers contain a copy of the node, the worst result counts.
+    """
     found: dict[str, NodeValue] = {}
     for layer in layers:
         for name in layer.nodes:
@@ -60,12 +64,15 @@ def of_layers(layers: Iterable[LayerValue]) -> dict[str, NodeValue]:
 
 
 def worst(values: Sequence[NodeValue]) -> NodeValue:
-    """The value with the gravest outcome, and of those with the largest error; the first where several are."""
+    """Return the value with the most severe outcome.
+
+    Ties are decided by the larger error, then the lower SQNR, then the order.
+    """
     return max(values, key=lambda one: (_GRAVITY.get(one.outcome, 3), one.max_abs or 0.0, -(one.sqnr_db or 0.0)))
 
 
 def bisect_layers(document: Mapping[str, Any], way: str) -> list[LayerValue]:
-    """The layers of a bisection's record; ``way`` is ``isolated`` or ``cumulative``."""
+    """Return a bisection record's layers; ``way`` is ``isolated`` or ``cumulative``."""
     found = []
     for layer in _mappings(document.get("layers")):
         nodes = [name for name in _list(layer.get("nodes")) if isinstance(name, str)]
@@ -80,14 +87,14 @@ def bisect_layers(document: Mapping[str, Any], way: str) -> list[LayerValue]:
 def suite_layers(
     records: Iterable[Mapping[str, Any]], nodes: Mapping[str, Sequence[str]]
 ) -> tuple[list[LayerValue], list[str]]:
-    """The layers of a suite's records of one model.
+    """Return the layers in a suite's records for a model.
 
     Args:
-        records: of the model's cases.
-        nodes: layer -> its nodes, as the model's file has them.
+        records: the records for the model's cases.
+        nodes: layer -> node names, from the model file.
 
     Returns:
-        The layers, and the names of those that the file has not.
+        The layers, and the layer names missing from the model file.
     """
     found, missing = [], []
     for record in records:
@@ -110,7 +117,7 @@ def suite_layers(
 
 
 def of_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
-    """The model's outputs, each a node of its own -> what was compared of it in a case of the whole model."""
+    """Return output node -> comparison result, from a whole-model case."""
     return {
         f"output {_text(one.get('name'))}": _compared(
             {"outputs": [one], "outcome": "PASS" if one.get("passed") is True else "FAIL"},
@@ -122,9 +129,9 @@ def of_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
 
 
 def of_totals(totals: Iterable[Total]) -> dict[str, NodeValue]:
-    """Node -> its time, from the sums of a profile by operation.
+    """Return node -> time, from a profile's totals by operation.
 
-    The time of an operation that several nodes were fused into cannot be divided: each of them has all of it.
+    A fused operation's time cannot be divided: every node in it gets the full time.
     """
     found: dict[str, NodeValue] = {}
     for total in totals:
@@ -140,12 +147,17 @@ def of_totals(totals: Iterable[Total]) -> dict[str, NodeValue]:
 
 
 def of_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]:
-    """Node -> the device that it ran on, from a record's ``placement``; ``nodes`` are all of the model's."""
+    """Return node -> device, from a record's ``placement``.
+
+    Args:
+        parts: the ``placement`` list.
+        nodes: names of all nodes in the model.
+    """
     found = {}
     listed = _mappings(parts)
     for part in listed:
         device = _text(part.get("device")) + (" (elsewhere)" if part.get("elsewhere") is True else "")
-        # Where all ran on one device, runtimes do not tell its nodes.
+        # Runtimes do not list the nodes if everything ran on one device.
         for name in _list(part.get("names")) or (nodes if len(listed) == 1 else ()):
             if isinstance(name, str):
                 found[name] = NodeValue(placement=device)
@@ -153,7 +165,7 @@ def of_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]:
 
 
 def merged(*sources: Mapping[str, NodeValue]) -> dict[str, NodeValue]:
-    """What several sources say of each node; of what two of them know the first counts."""
+    """Merge results from multiple sources per node. Earlier sources have priority."""
     found: dict[str, NodeValue] = {}
     for source in sources:
         for name, value in source.items():
@@ -169,7 +181,7 @@ def _both(first: NodeValue, second: NodeValue) -> NodeValue:
 
 
 def real(value: Any) -> float | None:
-    """A number of a record, where inf and nan are texts; None for anything else."""
+    """Parse a number from a record, which stores inf and nan as strings. Return None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -184,11 +196,11 @@ def _time(value: Any) -> float | None:
 
 
 def _compared(finding: Mapping[str, Any], reason: Any, **more: Any) -> NodeValue:
-    """The worst of a finding's outputs; ``more``: further fields."""
+    """Return the worst values over a finding's outputs; ``more`` sets further fields."""
     outputs = _mappings(finding.get("outputs"))
     errors = [value for one in outputs if (value := real(one.get("max_abs"))) is not None]
     ratios = [value for one in outputs if (value := real(one.get("sqnr_db"))) is not None]
-    # What is NaN in one of the two is in no other statistic.
+    # Elements that are NaN or infinite on one side are in no other statistic.
     if any((real(one.get("nonfinite")) or 0) > 0 for one in outputs):
         errors, ratios = [*errors, float("inf")], [*ratios, float("-inf")]
     return NodeValue(

@@ -1,4 +1,4 @@
-"""Take a model apart into layers: each node, or group of nodes that belong together, as a model of its own."""
+"""Split a model into layers: every node, or group of related nodes, as a separate model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hil.controller.analysis.layers.values import (
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, naming_errors
+from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec
@@ -48,7 +49,7 @@ __all__ = [
 GROUPS = ("node", "fused")
 MERGES = ("content", "shape", "none")
 TIMEOUT_S = 600.0
-# Increase this when the layers of the same model change: older entries of the cache are then not used.
+# Increase this when layers of the same model change, to invalidate cached entries.
 _VERSION = 5
 _LAYERS = "layers.json"
 _SIDES = ("inputs", "outputs")
@@ -56,14 +57,14 @@ _Extract = Callable[..., dict[str, Any]]
 
 
 class _How(TypedDict):
-    """What calls are cached in and isolated by, and the log that gets what they print."""
+    """The cache and the isolated processes for a call, and the log for their output."""
 
     cache: Cache
     isolated: Isolated
     log: Path
 
 
-# Number of runs on random inputs that must agree on a dimension that inference cannot find, to take it as fixed.
+# Number of runs on random inputs. If inference cannot find a dimension, these must agree for it to be fixed.
 _PROBES = 2
 
 
@@ -76,21 +77,21 @@ def layers_of(
 ) -> tuple[Layer, ...]:
     """Return a model's layers in topological order.
 
-    Constants, and what follows from constants and fixed shapes alone, are in the layers that use them. Quantisation and
-    dequantisation around an operator stay with it; values that are no tensors are never cut.
+    Constants, and nodes that depend only on constants and fixed shapes, belong to the layers that use them.
+    Quantisation and dequantisation around an operator stay with it. Values that are not tensors are never cut.
 
     Args:
-        model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` converts; its ``dims`` are
-            fixed in the layers.
-        group: ``node``: a layer for each node; ``fused``: one for what compilers fuse: Conv with BatchNormalization,
-            Add and activation, MatMul and Gemm with Add and activation.
-        inputs: of the model, by name. Their shapes fix its symbolic dimensions. A run on them, and runs on seeded
-            random inputs, find shapes that inference cannot; a dimension that differs between those runs stays dynamic.
+        model: an ONNX model, or a model that :func:`hil.controller.models.conversions.as_onnx` converts; its ``dims``
+            are fixed in the layers.
+        group: ``node``: a layer per node; ``fused``: a layer per group that compilers fuse: Conv with
+            BatchNormalization, Add and activation; MatMul and Gemm with Add and activation.
+        inputs: model inputs by name. Their shapes fix symbolic dimensions. Shapes that inference cannot find are
+            observed in runs on them and on seeded random inputs. A dimension that differs between runs stays dynamic.
 
     Raises:
         UsageError: the model is not ONNX and cannot be converted, or the group is unknown.
-        ImportFailed: the model cannot be taken apart.
-        StageTimeout: it took longer than ten minutes.
+        ImportFailed: the model cannot be split.
+        StageTimeout: splitting took longer than ten minutes.
         StorageError: the layers cannot be stored.
     """
     return _extracted(model, {"group": group}, extract.extract, inputs, how)
@@ -105,17 +106,18 @@ def cut(
     inputs: Mapping[str, Array] | None = None,
     **how: Unpack[_How],
 ) -> Layer:
-    """Return the part of a model between two of its tensors, nodes or layers, as one layer.
+    """Return the part of a model between two tensors, nodes or layers, as a single layer.
 
-    It has every node on a path from ``start`` to ``end``; values from other nodes become inputs too.
+    The layer contains every node on a path from ``start`` to ``end``. Values from other nodes also become inputs.
 
     Args:
-        start: a tensor, which becomes an input; or a node or layer, which belongs to the part; "" for the model's
-            inputs. A name that several have is the tensor's, else the node's.
-        end: a tensor, or a node or layer whose results become the outputs; "" for the model's outputs.
+        start: a tensor, which becomes an input; or a node or layer, which is included; "" for the model's inputs.
+            Ambiguous names refer to a tensor first, then to a node.
+        end: a tensor, or a node or layer with results that become the outputs; "" for the model's outputs.
 
     Raises:
-        UsageError: no ONNX model; the tensor, node or layer does not exist; ``end`` does not depend on ``start``.
+        UsageError: the model is not ONNX and cannot be converted; the tensor, node or layer does not exist; ``end``
+            does not depend on ``start``.
         ImportFailed, StageTimeout, StorageError: as for :func:`layers_of`.
     """
     (layer,) = _extracted(model, {"start": start, "end": end, "group": group}, extract.cut_out, inputs, how)
@@ -126,8 +128,8 @@ def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
     """Return the layers without duplicates.
 
     Args:
-        merge: ``content`` drops copies of other layers; ``shape`` also layers with the signature of another, whatever
-            their weights and inputs; ``none`` drops nothing.
+        merge: ``content`` drops copied layers; ``shape`` also drops layers with the same signature, for any
+            weights and inputs; ``none`` keeps all.
 
     Raises:
         UsageError: ``merge`` is unknown.
@@ -140,7 +142,7 @@ def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
 
 
 def layer_specs(layer: Layer) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Return the specs of a layer's inputs and outputs, in its model's order."""
+    """Return a layer's input and output specs, in the layer model's order."""
     (item,) = (item for item in _document(layer.path.parent)["layers"] if item["name"] == layer.name)
     inputs, outputs = ([TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in item[side]] for side in _SIDES)
     return tuple(inputs), tuple(outputs)
@@ -161,7 +163,7 @@ def _extracted(
 
 @dataclass(frozen=True)
 class _Extractor:
-    """Takes a model apart; the cache keeps the results."""
+    """Splits a model and caches the result."""
 
     model: Model
     function: _Extract
@@ -197,7 +199,7 @@ class _Extractor:
             return self.how["isolated"].call(self.function, arguments, timeout=TIMEOUT_S, log=self.how["log"])
 
     def _observed(self, inputs: Mapping[str, Array] | None) -> dict[str, Any]:
-        """Return tensor -> [dtype, shape] as observed in runs; a dimension that differed between them is None."""
+        """Return tensor -> [dtype, shape] as observed in runs; dimensions that differ between runs are None."""
         from hil.controller.models.inputs import make_inputs
 
         model = self.model
@@ -216,14 +218,14 @@ class _Extractor:
                 seen.setdefault(spec.name, []).append(spec)
         found: dict[str, Any] = {}
         for name, specs in seen.items():
-            if len({len(spec.shape) for spec in specs}) == 1:  # else the rank is not known
+            if len({len(spec.shape) for spec in specs}) == 1:  # otherwise the rank is unknown
                 by_axis = zip(*(spec.shape for spec in specs), strict=True)
                 found[name] = [specs[0].dtype, [sizes[0] if len(set(sizes)) == 1 else None for sizes in by_axis]]
         return found
 
 
 def _fixed(model: Model, inputs: Mapping[str, Array]) -> Model:
-    """Return the model with its symbolic dimensions replaced by the inputs' sizes."""
+    """Return the model with symbolic dimensions replaced by the inputs' sizes."""
     dims = dict(model.dims)
     for spec in model.inputs or ():
         if spec.name in inputs:
@@ -238,7 +240,7 @@ def _fixed(model: Model, inputs: Mapping[str, Array]) -> Model:
 
 @functools.lru_cache(maxsize=16)
 def _document(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / _LAYERS).read_text())
+    document: dict[str, Any] = json.loads(read_file(folder / _LAYERS))
     return document
 
 

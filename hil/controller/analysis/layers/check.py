@@ -1,4 +1,4 @@
-"""Check that layers compute what they computed in the whole model."""
+"""Check that layers compute the same values as in the whole model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from hil.errors import ImportFailed, ReferenceFailed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Increase this when the check changes: older results in the cache are then not used.
+# Increase this when the check changes, to invalidate cached results.
 _VERSION = 1
 
 
 def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpack[Work]) -> dict[str, str]:
-    """Return the layers that compute something else than in the whole model, each with what changed.
+    """Return layer -> change, for layers with results that differ from the whole model.
 
-    Only layers with computed constants are run, in ONNX Runtime on their inputs in the model: others are copies of its
-    nodes. Layers of models whose values ONNX Runtime did not compute, and layers that it cannot run, are left out.
+    Only layers with computed constants are run, in ONNX Runtime on their inputs in the model. Other layers are copies
+    from the model. Models with values from other references, and layers that ONNX Runtime cannot run, are not
+    checked.
     """
     folded = [layer for layer in layers if layer.folded and not layer.by_chance]
     if not folded or not computed.source.startswith("onnxruntime"):
@@ -53,7 +54,7 @@ def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpac
 
 
 def find_changed(layers: Sequence[tuple[str, str, Sequence[str], Sequence[str]]], values: str) -> dict[str, str]:
-    """Do the work of :func:`changed_layers`. Runs in an isolated process."""
+    """Implement :func:`changed_layers`. Runs in an isolated process."""
     from hil.controller.backends.references.onnx import run_runtime
 
     computed = Activations(Path(values))
@@ -62,9 +63,9 @@ def find_changed(layers: Sequence[tuple[str, str, Sequence[str], Sequence[str]]]
         layer = Layer(name, "", (), Path(path), tuple(inputs), tuple(outputs), 0)
         try:
             given, expected = layer_inputs(layer, computed), layer_outputs(layer, computed)
-        except ReferenceFailed:  # the model's inputs do not reach it
+        except ReferenceFailed:  # the layer does not depend on the model's inputs
             continue
-        with contextlib.suppress(ReferenceFailed):  # ONNX Runtime cannot run it
+        with contextlib.suppress(ReferenceFailed):  # ONNX Runtime cannot run the layer
             if change := difference(expected, run_runtime(path, given)):
                 found[name] = f"the constants that hil computed for the layer changed {change}"
     return found

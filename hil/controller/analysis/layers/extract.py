@@ -1,4 +1,4 @@
-"""Take a model apart into files: its layers or a cut, and a layers.json about them. In isolated processes only."""
+"""Split a model into files: the layers or a cut, and layers.json about them. Run this in isolated processes only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hil.core.digest import digest_of
 from hil.errors import UsageError, did_you_mean
 
 LAYERS = "layers.json"
-# A file's name has at most 255 bytes, and a case's id also has the model's name.
+# A file name has at most 255 bytes, and a case id also contains the model's name.
 _LONGEST_OP = 60
 _LONGEST_NAME = 120
 _QUANTISERS = frozenset(["QuantizeLinear", "DequantizeLinear"])
@@ -32,23 +32,24 @@ _ACTIVATIONS = frozenset(
     "ThresholdedRelu Swish".split()
 )
 
-# Operators whose constant inputs are parameters, like attributes.
+# Operators with constant inputs that are parameters, like attributes.
 _PARAMETERS = frozenset(
     "Clip Pad Resize Upsample OneHot Range Dropout CumSum Trilu TopK RoiAlign Pow NonMaxSuppression".split()
 )
-# Short lists of integers and bools are parameters of any operator (axes, starts, sizes), unless it is a quantised one.
+# Short integer or bool constants are parameters for any operator (axes, starts, sizes), except quantised operators.
 _INTEGERS = (6, 7, 9)
 _SHORT = 64
 
 
 def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folder: str, group: str) -> dict[str, Any]:
-    """Write every layer of a model.
+    """Write all layers of a model.
 
     Args:
         observed: tensor -> [dtype, shape] as observed in runs; None before any run.
 
     Returns:
-        ``open``: tensors whose type or shape is not fully known. If there are any before any run, nothing is written.
+        ``open``: tensors without a fully known type and shape. If ``observed`` is None and any tensor is open, no file
+        is written.
     """
     graph = Graph(Path(path), dims, observed or {})
     if graph.open and observed is None:
@@ -60,7 +61,7 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
     depths: dict[str, int] = {}
     kinds: dict[str, str] = {}
     contents: dict[str, str] = {}
-    values: dict[str, str] = {}  # value between layers -> what identifies it
+    values: dict[str, str] = {}  # value between layers -> identity
     names = _names(graph, groups)
     for one, name, inputs in zip(groups, names, taken, strict=True):
         outputs = [value for number in one.own for value in graph.nodes[number].output if value in needed]
@@ -78,11 +79,11 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
 def cut_out(
     path: str, dims: Mapping[str, int], observed: Observed | None, folder: str, group: str, start: str, end: str
 ) -> dict[str, Any]:
-    """Write the part of a model from ``start`` to ``end`` as its only layer; for the rest see :func:`extract`.
+    """Write the part of a model from ``start`` to ``end`` as the only layer; otherwise like :func:`extract`.
 
     Raises:
-        UsageError: ``start`` or ``end`` does not exist, ``end`` does not depend on ``start``, or a value at the edge is
-            no tensor.
+        UsageError: ``start`` or ``end`` does not exist, ``end`` does not depend on ``start``, or a value at the edge
+            is not a tensor.
     """
     graph = Graph(Path(path), dims, observed or {})
     if graph.open and observed is None:
@@ -119,7 +120,7 @@ def _made(graph: Graph, numbers: Iterable[int]) -> list[str]:
 
 
 def _is_end(graph: Graph, name: str, last: str | Group) -> bool:
-    """Return whether a value ends a cut: the named one, or one that the last nodes give to others."""
+    """Return True if a value ends a cut: the named value, or an output that the last nodes pass on."""
     if isinstance(last, str):
         return name == last
     if not last.own:
@@ -129,7 +130,7 @@ def _is_end(graph: Graph, name: str, last: str | Group) -> bool:
 
 
 def _copies(graph: Graph, chosen: Iterable[int], edge: str | Group) -> set[int]:
-    """Return the nodes that a layer at a cut's edge has as copies and that the cut uses."""
+    """Return the nodes that the layer at a cut's edge contains and the cut uses."""
     if isinstance(edge, str):
         return set()
     used = {name for number in chosen for name in graph.reads(number)}
@@ -160,12 +161,12 @@ def _written(
 
 def _spec(graph: Graph, name: str) -> list[Any]:
     known = graph.type_of(name)
-    # A model's own output may be declared without a shape; its inputs may not.
+    # A model's outputs may be declared without a shape; inputs may not.
     return [name, *known] if known else [name, "", []]
 
 
 def _operators(graph: Graph, nodes: Iterable[int]) -> list[str]:
-    """Return the operators in order; consecutive (de)quantisations count once."""
+    """Return the operators in order; consecutive (de)quantisations count as a single operator."""
     found: list[str] = []
     for number in nodes:
         operator = graph.nodes[number].op_type
@@ -175,7 +176,7 @@ def _operators(graph: Graph, nodes: Iterable[int]) -> list[str]:
 
 
 def _names(graph: Graph, groups: Sequence[Group]) -> list[str]:
-    """Return a name for each layer: its operators, and its main node."""
+    """Return a unique name per layer, from operators and main node."""
     names: list[str] = []
     for group in groups:
         operators = _operators(graph, group.nodes)
@@ -190,7 +191,7 @@ def _names(graph: Graph, groups: Sequence[Group]) -> list[str]:
 
 
 def named_groups(graph: Graph, group: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return each layer's name and the numbers of its nodes, in topological order; see :func:`extract`."""
+    """Return every layer's name and node numbers, in topological order; see :func:`extract`."""
     groups = groups_of(graph, fused=group == "fused")
     return [(name, one.nodes) for name, one in zip(_names(graph, groups), groups, strict=True)]
 
@@ -200,7 +201,7 @@ def _safe(text: str) -> str:
 
 
 def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
-    """Return a value's name, or a node or layer; a group without nodes for ""."""
+    """Return a tensor's name, or the group for a node or layer; an empty group for ""."""
     if name in graph.runtime:
         return name
     if not name:
@@ -220,18 +221,18 @@ def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
 
 @dataclass(frozen=True)
 class Group:
-    """The nodes of a layer by number, in order."""
+    """A layer's nodes by number, in order."""
 
     nodes: tuple[int, ...]
-    # nodes whose results the layer gives to others; the rest are copies of nodes that other layers have too.
+    # nodes with results that other layers use. The remaining nodes are copies that other layers contain too.
     own: tuple[int, ...]
 
 
 def groups_of(graph: Graph, *, fused: bool) -> list[Group]:
-    """Return the layers of a model in topological order.
+    """Return a model's layers in topological order.
 
-    A dequantisation is copied into each layer that uses its value, so that layers meet at quantised tensors; a
-    quantisation belongs to the layer whose result it takes.
+    A dequantisation is copied into every layer that uses the value, so that layers connect at quantised tensors. A
+    quantisation belongs to the layer that produces the input.
     """
     sets = _Sets(graph)
     for number in graph.live:
@@ -250,7 +251,7 @@ def groups_of(graph: Graph, *, fused: bool) -> list[Group]:
 
 
 class _Sets:
-    """Disjoint sets of live nodes; nodes that are copied to their users are in none."""
+    """Disjoint sets of live nodes; nodes that are copied to their users are in no set."""
 
     def __init__(self, graph: Graph) -> None:
         self._copied = set()
@@ -274,7 +275,7 @@ class _Sets:
 
 
 def _chains(graph: Graph) -> Iterator[list[int]]:
-    """Yield nodes that compilers fuse: each is the only user of the one before."""
+    """Yield node chains that compilers fuse: each node is the only user of the previous node."""
     taken: set[int] = set()
     for head in graph.live:
         if graph.nodes[head].op_type not in _HEADS or head in taken:
@@ -293,7 +294,7 @@ def _chains(graph: Graph) -> Iterator[list[int]]:
 
 
 def _only_user(graph: Graph, number: int) -> int | None:
-    """Return the only user of a node's first result, provided that its other results are not used."""
+    """Return the only user for a node's first result; None if other results are also used."""
     first, *others = graph.nodes[number].output
     users = graph.users.get(first, [])
     is_seen = first in graph.outputs or any(name in graph.users or name in graph.outputs for name in others)
@@ -303,7 +304,7 @@ def _only_user(graph: Graph, number: int) -> int | None:
 
 
 def _is_quantised(graph: Graph, chain: list[int]) -> bool:
-    """Return whether a chain's values are quantised before and after it: then a quantised kernel replaces it."""
+    """Return True if a chain's values are quantised before and after it, so that a quantised kernel replaces it."""
     makers = (graph.producer.get(name) for name in graph.reads(chain[0]))
     follower = _only_user(graph, chain[-1])
     return (
@@ -325,7 +326,7 @@ def _ordered(graph: Graph, sets: _Sets) -> Iterator[Group]:
         try:
             sorter.prepare()
         except graphlib.CycleError as error:
-            # A value leaves one of them and comes back through the others: they can only run together.
+            # These groups depend on each other, so they can only run together.
             sets.join(number for index in error.args[1] for number in groups[index].own)
             continue
         break
@@ -339,7 +340,7 @@ def _ordered(graph: Graph, sets: _Sets) -> Iterator[Group]:
 
 
 def _complete(graph: Graph, sets: _Sets, own: list[int]) -> Group:
-    """Return a group with the copies that it needs."""
+    """Return a group with the copied nodes that it needs."""
     nodes = set(own)
     pending = list(own)
     while pending:
@@ -354,7 +355,7 @@ def _complete(graph: Graph, sets: _Sets, own: list[int]) -> Group:
 
 
 def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
-    """Return a digest of operators, attributes, connections, and the dtypes and shapes of inputs and outputs."""
+    """Return a digest of operators, attributes, connections, and the input and output dtypes and shapes."""
     look = _Look(graph)
     parts = [look.node(graph.nodes[number]) for number in nodes]
     parts.append([[look.value(name), graph.type_of(name)] for name in outputs])
@@ -362,23 +363,23 @@ def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> 
 
 
 def content_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
-    """Return a digest that two layers share only if they compute the same for any input of the model.
+    """Return a digest that is equal only for layers that compute the same values for any model input.
 
     Args:
-        inputs: what identifies each of its inputs among the model's values, in the layer's order.
+        inputs: every input's identity among the model's values, in the layer's order.
     """
     parts = [signature_of(graph, nodes, outputs), *inputs]
     for number in nodes:
         parts += [digest for name in graph.reads(number) if (digest := graph.digest_of_constant(name))]
         if graph.draws(number):
             parts.append(graph.nodes[number].name)
-        # A body is serialised with its names: bodies that differ only in names count as different.
+        # A subgraph is serialised with names: subgraphs that differ only in names count as different.
         parts += [digest_of(body.SerializeToString(deterministic=True)) for body in subgraphs(graph.nodes[number])]
     return digest_of(json.dumps(parts).encode())
 
 
 class _Look:
-    """Numbers values in the order of their first use, so that names do not count."""
+    """Numbers values by first use, so that names do not affect digests."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -398,7 +399,7 @@ class _Look:
         tensor = self._graph.constant(name)
         if tensor is None:
             return [*parts, self._graph.type_of(name)] if is_new else parts
-        # Of a constant that is a parameter the value counts, too; of a weight it does not.
+        # A parameter's value is part of the signature; a weight's value is not.
         is_quantised = "Linear" in node.op_type or "Integer" in node.op_type
         is_parameter = node.op_type in _PARAMETERS or (tensor.data_type in _INTEGERS and not is_quantised)
         return [*parts, tensor.data_type, list(tensor.dims), _short_value(tensor) if is_parameter else ""]
@@ -424,7 +425,7 @@ class _Look:
 
 
 def _short_value(tensor: Any) -> str:
-    """Return a digest of a constant of few elements; "" for a larger one."""
+    """Return a digest of a small constant's value; "" for larger constants."""
     from onnx import numpy_helper
 
     if tensor.data_location == 1 or math.prod(tensor.dims) > _SHORT:

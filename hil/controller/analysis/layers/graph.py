@@ -1,4 +1,4 @@
-"""A model as a graph of nodes with its constants folded; writes parts of it as models. Runs in isolated processes."""
+"""A model as a graph of nodes with folded constants; writes parts as models. Runs in isolated processes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hil.core.digest import digest_of
 from hil.core.tensors import DTYPES
 from hil.formats.ort_values import ONNX_TYPES
 
-# A quantised weight stays quantised, with the operator that dequantises it.
+# Not folded: a quantised weight stays quantised, with the operator that dequantises it.
 _KEPT = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"])
 _OF_SHAPES = frozenset(["Shape", "Size"])
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
-# A constant larger than this, and larger than its inputs, is not folded.
+# A result larger than this, and larger than the node's inputs, is not folded.
 _LARGE_BYTES = 1 << 20
 
 _DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES}
-# External data up to this size is embedded in a part's file; more goes to a file beside it.
+# External data up to this size is embedded in a part's file; larger data is written to a separate file.
 _EMBEDDED_BYTES = 256 << 20
 _ALIGNMENT = 4096
 
 
 def prepared(path: Path, dims: Mapping[str, int]) -> Any:
-    """Load a model with sizes fixed, local functions inlined, shapes inferred and every node named.
+    """Load a model with fixed sizes, inlined local functions, inferred shapes and names for all nodes.
 
     Large external weights (see :mod:`hil.controller.backends.compilers.onnx_to_mlir`) stay in their files.
     """
@@ -47,7 +47,8 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
         model = inline_functions(model)
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.DEFAULT:
-            # The explicit default means the same: a layer's file must not depend on where its weights came from.
+            # An explicit default means the same. Remove it, so that a layer's file does not depend on the source of its
+            # weights.
             tensor.ClearField("data_location")
     infer(model, light_copy(model))
     name_nodes(model)
@@ -55,7 +56,7 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
 
 
 def captured(node: Any) -> list[str]:
-    """Return the names of outer values that a node's subgraphs use, in order of first use."""
+    """Return the names of outer values that a node's subgraphs use, by first use."""
     found: dict[str, None] = {}
     for graph in subgraphs(node):
         own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
@@ -82,10 +83,10 @@ def reads(node: Any) -> list[str]:
 
 
 def fold(model: Any) -> set[str]:
-    """Replace nodes whose results follow from constants and fixed shapes alone by initializers, in place.
+    """Replace nodes that depend only on constants and fixed shapes by initializers, in place.
 
     Returns:
-        The names of the values that onnx's evaluator computed.
+        The names of the values computed by onnx's evaluator.
     """
     from hil.controller.backends.compilers.onnx_to_mlir import infer
     from hil.controller.models.importers.onnx import light_copy
@@ -93,13 +94,13 @@ def fold(model: Any) -> set[str]:
     constants = [name for node in model.graph.node if node.op_type == "Constant" for name in node.output]
     held = {*(tensor.name for tensor in model.graph.initializer), *constants}
     while _fold_once(model):
-        # Folded constants may determine the shapes of a Reshape or an Expand, and these further constants.
+        # Folded constants may determine the shapes of Reshape or Expand, which allow further folding.
         infer(model, light_copy(model))
     return {tensor.name for tensor in model.graph.initializer} - held
 
 
 def _fold_once(model: Any) -> bool:
-    """Make one pass over the nodes; return whether more shapes might be known now."""
+    """Fold the nodes in a single pass; return True if more shapes might be known now."""
     import onnx
 
     graph = model.graph
@@ -134,7 +135,7 @@ def _is_foldable(node: Any, known: Mapping[str, Any], types: dict[str, Any]) -> 
 
 
 def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, Any]) -> list[Any] | None:
-    """Return a node's results as tensors; None if onnx's evaluator does not know the operator, or gives no tensors."""
+    """Return a node's results as tensors; None if onnx's evaluator cannot compute them as tensors."""
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
@@ -144,7 +145,7 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
         if name in known:
             given[name] = numpy_helper.to_array(known[name])
         else:
-            # For a Shape's input the evaluator only needs the shape: this takes the memory of one element.
+            # For Shape and Size the evaluator only needs the shape: this array takes a single element's memory.
             given[name] = np.broadcast_to(np.float32(0), static_shape(types[name]) or ())
     inputs = [helper.make_empty_tensor_value_info(name) for name in given]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
@@ -156,7 +157,7 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
         if not all(isinstance(value, (np.ndarray, np.generic)) for value in values):
             return None
         tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in zip(names, values, strict=True)]
-    except Exception as error:  # the node is not folded
+    except Exception as error:  # do not fold the node
         print(f"note: node {node.name!r} ({node.op_type}) is left as it is: {error}", flush=True)
         return None
     for tensor in tensors:
@@ -167,13 +168,13 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
 
 
 def static_shape(kind: Any) -> tuple[int, ...] | None:
-    """Return the shape of a tensor's type if every dimension is a number, else None."""
+    """Return the shape of a tensor type if all dimensions are numbers, else None."""
     sizes = _sizes(kind)
     return None if sizes is None or not all(isinstance(size, int) for size in sizes) else tuple(map(int, sizes))
 
 
 def _sizes(kind: Any) -> list[Any] | None:
-    """Return each dimension's size, its symbol, or None; None if the type is no tensor's or has no rank."""
+    """Return the size, symbol or None for each dimension; None if the type is not a tensor or has no rank."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     return [
@@ -183,7 +184,7 @@ def _sizes(kind: Any) -> list[Any] | None:
 
 
 def _bytes(kind: Any) -> int | None:
-    """Return the bytes of a tensor of this type; None if unknown."""
+    """Return the byte size for tensors of this type; None if unknown."""
     from onnx import helper
 
     shape = static_shape(kind)
@@ -193,17 +194,17 @@ def _bytes(kind: Any) -> int | None:
 
 
 class Graph:
-    """The nodes of a model's main graph after constants are folded.
+    """All nodes in a model's main graph after constant folding.
 
     Args:
-        observed: tensor -> [dtype, shape] as observed in runs, with None for a dimension that differed.
+        observed: tensor -> [dtype, shape] as observed in runs; dimensions that differ between runs are None.
     """
 
     def __init__(self, path: Path, dims: Mapping[str, int], observed: Mapping[str, Sequence[Any]]) -> None:
         self._folder = path.parent
         self._model = model = prepared(path, dims)
         _write_observed(model, observed)
-        self.folded = fold(model)  # names of constants that were computed
+        self.folded = fold(model)  # constants computed by folding
         _write_observed(model, observed)
         graph = model.graph
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -214,15 +215,15 @@ class Graph:
         self.outputs = [value.name for value in graph.output]
         self._types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
         self._reads = [reads(node) for node in self.nodes]
-        # Value -> number of the node that makes it.
+        # Value -> number of the producing node.
         self.producer = {name: number for number, node in enumerate(self.nodes) for name in node.output if name}
-        self.runtime = set(self.inputs)  # names of all values that depend on inputs or on chance
+        self.runtime = set(self.inputs)  # all values that depend on inputs or random numbers
         for number, node in enumerate(self.nodes):
             if self.draws(number) or not self.runtime.isdisjoint(self._reads[number]):
                 self.runtime.update(name for name in node.output if name)
-        # Numbers of the nodes that depend on inputs (or on chance) and are needed for outputs.
+        # Numbers of nodes that outputs need, and that depend on inputs or random numbers.
         self.live = [number for number in sorted(self.before(self.outputs)) if self.is_runtime(number)]
-        self.users: dict[str, list[int]] = {}  # value -> numbers of the live nodes that use it
+        self.users: dict[str, list[int]] = {}  # value -> numbers of live nodes that use it
         for number in self.live:
             for name in self._reads[number]:
                 self.users.setdefault(name, []).append(number)
@@ -232,11 +233,11 @@ class Graph:
         return self._reads[number]
 
     def draws(self, number: int) -> bool:
-        """Return whether a node draws random numbers."""
+        """Return True if a node draws random numbers."""
         return draws(self.nodes[number], self._constants)
 
     def is_runtime(self, number: int) -> bool:
-        """Return whether a node depends on the inputs or on chance."""
+        """Return True if a node depends on inputs or random numbers."""
         return any(name in self.runtime for name in self.nodes[number].output)
 
     def before(self, values: Iterable[str]) -> set[int]:
@@ -259,23 +260,23 @@ class Graph:
         return found
 
     def with_constants(self, numbers: Iterable[int]) -> list[int]:
-        """Return nodes with those that compute constants for them, in order."""
+        """Return the nodes with all nodes that compute constants for them, in order."""
         found = set(numbers)
         values = {name for number in found for name in self._reads[number]} - self.runtime
         return sorted(found | self.before(values))
 
     def takes(self, numbers: Sequence[int]) -> list[str]:
-        """Return the outer values that nodes use, in order of first use."""
+        """Return the outer values that nodes use, by first use."""
         made = {name for number in numbers for name in self.nodes[number].output}
         used = dict.fromkeys(name for number in numbers for name in self._reads[number])
         return [name for name in used if name in self.runtime and name not in made]
 
     def constant(self, name: str) -> Any:
-        """Return the TensorProto of a constant, or None."""
+        """Return a constant's TensorProto, or None."""
         return self._constants.get(name)
 
     def digest_of_constant(self, name: str) -> str:
-        """Return a digest of a constant's type, shape and values; "" if it is no constant."""
+        """Return a digest of a constant's type, shape and values; "" if the value is not a constant."""
         from hil.controller.models.importers.onnx_data import raw_of
 
         if (sparse := self._sparse.get(name)) is not None:
@@ -286,7 +287,7 @@ class Graph:
         return repr((tensor.data_type, list(tensor.dims), values))
 
     def type_of(self, name: str) -> tuple[str, list[int | str | None]] | None:
-        """Return a value's dtype and shape; None if it is no tensor or its rank is unknown."""
+        """Return a value's dtype and shape; None if it is not a tensor or the rank is unknown."""
         kind: Any = self._types.get(name)
         sizes = _sizes(kind)
         if sizes is None or (dtype := _DTYPES.get(kind.tensor_type.elem_type)) is None:
@@ -295,17 +296,17 @@ class Graph:
 
     @cached_property
     def open(self) -> list[str]:
-        """Values between live nodes whose type or shape is not fully known."""
+        """Values between live nodes without a fully known type and shape."""
         made = [name for number in self.live for name in self.nodes[number].output]
         used = {*self.users, *self.outputs}
         return [name for name in made if name in used and static_shape(self._types.get(name)) is None]
 
     def save(self, numbers: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], path: Path) -> None:
-        """Write nodes as a model of their own, with the constants that they use."""
+        """Write nodes as a separate model, with the constants that they use."""
         import onnx
 
         part = onnx.ModelProto()
-        # From version 4 on a constant need not be an input.
+        # Since IR version 4, a constant need not be an input.
         part.ir_version = max(self._model.ir_version, 4)
         part.producer_name = self._model.producer_name
         part.opset_import.extend(self._model.opset_import)
@@ -323,7 +324,7 @@ class Graph:
         onnx.save(part, path)
 
     def _hold(self, tensors: Any, data: Path) -> None:
-        """Give a part its external data: embedded, or if that is large in a file beside it."""
+        """Add a part's external data: embedded, or in a separate file if large."""
         from hil.controller.models.importers.onnx_data import embed_data, raw_of, size_of
 
         outside = [tensor for tensor in tensors if tensor.data_location == 1]
@@ -333,7 +334,7 @@ class Graph:
             return
         with data.open("wb") as file:
             for tensor in outside:
-                # A memory map, which is copied without being loaded at once.
+                # A memory map: the file is copied without loading it completely.
                 raw = raw_of(tensor, self._folder)
                 file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
                 del tensor.external_data[:]
@@ -351,7 +352,7 @@ class Graph:
 
 
 def _write_observed(model: Any, observed: Mapping[str, Sequence[Any]]) -> None:
-    """Add observed types and shapes to a model, where inference found none."""
+    """Add observed types and shapes to a model if inference found none."""
     import onnx
 
     graph = model.graph

@@ -1,10 +1,9 @@
-"""One layer of a model, and the values inside a model: every tensor that a CPU reference computes."""
+"""The layer type, and a model's activations: every tensor that a CPU reference computes."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import INDEX, load_tensors, save_tensors
 from hil.core.digest import digest_of
+from hil.core.files import copy_file, read_file
 from hil.core.installed import version
 from hil.core.npy import load_npy, save_npy
 from hil.core.results import Model
@@ -31,51 +31,51 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MODES = ("real", "random")
-# The references, in order of preference.
+# References in order of preference, with their packages.
 _ORACLES = {"onnxruntime": "onnxruntime", "onnx-reference": "onnx"}
-# Increase this when the values change without a change of the references' versions.
+# Increase this when the values change without new reference versions.
 _VERSION = 4
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a model."""
+    """A layer in a model."""
 
     name: str  # ``<op>_<node name>``, unique in the model, with only letters, digits and ``._+-``
-    op: str  # the operator, or those of a group in order: ``Conv+Relu``
-    nodes: tuple[str, ...]  # names of its nodes in the model
-    path: Path  # the layer as an ONNX model of its own, with its constants
-    # inputs, outputs: names of its tensors in the whole model, in the sub-model's order.
+    op: str  # the operator, or a group's operators in order: ``Conv+Relu``
+    nodes: tuple[str, ...]  # node names in the model
+    path: Path  # the layer as a separate ONNX model, with constants
+    # inputs, outputs: tensor names in the whole model, in the sub-model's order.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    depth: int  # 0 if it uses only the model's inputs, else one more than the deepest layer that it uses
-    # an earlier layer of the same signature (operators, attributes, shapes, dtypes, quantisation), perhaps with other
-    # weights and inputs; "" for the first of its kind.
+    depth: int  # 0 if it uses only the model's inputs, otherwise the deepest used layer's depth plus 1
+    # first layer with the same signature (operators, attributes, shapes, dtypes, quantisation), possibly with other
+    # weights and inputs; "" if this layer is the first.
     same_as: str = ""
-    # an earlier layer with the same signature, weights and input values, for any input of the model; "" if there is
-    # none.
+    # first layer with the same signature, weights and input values, for any input of the model; "" if this layer is the
+    # first.
     copy_of: str = ""
-    # whether it draws random numbers (RandomNormal, a Dropout of training), so that no two runs agree.
+    # True if it draws random numbers (RandomNormal, Dropout in training mode), so that runs differ.
     by_chance: bool = False
-    # whether it has constants that onnx's evaluator computed: :func:`changed_layers` checks those.
+    # True if it has constants computed by onnx's evaluator: :func:`changed_layers` checks them.
     folded: bool = False
 
 
 class Activations(Mapping[str, Array]):
-    """Tensor name -> value that the reference computed, read from its file at each access.
+    """Tensor name -> value computed by the reference, read from the file at every access.
 
-    The model's inputs and outputs are included; constants and values that are no tensors are not.
+    Includes the model's inputs and outputs, but not constants and values that are not tensors.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        about = json.loads((folder / _ABOUT).read_text())
+        about = json.loads(read_file(folder / _ABOUT))
         self.source: str = about["source"]  # the reference, with version
-        self.outputs = tuple(about["outputs"])  # names of the model's outputs, in order
-        self.refused: list[list[str]] = about["refused"]  # [name, reason] of those that were tried before and failed
+        self.outputs = tuple(about["outputs"])  # the model's output names, in order
+        self.refused: list[list[str]] = about["refused"]  # [name, reason] of references that failed before
         self._files: dict[str, tuple[Path, TensorSpec]] = {}
         for part in (folder / _INPUTS, folder / _VALUES):
-            for item in json.loads((part / INDEX).read_text()):
+            for item in json.loads(read_file(part / INDEX)):
                 spec = TensorSpec(item["name"], item["dtype"], tuple(item["shape"]))
                 self._files[spec.name] = (part / item["file"], spec)
 
@@ -94,7 +94,7 @@ class Activations(Mapping[str, Array]):
         return (spec for _, spec in self._files.values())
 
     def spec(self, name: str) -> TensorSpec:
-        """Return one tensor's dtype and shape, without reading its values."""
+        """Return a tensor's dtype and shape, without reading its values."""
         return self._files[name][1]
 
 
@@ -108,20 +108,20 @@ def activations(
     references: Sequence[str] = (),
     **work: Unpack[Work],
 ) -> Activations:
-    """Compute every tensor inside a model with a CPU reference, or take them from the cache.
+    """Compute every tensor in a model with a CPU reference, or read them from the cache.
 
-    ONNX Runtime computes them without optimisations, so that no value is fused away; if it cannot, ONNX's own evaluator
-    does.
+    ONNX Runtime runs without optimisations, so that no value is fused away. If it fails, ONNX's reference evaluator
+    is used.
 
     Args:
-        references: those to ask instead, until one can.
+        references: references to try in order instead of the defaults.
 
     Raises:
-        UsageError: a reference does not show the values inside a model.
+        UsageError: a reference does not provide intermediate values.
         UsageError, CompileFailed, CompileCrashed: the model is not ONNX and cannot be converted.
-        ImportFailed: inlining its functions changes an output.
+        ImportFailed: inlining functions changes an output.
         ReferenceFailed: no reference can run this model, or not with these inputs.
-        StageTimeout, StorageError: a limit was reached; the values cannot be stored.
+        StageTimeout, StorageError: the timeout expired; the values cannot be stored.
     """
     if blind := [name for name in references if name not in _ORACLES]:
         raise UsageError(
@@ -168,11 +168,11 @@ def activations(
 def layer_inputs(
     layer: Layer, activations: Mapping[str, Array], *, mode: str = "real", seed: int = 0
 ) -> dict[str, Array]:
-    """Return a layer's input values by name, in its model's order.
+    """Return a layer's input values by name, in the layer model's order.
 
     Args:
-        mode: ``real``: the reference's values in the whole model; ``random``: seeded values of the same dtype and
-            shape, between the least and the greatest of the real ones (bools and strings: any).
+        mode: ``real``: the reference's values in the whole model; ``random``: seeded values with the same dtype and
+            shape, between the real values' minimum and maximum (bools and strings: any).
 
     Raises:
         UsageError: the mode is unknown.
@@ -185,16 +185,16 @@ def layer_inputs(
 
 
 def layer_outputs(layer: Layer, activations: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the reference's values of a layer's outputs in the whole model, by name, in order.
+    """Return the reference's values for a layer's outputs in the whole model, by name, in order.
 
     Raises:
-        ReferenceFailed: it computed no value for an output.
+        ReferenceFailed: the reference computed no value for an output.
     """
     return _values(layer, layer.outputs, activations)
 
 
 def digests_of(tensors: Mapping[str, Array]) -> list[list[Any]]:
-    """Return what identifies tensors, for a cache's key."""
+    """Return the cache key parts that identify tensors."""
     return [
         [name, dtype_name(array.dtype), list(array.shape), digest_of(to_bytes(array))]
         for name, array in tensors.items()
@@ -215,19 +215,19 @@ def _values(layer: Layer, names: tuple[str, ...], activations: Mapping[str, Arra
 
 
 def _like(name: str, value: Array, seed: int) -> Array:
-    """Draw a random tensor with the dtype, the shape and the range of another."""
+    """Draw a random tensor like ``value``: same dtype, shape and range."""
     spec = spec_of(name, value)
     bounds = _range(value)
     drawn = random_tensor(spec, value.shape, seed=seed, bounds=bounds)
     if bounds is None or value.dtype.kind == "c":
         return drawn
-    # Rounding to float32 may lead out of the bounds.
+    # Rounding to float32 may exceed the bounds.
     low, high = (np.asarray(bound).astype(value.dtype) for bound in bounds)
     return np.asarray(np.clip(drawn, low, high), value.dtype)
 
 
 def _range(value: Array) -> tuple[float, float] | None:
-    """Return the least and the greatest finite value; None if there is none."""
+    """Return the minimum and maximum finite value, or None without finite values."""
     if value.dtype.kind in "bOU" or not value.size:
         return None
     if dtype_name(value.dtype).lstrip("u").startswith("int"):
@@ -240,10 +240,10 @@ def _range(value: Array) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """The files of a saved layer."""
+    """A saved layer's files."""
 
-    model: Path  # the ONNX file; large weights lie beside it in a file of the same name and ``.data``
-    # inputs, outputs: a .npy file each, in the model's order.
+    model: Path  # the ONNX file; large weights are in a ``.data`` file next to it, with the same name
+    # inputs, outputs: .npy files in the model's order.
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
 
@@ -257,20 +257,20 @@ class SavedLayer:
 
 
 def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> SavedLayer:
-    """Copy a layer's model to a folder, and its input and output values as .npy to a subfolder of the layer's name.
+    """Copy a layer's model to a directory, and the input and output values as .npy to a subdirectory for the layer.
 
     Raises:
         ReferenceFailed: the reference computed no value for an input or an output.
-        StorageError: the folder cannot be written.
+        StorageError: the directory cannot be written.
     """
     sides = {"input": layer_inputs(layer, activations), "output": layer_outputs(layer, activations)}
     values = folder / layer.name
     files: dict[str, tuple[Path, ...]] = {}
     with storing(folder, "--save"):
         values.mkdir(parents=True, exist_ok=True)
-        model = Path(shutil.copyfile(layer.path, folder / layer.path.name))
+        model = copy_file(layer.path, folder / layer.path.name)
         if (data := layer.path.with_name(f"{layer.path.name}.data")).exists():
-            shutil.copyfile(data, folder / data.name)
+            copy_file(data, folder / data.name)
         for side, tensors in sides.items():
             files[side] = tuple(values / f"{side}_{number}.npy" for number in range(len(tensors)))
             for file, array in zip(files[side], tensors.values(), strict=True):
@@ -283,10 +283,10 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
 
     Args:
         oracle: ``onnxruntime`` or ``onnx-reference``.
-        inputs, outputs: folders, as :mod:`hil.controller.storage.tensor_files` writes them.
+        inputs, outputs: directories in the format of :mod:`hil.controller.storage.tensor_files`.
 
     Returns:
-        The names of the model's outputs, in order.
+        The model's output names, in order.
     """
     from hil.controller.analysis.layers.graph import prepared
 
@@ -299,7 +299,7 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
 
 
 def _expose(model: Any) -> None:
-    """Make every value that depends on the inputs, or on chance, an output of the model."""
+    """Make every value that depends on inputs or on random numbers a model output."""
     import onnx
 
     from hil.controller.analysis.layers.graph import reads
@@ -355,7 +355,7 @@ def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str,
         array = np.asarray(value)
         try:
             dtype_name(array.dtype)
-        except UsageError:  # an optional or a map: no tensor
+        except UsageError:  # an optional or a map, not a tensor
             continue
         results[name] = array.astype(object) if array.dtype.kind in "US" else array
     return results

@@ -1,1 +1,1 @@
-"""Profiles: where the time of a run goes, operation by operation, on the board and on the host, on one clock."""
+"""Profiles: operation times in a run, on the board and on the host, on a common clock."""

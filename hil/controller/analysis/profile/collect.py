@@ -1,4 +1,4 @@
-"""Make the profile of a case that has ended, and write it with its trace to a folder."""
+"""Build a finished case's profile, and write it with a trace to a directory."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE = "profile.ireeprof", "onnxruntime.json
 RAW = "raw"
 COMPUTE, RUNTIME = "compute", "runtime"
 
-# The track of a compilation's trace whose slices are as long as the operations' shares of the estimated time.
+# A compilation's trace track with a slice per operation: slice lengths are shares of the estimated time.
 _ESTIMATED = "operations by estimated time"
 
 Made = TypeVar("Made")
 
-# Kind of profile -> the files of which its folder has at least one, even if it was interrupted.
+# Kind of profile -> files that identify the directory. Even an interrupted profile has one of them.
 _KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTABLES)}
 
 
 def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: RunContext) -> list[str]:
-    """Write the profile of a case and the raw files to a folder; return the notes on what cannot be collected.
+    """Write a case's profile and the raw profiler files to a directory; return notes on data that cannot be collected.
 
     Raises:
-        StorageError: the folder cannot be written.
+        StorageError: the directory cannot be written.
     """
     notes = list(capture.notes)
     rows: Sequence[OpRow] = ()
@@ -56,7 +56,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
     with temporary_folder("hil-profile-") as place:
         raw, scratch = folder / RAW, Path(place)
         with storing(raw):
-            for name in (IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE):  # those of an older profile
+            for name in (IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE):  # from an older profile
                 (raw / name).unlink(missing_ok=True)
             for name, content in capture.taken.files.items() if capture.taken else ():
                 raw.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
         if capture.taken is not None:
             reader = _Reader(case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes)
             with storing(scratch):
-                # Rows may be a million: they stay in a file, which is read at each pass.
+                # There may be a million rows: store them in a file that is read at every pass.
                 rows = StoredRows(scratch / TABLE, write_csv(reader.rows(samples), scratch / TABLE))
         profile = Profile(
             run=run,
@@ -85,13 +85,13 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the files of the runtime's profiler."""
+    """Reads the runtime profiler's files."""
 
     case: Case
     taken: ProfilePass
     raw: Path
     scratch: Path
-    labels: Mapping[str, str]  # ``run`` and ``board`` of every row
+    labels: Mapping[str, str]  # ``run`` and ``board`` for every row
     context: RunContext
     notes: list[str]
 
@@ -106,7 +106,7 @@ class _Reader:
         return {"warmup": taken.warmup, "iterations": taken.iterations, "clock": taken.clock_pairs}
 
     def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
-        """Return the operations; append the counters in the runtime's files to ``samples``."""
+        """Return the operations as rows; append the counters in the profiler's files to ``samples``."""
         readers = ((IREE_FILE, self._iree), (ONNXRUNTIME_FILE, self._onnxruntime), (ETDUMP_FILE, self._etdump))
         for name, read in readers:
             if name in self.taken.files:
@@ -151,7 +151,7 @@ class _Reader:
 
 
 def _uploads(case: Case) -> Iterable[Span]:
-    """Yield the pieces of the upload; the first begins with its stage."""
+    """Yield the upload in parts; the first part starts with the push stage."""
     began = next((span.start_ns for span in case.spans if span.name == "push"), 0)
     before = 0
     for at, sent in case.sent:
@@ -160,7 +160,7 @@ def _uploads(case: Case) -> Iterable[Span]:
 
 
 def _calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
-    """Return the calls. Where a board reports no times, the profiled one lasts from its first operation to its last."""
+    """Return the calls. If the board reports no times, the profiled call spans all operations."""
     taken = capture.taken
     if taken is None or taken.board is not None or not rows:
         return capture.calls
@@ -169,7 +169,7 @@ def _calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
 
 
 def _clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
-    """Return the fit of the board's clock. Without an agent only the host's times of the call are known."""
+    """Return the board clock's fit. Without an agent, only the call's host times are known."""
     if capture.clock is not None:
         return capture.clock
     host = capture.taken.host if capture.taken else None
@@ -179,10 +179,12 @@ def _clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
 
 
 def check_folder(folder: Path, kind: str) -> None:
-    """Create a profile's folder before anything runs; it may hold an older one of its kind, ``run`` or ``compile``.
+    """Create a profile's directory before anything runs.
+
+    The directory may contain an older profile of the same kind, ``run`` or ``compile``.
 
     Raises:
-        UsageError: the folder cannot be created, or holds anything else.
+        UsageError: the directory cannot be created, or contains other files.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -196,17 +198,18 @@ def check_folder(folder: Path, kind: str) -> None:
 def write_profiles(
     case: Case, folders: Mapping[str, Path], *, run_id: str, context: RunContext
 ) -> Iterator[tuple[Mapping[str, Any], ...]]:
-    """Write the profiles of a case that has ended; what cannot be collected becomes a note.
+    """Write a finished case's profiles; report data that cannot be collected in notes.
 
     Args:
-        folders: ``compile`` and ``run`` -> where that profile goes.
-        run_id: the profiles' name. A link in the case's folder leads to the one of the run.
+        folders: ``compile`` and ``run`` -> profile directory.
+        run_id: the profiles' name. A link in the case's directory points to the run's profile.
 
     Yields:
-        For the record: ``kind``, ``folder`` and ``notes`` of each; before any is written, and after each.
+        For the record: ``kind``, ``folder`` and ``notes`` per profile; before the first is written, and after
+        every profile.
     """
     write = {"compile": _compile, "run": _run}
-    # The note that stays if Ctrl-C interrupts the writing.
+    # This note remains if Ctrl-C interrupts the writing.
     interrupted = "the profile is incomplete: it was interrupted"
     profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
     yield tuple(profiles)
@@ -246,10 +249,10 @@ def _run(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str
 
 
 def iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str]) -> Iterator[OpRow]:
-    """Yield the rows of an IREE profile by start, without events that belong to no iteration.
+    """Yield an IREE profile's rows by start, without events outside iterations.
 
     Args:
-        notes: gets a line for each uncertain match of nodes, before the first row.
+        notes: receives a line for every uncertain node match, before the first row.
     """
     submitted, which = events.submitted()
     matched = [sites.match(submissions) for submissions in submitted]
@@ -281,9 +284,9 @@ def iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: 
 
 
 def onnxruntime_rows(events: OnnxRuntimeEvents, estimates: Estimates, *, run: str, board: str) -> Iterator[OpRow]:
-    """Yield the rows of an ONNX Runtime profile by start."""
+    """Yield an ONNX Runtime profile's rows by start."""
     for event in events.events():
-        # A kernel that holds others is no operation of its own.
+        # A kernel that contains others is not counted as an operation.
         is_compute = event.op_type not in HOLDERS
         nodes = event.nodes if is_compute else ()
         estimate = estimates.of(nodes if event.computes else ())

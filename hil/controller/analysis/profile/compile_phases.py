@@ -1,9 +1,10 @@
-"""Run IREE's compiler phase by phase through its library, with a report of each phase's passes.
+"""Run IREE's compiler phase by phase through its library, with a report on every phase's passes.
 
-A program of its own (``python -m hil.controller.analysis.profile.compile_phases SOURCE OUT REPORTS FLAG...``): the
-library takes its flags once a process. The phases pass the module on in memory, as in iree-compile. Each phase prints a
-line of JSON: its name, its begin and its end on this machine's monotonic clock; the report of its passes goes to
-``REPORTS/<phase>``. The exit code is 1 if a phase fails; its report then has the message.
+This is a separate program (``python -m hil.controller.analysis.profile.compile_phases SOURCE OUT REPORTS FLAG...``),
+because the library accepts flags only once per process. The module stays in memory between phases, as in
+iree-compile. Every phase prints a JSON line: the name, and the start and end on this machine's monotonic clock. The
+report on the passes is written to ``REPORTS/<phase>``. The exit code is 1 if a phase fails; the report then contains
+the message.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hil.core.clock import now_ns
 
 
 class _Compiler:
-    """The library's functions, whose names begin with ``ireeCompiler``; pointers are opaque."""
+    """Wrapper for the library's C functions, without their prefix ``ireeCompiler``; pointers are opaque."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._library = ctypes.CDLL(str(native_compiler().parent / "libIREECompiler.so"))
@@ -68,7 +69,7 @@ class _Compiler:
 
 
 def main(source: str, out: str, reports: str, flags: Sequence[str]) -> int:
-    """Compile a file into a program; return the exit code."""
+    """Compile a file to a program; return the exit code."""
     compiler = _Compiler([*flags, "--mlir-timing", "--mlir-timing-display=tree", "--mlir-output-format=json"])
     steps: list[tuple[str, Callable[[], bool]]] = [("read", functools.partial(compiler.read, source))]
     steps += [

@@ -1,4 +1,4 @@
-"""Profile a compilation: the time of phases and passes, and what comes of it: dispatches, executables."""
+"""Profile a compilation: the time of phases and passes, the dispatches, and the executables."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import CachedCall, call_isolated, compiling
 from hil.controller.models.conversions import as_onnx
 from hil.core.clock import now_ns
+from hil.core.files import MAX_FILE_BYTES, read_file, read_text
 from hil.core.processes import module_command
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
@@ -27,34 +28,34 @@ from hil.errors import StorageError, UsageError
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The columns of the tables.
+# Table columns.
 _COLUMNS = {
     PASSES: "phase depth pass wall_ms cpu_ms share_of_phase",
     DISPATCHES: "region loop dispatch onnx_nodes op_types shapes source_bytes flops_estimate bytes_estimate "
     "flops_per_byte_estimate bound_estimate time_us_estimate share_estimate",
     EXECUTABLES: "executable bytes share_of_program",
 }
-# Lines of the report that are no passes: the rest between passes, and the sum.
+# Report lines that are not passes: the rest between passes, and the sum.
 _SUMS = ("Rest", "Total")
 
 
 @dataclass(frozen=True)
 class CompileProfile:
-    """A profile of one compilation."""
+    """A compilation's profile."""
 
-    folder: Path  # holds ``passes.csv``, ``dispatches.csv`` and ``executables.csv``
-    # on the host's clock, enclosing ones first: the whole, its phases, and their passes. A phase's times are measured;
-    # passes are laid end to end within it, since the compiler reports only their durations.
+    folder: Path  # contains ``passes.csv``, ``dispatches.csv`` and ``executables.csv``
+    # spans on the host's clock, outermost first: the whole, the phases, the passes. Phase times are measured. Passes
+    # are placed end to end within their phase, because the compiler reports only durations.
     spans: Sequence[Span]
-    # the program's operations, end to end over the time of the compilation: the length of each is its share of the
-    # estimated time.
+    # the program's operations, end to end over the compilation time. A span's length is the operation's share of the
+    # estimated run time.
     operations: Sequence[Span] = ()
-    notes: Sequence[str] = ()  # on what is not available, a line each
+    notes: Sequence[str] = ()  # unavailable data, one line each
 
 
 @dataclass(frozen=True)
 class _Operation:
-    """A call of a dispatch, or a node of a runtime that has a kernel for each."""
+    """A call of a dispatch, or a node for runtimes with a kernel per node."""
 
     region: int
     loop: str
@@ -73,15 +74,15 @@ def profile_compile(
     folder: Path,
     **how: Unpack[CachedCall],
 ) -> CompileProfile:
-    """Compile a model again, without the cache, and write where the time went to a folder.
+    """Recompile a model without the cache, and write the time profile to a directory.
 
     Args:
-        runtime: ``iree``, or ``onnxruntime``, which compiles nothing: its phases are those of creating a session.
-        flags: of the compiler, with the target, as in an artifact.
+        runtime: ``iree``, or ``onnxruntime``, which does not compile: the phases are from session creation.
+        flags: compiler flags including the target, as in an artifact.
 
     Raises:
-        UsageError: such a model is not compiled.
-        StorageError: the folder cannot be written.
+        UsageError: the model is precompiled, or the runtime is unsupported.
+        StorageError: the directory cannot be written.
     """
     if model.format == "vmfb" or runtime not in ("iree", "onnxruntime"):
         what = "a model that came compiled" if model.format == "vmfb" else f"a model for {runtime}"
@@ -117,7 +118,7 @@ def profile_compile(
 
 
 def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Yield the phases, depth 0, each followed by its passes, recursively."""
+    """Yield the phases with depth 0, followed by their passes, recursively."""
     for phase, begin, end, passes in phases:
         took = (end - begin) / 1e9
         yield phase, 0, phase, f"{took * 1e3:.3f}", None, "1.0000"
@@ -129,8 +130,8 @@ def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
 
 
 def _dispatches(sites: Sites, sources: Mapping[str, int]) -> Iterator[_Operation]:
-    """Yield each call of a dispatch, in the program's order."""
-    # `module_main$async_dispatch_3.mlir` is the source of the call `main$async_dispatch_3_matmul_..`.
+    """Yield every dispatch call, in the program's order."""
+    # `module_main$async_dispatch_3.mlir` is the source for the call `main$async_dispatch_3_matmul_..`.
     sizes = {name.partition("_")[2].removesuffix(".mlir"): size for name, size in sources.items()}
     for number, region in enumerate(sites.regions):
         for site in region.sites:
@@ -141,7 +142,7 @@ def _dispatches(sites: Sites, sources: Mapping[str, int]) -> Iterator[_Operation
 
 
 def _nodes(estimates: Estimates) -> Iterator[_Operation]:
-    """Yield the model's nodes, for a runtime with a kernel per node (except those that it fuses)."""
+    """Yield the model's nodes, for a runtime with a kernel per node (except for nodes that it fuses)."""
     for name, node in estimates.nodes.items():
         yield _Operation(0, "", name, (name,), (node.op_type,), estimates.of([name]))
 
@@ -161,7 +162,7 @@ def _operation_rows(operations: Sequence[_Operation]) -> Iterator[Sequence[Any]]
 
 
 def _operation_spans(operations: Sequence[_Operation], compilation: Sequence[Span]) -> Iterator[Span]:
-    """Yield the operations whose work is known, over the time of the compilation."""
+    """Yield the operations with a known estimate as spans over the compilation time."""
     whole = sum(one.work.nominal_ns or 0 for one in operations)
     if not (whole and compilation):
         return
@@ -188,7 +189,7 @@ def _operation_spans(operations: Sequence[_Operation], compilation: Sequence[Spa
 
 
 def _executable_rows(binaries: Mapping[str, int], program: int) -> Iterator[Sequence[Any]]:
-    """Yield each binary in the program, and the rest: weights and the program's own code."""
+    """Yield every binary in the program, and the rest: weights and the program's host code."""
     rest = program - sum(binaries.values())
     for name, size in [*binaries.items(), ("(weights and all else)", rest)]:
         yield name, size, f"{size / program:.4f}"
@@ -204,7 +205,10 @@ def _spans(model: str, phases: Sequence[Sequence[Any]]) -> Iterator[Span]:
 
 
 def _laid(passes: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[Span]:
-    """Yield passes end to end within a phase, scaled down if they took longer in sum, on several threads."""
+    """Yield passes end to end within a phase.
+
+    Passes on multiple threads may take longer in sum than the phase; they are then scaled down.
+    """
     lengths = [max(0, round(wall * 1e9)) for _, wall, _, _ in passes]
     squeeze = min(1.0, (end - begin) / sum(lengths)) if sum(lengths) else 1.0
     at = begin
@@ -220,9 +224,9 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
     """Compile an ONNX or MLIR model. Runs in an isolated process.
 
     Returns:
-        ``phases``: [name, begin, end, passes], on this machine's clock in ns; a pass is [name, wall seconds, CPU
-        seconds of all threads, passes within it]. ``sources``: executable -> bytes of its IR; ``binaries``: file
-        -> bytes; ``program``: bytes of the whole.
+        ``phases``: [name, start, end, passes], on this machine's clock in ns; a pass is [name, wall seconds, CPU
+        seconds over all threads, nested passes]. ``sources``: executable -> IR bytes; ``binaries``: file ->
+        bytes; ``program``: total bytes.
     """
     from hil.controller.backends.compilers.iree_program import check_target, fail
 
@@ -246,10 +250,10 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
         print("$", *command, flush=True)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         timed = [json.loads(line) for line in done.stdout.splitlines()]
-        reports = [(folders["reports"] / name).read_text(errors="replace") for name, _, _ in timed]
-        # If the compiler crashed, the newest report is that of the failed step.
+        reports = [read_text(folders["reports"] / name, MAX_FILE_BYTES, errors="replace") for name, _, _ in timed]
+        # If the compiler crashed, the newest report belongs to the failed step.
         newest = sorted(folders["reports"].iterdir(), key=lambda file: file.stat().st_mtime_ns)[-1:]
-        texts = [*reports[:-1], *(file.read_text(errors="replace") for file in newest)]
+        texts = [*reports[:-1], *(read_text(file, MAX_FILE_BYTES, errors="replace") for file in newest)]
         output = done.stderr.decode(errors="replace") + "".join(_split(text)[1] for text in texts)
         print(output, flush=True)
         check_target(output)
@@ -264,7 +268,11 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
 
 
 def load_onnxruntime(model: str) -> dict[str, Any]:
-    """Create a session of ONNX Runtime, which reads, optimises and plans; return what :func:`compile_iree` does."""
+    """Create an ONNX Runtime session, and profile the phases: reading, optimising and planning.
+
+    Returns:
+        The same fields as :func:`compile_iree`.
+    """
     import onnxruntime
 
     with temporary_folder("hil-session-") as folder:
@@ -273,7 +281,7 @@ def load_onnxruntime(model: str) -> dict[str, Any]:
         options.profile_file_prefix = f"{folder}/session"
         begin = now_ns()
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        events = json.loads(Path(session.end_profiling()).read_bytes())
+        events = json.loads(read_file(Path(session.end_profiling())))
     phases = [
         [event["name"], begin + event["ts"] * 1000, begin + (event["ts"] + event["dur"]) * 1000, []]
         for event in events
@@ -283,7 +291,7 @@ def load_onnxruntime(model: str) -> dict[str, Any]:
 
 
 def _split(report: str) -> tuple[list[Any], str]:
-    """Split the compiler's output into the report of passes, which is a list in JSON, and the rest."""
+    """Split the compiler's output into the passes, a JSON list, and the remaining text."""
     lines = report.splitlines()
     begin = lines.index("[") if "[" in lines else len(lines)
     end = lines.index("]", begin) + 1 if "]" in lines[begin:] else len(lines)
@@ -292,7 +300,7 @@ def _split(report: str) -> tuple[list[Any], str]:
 
 
 def _nested(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    # Every list of passes ends with an empty pass.
+    # Every pass list ends with an empty pass.
     return [
         [item["name"], item["wall"]["duration"], item.get("user", item["wall"])["duration"], _nested(item["passes"])]
         for item in items

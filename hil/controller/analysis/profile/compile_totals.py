@@ -1,4 +1,4 @@
-"""Sum a compilation's profile up: its phases, its passes, and the operations that it compiled, by estimates."""
+"""Sum a compilation's profile: phases, passes, and estimates for the compiled operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES
 from hil.core.files import open_file
 from hil.errors import UsageError
 
-# What only runs other passes, which the compiler's report tells within it, or beside it.
+# Passes that only run other passes. The compiler's report lists the inner passes separately.
 _RUNS_OTHERS = re.compile(
     r" Pipeline$|PipelinePass$|OpPipelineAdaptorPass$|AllExecutablesPass$|TargetExecutableVariantsPass$"
     r"|FixedPointIteratorPass$|UsingTransformDialectPass$"
@@ -23,46 +23,50 @@ _HINT = "compile with --compile-time-profile again"
 
 @dataclass(frozen=True)
 class CompileStep:
-    """A phase, or all runs of one pass within a phase; a pass without what ran within it."""
+    """A phase, or all runs of a pass within a phase; nested passes are not included."""
 
     name: str
     seconds: float
-    share: float  # of the whole compilation, 0 to 1
+    share: float  # relative to the whole compilation, 0 to 1
     phase: str = ""
     runs: int = 1
 
 
 @dataclass(frozen=True)
 class CompiledOperation:
-    """A dispatch. What it takes is estimated from its shapes, for a nominal core."""
+    """A dispatch. Time and work are estimated from shapes, for a nominal core."""
 
-    name: str  # its ONNX nodes, or the dispatch's own name
+    name: str  # ONNX nodes, or the dispatch's name
     share: float
     seconds: float
     flops: float | None
     bytes: float | None
-    bound: str  # compute, memory, or "" where it is not known
+    bound: str  # ``compute``, ``memory``, or "" if unknown
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """A compilation, summed up."""
+    """A compilation's totals."""
 
     seconds: float
-    phases: Sequence[CompileStep]  # in order of time
+    phases: Sequence[CompileStep]  # in time order
     passes: Sequence[CompileStep]  # the longest first
-    operations: Sequence[CompiledOperation]  # those that are estimated, the largest share first
+    operations: Sequence[CompiledOperation]  # only those with an estimate, the largest share first
     dispatches: int
     program_bytes: int
 
 
 def is_compile_profile(folder: Path) -> bool:
-    """Return whether a folder holds a profile of ``--compile-time-profile``."""
+    """Return True if a directory contains a profile from ``--compile-time-profile``."""
     return (folder / PASSES).is_file()
 
 
 def read_compilation(folder: Path) -> Compilation:
-    """Sum up the profile in a folder. Raises UsageError: a table of it is missing or damaged."""
+    """Sum the profile in a directory.
+
+    Raises:
+        UsageError: a table is missing or damaged.
+    """
     tables = {name: _read(folder / name) for name in (PASSES, DISPATCHES, EXECUTABLES)}
     try:
         rows = tables[PASSES]
@@ -100,12 +104,12 @@ def _time(row: Mapping[str, str]) -> float:
 
 
 def _own(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], tuple[float, int]]:
-    """Phase and pass -> the time that all its runs took without what ran within them, and how many there were.
+    """Return (phase, pass) -> (total exclusive time in seconds, run count).
 
-    Those that only run others are left out. A row is followed by those that ran within it, each one deeper.
+    Passes that only run others are left out. In the table, nested passes follow the enclosing row, one level deeper.
     """
     inner = [0.0] * len(rows)
-    around: list[tuple[int, int]] = []  # depth and number of the rows that the next one may be within
+    around: list[tuple[int, int]] = []  # (depth, row index) stack: possible parents for the next row
     for number, row in enumerate(rows):
         depth = int(row["depth"])
         while around and around[-1][0] >= depth:

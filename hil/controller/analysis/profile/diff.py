@@ -1,14 +1,14 @@
-"""Compare two profiled runs: which is faster, and which of their operations.
+"""Compare two profiled runs: which run is faster, and which operations changed.
 
-The runs without a profiler decide. The profiled times of operations are compared only if the same profiler made both
-and costs little; otherwise they only show an operation's share of its own run's operations: a profiler that costs a few
-microseconds a node makes a fast run look slow.
+The runs without a profiler decide. Profiled operation times are compared only if both runs used the same
+profiler with little overhead. Otherwise they only show an operation's share of the run: a few microseconds of profiler
+time per node make a fast run look slow.
 
-Two runs never take the same time. So each ratio has a confidence interval, made of the ranks of the iterations' times
-(Hodges and Lehmann, "Estimates of location based on rank tests", 1963): it assumes no normal distribution and resists
-outliers. All intervals hold together with the requested confidence, however many operations there are, and only an
-interval that lies beyond a margin as a whole is a change. No interval covers what affects a whole run, such as a hotter
-board: for that ``hil bench A B`` runs both in turn.
+Run times vary. So every ratio has a confidence interval, computed from iteration time ranks (Hodges and
+Lehmann, "Estimates of location based on rank tests", 1963). This does not assume a normal distribution, and resists
+outliers. The requested confidence applies to all intervals together, for any number of operations. A change is
+reported only if the whole interval is beyond a margin. Intervals do not cover effects on a whole run, such as a hotter
+board. For these, use ``hil bench A B``, which alternates the runs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from hil.core.timeline import OpRow, Profile
 CONFIDENCE = 0.95
 MARGIN = 0.05
 
-# More iterations than this are thinned out: every pair of two is computed.
+# Maximum iterations per run. More are subsampled, because every pair is computed.
 _MOST_ITERATIONS = 400
-# Beyond this, the distribution of the rank sum is approximated by the normal one.
+# With more iterations, the rank sum is approximated by the normal distribution.
 _MOST_EXACT = 30
 
 Times = npt.NDArray[np.float64]
@@ -43,61 +43,61 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Cost:
-    """An operation's cost in an iteration: median and mean in ns, number of iterations.
+    """An operation's cost per iteration: median and mean in ns, iteration count.
 
-    Several executions in one iteration count as one, their sum.
+    The times of repeated executions in an iteration are added up.
     """
 
     p50_ns: float
     mean_ns: float
-    share: float  # ``p50_ns`` by the sum of all operations' ``p50_ns``, 0 to 1; 1 of what is no single operation
+    share: float  # ``p50_ns`` divided by the sum over all operations, 0 to 1; 1 for totals and timed runs
     iterations: int
 
 
 @dataclass(frozen=True)
 class OpDiff:
-    """One operation in both profiles; or several, if one compiler fused what the other did not."""
+    """An operation in both profiles, or a group if the compilers fused them differently."""
 
-    name: str  # the ONNX nodes, joined by ``;``, or the operation's name if it has none
+    name: str  # ONNX nodes joined by ``;``, or the operation's name without nodes
     # ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all operations, ``timed`` for the timed runs.
     kind: str
-    # a_ops, b_ops: the runtime's names for it in each; empty if it is missing.
+    # a_ops, b_ops: the runtime's names in both profiles; empty if missing.
     a_ops: tuple[str, ...]
     b_ops: tuple[str, ...]
-    # a, b: its cost in each; None if it is missing.
+    # a, b: the cost in both profiles; None if missing.
     a: Cost | None
     b: Cost | None
-    # b's time by a's, the median over all pairs of iterations; None if one is missing or they are incomparable.
+    # b's time divided by a's, the median over all iteration pairs; None if missing or incomparable.
     ratio: float | None = None
-    # low, high: the confidence interval of the ratio; None if there are too few iterations.
+    # low, high: the ratio's confidence interval; None with too few iterations.
     low: float | None = None
     high: float | None = None
-    change: str = ""  # ``slower``, ``faster``, ``only in a``, ``only in b``, or "" if none was shown
+    change: str = ""  # ``slower``, ``faster``, ``only in a``, ``only in b``, or "" without a significant change
 
     @property
     def change_ns(self) -> float:
-        """By how many ns it makes an iteration longer in b; meaningless if the two are incomparable."""
+        """Change in an iteration's time from a to b in ns; meaningless if the two are incomparable."""
         return (self.b.p50_ns if self.b else 0.0) - (self.a.p50_ns if self.a else 0.0)
 
 
 @dataclass(frozen=True)
 class ProfileDiff:
-    """The comparison of two profiles."""
+    """Comparison between two profiles."""
 
     a: str
     b: str
-    confidence: float  # of all intervals together
-    margin: float  # 0.05 ignores changes below 5 %; for operations it is widened by the profiler's overhead
+    confidence: float  # for all intervals together
+    margin: float  # 0.05 ignores changes below 5 %; for operations, the profiler's overhead widens it
     a_times: RunTimes
     b_times: RunTimes
-    timed: OpDiff  # the timed runs, which decide; its interval holds by itself with the requested confidence
-    incomparable: str  # why the profiled times of the two cannot be compared; "" if they can
+    timed: OpDiff  # the timed runs, which decide; the requested confidence applies to this interval separately
+    incomparable: str  # why the profiled times cannot be compared; "" if they can
     total: OpDiff
-    ops: Sequence[OpDiff]  # the operations, the largest change first; if incomparable, the largest share
+    ops: Sequence[OpDiff]  # the operations by change, the largest first; by share if incomparable
 
     @property
     def verdict(self) -> str:
-        """Which one is faster, in a sentence."""
+        """Which run is faster, in a sentence."""
         one = self.timed
         if one.a is None or one.b is None:
             return "which is faster is not known: one of them has no timed run"
@@ -108,7 +108,7 @@ class ProfileDiff:
         return f"B is {one.change} than A: its timed run takes {one.ratio:.3g} times as long"
 
     def as_json(self) -> dict[str, Any]:
-        """Return a document for ``json.dumps``; operations have a ``change_ns`` if the two are comparable."""
+        """Return a document for JSON; operations' ``change_ns`` is None if the profiles are incomparable."""
         names = ("a", "b", "confidence", "margin", "verdict", "incomparable")
         total, *ops = (
             {**dataclasses.asdict(one), "change_ns": None if self.incomparable else one.change_ns}
@@ -125,19 +125,19 @@ class ProfileDiff:
 
 
 def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, margin: float = MARGIN) -> ProfileDiff:
-    """Compare two profiles of one model operation by operation: by their ONNX nodes, or by name if they have none.
+    """Compare a model's profiles by operation: by ONNX nodes, or by name without nodes.
 
     Args:
-        confidence: of all intervals together, for each profile.
-        margin: changes below it are ignored.
+        confidence: for all intervals together.
+        margin: ignore changes below this ratio.
     """
     before, after = _Side.of(a.rows), _Side.of(b.rows)
     a_times, b_times = run_times(a), run_times(b)
     incomparable = _incomparable(a, a_times, b, b_times)
     pairs = _pairs(before.keys, after.keys)
-    # Bonferroni: all intervals together have the requested confidence.
+    # Bonferroni correction: the requested confidence applies to all intervals together.
     doubt = (1 - confidence) / (1 + sum(bool(mine and theirs) for mine, theirs in pairs))
-    # The profiler may cause a change up to its overhead.
+    # The profiler may cause changes up to its overhead.
     added = max(0.0, *(times.overhead or 0.0 for times in (a_times, b_times)))
     beyond = (1 + margin) * (1 + added) - 1
     judge = functools.partial(_judged, before, after, None if incomparable else doubt, beyond)
@@ -149,7 +149,7 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
 
 
 def _incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) -> str:
-    # Of a runtime's name, version and device the name comes first.
+    # ``runtime`` contains name, version and device; the name is first.
     one, other = (profile.runtime.split(" ")[0] for profile in (a, b))
     if one != other:
         return f"A's times are those of {one}'s profiler, B's those of {other}'s"
@@ -166,7 +166,7 @@ def _share(one: OpDiff) -> float:
 
 
 def _with_shares(found: Sequence[OpDiff]) -> list[OpDiff]:
-    """Add what each operation takes of its side, by the medians that are shown: one wild iteration moves none."""
+    """Add every operation's share of the run, from the medians: a single outlier does not affect them."""
     a, b = (
         sum(cost.p50_ns for cost in costs if cost) for costs in ([one.a for one in found], [one.b for one in found])
     )
@@ -186,7 +186,7 @@ def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> O
 
 
 class _Key(NamedTuple):
-    """What identifies an operation in every run: its nodes, or its name if it has none."""
+    """The identity of an operation across runs: its nodes, or its name without nodes."""
 
     kind: str
     nodes: tuple[str, ...]
@@ -198,7 +198,7 @@ _Pair = tuple[list[_Key], list[_Key]]
 
 @dataclass
 class _Side:
-    """One profile: times by operation and iteration, and the operations' names."""
+    """A profile: times by operation and iteration, and the operations' names."""
 
     times: dict[_Key, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
     ops: dict[_Key, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
@@ -219,7 +219,7 @@ class _Side:
         return list(self.times)
 
     def together(self, keys: Sequence[_Key]) -> Times:
-        """Return the time of some operations in each iteration; 0 if none of them ran."""
+        """Return some operations' total time per iteration; 0 if none ran."""
         return np.array([sum(self.times[key].get(one, 0) for key in keys) for one in self.iterations], np.float64)
 
     def names(self, keys: Sequence[_Key]) -> tuple[str, ...]:
@@ -227,10 +227,10 @@ class _Side:
 
 
 def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
-    """Return what is to be compared with what.
+    """Return the operation groups to compare.
 
-    Equal keys are compared. Of the rest, all that are linked by common nodes form one comparison: the compilers fused
-    them differently. The others are in one profile only.
+    Equal keys are compared. The remaining operations are grouped by common nodes, because the compilers fused them
+    differently. All others are in one profile only.
     """
     both = set(a) & set(b)
     pairs: list[_Pair] = [([key], [key]) for key in a if key in both]
@@ -243,7 +243,7 @@ def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
         of_a, of_b = [key for _, keys, _ in linked for key in keys], [key for _, _, keys in linked for key in keys]
         groups.append((nodes.union(*(group[0] for group in linked)), of_a + mine, of_b + theirs))
     pairs += [(mine, theirs) for _, mine, theirs in groups if mine and theirs]
-    # Operations of one profile that share a node stay separate if the other profile has none of the nodes.
+    # A profile's operations with common nodes stay separate if the other profile has none of these nodes.
     pairs += [([key], []) for _, mine, theirs in groups if not theirs for key in mine]
     pairs += [([], [key]) for _, mine, theirs in groups if not mine for key in theirs]
     return pairs
@@ -274,7 +274,7 @@ def _cost(times: Times) -> Cost:
 
 
 def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: float) -> OpDiff:
-    """Add the ratio of b's times to a's, and what follows from its interval."""
+    """Add the ratio b / a, the interval, and the change."""
     ratio, low, high = _ratio(before, after, doubt)
     change = ""
     if low is not None and high is not None:
@@ -283,7 +283,7 @@ def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: fl
 
 
 def _ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | None, float | None]:
-    """Return the median ratio of b's times to a's, and the interval that misses the true one with this probability."""
+    """Return the median ratio b / a, and an interval with error probability ``doubt``."""
     thinned = (times[:: -(-len(times) // _MOST_ITERATIONS)] for times in (a, b))
     a, b = (np.log(np.maximum(times, 1.0)) for times in thinned)
     ratios = np.sort(np.subtract.outer(b, a), axis=None)
@@ -296,9 +296,9 @@ def _ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | None, float
 
 @functools.lru_cache(64)
 def _outside(n: int, m: int, doubt: float) -> int | None:
-    """Return how many ratios lie outside of the interval at each end; None if the interval would need more than all.
+    """Return how many ratios are outside the interval at both ends; None with too few times.
 
-    It is the largest U for which the rank sum's statistic is at most U with a probability of at most ``doubt / 2``.
+    This is the largest U such that the rank sum's statistic is at most U with a probability of at most ``doubt / 2``.
     """
     if max(n, m) > _MOST_EXACT:
         deviations = NormalDist().inv_cdf(doubt / 2)
@@ -310,7 +310,7 @@ def _outside(n: int, m: int, doubt: float) -> int | None:
 
 
 def _orders(n: int, m: int) -> list[int]:
-    """Return in how many orders of n and m times U is 0, 1, ... n * m: coefficients of the Gaussian binomial."""
+    """Return how many orders of n and m times have U = 0, 1, ... n * m: Gaussian binomial coefficients."""
     counts = [1] + [0] * (n * m)
     for i in range(1, n + 1):
         # Multiply by 1 - x^(m + i), and divide by 1 - x^i.

@@ -1,4 +1,4 @@
-"""Estimate the work of operations from their shapes: arithmetic operations, and bytes read and written."""
+"""Estimate operations' work from shapes: arithmetic operations, and bytes read and written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.models.compiling import CachedCall, call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
+from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.results import Model
 from hil.errors import ImportFailed
@@ -20,20 +21,20 @@ from hil.errors import ImportFailed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Operations per byte at which computing takes as long as moving. A core with one or two vector multiply-adds a cycle
-# computes 8 to 64 float32 operations while memory delivers 1 to 6 bytes: about ten, within a factor of two, on a
-# Cortex-A53 (8 to 1) as on a server's core. Other boards (an accelerator: hundreds) need their own value.
+# Operations per byte at which computing takes as long as moving. A core with one or two vector multiply-adds per cycle
+# computes 8 to 64 float32 operations while memory delivers 1 to 6 bytes. The ratio is about ten, within a factor of
+# two, on a Cortex-A53 (8 to 1) and on a server core. Other boards (accelerators: hundreds) need a different value.
 RIDGE = 10.0
 _FILE = "shapes.json"
-# Increase this when `read` returns something else for the same model.
+# Increase this when `read` returns a different result for the same model.
 _VERSION = 2
 
-Shapes = Sequence[Any]  # each a sequence of sizes, or None if unknown
+Shapes = Sequence[Any]  # each shape is a sequence of sizes, or None if unknown
 Count = Callable[[Shapes, Shapes, Mapping[str, Any]], int]
 
-# Operators whose output shares the memory of an input: nothing is computed or moved.
+# Operators with an output that shares an input's memory: they compute and move nothing.
 VIEWS = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Shape Size Constant".split())
-# Operators that read only as much of their first input as they write.
+# Operators that read only as much of the first input as they write.
 PICKING = frozenset("Gather GatherElements GatherND Slice Split".split())
 _MOVING = frozenset(
     "Transpose Concat Pad Expand Tile Cast CastLike DepthToSpace SpaceToDepth ConstantOfShape Range Scatter "
@@ -45,7 +46,7 @@ def _each(*groups: tuple[int, str]) -> dict[str, int]:
     return {op_type: operations for operations, op_types in groups for op_type in op_types.split()}
 
 
-# Operations per element of the output.
+# Operations per output element.
 _EACH_OUTPUT = _each(
     (
         1,
@@ -61,7 +62,7 @@ _EACH_OUTPUT = _each(
     (7, "Resize QLinearAdd QLinearMul"),
     (8, "Gelu LayerNormalization InstanceNormalization GroupNormalization"),
 )
-# Operations per element of the first input.
+# Operations per element in the first input.
 _EACH_INPUT = _each(
     (
         1,
@@ -77,11 +78,11 @@ SOFTMAX = 5
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated work of some operations; values passed between them do not count as moved."""
+    """Estimated work for an operation group; values passed between them do not count as moved."""
 
-    flops: int | None  # arithmetic operations; None if one is unknown
-    bytes: int | None  # of inputs, weights and outputs, each counted once; None if one is unknown
-    shapes: str = ""  # of inputs and outputs, as in :class:`~hil.core.timeline.OpRow`
+    flops: int | None  # arithmetic operations; None if unknown for any operation
+    bytes: int | None  # inputs, weights and outputs, without duplicates; None if any is unknown
+    shapes: str = ""  # inputs and outputs, as in :class:`~hil.core.timeline.OpRow`
 
     @property
     def intensity(self) -> float | None:
@@ -90,9 +91,9 @@ class Estimate:
 
     @property
     def nominal_ns(self) -> float | None:
-        """Time on a nominal core, which moves a byte a nanosecond and computes :data:`RIDGE` operations meanwhile.
+        """Time on a nominal core that moves 1 byte per ns and computes :data:`RIDGE` operations in the same time.
 
-        It ranks operations, and is no board's time.
+        The value ranks operations. It does not predict the time on a board.
         """
         if self.flops is None or self.bytes is None:
             return None
@@ -108,7 +109,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a model, with the names of its values; ``flops`` is None if unknown."""
+    """A node in a model, with value names; ``flops`` is None if unknown."""
 
     name: str
     op_type: str
@@ -119,16 +120,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What estimates need to know of a whole model."""
+    """Data for a whole model that estimates are based on."""
 
-    # name -> node, in the model's order, with those of subgraphs.
+    # name -> node, in model order, including subgraphs.
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    # name -> (type as ``1x64xf32``, bytes) of each value with a known shape.
+    # name -> (type as ``1x64xf32``, bytes), for values with a known shape.
     values: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    results: frozenset[str] = frozenset()  # names of the model's outputs
+    results: frozenset[str] = frozenset()  # the model's output names
 
     def of(self, names: Iterable[str]) -> Estimate:
-        """Estimate these nodes together; unknown names are ignored."""
+        """Return the estimate for these nodes together; unknown names are ignored."""
         nodes = [self.nodes[name] for name in dict.fromkeys(names) if name in self.nodes]
         if not nodes:
             return Estimate(None, None)
@@ -172,7 +173,7 @@ class Estimates:
 
 
 def estimate(model: Model, **how: Unpack[CachedCall]) -> Estimates:
-    """Estimate an ONNX model's nodes; the result is empty for other models."""
+    """Return estimation data for an ONNX model; empty for other models."""
     if model.format != "onnx":
         return Estimates()
 
@@ -184,18 +185,18 @@ def estimate(model: Model, **how: Unpack[CachedCall]) -> Estimates:
 
     parts = {"model": model.digest, "dims": dict(model.dims), "onnx": version("onnx"), "version": _VERSION}
     entry, _ = how["cache"].get_or_make(Cache.key("shapes", **parts), {"model": model.name, "what": "its shapes"}, make)
-    document = json.loads((entry / _FILE).read_bytes())
+    document = json.loads(read_file(entry / _FILE))
     nodes = {node[0]: Node(*node) for node in document["nodes"]}
     values = {name: (text, size) for name, (text, size) in document["values"].items()}
     return Estimates(nodes, values, frozenset(document["results"]))
 
 
 def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read a model's nodes and the types of its values. Runs in an isolated process.
+    """Read a model's nodes and value types. Runs in an isolated process.
 
     Returns:
-        ``nodes``: [name, op_type, inputs, outputs, flops] each, in order, with those of subgraphs; ``values``: name ->
-        [type as ``1x64xf32``, bytes] of values with a known shape; ``results``: names of the model's outputs.
+        ``nodes``: lists [name, op_type, inputs, outputs, flops] in order, including subgraphs; ``values``: name ->
+        [type as ``1x64xf32``, bytes], for values with a known shape; ``results``: the model's output names.
     """
     from onnx import helper
 
@@ -254,11 +255,14 @@ def _type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:
 
 
 def operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int | None:
-    """Count the arithmetic operations of a node of ONNX's default domain; None if it or a needed shape is unknown.
+    """Count a node's arithmetic operations, in ONNX's default domain.
 
     Args:
         ins, outs: shapes, in order; None for an unknown shape or an omitted input.
         given: the attributes.
+
+    Returns:
+        The count, or None if the operator or a required shape is unknown.
     """
     if op_type in _MOVING:
         return 0
@@ -268,7 +272,7 @@ def operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any]
         if op_type in _EACH_INPUT:
             return _EACH_INPUT[op_type] * math.prod(ins[0])
         return int(_COUNTS[op_type](ins, outs, given)) if op_type in _COUNTS else None
-    except (TypeError, ValueError, LookupError):  # a shape is None or has another rank, or an input is missing
+    except (TypeError, ValueError, LookupError):  # a shape is None or has an unexpected rank, or an input is missing
         return None
 
 
@@ -282,7 +286,7 @@ def _gemm(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
 
 
 def _einsum(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
-    """Count one multiplication and one addition per tuple of indices of a product of two tensors."""
+    """Count a multiplication and an addition per index tuple, for a product of two tensors."""
     operands, _, _ = str(given["equation"]).replace(" ", "").partition("->")
     if "." in operands:
         raise ValueError("an ellipsis stands for any number of indices")
@@ -301,7 +305,7 @@ def _recurrent(gates: int) -> Count:
 
 
 def _attention(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
-    """Count the product of queries and keys, the softmax, and its product with the values."""
+    """Count the query-key product, the softmax, and the product with the values."""
     query, key, value = ins[:3]
     if len(query) == 4:
         batch, heads, rows, size = query
@@ -326,7 +330,7 @@ _COUNTS: dict[str, Count] = {
         ("MatMul", "MatMulInteger", "QLinearMatMul"), lambda ins, outs, given: 2 * math.prod(outs[0]) * ins[0][-1]
     ),
     "Einsum": _einsum,
-    # Scalar operations of the cell's gates, per state.
+    # Scalar operations in the cell's gates, per state element.
     "LSTM": _recurrent(gates=24),
     "GRU": _recurrent(gates=20),
     "RNN": _recurrent(gates=4),
@@ -336,6 +340,6 @@ _COUNTS: dict[str, Count] = {
 
 
 def total_of(parts: Iterable[int | None]) -> int | None:
-    """Sum counts; None if one is unknown."""
+    """Sum counts; None if any is unknown."""
     counts = list(parts)
     return None if None in counts else sum(filter(None, counts))

@@ -1,4 +1,4 @@
-"""Read ETDump, the profile of ExecuTorch's runtime: which kernels and which steps of delegates ran."""
+"""Read ETDump, ExecuTorch's runtime profile: kernels and delegate steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from hil.errors import ImportFailed, UsageError
 from hil.formats.etdump import EXECUTE, EtEvent, read_etdump
 from hil.formats.executorch_file import Damaged, mapped
 
-# Unit of the times in a file -> nanoseconds.
+# Time unit in a file -> nanoseconds.
 UNITS: Mapping[str, int] = MappingProxyType({"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000})
 
 
 def read_events(path: Path) -> list[EtEvent]:
-    """The timed events of a file. Raises ImportFailed: it is no ETDump, or a damaged one."""
+    """Read a file's timed events.
+
+    Raises:
+        ImportFailed: the file is not an ETDump, or is damaged.
+    """
     try:
         return read_etdump(mapped(path))
     except Damaged as error:
@@ -33,11 +37,11 @@ def etdump_rows(
     warmup: int = 0,
     unit: int = 1,
 ) -> Iterator[OpRow]:
-    """Yield the rows of an ETDump by start, without warm-up and what belongs to no run.
+    """Yield an ETDump's rows by start, without warm-up runs and events outside runs.
 
     Args:
         clock: pairs of (file's time, board's time), ns.
-        unit: nanoseconds that 1 is in the file.
+        unit: the file's time unit, in ns.
     """
     for event in events:
         if event.run < warmup or event.name == EXECUTE:
@@ -58,10 +62,10 @@ def etdump_rows(
 
 
 def profile_of(path: Path, *, model: str, board: str, unit: str = "ns") -> Profile:
-    """The profile that a file of somebody else's run is.
+    """Convert an ETDump file from outside hil to a profile.
 
     Raises:
-        UsageError: it is no ETDump, or a damaged one, or cannot be read.
+        UsageError: the file is not an ETDump, is damaged, or cannot be read.
     """
     try:
         events = read_events(path)
@@ -71,6 +75,8 @@ def profile_of(path: Path, *, model: str, board: str, unit: str = "ns") -> Profi
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     scale = UNITS[unit]
     rows = list(etdump_rows(events, run=path.stem, board=board, unit=scale))
+    if not rows:
+        raise UsageError(f"{path} has no events", hint="profile a run of the method with ExecuTorch's event tracer")
     runs = [(event.start * scale, event.end * scale) for event in events if event.name == EXECUTE]
     first, last = min(row.start_ns for row in rows), max(row.start_ns + row.duration_ns for row in rows)
     whole = Span("run", first, last)

@@ -1,4 +1,4 @@
-"""Read IREE's profiles: what happened on the device, in which run, and in which dispatch of the program."""
+"""Read IREE's profiles: device events, with iteration and dispatch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hil.controller.models.compiling import IsolatedCall, call_isolated
 from hil.controller.storage.isolated import naming_errors
 from hil.core.clock import by_pairs
+from hil.core.files import map_file
 from hil.core.timeline import Sample
 from hil.errors import RunFailed, UsageError
 from hil.formats.iree_command import own_tool
@@ -29,7 +30,7 @@ _BATCH = 1 << 14
 
 EVENTS = "events.bin"
 MEMORY = "memory.bin"
-# A row per event, and one per change of the memory in use: a tenth of the size of IREE's lines of JSON.
+# A row per event, and a row per change of memory use. Rows take a tenth of the space of IREE's JSON lines.
 EVENT = np.dtype(
     [
         ("start", "<i8"),
@@ -49,40 +50,40 @@ SETUP = -1
 
 
 class IreeEvent(NamedTuple):
-    """An operation of the device: a dispatch, a copy, an allocation."""
+    """A device operation: a dispatch, a copy, an allocation."""
 
-    iteration: int  # the run that it belongs to, from 0; ``SETUP`` (-1) for warm-up and initialisation
+    iteration: int  # run index, from 0; ``SETUP`` (-1) for warm-up and initialisation
     op: str  # ``dispatch``, ``fill``, ``copy``, ``execute``, ``alloca``, ``dealloca``, ``barrier``, ..
     key: str  # the dispatch's name in the program; "" for other operations
     # start_ns, duration_ns: on the board's clock.
     start_ns: int
     duration_ns: int
-    submission: int  # number within the iteration, from 0; a submission is what is put into the queue at once
-    ordinal: int | None  # number among the dispatches of the submission, from 0; None for other operations
-    tiles: int | None  # number of its workgroups; None if the driver does not report it
+    submission: int  # index within the iteration, from 0; a batch of operations queued together
+    ordinal: int | None  # index among the submission's dispatches, from 0; None for other operations
+    tiles: int | None  # workgroup count; None if the driver does not report it
     tile_time_ns: int | None  # sum over the tiles
-    bytes: int  # allocated, filled or copied; else 0
+    bytes: int  # allocated, filled or copied; otherwise 0
 
 
 @dataclass(frozen=True)
 class IreeEvents:
-    """A profile of IREE. Its events lie in files, 64 bytes each, and are read at each pass."""
+    """An IREE profile. Events are stored in files, 64 bytes each, and read from disk at every pass."""
 
     folder: Path
-    names: Sequence[str]  # the strings that ``op`` and ``key`` of an event number
-    order: NDArray[np.int64]  # [events] of int64: the events by start
-    iteration: NDArray[np.int64]  # [events] of int64: of each event
-    submission: NDArray[np.int64]  # [events] of int64: number within the iteration
-    ordinal: NDArray[np.int64]  # [events] of int64: number among the dispatches of the submission, or -1
+    names: Sequence[str]  # strings that an event's ``op`` and ``key`` index
+    order: NDArray[np.int64]  # [events] of int64: event indices sorted by start
+    iteration: NDArray[np.int64]  # [events] of int64: iteration of each event
+    submission: NDArray[np.int64]  # [events] of int64: index within the iteration
+    ordinal: NDArray[np.int64]  # [events] of int64: index among the submission's dispatches, or -1
     iterations: int
-    clock: Sequence[tuple[int, int]]  # pairs of (profile's time, board's time), ns
-    notes: Sequence[str] = ()  # what is uncertain or missing, a line each
+    clock: Sequence[tuple[int, int]]  # (profile's time, board's time) pairs, ns
+    notes: Sequence[str] = ()  # omissions and doubts, one line each
 
     def __len__(self) -> int:
         return len(self.order)
 
     def events(self) -> Iterator[IreeEvent]:
-        """Yield every event by start, with those of no iteration."""
+        """Yield every event by start, including events outside iterations."""
         rows = mapped_rows(self.folder / EVENTS, EVENT)
         dispatch = self.names.index(DISPATCH) if DISPATCH in self.names else -1
         for first in range(0, len(self.order), _BATCH):
@@ -105,10 +106,10 @@ class IreeEvents:
                 )
 
     def submitted(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
-        """Return the names of the dispatches of each submission of an iteration, in order.
+        """Return the dispatch names of each submission per iteration, in order.
 
         Returns:
-            The distinct lists, usually one, and for each iteration the index of its list.
+            The distinct lists, usually a single list, and for each iteration the index of its list.
         """
         rows = mapped_rows(self.folder / EVENTS, EVENT)
         own = np.flatnonzero((self.iteration >= 0) & (self.ordinal >= 0))
@@ -131,7 +132,7 @@ class IreeEvents:
         return found, which
 
     def memory(self) -> Iterator[Sample]:
-        """Yield the bytes of the device's memory that the program has reserved, at every change."""
+        """Yield the device memory reserved by the program in bytes, at every change."""
         samples = mapped_rows(self.folder / MEMORY, MEMORY_SAMPLE)
         order = np.argsort(samples["at"], kind="stable")
         for at, reserved in zip(samples["at"][order], samples["reserved"][order], strict=True):
@@ -150,13 +151,13 @@ def read_ireeprof(
     """Read a ``.ireeprof`` file.
 
     Args:
-        folder: an existing one for the events; keep it while they are used.
-        warmup: number of runs before them.
-        iterations: number of runs of the same inputs at the profile's end, if known.
-        clock: pairs of (profile's time, board's time), see :func:`hil.core.clock.by_pairs`.
+        folder: an existing directory for the events; it must exist as long as they are used.
+        warmup: number of warm-up runs before the iterations.
+        iterations: number of runs with the same inputs at the profile's end, if known.
+        clock: (profile's time, board's time) pairs, see :func:`hil.core.clock.by_pairs`.
 
     Raises:
-        RunFailed: the file is no profile of IREE, is cut off, or is empty.
+        RunFailed: the file is not an IREE profile, is truncated, or is empty.
         UsageError: ``iree-profile`` is not installed.
     """
     tool = own_tool("iree-profile")
@@ -197,13 +198,13 @@ def read_ireeprof(
 
 def mapped_rows(path: Path, dtype: Any) -> NDArray[Any]:
     """Return a file's rows as a memory map."""
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+    return np.frombuffer(map_file(path), dtype)
 
 
 def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
-    """Return [events] the number among the dispatches of the submission, by command if known; else -1."""
+    """Return [events] the index among the submission's dispatches, by command if known; -1 for other events."""
     own = np.flatnonzero(rows["op"] == dispatch)
-    # If all commands are unknown, the file's order, in which they were executed, stays.
+    # If no command is known, the file's order remains: the execution order.
     own = own[np.lexsort((rows["command"][own], rows["submission"][own], rows["queue"][own]))]
     ordinals = np.full(len(rows), -1, np.int64)
     ordinals[own] = _counted(rows["queue"][own], rows["submission"][own])
@@ -211,11 +212,11 @@ def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
 
 
 def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return [events] the number of each event's submission, and [submissions] their kinds."""
+    """Return [events] every event's submission number, and [submissions] their kinds."""
     pairs = np.stack([rows["queue"], rows["submission"]], 1)
     unique, numbers = np.unique(pairs, axis=0, return_inverse=True)
     numbers = numbers.reshape(-1)
-    # The kind of a submission: a hash of its operations and dispatches in which the order counts.
+    # A submission's kind is an order-sensitive hash over operations and dispatches.
     weights = (rows["op"].astype(np.int64) * 1_000_003 + rows["key"] + 1) * (2 * ordinals + 5)
     kinds = np.zeros(len(unique), np.int64)
     np.add.at(kinds, numbers, weights * weights)
@@ -223,7 +224,7 @@ def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDA
 
 
 def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [submissions] the number within the iteration."""
+    """Return [submissions] the index within the iteration."""
     order = np.argsort(per_submission, kind="stable")
     within = np.empty(len(per_submission), np.int64)
     within[order] = _counted(per_submission[order])
@@ -231,7 +232,7 @@ def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _counted(*keys: NDArray[Any]) -> NDArray[np.int64]:
-    """Return [n] how many equal elements precede each, in arrays whose equal elements are adjacent."""
+    """Return [n] how many equal elements precede each element, in arrays with equal elements adjacent."""
     count = len(keys[0])
     if not count:
         return np.zeros(0, np.int64)
@@ -242,13 +243,13 @@ def _counted(*keys: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDArray[np.int64], str]:
-    """Assign submissions to iterations by what is repeated.
+    """Assign submissions to iterations by repetition.
 
-    The last submissions are ``iterations`` equal sequences, as long as possible. If the number is unknown, all of them
-    are repetitions of the shortest possible sequence.
+    The last submissions are ``iterations`` equal sequences of maximum length. If the number is unknown, the
+    shortest sequence that repeats to all submissions is an iteration.
 
     Returns:
-        [submissions], :data:`SETUP` before the first run; and a note on what is uncertain, or "".
+        [submissions] the iteration, :data:`SETUP` before the first run; and a note on doubts, or "".
     """
     count = len(kinds)
     alike = _alike(kinds[::-1].tolist())
@@ -268,7 +269,7 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
 
 
 def _alike(kinds: Sequence[int]) -> list[int]:
-    """Return the Z function in linear time: from each index on, how many of the first elements are repeated."""
+    """Return the Z function in linear time: for every index, the length of the prefix that repeats there."""
     found = [0] * len(kinds)
     begin = end = 0
     for at in range(1, len(kinds)):
@@ -282,10 +283,10 @@ def _alike(kinds: Sequence[int]) -> list[int]:
 
 
 def export(path: str, tool: str, folder: str) -> dict[str, Any]:
-    """Write a profile's events and memory to ``events.bin`` and ``memory.bin``; runs in an isolated process.
+    """Write a profile's events and memory to ``events.bin`` and ``memory.bin``. Runs in an isolated process.
 
     Returns:
-        ``names``: the strings that ``op`` and ``key`` of an event number; ``lost``: number of invalid events.
+        ``names``: the strings that an event's ``op`` and ``key`` index; ``lost``: invalid event count.
     """
     command = [tool, "export", "--format=ireeperf-jsonl", "--output=-", path]
     print("$", *command, flush=True)

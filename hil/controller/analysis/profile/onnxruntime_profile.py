@@ -1,9 +1,8 @@
-"""Read ONNX Runtime's profiles: which kernels ran, and which nodes of the model they compute."""
+"""Read ONNX Runtime's profiles: kernel calls, and the model nodes that they compute."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,12 +14,15 @@ from hil.controller.analysis.layers.graph import prepared, reads
 from hil.controller.models.compiling import IsolatedCall, call_isolated
 from hil.controller.models.importers.onnx_nodes import nodes_of
 from hil.controller.storage.isolated import naming_errors
+from hil.core.bounded_json import parse_json
 from hil.core.clock import by_pairs
+from hil.core.files import open_file
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, RunFailed, UsageError
 from hil.formats.iree_values import mlir_type
+from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import dtype_of_type
 
 if TYPE_CHECKING:
@@ -29,15 +31,21 @@ if TYPE_CHECKING:
 _KERNEL = "_kernel_time"
 _EVENT = {"name": str, "cat": str, "ts": int, "dur": int, "args": dict}
 _RUN = "model_run"
-# Kernels that hold others: their time is that of the kernels within, which have rows of their own.
+# Kernels that run other kernels: their time contains the inner kernels, which have separate rows.
 HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
-# What the optimiser adds to names: separators and suffixes.
+# Separators and suffixes that the optimiser adds to names.
 _JOINT = re.compile(r"^fused |[/ ]")
 _ENDING = re.compile(r"(?:_token_\d+|_nchwc|_new_reshape|_nhwc|_\d+)$")
-# Kernels that only change the layout or type of a value, if the optimiser added them.
+# Longest suffix and longest name. Searching the whole name for every suffix takes quadratic time.
+_MAX_ENDING, _MAX_NAME = 40, 4096
+# ONNX Runtime writes an event in a few hundred bytes. A longer line is damaged.
+_MAX_LINE, _MAX_LINE_VALUES = 1 << 20, 100_000
+_MAX_INDEX_DIGITS = 9
+_MAX_TIME_US = 1 << 52
+# Kernels that only change a value's layout or type, if the optimiser added them.
 LAYOUT = frozenset("ReorderInput ReorderOutput Reshape Transpose Cast Unsqueeze Squeeze Identity MemcpyToHost".split())
-# Operators after which the optimiser fuses others, never before.
+# Operators that start a fusion: the optimiser fuses operators after them, never before.
 _HEAVY = frozenset(
     "Conv ConvTranspose ConvInteger QLinearConv Gemm MatMul MatMulInteger QLinearMatMul MaxPool AveragePool LpPool "
     "GlobalMaxPool GlobalAveragePool GlobalLpPool LSTM GRU RNN Attention".split()
@@ -46,13 +54,13 @@ _HEAVY = frozenset(
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """A call of a kernel."""
+    """A kernel call."""
 
     iteration: int
     name: str
-    op_type: str  # the kernel's operator, possibly a fused one such as ``FusedConv``
-    nodes: tuple[str, ...]  # the model's nodes that it computes, or whose results it copies to another layout
-    computes: bool  # whether it computes them
+    op_type: str  # the kernel's operator, possibly fused, such as ``FusedConv``
+    nodes: tuple[str, ...]  # the model nodes that it computes, or whose results it copies to another layout
+    computes: bool  # False if it only copies their results
     # start_ns, duration_ns: on the board's clock; ONNX Runtime reports whole microseconds.
     start_ns: int
     duration_ns: int
@@ -61,22 +69,23 @@ class KernelEvent:
 
 @dataclass(frozen=True)
 class KernelNodes:
-    """The nodes of a model by the kernels' names."""
+    """A model's nodes by kernel name."""
 
-    kernels: Mapping[str, Sequence[str]]  # kernel of the optimised model -> nodes
-    named: Mapping[str, str]  # every node and every value of the model -> the node that makes it
-    top: Sequence[Sequence[str]]  # (name, type) of the main graph's nodes, in order
+    kernels: Mapping[str, Sequence[str]]  # kernel in the optimised model -> nodes
+    named: Mapping[str, str]  # node or value name in the model -> producing node
+    top: Sequence[Sequence[str]]  # main graph nodes as (name, type), in order
     note: str = ""  # why ``kernels`` is empty, or ""
 
     def of(self, name: str, op_type: str, index: str) -> tuple[str, ...]:
-        """Return the nodes of a kernel; () if the optimiser added it and it computes nothing.
+        """Return a kernel's nodes; () if the optimiser added it and it computes nothing.
 
         Args:
-            index: its number, which is that of the model's node if the optimiser did not change it.
+            index: the kernel's index, equal to the model node's if the optimiser did not change it.
         """
         if name in self.kernels:
             return tuple(self.kernels[name])
-        if name == f"{op_type}_{index}" and index.isdecimal() and self.top[int(index) :][:1]:
+        is_number = index.isdecimal() and len(index) <= _MAX_INDEX_DIGITS
+        if is_number and name == f"{op_type}_{index}" and int(index) < len(self.top):
             own, own_type = self.top[int(index)]
             if own_type == op_type:
                 return (own,)
@@ -86,18 +95,18 @@ class KernelNodes:
 
 @dataclass(frozen=True)
 class OnnxRuntimeEvents:
-    """A profile of ONNX Runtime, read from its file at each pass, one run at a time."""
+    """An ONNX Runtime profile, read from the file at every pass, run by run."""
 
     path: Path
     nodes: KernelNodes
-    warmup: int  # number of first runs that are left out
-    iterations: int  # number of runs after them
-    windows: Sequence[tuple[int, int]]  # (start, end) of each
-    clock: Sequence[tuple[int, int]]  # pairs of (profile's time, board's time), ns
-    notes: Sequence[str] = ()  # on what is missing or uncertain, a line each
+    warmup: int  # warm-up runs to skip
+    iterations: int  # runs after them
+    windows: Sequence[tuple[int, int]]  # (start, end) per run
+    clock: Sequence[tuple[int, int]]  # (profile's time, board's time) pairs, ns
+    notes: Sequence[str] = ()  # omissions and doubts, one line each
 
     def events(self) -> Iterator[KernelEvent]:
-        """Yield every kernel's call by start, without warm-up."""
+        """Yield every kernel call by start, without warm-up."""
         run = -self.warmup
         kernels: list[Mapping[str, Any]] = []
         for record in _records(self.path):
@@ -121,24 +130,28 @@ class OnnxRuntimeEvents:
 
     @staticmethod
     def _with_layouts(run: Sequence[KernelEvent]) -> Iterator[KernelEvent]:
-        """Yield a run's kernels; those that only change a layout get the nodes of the kernel that made the value.
+        """Yield a run's kernels; kernels that only change a layout get their producer's nodes.
 
-        Their names differ in every session: the last kernel that made a value of the same type is taken.
+        Value names differ in every session, so the last kernel with a matching output type is used.
         """
         made: dict[str, tuple[str, ...]] = {}
-        for number, kernel in enumerate(run):
+        following: list[tuple[str, ...]] = [()]
+        for kernel in reversed(run):
+            following.append(kernel.nodes or following[-1])
+        for kernel in run:
+            following.pop()
             ins, _, outs = kernel.shapes.partition(" -> ")
             nodes = kernel.nodes
             if not nodes:
-                following = (later.nodes for later in run[number + 1 :] if later.nodes)
-                nodes = made.get(ins.partition(", ")[0]) or next(following, ())
+                nodes = made.get(ins.partition(", ")[0]) or following[-1]
                 kernel = dataclasses.replace(kernel, nodes=nodes)
             made.update(dict.fromkeys(outs.split(", "), nodes))
             yield kernel
 
 
-def _types(listed: Sequence[Mapping[str, Sequence[int]]]) -> str:
-    pairs = [pair for item in listed if isinstance(item, dict) for pair in item.items()]
+def _types(listed: Any) -> str:
+    items = listed if isinstance(listed, list) else []
+    pairs = [pair for item in items if isinstance(item, dict) for pair in item.items()]
     return ", ".join(_type(kind, tuple(shape)) for kind, shape in pairs if isinstance(shape, list))
 
 
@@ -159,15 +172,15 @@ def read_onnxruntime(
     clock: Sequence[tuple[int, int]] = (),
     **how: Unpack[IsolatedCall],
 ) -> OnnxRuntimeEvents:
-    """Read a profile; of one that is cut off, the complete runs.
+    """Read a profile. If the file is truncated, read the complete runs.
 
     Args:
-        warmup: number of first runs to leave out.
+        warmup: number of warm-up runs to skip.
         iterations: number of runs after them; None for all.
-        clock: pairs of (profile's time, board's time) in ns, see :func:`hil.core.clock.by_pairs`.
+        clock: (profile's time, board's time) pairs in ns, see :func:`hil.core.clock.by_pairs`.
 
     Raises:
-        RunFailed: the file is no profile of ONNX Runtime, or holds no complete run.
+        RunFailed: the file is not an ONNX Runtime profile, or contains no complete run.
     """
     if not path.is_file():
         raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
@@ -183,7 +196,7 @@ def read_onnxruntime(
             hint="its run was ended before it was written out, or it is another kind of file",
         )
     notes = []
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(-min(16, path.stat().st_size), os.SEEK_END)
         is_whole = file.read().rstrip().endswith(b"]")
     if not is_whole or (iterations is not None and len(windows) < iterations):
@@ -199,24 +212,30 @@ def read_onnxruntime(
 
 
 def _records(path: Path, only: str = "") -> Iterator[Mapping[str, Any]]:
-    """Yield the events; ONNX Runtime writes each on a line. Incomplete ones are skipped."""
-    with path.open("rb") as file:
-        for line in file:
+    """Yield the events; ONNX Runtime writes one per line. Incomplete events are skipped."""
+    with open_file(path) as file:
+        while line := file.readline(_MAX_LINE):
             if only and only.encode() not in line:
                 continue
             try:
-                record = json.loads(line.strip().rstrip(b","))
+                record = parse_json(line.strip().rstrip(b","), _MAX_LINE_VALUES)
             except ValueError:
                 continue
-            if isinstance(record, dict) and all(type(record.get(name)) is kind for name, kind in _EVENT.items()):
+            if _is_event(record):
                 yield record
 
 
-def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Find the nodes of the kernels of a session on this machine; the fields of :class:`KernelNodes`.
+def _is_event(record: Any) -> bool:
+    is_typed = isinstance(record, dict) and all(type(record.get(name)) is kind for name, kind in _EVENT.items())
+    # Times in nanoseconds must fit in 64 bits.
+    return is_typed and all(abs(record[name]) < _MAX_TIME_US for name in ("ts", "dur"))
 
-    The optimiser fuses nodes, adds some that change a layout, and renames all. Values of the model that are still there
-    delimit the fused nodes. Runs in an isolated process.
+
+def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Find the nodes for a session's kernels on this machine; return the fields of :class:`KernelNodes`.
+
+    The optimiser fuses nodes, adds layout changes, and renames nodes. Model values that still exist delimit
+    the fused nodes. Runs in an isolated process.
     """
     graph = prepared(Path(model), dims).graph
     named = {value: node.name for node in nodes_of(graph.node) for value in node.output if value}
@@ -225,7 +244,7 @@ def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     kernels: dict[str, list[str]] = {}
     try:
         left = _optimized(model)
-    except Exception as error:  # without the optimised model, names still tell some nodes
+    except Exception as error:  # without the optimised model, kernel names still identify some nodes
         note = f"kernels are known by their names alone: {str(error).strip().splitlines()[0][:200]}"
     else:
         kernels = _Fusions(graph, left).kernels()
@@ -234,26 +253,27 @@ def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _optimized(model: str) -> Any:
-    import onnx
     import onnxruntime
 
     with temporary_folder("hil-ort-") as scratch:
         path = Path(scratch) / "optimized.onnx"
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(path)
-        # Weights go to a file of their own: a protobuf file ends at 2 GB, and they are not needed.
+        # Write the weights to a separate file: a protobuf file is limited to 2 GB, and they are not needed.
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         options.log_severity_level = 3
         onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        return onnx.load(path, load_external_data=False).graph
+        return load_onnx(path).graph
 
 
 def by_name(name: str, named: Mapping[str, str]) -> list[str]:
     """Return the nodes in a kernel's name: ``fused Gemm_1``, ``MatMul_2/MatMulAddFusion``, ``relu1.out_nchwc``."""
     found: dict[str, None] = {}
+    if len(name) > _MAX_NAME:
+        return []
     for part in (name, *_JOINT.split(name)):
-        while part and part not in named and (shorter := _ENDING.sub("", part)) != part:
+        while part and part not in named and (shorter := _without_ending(part)) != part:
             part = shorter
         if part in named:
             found[named[part]] = None
@@ -262,8 +282,12 @@ def by_name(name: str, named: Mapping[str, str]) -> list[str]:
     return list(found)
 
 
+def _without_ending(name: str) -> str:
+    return name[:-_MAX_ENDING] + _ENDING.sub("", name[-_MAX_ENDING:])
+
+
 class _Fusions:
-    """Matches the optimised graph with the model's own."""
+    """Matches the optimised graph with the model's graph."""
 
     def __init__(self, graph: Any, left: Any) -> None:
         self._nodes = {node.name: node for node in graph.node}
@@ -276,13 +300,13 @@ class _Fusions:
             node.name = node.name or next((self._maker[value] for value in node.output if value in self._maker), "")
         self._left_users = _users(self._left)
         self._ends = {id(node): self._ends_of(node) for node in self._left}
-        # A value that still exists ends a fusion: its users read what another kernel made.
+        # A value that still exists ends a fusion: a different kernel produces it.
         there = {own for node in self._left for value in (*node.input, *node.output) if (own := self._own(value))}
         self._there = there.union(*self._ends.values())
         self._constant = self._constants(graph)
 
     def kernels(self) -> dict[str, list[str]]:
-        """Return computing node of the optimised graph -> nodes of the model, in order."""
+        """Return computing node in the optimised graph -> model nodes, in order."""
         own = {name: name for name in self._nodes}
         named = [node for node in self._left if node.name and not self._only_moves(node)]
         found = {node.name: set(by_name(node.name, own)) for node in named}
@@ -299,15 +323,15 @@ class _Fusions:
         return node.op_type in LAYOUT and node.name not in self._nodes
 
     def _own(self, value: str) -> str:
-        """Return the model's value in the name of an optimised value; "" if there is none."""
-        while value not in self._maker and (shorter := _ENDING.sub("", value)) != value:
+        """Return the model value in an optimised value's name, or ""."""
+        while value not in self._maker and (shorter := _without_ending(value)) != value:
             value = shorter
         return value if value in self._maker else ""
 
     def _ends_of(self, node: Any) -> set[str]:
-        """Return the model's values that a kernel makes, directly or through changes of layout."""
+        """Return the model values that a kernel produces, directly or through layout changes."""
         if node.name not in self._nodes and (own := self._own(node.name)):
-            return {own}  # such as relu1.out_nchwc: a node named after its value
+            return {own}  # such as relu1.out_nchwc: a node named after a value
         ends: set[str] = set()
         front = [value for value in node.output if value]
         while front:
@@ -333,7 +357,7 @@ class _Fusions:
         return [name for name in found if name not in self._constant]
 
     def _constants(self, graph: Any) -> set[str]:
-        """Return the nodes whose results do not depend on inputs: the optimiser computes them."""
+        """Return the nodes that do not depend on inputs: the optimiser computes them."""
         changing = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
         for node in graph.node:
             if any(value in changing for value in reads(node)):
@@ -341,11 +365,11 @@ class _Fusions:
         return {node.name for node in graph.node if not any(value in changing for value in node.output)}
 
     def _share_out(self, found: dict[str, set[str]], taken: set[str]) -> None:
-        """Give nodes without a kernel, fused without a trace, to the kernel that makes their inputs."""
+        """Assign nodes without a kernel, fused without a trace, to the kernel that produces their inputs."""
         kernel_of = {node: kernel for kernel, nodes in found.items() for node in nodes}
         rest = [name for name in self._nodes if name not in taken and name not in self._constant]
-        # A dequantisation is fused into its users: go through these at last, from the end.
-        undoing = [name for name in rest if self._nodes[name].op_type == "DequantizeLinear"]
+        # A dequantisation is fused into the users, so process these last, from the end.
+        undoing = dict.fromkeys(name for name in rest if self._nodes[name].op_type == "DequantizeLinear")
         for name in [*(name for name in rest if name not in undoing), *reversed(undoing)]:
             node = self._nodes[name]
             before = [self._maker[value] for value in node.input if value in self._maker]

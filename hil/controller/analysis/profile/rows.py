@@ -1,7 +1,7 @@
-"""The rows of a profile as a table: CSV, or Parquet if pyarrow is installed. Both are written as a stream.
+r"""A profile's rows as a table: CSV, or Parquet if pyarrow is installed. Both are written as a stream.
 
-In CSV a list is one cell, its items separated by ``;``. Special characters of an item are escaped: ``\\;``, ``\\\\``,
-``\\n``, ``\\r``, ``\\0``; ``\\e`` is an empty item.
+In CSV a list is a single cell with items separated by ``;``. Special characters in an item are escaped: ``\;``, ``\\``,
+``\n``, ``\r``, ``\0``; ``\e`` is an empty item.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import io
 import itertools
 import os
 import re
@@ -17,34 +18,35 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from hil.core.files import replacing
+from hil.core.files import open_file, replacing
 from hil.core.timeline import OpRow
 from hil.errors import UsageError
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(OpRow))
-# The tables of a compilation's profile.
+# Tables in a compilation's profile.
 PASSES, DISPATCHES, EXECUTABLES = "passes.csv", "dispatches.csv", "executables.csv"
 
 _ESCAPES = {"\\": "\\\\", ";": "\\;", "\n": "\\n", "\r": "\\r", "\0": "\\0"}
 _ESCAPED = str.maketrans(_ESCAPES)
 _MEANT = {escape[1]: char for char, escape in _ESCAPES.items()} | {"e": ""}
-_ITEM = re.compile(r"((?:[^;\\]|\\.)*)(?:;|$)", re.DOTALL)
-_BATCH = 1 << 15  # rows of a Parquet batch, the least of a row group
+# A trailing backslash is an ordinary character. Otherwise the search would retry at every earlier character.
+_ITEM = re.compile(r"((?:[^;\\]|\\.?)*)(?:;|$)", re.DOTALL)
+_BATCH = 1 << 15  # rows in a Parquet batch, the minimum row group size
 _CUT_HINT = "profile again, or read the profile's trace"
 
 
 @functools.lru_cache(4096)
 def join_list(items: Sequence[str]) -> str:
-    """Join items to one cell."""
+    """Join items into a cell."""
     return ";".join(item.translate(_ESCAPED) if item else "\\e" for item in items)
 
 
 @functools.lru_cache(4096)
 def split_list(cell: str) -> tuple[str, ...]:
-    """Split a cell into its items."""
+    """Split a cell into items."""
     if "\\" not in cell:
         return tuple(cell.split(";")) if cell else ()
-    # The last match is the empty one at the end.
+    # The last match is the empty match at the end.
     items = _ITEM.findall(cell)
     return tuple(re.sub(r"\\(.)", lambda found: _MEANT.get(found[1], found[1]), item) for item in items[:-1])
 
@@ -54,20 +56,20 @@ _READ: dict[str, Callable[[str], Any]] = {
     "int | None": lambda cell: int(cell) if cell else None,
     "tuple[str, ...]": split_list,
 }
-# What reads a cell of each column.
+# Cell parsers, by column.
 _READERS = [_READ.get(str(field.type), str) for field in dataclasses.fields(OpRow)]
-# Those of them that change the text, with the column's place: a table may have a million rows.
+# (column index, parser) for columns that are not plain text. A table may have a million rows.
 _CONVERTED: list[tuple[int, Any]] = [(index, read) for index, read in enumerate(_READERS) if read is not str]
 
 
 def write_csv(rows: Iterable[OpRow], path: Path) -> int:
-    """Write rows as CSV (UTF-8, with a header; empty cells for unknown values). Return the number of rows."""
+    """Write rows as CSV (UTF-8, with a header; unknown values are empty cells). Return the row count."""
     written = itertools.count()
     values = attrgetter(*COLUMNS)
     nodes, types = COLUMNS.index("onnx_nodes"), COLUMNS.index("op_types")
 
     def cells() -> Iterator[list[Any]]:
-        # The counter comes second, so that it is not advanced after the last row.
+        # The counter is second, so that zip does not advance it after the last row.
         for row, _ in zip(rows, written, strict=False):
             line = list(values(row))
             line[nodes] = join_list(line[nodes])
@@ -82,13 +84,13 @@ def write_csv(rows: Iterable[OpRow], path: Path) -> int:
 
 
 def read_csv(path: Path) -> Iterator[OpRow]:
-    """Yield the rows of a file of :func:`write_csv`.
+    """Yield the rows in a file from :func:`write_csv`.
 
     Raises:
-        UsageError: on reading: the file does not exist, was cut off, or is another table.
+        UsageError: while reading: the file does not exist, is truncated, or is a different table.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(open_file(path), encoding="utf-8", newline="") as file:
             lines = csv.reader(file, strict=True)
             header = next(lines, [])
             if tuple(header) != COLUMNS:
@@ -106,7 +108,7 @@ def read_csv(path: Path) -> Iterator[OpRow]:
 
 
 def write_parquet(rows: Iterable[OpRow], path: Path) -> None:
-    """Write rows as Parquet: the CSV's columns, with lists of strings, 64-bit integers and nulls."""
+    """Write rows as Parquet: the CSV's columns as string lists, strings, 64-bit integers and nulls."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -128,7 +130,7 @@ def write_parquet(rows: Iterable[OpRow], path: Path) -> None:
 
 
 def _check_end(path: Path) -> None:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
             raise UsageError(f"{path} was cut off: its last line has no end", hint=_CUT_HINT)

@@ -1,4 +1,4 @@
-"""Show profiles, comparisons of two and compilations: in the terminal, as JSON, as pictures."""
+"""Show profiles, comparisons and compilations: in the terminal, as JSON, as pictures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COLOURS = {"slower": "red", "faster": "green"}
 
 
 def profile_record(profile: Profile, *, by: str, top: int) -> dict[str, Any]:
-    """Return what ``--json`` prints: the profile's head, the ``top`` totals by ``by``, and the number of all totals."""
+    """Return the ``--json`` document: the profile's head, the ``top`` totals by ``by``, and the total count."""
     times, found = run_times(profile), totals(profile.rows, by)
     return {
         **{name: getattr(profile, name) for name in ("run", "model", "board", "runtime")},
@@ -56,13 +56,13 @@ def profile_record(profile: Profile, *, by: str, top: int) -> dict[str, Any]:
 
 
 def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> None:
-    """Print the profile's head, its top operations with bars, the estimates of their work, and the notes."""
+    """Print the profile's head, the top operations with bars, their estimated work, and the notes."""
     from rich.text import Text
 
     found, times = totals(profile.rows, by), run_times(profile)
     where = ", ".join(filter(None, (plain(profile.board), plain(profile.runtime))))
     console.print(Text.assemble((plain(profile.model), "bold"), f" on {where}"), soft_wrap=True)
-    # If nothing was timed or profiled, the notes say why.
+    # If timed or profiled runs are missing, the notes explain why.
     if times.timed_p50_ns is not None:
         console.print(f"  timed run     p50 {time_text(times.timed_p50_ns)}", highlight=False)
     if times.profiled_p50_ns is not None:
@@ -100,12 +100,12 @@ def si(value: float | None, unit: str) -> str:
 
 
 def time_text(ns: float) -> str:
-    """Format a time with its unit."""
+    """Format a time with a unit."""
     return seconds(ns / 1e9)
 
 
 def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
-    """Print what the mark behind figures means, if the profiler distorts them."""
+    """Print an explanation for the mark after figures, if the profiler distorts them."""
     from rich.text import Text
 
     if times.is_distorted:
@@ -118,7 +118,7 @@ def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; if the console is too narrow, columns of the highest rank are left out first."""
+    """A table column. If the console is not wide enough, columns with the highest rank are left out first."""
 
     title: str
     cells: Sequence[RenderableType]
@@ -128,10 +128,10 @@ class Column:
 def named_table(
     console: Console, title: str, names: Sequence[Text], columns: Sequence[Column], *, sections: int = 0
 ) -> Table:
-    """Make a table of names and numbers that fits the console's width by leaving columns out.
+    """Make a table with names and numbers, and leave out columns that do not fit the console.
 
     Args:
-        sections: draw a line below each of the first ``sections`` rows, if there are more rows.
+        sections: draw a line below the first ``sections`` rows, if the table has more rows.
     """
     from rich import box
     from rich.measure import Measurement
@@ -194,8 +194,8 @@ def _roofline_table(console: Console, found: Sequence[Total], by: str, times: Ru
 def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
     """Print which run is faster, and the ``top`` operations.
 
-    Those are the operations that changed the most; or, if the profiled times cannot be compared, those with the largest
-    shares.
+    The operations with the largest changes are printed; if the profiled times cannot be compared, the operations
+    with the largest shares.
     """
     from rich.text import Text
 
@@ -247,7 +247,7 @@ def _name(one: OpDiff) -> Text:
     from rich.text import Text
 
     name = Text(plain(one.name), style="bold" if one.kind in ("timed", "total") else "")
-    # The change comes first: a narrow terminal leaves out the columns behind the name.
+    # Put the change first: a narrow terminal leaves out the columns after the name.
     return Text.assemble((one.change, _COLOURS.get(one.change, "")), " ", name) if one.change else name
 
 
@@ -262,10 +262,10 @@ def _interval(one: OpDiff) -> str:
 
 
 def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
-    """Print the phases in order, the ``top`` passes and the ``top`` operations, by estimates, and the program's size.
+    """Print the phases, the ``top`` passes, the ``top`` operations by estimates, and the program's size.
 
     Raises:
-        UsageError: a table of the profile is missing or damaged.
+        UsageError: a table in the profile is missing or damaged.
     """
     from rich.text import Text
 
@@ -303,14 +303,14 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
 _NAME_LONGEST = 60
 _POINTS_NAMED = 5
 _LANES = ("runtime", "compute")
-_LABELLED_FROM = 0.06  # of the time line: narrower operations have no room for a name
+_LABELLED_FROM = 0.06  # minimum time line share for a label: narrower operations have no space for a name
 _MEMORY, _COMPUTE, _UNKNOWN = "#3b6fb6", "#d9822b", "#9a9a9a"
 _SLOWER, _FASTER = "#c0392b", "#2e8b57"
 _BOUNDS = {"memory": _MEMORY, "compute": _COMPUTE, "": _UNKNOWN}
 
 
 def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20) -> None:
-    """Draw the top totals as bars, one iteration as a time line, and the estimates as a roofline's points.
+    """Draw the top totals as bars, an iteration as a time line, and the estimates as roofline points.
 
     Raises:
         UsageError: the profile has no rows; or as for any picture.
@@ -335,10 +335,10 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
 
 
 def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
-    """Draw the change of each operation's time, the largest first; if incomparable, each operation's share of its run.
+    """Draw operation time changes, the largest first; if incomparable, operations' shares of their runs.
 
     Raises:
-        UsageError: there is nothing to draw; or as for any picture.
+        UsageError: there are no operations to draw; or as for any picture.
     """
     shown = list(diff.ops)[:top]
     if not shown:
@@ -370,7 +370,7 @@ def _unit(most_ns: float) -> tuple[str, float]:
 
 
 def _text(text: str, longest: int = _NAME_LONGEST) -> str:
-    # matplotlib takes text between dollar signs for mathematics.
+    # matplotlib parses text between dollar signs as a formula.
     return line(text, longest).replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""Find the dispatches of an IREE program: where each is submitted, and which ONNX nodes it computes."""
+"""Find an IREE program's dispatches: their submissions, and the ONNX nodes that they compute."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import CachedCall, call_isolated, compiling
 from hil.controller.models.conversions import OP_TYPES
 from hil.controller.storage.cache import Cache
+from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _FILE = "sites.json"
-# Increase this when `build` returns something else for the same program.
+# Increase this when `build` returns a different result for the same program.
 _VERSION = 1
 
 _PHASES = ("dispatch-creation", "flow", "stream")
-# Operations in a dispatch that stand for none of the model's: they have the location of their first user.
+# Operations in a dispatch without a model node: they have their first user's location.
 _SHARED = ("arith.constant", "tensor.empty", "tensor.dim", "linalg.fill", "linalg.index", "linalg.yield")
 _FRAME = ("flow.", "affine.", "iree_tensor_ext.", "util.")
 
@@ -45,13 +46,13 @@ _MOVING_STRUCTURED = frozenset(
 )
 _LOAD, _STORE = "iree_tensor_ext.dispatch.tensor.load", "iree_tensor_ext.dispatch.tensor.store"
 
-# `"fc1"`, and `"model.mlir":12:3`, a line of a file.
+# `"fc1"`, and `"model.mlir":12:3`, a line in a file.
 _PART = re.compile(r'"(?P<name>(?:[^"\\]|\\.)*)"(?::(?P<line>\d+):\d+(?: to (?::\d+)?:\d+)?)?')
 _ESCAPE = re.compile(rb'\\([0-9A-Fa-f]{2}|["\\nt])')
 _LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
 
 
-# Why the nodes of dispatches are uncertain -> those dispatches.
+# Reason for uncertain nodes -> dispatch names.
 _Doubts: TypeAlias = dict[str, set[str]]
 _SEVERAL = "are called at several sites of the program: the nodes of all of them are named"
 _TURNS = "are called in several loops, which are assumed to have equally many turns"
@@ -60,45 +61,46 @@ _NOWHERE = "are called at no known site of the program: their nodes are unknown"
 
 @dataclass(frozen=True)
 class Site:
-    """A call of a dispatch in the program."""
+    """A dispatch call in the program."""
 
-    key: str  # the dispatch's name; several sites may call the same dispatch
-    nodes: tuple[str, ...]  # the model's nodes that it computes or prepares something for, in the model's order
-    shapes: str = ""  # of operands and results, as in :class:`~hil.core.timeline.OpRow`
-    # flops, bytes: estimates of one call, from the operations fused into it; None if unknown.
+    key: str  # the dispatch's name; multiple sites may call the same dispatch
+    nodes: tuple[str, ...]  # model nodes that it computes or prepares data for, in model order
+    shapes: str = ""  # operands and results, as in :class:`~hil.core.timeline.OpRow`
+    # flops, bytes: estimates per call, from the fused operations; None if unknown.
     flops: int | None = None
     bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Region:
-    """Sites whose dispatches are put into the device's queue at once, in order."""
+    """Sites submitted to the device's queue together, in order."""
 
-    loop: str  # the loop of the program around it; "" for none
+    loop: str  # the enclosing loop in the program, or ""
     sites: tuple[Site, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the dispatches."""
+        """Dispatch names."""
         return tuple(site.key for site in self.sites)
 
 
 @dataclass(frozen=True)
 class Sites:
-    """All sites of a program."""
+    """All sites in a program."""
 
     regions: Sequence[Region]  # in the program's order
-    op_types: Mapping[str, str]  # node -> its type, in the model's order
+    op_types: Mapping[str, str]  # node -> type, in the model's order
     notes: Sequence[str] = ()
 
     def match(self, submissions: Sequence[Sequence[str]]) -> tuple[list[tuple[Site, ...]], list[str]]:
-        """Find the sites of what one run of the program submitted: of each submission the dispatches' names, in order.
+        """Find a run's sites from every submission's dispatch names, in order.
 
-        A submission is identified by its dispatches. If several regions have the same ones, the order decides, provided
-        that the loops around them leave no doubt; otherwise its sites name the nodes of all these regions.
+        A submission is identified by the dispatches. If multiple regions have the same dispatches, the order decides.
+        This requires that the loops around the regions leave no doubt. Otherwise the sites name nodes from all
+        these regions.
 
         Returns:
-            For each submission the sites of its dispatches; and notes on what is uncertain, a line each.
+            The sites of each submission's dispatches, and notes on doubts, one line each.
         """
         positions: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for number, keys in enumerate(submissions):
@@ -111,7 +113,7 @@ class Sites:
         return found, [f"{len(keys)} dispatches, such as {min(keys)}, {why}" for why, keys in doubts.items() if keys]
 
     def _told_apart(self, keys: tuple[str, ...], count: int, doubts: _Doubts) -> list[tuple[Site, ...]]:
-        """Return the sites of each of ``count`` submissions of the same dispatches."""
+        """Return the sites for ``count`` submissions with the same dispatches."""
         regions = [region for region in self.regions if region.keys == keys]
         if not regions:
             return [tuple(self._any(key, doubts) for key in keys)] * count
@@ -128,7 +130,7 @@ class Sites:
         return [region.sites for region in regions for _ in range(times)]
 
     def _any(self, key: str, doubts: _Doubts) -> Site:
-        """Return the site of a dispatch that is known by name only."""
+        """Return the site for a dispatch known only by name."""
         sites = [site for region in self.regions for site in region.sites if site.key == key]
         if not sites:
             doubts[_NOWHERE].add(key)
@@ -145,12 +147,12 @@ def _union(sites: Iterable[Site]) -> Site:
 
 
 def dispatch_sites(model: Model, artifact: Artifact, **how: Unpack[CachedCall]) -> Sites:
-    """Find the sites of a program by compiling its model (before any conversion) again, half way.
+    """Find a program's sites by recompiling the original model up to an intermediate phase.
 
-    Programs of several models, and those that came compiled, have no known sites.
+    The sites are unknown for programs with multiple models and for precompiled programs.
 
     Raises:
-        UsageError: the artifact is no program of IREE.
+        UsageError: the artifact is not an IREE program.
     """
     if artifact.runtime != "iree":
         raise UsageError(f"a program for {artifact.runtime} has no dispatches of IREE's")
@@ -160,7 +162,7 @@ def dispatch_sites(model: Model, artifact: Artifact, **how: Unpack[CachedCall]) 
 
 
 def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> Sites:
-    """Return the sites of a model's program, compiled with these flags; see :func:`dispatch_sites`."""
+    """Return the sites in a model's program, compiled with these flags; see :func:`dispatch_sites`."""
     if model.format == "vmfb":
         return Sites((), {}, ("the nodes of dispatches are unknown for a program that came compiled",))
     taken = as_iree_takes(model, flags, {**how, "recompute": False})
@@ -184,7 +186,7 @@ def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> S
 
     key = Cache.key("sites", program=recipe.key, version=_VERSION)
     entry, _ = how["cache"].get_or_make(key, {**recipe.meta, "what": "its dispatches' nodes"}, make)
-    document = json.loads((entry / _FILE).read_bytes())
+    document = json.loads(read_file(entry / _FILE))
     regions = tuple(
         Region(region["loop"], tuple(Site(key, tuple(nodes), *rest) for key, nodes, *rest in region["sites"]))
         for region in document["regions"]
@@ -198,10 +200,10 @@ def build(
     """Compile to the phase *stream* and read the sites. Runs in an isolated process.
 
     Args:
-        op_types: a JSON file with the types of the names in MLIR's locations, in the model's order; or None.
+        op_types: a JSON file with types for the names in MLIR's locations, in the model's order; or None.
 
     Returns:
-        ``regions``: a list of {``loop``, ``sites``: [key, nodes, shapes, flops, bytes]}, see :class:`Region`;
+        ``regions``: [{``loop``, ``sites``: [key, nodes, shapes, flops, bytes]}], see :class:`Region`;
         ``op_types``: node -> type; ``notes``.
     """
     from hil.controller.analysis.layers.graph import prepared
@@ -222,7 +224,7 @@ def build(
             f"--dump-compilation-phases-to={folder / 'phases'}",
             "--mlir-print-debuginfo",
             "--mlir-print-local-scope",
-            # Weights are not needed, and as text they would take several times their bytes.
+            # Weights are not needed, and are several times larger as text.
             "--mlir-elide-elementsattrs-if-larger=8",
             "--mlir-elide-resource-strings-if-larger=8",
         ]
@@ -233,16 +235,16 @@ def build(
             nodes = nodes_of(prepared(Path(model), dims).graph.node)
             types = {**{node.name: node.op_type for node in nodes}, **_imported_types(source)}
         else:
-            types = json.loads(Path(op_types).read_text()) if op_types else {}
+            types = json.loads(read_file(Path(op_types))) if op_types else {}
         modules = {phase: _parsed(folder / "phases", phase) for phase in _PHASES}
     return _read(modules, types)
 
 
 def _imported_types(source: Path) -> dict[str, str]:
-    """Return node -> type of the imported module, where converting an old opset may have added nodes."""
+    """Return node -> type for the imported module. Converting an old opset may have added nodes."""
     from iree.compiler import ir
 
-    module = ir.Module.parse(source.read_bytes(), context=ir.Context())
+    module = ir.Module.parse(read_file(source, MAX_MODEL_BYTES), context=ir.Context())
     types: dict[str, str] = {}
 
     def look(operation: Any) -> Any:
@@ -260,12 +262,12 @@ def _parsed(folder: Path, phase: str) -> Any:
     from iree.compiler import ir
 
     file = next(folder.glob(f"*.{phase}.mlir"))
-    return ir.Module.parse(file.read_text(), context=ir.Context())
+    return ir.Module.parse(read_file(file, MAX_MODEL_BYTES), context=ir.Context())
 
 
 def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
     notes: list[str] = []
-    # Operations that the compiler adds around the arguments have the function's own location.
+    # The compiler adds operations around the arguments with the function's location.
     functions = {name for op in modules["dispatch-creation"].body.operations for name in names_in(str(op.location))}
 
     order = {name: number for number, name in enumerate(types)}
@@ -293,7 +295,7 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any
         for command in _within(region, lambda op: op.name == "stream.cmd.dispatch"):
             key = _leaf(command.attributes)
             known = made[key, str(command.location)]
-            # The scheduler may clone dispatches: the last one then stands for the rest.
+            # The scheduler may clone dispatches. The last known site then applies to the remaining clones.
             facts = known.popleft() if len(known) > 1 else known[0] if known else [ordered(names(command))]
             sites.append([key, *facts])
         if sites:
@@ -302,7 +304,7 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any
 
 
 def _within(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    """Yield the wanted operations inside another, in order, but not those inside of wanted ones."""
+    """Yield the matching operations in ``operation``, in order, but not those nested in a match."""
     for region in operation.regions:
         for block in region:
             yield from _in_block(block, wanted)
@@ -321,15 +323,15 @@ def _dispatches(module: Any) -> list[Any]:
 
 
 def _is_fused(operation: Any) -> bool:
-    """Return whether an operation in a dispatch stands for one of the model's."""
+    """Return True if an operation in a dispatch corresponds to a model node."""
     return not operation.name.startswith(_FRAME) and operation.name not in _SHARED
 
 
 def _own_nodes(dispatch: Any, names: Callable[[Any], list[str]]) -> list[str]:
-    """Return the names of the operations that were fused into a dispatch."""
+    """Return the operation names fused into a dispatch."""
     found: dict[str, None] = {}
     for operation in _within(dispatch, _is_fused):
-        # The locations of scalar operations are precise: the dispatch's names also operations that share a constant
+        # Scalar operations have precise locations. The dispatch's location also names operations that share a constant
         # with it.
         scalars = [names(inner) for inner in _within(operation, _is_leaf) if inner.name not in _SHARED]
         if not all(scalars) or not scalars:
@@ -343,7 +345,7 @@ def _is_leaf(operation: Any) -> bool:
 
 
 def _around(operation: Any, names: Callable[[Any], list[str]]) -> list[str]:
-    """Return the names of the nearest users of an operation's results, or else of the makers of its operands."""
+    """Return names from the nearest users of an operation's results, or from the operands' producers."""
     for step in (_users, _makers):
         seen = [operation]
         front = [operation]
@@ -382,7 +384,7 @@ def _short(kind: Any) -> str:
 
 
 def _executed(module: Any) -> Iterator[tuple[Any, str]]:
-    """Yield each region of commands with its loop: the same string for the same (outermost) loop, "" for none."""
+    """Yield every command region with the outermost loop's id, or ""."""
     for number, function in enumerate(module.body.operations):
         for region in function.operation.regions:
             blocks = list(region)
@@ -394,7 +396,7 @@ def _executed(module: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _reached(start: int, blocks: Sequence[Any]) -> set[int]:
-    """Return the blocks that can follow a block."""
+    """Return the blocks reachable from a block."""
     found: set[int] = set()
     front = [start]
     while front:
@@ -407,7 +409,7 @@ def _reached(start: int, blocks: Sequence[Any]) -> set[int]:
 
 
 def _other_types(modules: Mapping[str, Any], names: Callable[[Any], list[str]]) -> dict[str, str]:
-    """Return location -> the kind of the operation made of it, for a model whose nodes have no types."""
+    """Return location -> operation kind, for a model without node types."""
     types: dict[str, str] = {}
     for dispatch in _dispatches(modules["dispatch-creation"]):
         for operation in _within(dispatch, _is_fused):
@@ -419,7 +421,7 @@ def _other_types(modules: Mapping[str, Any], names: Callable[[Any], list[str]]) 
 def names_in(location: str) -> list[str]:
     """Return the names in ``loc("fc1")``, ``loc(fused["a", "b"])`` or ``loc("model.mlir":12:3)``, without duplicates.
 
-    A line of a file is named ``line 12``, unless there is another name.
+    A file line is named ``line 12``, if the location contains no other name.
     """
     names: dict[str, None] = {}
     lines: dict[str, None] = {}
@@ -439,14 +441,14 @@ def _plain(text: str) -> str:
 
 
 def _estimate(dispatch: Any) -> tuple[int | None, int | None]:
-    """Return operations and bytes of a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown."""
+    """Return operations and bytes for a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown."""
     moved = total_of(_accessed_bytes(op) for op in _within(dispatch, lambda op: op.name in (_LOAD, _STORE)))
     structured = _within(dispatch, lambda op: op.name.startswith(("linalg.", "iree_linalg_ext.")))
     return total_of(_structured_operations(op) for op in structured), moved
 
 
 def _accessed_bytes(operation: Any) -> int | None:
-    """Return the bytes of a load's result or of a store's first operand, which may be a part of a tensor."""
+    """Return the byte size for a load's result or a store's first operand, possibly a tensor slice."""
     kind = (operation.results if operation.name == _LOAD else operation.operands)[0].type
     shape, bits = _static_shape(kind), _bits(kind.element_type)
     return None if shape is None or bits is None else -(-math.prod(shape) * bits // 8)
@@ -466,7 +468,7 @@ def _structured_operations(operation: Any) -> int | None:
 
 
 def _trip_counts(operation: Any) -> list[int] | None:
-    """Return the trip count of each loop of a structured operation."""
+    """Return the trip counts for a structured operation's loops."""
     from iree.compiler import ir
 
     if not operation.name.startswith("linalg.") or "indexing_maps" not in operation.attributes:

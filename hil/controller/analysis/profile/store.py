@@ -1,4 +1,4 @@
-"""Write profiles to folders and read them back, and find the folder of a profile."""
+"""Write profiles to directories, read them back, and find a profile's directory."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import contextlib
 import dataclasses
 import importlib.util
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from hil.controller.analysis.profile.rows import read_csv, write_csv, write_parquet
 from hil.controller.analysis.profile.trace import write_trace
+from hil.controller.storage.paths import exists, is_file, is_folder
 from hil.controller.storage.runs import RunStore, storing, write_json
+from hil.core.bounded_json import read_json
+from hil.core.cancellation import check_cancelled
 from hil.core.clock import ClockFit
+from hil.core.files import open_file
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
 from hil.errors import UsageError, did_you_mean
 
@@ -32,10 +35,10 @@ _HINT = "name a profile's folder, a trace file, or a stored run; hil run --profi
 
 
 class StoredRows(Sequence[OpRow]):
-    """The rows of a folder's ``ops.csv``, read from the file at each pass: a million rows need no memory.
+    """The rows of a directory's ``ops.csv``, read from the file at every pass to limit memory: there may be a million.
 
     Raises:
-        UsageError: on reading: the table is missing, was cut off, or belongs to another profile.
+        UsageError: while reading: the table is missing, truncated, or belongs to a different profile.
     """
 
     def __init__(self, path: Path, count: int) -> None:
@@ -48,6 +51,7 @@ class StoredRows(Sequence[OpRow]):
     def __iter__(self) -> Iterator[OpRow]:
         found = 0
         for row in read_csv(self.path):
+            check_cancelled()
             found += 1
             yield row
         if found != self._count:
@@ -68,13 +72,13 @@ class StoredRows(Sequence[OpRow]):
 
 
 def write_profile(profile: Profile, folder: Path) -> None:
-    """Write a profile to a folder, which is created if needed; replace the files of an older profile.
+    """Write a profile to a directory, which is created if needed. Replaces an older profile's files.
 
-    The table and ``profile.json`` are written first and can be read even if the trace fails.
+    The table and ``profile.json`` are written first, and are readable even if writing the trace fails.
     """
     with storing(folder, "--profile"):
         folder.mkdir(parents=True, exist_ok=True)
-        # They must not remain beside the table of another profile.
+        # These files must not stay next to a different profile's table.
         for name in (HEAD, TRACE, PARQUET):
             (folder / name).unlink(missing_ok=True)
         count = write_csv(profile.rows, folder / TABLE)
@@ -86,14 +90,14 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
 
 def read_profile(folder: Path) -> Profile:
-    """Read the profile in a folder; its rows are read from the table when needed.
+    """Read the profile in a directory; rows are read from the table on demand.
 
     Raises:
-        UsageError: the folder does not exist, holds no complete profile, or was written by a newer hil.
+        UsageError: the directory does not exist, contains no complete profile, or was written by a newer hil.
     """
     path = folder / HEAD
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         if document["schema"] > SCHEMA:
             raise UsageError(
                 f"{folder} was written by a newer hil (schema {document['schema']})", hint="read it with that hil"
@@ -104,7 +108,7 @@ def read_profile(folder: Path) -> Profile:
             rows=StoredRows(folder / TABLE, int(document["rows"])),
             **{name: [_made(Span, **span) for span in document[name]] for name in ("stages", "transfers")},
             calls=[_call(call) for call in document["calls"]],
-            # Values that JSON cannot express, such as NaN, are stored as strings.
+            # Values that JSON does not support, such as NaN, are stored as strings.
             counters=[_made(Sample, **{**sample, "value": float(sample["value"])}) for sample in document["counters"]],
             clock=_made(ClockFit, **document["clock"]),
             notes=tuple(document["notes"]),
@@ -120,9 +124,9 @@ def read_profile(folder: Path) -> Profile:
 
 
 def _made(of: type[Made], /, **values: Any) -> Made:
-    """Make a dataclass's instance, and check the types of its plain fields."""
+    """Make a dataclass instance, and check the plain fields' types."""
     made = of(**values)
-    # The bound "a dataclass" cannot be expressed.
+    # The type system cannot express the bound "a dataclass".
     for field in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(getattr(made, field.name), _PLAIN_TYPES.get(str(field.type), object)):
             raise TypeError(f"{field.name} is no {field.type}")
@@ -135,26 +139,26 @@ def _call(call: Mapping[str, Any]) -> Call:
 
 
 def find_profile(text: str, case: str = "", *, store: RunStore | None = None) -> Path:
-    """Find the profile's folder, or the trace file, that the user names.
+    """Find the profile directory or trace file that the user named.
 
     Args:
-        text: a folder of one or several profiles, a trace file, a stored run's id or its beginning, or ``latest``.
-        case: the case's name, if there are several.
+        text: a directory with profiles, a trace file, a stored run's id or id prefix, or ``latest``.
+        case: the case's name, required if ambiguous.
 
     Raises:
-        UsageError: there is no profile, or there are several and ``case`` names none of them.
+        UsageError: no profile was found, or ``case`` does not select a single profile.
     """
     path = Path(text)
-    if path.is_file():
+    if is_file(path):
         if case:
             raise UsageError(f"{path} is one trace: --case {case!r} has nothing to choose from")
         return path
     store = store or RunStore()
-    if path.is_dir() and not (path / "run.json").is_file():
-        # A folder that held a single profile may by now hold those of several cases too.
+    if is_folder(path) and not is_file(path / "run.json"):
+        # A single profile's directory may later also contain multiple cases' profiles.
         found = ({path.resolve().name: path} if _is_profile(path) else {}) | _below(path, "")
         return _chosen(text, found, case)
-    if not path.exists():
+    if not exists(path):
         known = [row.parent.name for row in store.root.glob("*/run.json")]
         if text != "latest" and not any(one.startswith(text) for one in known):
             hint = did_you_mean(text, [*known, "latest"]) + _HINT
@@ -164,11 +168,20 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
 
 
 def trace_of(profile: Path) -> Path:
-    """Return the trace file of a profile that :func:`find_profile` found. Raises UsageError: there is none."""
+    """Return the trace file of a profile from :func:`find_profile`.
+
+    Raises:
+        UsageError: the trace is missing, unreadable or not a Perfetto trace.
+    """
     if profile.is_file():
-        with profile.open("rb") as file:
-            # A gzip file, or a packet: field 1 of a Trace.
-            if not file.read(2).startswith((b"\x1f\x8b", b"\x0a")):
+        try:
+            with open_file(profile) as file:
+                head = file.read(2)
+        except OSError as error:
+            raise UsageError(f"{profile} cannot be read: {error.strerror}") from error
+        else:
+            # A gzip file, or a packet: field 1 in a Trace.
+            if not head.startswith((b"\x1f\x8b", b"\x0a")):
                 raise UsageError(f"{profile} is no trace of Perfetto's", hint=_HINT)
         return profile
     if not (profile / TRACE).is_file():
@@ -177,7 +190,11 @@ def trace_of(profile: Path) -> Path:
 
 
 def folder_of(profile: Path) -> Path:
-    """Return the folder with the rows of what :func:`find_profile` found. Raises UsageError: it is a trace alone."""
+    """Return the directory with the rows for a profile from :func:`find_profile`.
+
+    Raises:
+        UsageError: the profile is only a trace.
+    """
     folder = profile.parent if profile.is_file() else profile
     if not (folder / HEAD).is_file():
         what = f"{profile} is only a trace" if profile.is_file() else f"{folder} has only a trace"
@@ -187,8 +204,8 @@ def folder_of(profile: Path) -> Path:
 
 
 def title_of(profile: Path) -> str:
-    """Return a title for a profile that :func:`find_profile` found: the model and the board, or the file's name."""
-    # The trace can be shown even if the record is damaged.
+    """Return the title of a profile from :func:`find_profile`: model and board, or the file name."""
+    # The trace can be shown even if ``profile.json`` is damaged.
     with contextlib.suppress(UsageError):
         head = read_profile(folder_of(profile))
         return f"{head.model} on {head.board}"
@@ -200,7 +217,7 @@ def _is_profile(folder: Path) -> bool:
 
 
 def _below(folder: Path, inner: str) -> dict[str, Path]:
-    """Return case -> its profile, of the immediate subfolders."""
+    """Return case -> profile directory, for the immediate subdirectories."""
     return {path.name: path / inner for path in sorted(folder.iterdir()) if _is_profile(path / inner)}
 
 

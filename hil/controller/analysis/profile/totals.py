@@ -1,4 +1,4 @@
-"""Sum a profile's rows up: by operation, by ONNX node or by its type; and the times of whole runs."""
+"""Sum a profile's rows by operation, ONNX node or operator type, and measure whole runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hil.controller.storage.texts import plain
 from hil.core.timeline import OpRow, Profile
 
 NOT_THE_MODEL = "(runtime)"
-# A profiler that adds more than this to a run distorts its times: they are shown with it, and judge nothing.
+# Maximum relative profiler overhead. Above this, times are marked as distorted and decide no comparison.
 MOST_OVERHEAD = 0.2
 
 _PREFIX_LEAST, _LEFT_LEAST = 10, 6
@@ -22,62 +22,62 @@ _PREFIX_LEAST, _LEFT_LEAST = 10, 6
 
 @dataclass(frozen=True)
 class Total:
-    """The rows of one group summed up. Times are nanoseconds of the board's clock."""
+    """The sums of a group of rows. Times are nanoseconds on the board's clock."""
 
-    name: str  # of the operation, the nodes or the types: the group's key in :data:`GROUPS`
+    name: str  # group key in :data:`GROUPS`: operation, nodes or types
     kind: str  # ``compute`` or ``runtime``, as in :class:`OpRow`
-    # onnx_nodes, op_types, ops: of all rows, without duplicates, in the order of their first execution.
+    # onnx_nodes, op_types, ops: from all rows, without duplicates, by first execution.
     onnx_nodes: tuple[str, ...]
     op_types: tuple[str, ...]
     ops: tuple[str, ...]
-    calls: int  # number of rows, in all iterations
-    # total_ns, mean_ns, p50_ns: of the rows' own times (:func:`own_times`).
+    calls: int  # row count over all iterations
+    # total_ns, mean_ns, p50_ns: for the rows' exclusive times (:func:`own_times`).
     total_ns: int
-    run_ns: float  # time of the group in an iteration, the median over the iterations
+    run_ns: float  # the group's time per iteration, the median over the iterations
     mean_ns: float
     p50_ns: float
-    share: float  # ``run_ns`` by the sum of all groups' ``run_ns``, 0 to 1
-    # time of tiles by duration: the mean number of busy threads; None if the runtime does not report it.
+    share: float  # ``run_ns`` divided by the sum over all groups, 0 to 1
+    # tile time divided by duration: the mean number of busy threads; None if the runtime does not report it.
     parallelism: float | None
-    # flops_per_s, bytes_per_s: estimated work by measured time; None if any row has no estimate.
+    # flops_per_s, bytes_per_s: estimated work divided by measured time; None if any row has no estimate.
     flops_per_s: float | None
     bytes_per_s: float | None
     intensity: float | None  # estimated operations per byte; None if unknown
-    bound_estimate: str  # ``compute`` or ``memory`` if all rows' estimates agree, else ""
+    bound_estimate: str  # ``compute`` or ``memory`` if all rows' estimates agree, otherwise ""
 
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Durations of whole runs on the board, in nanoseconds; None if not measured."""
+    """Whole run durations on the board, in nanoseconds; None if not measured."""
 
-    timed_p50_ns: float | None  # median of the runs without a profiler, whose outputs are compared
-    profiled_p50_ns: float | None  # median of the runs that the rows come from
+    timed_p50_ns: float | None  # median for runs without a profiler
+    profiled_p50_ns: float | None  # median for profiled runs
     iterations: int
 
     @property
     def overhead(self) -> float | None:
-        """Relative time that profiling adds: 0.05 for 5 %."""
+        """Relative time added by profiling: 0.05 for 5 %."""
         if not self.timed_p50_ns or self.profiled_p50_ns is None:
             return None
         return self.profiled_p50_ns / self.timed_p50_ns - 1
 
     @property
     def is_distorted(self) -> bool:
-        """Whether the profiler adds more than :data:`MOST_OVERHEAD`."""
+        """True if the profiler adds more than :data:`MOST_OVERHEAD`."""
         return (self.overhead or 0.0) > MOST_OVERHEAD
 
     @property
     def mark(self) -> str:
-        """The suffix of each figure that the profiler distorts; "" if it does not."""
+        """Suffix for figures that the profiler distorts, or ""."""
         return f" ({self.overhead:+.0%})" if self.is_distorted else ""
 
 
 def type_of(row: OpRow) -> str:
-    """Return the types of an operation's nodes, or its kind without any."""
+    """Return an operation's node types, or the kind without types."""
     return "+".join(row.op_types) or row.kind
 
 
-# The choices of --by. The nodes of a fused operation form one group: their times cannot be separated.
+# Choices of --by. A fused operation's nodes form a group: their times cannot be separated.
 GROUPS: dict[str, Callable[[OpRow], str]] = {
     "op": lambda row: row.op,
     "node": lambda row: ", ".join(row.onnx_nodes) or (NOT_THE_MODEL if row.kind == "runtime" else row.op),
@@ -86,7 +86,7 @@ GROUPS: dict[str, Callable[[OpRow], str]] = {
 
 
 def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
-    """Sum rows up by a key of :data:`GROUPS`, the longest time first. The rows are read once and not kept."""
+    """Sum rows by a key in :data:`GROUPS`, the longest time first. Reads the rows once without storing them."""
     groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
     for row, own_ns in own_times(rows):
         groups[GROUPS[by](row), row.kind].add(row, own_ns)
@@ -115,23 +115,23 @@ def run_times(profile: Profile) -> RunTimes:
 
 
 def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
-    """Return the rows of the iteration with the median duration, by start; none without rows. Reads them twice."""
+    """Return the rows of the iteration with the median duration, by start; empty without rows. Reads the rows twice."""
     found = sorted(_iterations(rows).items(), key=lambda item: item[1][1] - item[1][0])
     wanted = found[len(found) // 2][0] if found else None
     return sorted((row for row in rows if row.iteration == wanted), key=lambda row: row.start_ns)
 
 
 def shortener(found: Sequence[Total]) -> Callable[[str], str]:
-    """Return a function that replaces the common prefix of the operations' names by "…".
+    """Return a function that replaces the operation names' common prefix by "…".
 
-    Compilers put the model's name before each.
+    Compilers prefix every name with the model's name.
     """
     ops = {op for total in found for op in total.ops if total.kind == "compute"}
     if len(ops) < 2:
         return plain
     pairs = zip(min(ops), max(ops), strict=False)
     common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    # Cut at the end of a word, and leave some characters of each name.
+    # Cut at a word boundary, and leave at least a few characters in every name.
     common = re.sub(r"[^\W_]*$", "", common[: max(min(map(len, ops)) - _LEFT_LEAST, 0)])
     if len(common) < _PREFIX_LEAST:
         return plain
@@ -139,13 +139,13 @@ def shortener(found: Sequence[Total]) -> Callable[[str], str]:
 
 
 class _Group:
-    """The sums of a group's rows so far."""
+    """Running sums over a group's rows."""
 
     def __init__(self) -> None:
         self.times = array("q")
         self.runs: dict[int, int] = defaultdict(int)
         self._tile_time = self._tiled = 0
-        # None once a row has no estimate.
+        # None after a row without an estimate.
         self._flops: int | None = 0
         self._bytes: int | None = 0
         self._bounds: set[str] = set()
@@ -194,7 +194,7 @@ class _Group:
 
 
 def _iterations(rows: Iterable[OpRow]) -> dict[int, tuple[int, int]]:
-    """Return iteration -> (start of its first row, end of its last)."""
+    """Return iteration -> (first row's start, last row's end)."""
     found: dict[int, tuple[int, int]] = {}
     for row in rows:
         end = row.start_ns + row.duration_ns
@@ -208,9 +208,9 @@ def _p50(times: Sequence[int]) -> float | None:
 
 
 def own_times(rows: Iterable[OpRow]) -> Iterator[tuple[OpRow, int]]:
-    """Yield each row with its own time in ns: its duration less that of the operations within it.
+    """Yield each row with its exclusive time in ns: the duration minus the nested operations.
 
-    A row that encloses others comes after them. The rows come by start.
+    An enclosing row is yielded after the nested rows. Rows must be sorted by start.
     """
     open_rows: list[_Open] = []
     for row in rows:
@@ -229,7 +229,7 @@ def own_times(rows: Iterable[OpRow]) -> Iterator[tuple[OpRow, int]]:
 
 @dataclass
 class _Open:
-    """A row of the runtime which may enclose others."""
+    """A runtime row that may enclose other rows."""
 
     row: OpRow
     end_ns: int
@@ -237,7 +237,7 @@ class _Open:
     covered_ns: int = 0
 
     def cover(self, start_ns: int, end_ns: int) -> None:
-        """Subtract an enclosed interval; overlapping ones count once."""
+        """Subtract a nested interval; overlapping intervals count once."""
         self.covered_ns += max(0, end_ns - max(start_ns, self.covered_until))
         self.covered_until = max(self.covered_until, end_ns)
 

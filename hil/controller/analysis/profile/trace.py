@@ -24,18 +24,18 @@ from hil.core.timeline import OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError
 
 _MONOTONIC = 3  # Perfetto's BUILTIN_CLOCK_MONOTONIC
-_FIRST_CLOCK = 128  # the first id of clocks that are global to the trace
-_GZIP_LEVEL = 1  # twice as fast as the default, with a tenth more bytes
+_FIRST_CLOCK = 128  # the first clock id that is global to the trace
+_GZIP_LEVEL = 1  # twice as fast as the default level, for a tenth more bytes
 _BUFFER = 1 << 20
 
 _LINK_COUNTERS = {"bytes_out": "bytes to the board", "bytes_in": "bytes from the board"}
 
-# The largest error in ns of times in the trace against the fit of the clocks.
+# Maximum error in ns of the trace's times against the clock fit.
 STEP_NS = 100
-# Traces with more rows do not show them a second time, by type.
+# With more rows, the trace omits the second set of tracks, by type.
 BY_TYPE_LIMIT = 200_000
 
-# Order of the counters on the screen.
+# Track order on the screen.
 _CALLS, _ITERATIONS, _OPERATIONS, _THREADS, _BY_TYPE, _COUNTERS = range(6)
 
 
@@ -43,14 +43,14 @@ _CALLS, _ITERATIONS, _OPERATIONS, _THREADS, _BY_TYPE, _COUNTERS = range(6)
 class TraceCost:
     """The cost of writing a trace."""
 
-    events: int  # begins and ends of slices, and values of counters
+    events: int  # slice starts and ends, and counter values
     bytes: int
     seconds: float  # on this machine's clock
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A profile in a trace: a prefix of its processes' names, and the offset subtracted from its host times."""
+    """A profile in a trace, with a prefix for process names and an offset to subtract from host times."""
 
     profile: Profile
     before: str
@@ -60,15 +60,15 @@ class _Part:
 def write_trace(
     profiles: Sequence[Profile], path: Path, *, compilations: Mapping[str, Sequence[Span]] | None = None
 ) -> TraceCost:
-    """Write profiles of one or several boards as one trace, on the controller's clock.
+    """Write profiles from any number of boards as a trace, on the controller's clock.
 
     Args:
-        profiles: made on this machine since its last start: their host times have one clock.
-        path: ``.pftrace``, or ``.pftrace.gz`` for a compressed one.
-        compilations: track -> the spans of a compilation to show beside them.
+        profiles: profiles from this machine since its last boot, so that host times have the same clock.
+        path: ``.pftrace``, or ``.pftrace.gz`` for compression.
+        compilations: track -> compilation spans to include.
 
     Raises:
-        HilError: a time is before its clock's zero, or a number has more than 64 bits.
+        HilError: a time precedes the clock's zero, or a number exceeds 64 bits.
         StorageError: the file cannot be written.
     """
     starts = [_start(profile) for profile in profiles]
@@ -77,10 +77,10 @@ def write_trace(
 
 
 def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
-    """Write two profiles as one trace; their processes' names begin with ``A`` and ``B``.
+    """Write two profiles as a single trace, with process names that start with ``A`` and ``B``.
 
-    The first operation of both is at the same time, and what began the longer before it at 0. Where one has no
-    operation, both start at 0.
+    The profiles are aligned at their first operations, and the earlier start is at 0. If a profile has no
+    operations, both start at 0.
     """
     zeros = starts = [_start(one) for one in (a, b)]
     if a.rows and b.rows:
@@ -97,8 +97,8 @@ def _write(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span]], p
     try:
         with _opened(path) as file:
             trace = TraceFile(file)
-            # Each board has a host's clock of its own: pairings of one clock must be in order of time, and boards are
-            # written one after another.
+            # Every board gets a separate host clock: a clock's snapshots must be in time order, and the boards are
+            # written in sequence.
             clocks = range(_FIRST_CLOCK, _FIRST_CLOCK + 2 * len(parts), 2)
             trace.clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
             _Writer(trace, parts).write(compilations, clocks)
@@ -131,7 +131,7 @@ class _Writer:
             self._board(part, clock, flows)
 
     def _name(self, part: _Part) -> str:
-        """Return the board's name, with the model's and the run's if several profiles are of it."""
+        """Return the board's name, with the model and run if multiple profiles have this board."""
         profile = part.profile
         here = [other.profile for other in self._parts if other.before == part.before]
         of_board = [other for other in here if other.board == profile.board]
@@ -141,7 +141,7 @@ class _Writer:
         return ", ".join([profile.board, *more])
 
     def _controller(self, part: _Part) -> list[int]:
-        """Write the controller's stages and calls; return the numbers of the arrows that start from the calls."""
+        """Write the controller's stages and calls; return ids for the flow arrows that start at the calls."""
         process = self._controllers.get(part.before)
         if process is None:
             process = self._controllers[part.before] = self._trace.process(f"{part.before}controller")
@@ -178,7 +178,7 @@ class _Writer:
         BoardTracks(self._trace, profile, process, stream=stream, clock=pairs, flows=flows).write()
 
     def _slices(self, process: int, name: str, spans: Sequence[tuple[Span, str, list[int]]], zero: int) -> Stream:
-        """Write slices of the host's clock on tracks of one name, enclosed ones below the others."""
+        """Write slices with host times on tracks of the same name, nested slices below their parents."""
         stream = Stream(self._trace, _MONOTONIC, zero)
         lanes = Lanes(lambda: self._trace.track(process, name))
         for span, category, flows in sorted(spans, key=lambda each: (each[0].start_ns, -each[0].end_ns)):
@@ -189,7 +189,7 @@ class _Writer:
 
 
 def _start(profile: Profile) -> int:
-    """Return the host's time of a profile's first event; 0 if it has none."""
+    """Return the host time of a profile's first event; 0 if it has none."""
     host = [span.start_ns for span in (*profile.stages, *profile.transfers, *(call.host for call in profile.calls))]
     board = [call.board.start_ns for call in profile.calls]
     board += [start for call in profile.calls for start, _ in call.iterations_ns]
@@ -202,21 +202,21 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     with contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(stack.enter_context(replacing(path)).open("wb"))
         if path.suffix == ".gz":
-            # Without name and time, so that the same profile makes the same file.
+            # Omit the name and time, so that the same profile gives the same file.
             file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
         yield stack.enter_context(io.BufferedWriter(file, _BUFFER))
 
 
 class BoardClock:
-    """A board's clock in a trace, paired with the host's as often as its drift needs.
+    """A board's clock in a trace, paired with the host clock as often as drift requires.
 
-    A reader of the trace uses the latest pairing before a time and lets both clocks run alike from there. A new pairing
-    is due once the error would exceed :data:`STEP_NS`. It is written just before an event, and never sets time back
-    before the previous event, so that no slice ends before it begins.
+    Trace readers use the latest pairing before a time, and assume equal clock rates after it. A new pairing is due
+    when the error would exceed :data:`STEP_NS`. The pairing is written just before an event. It never sets time back
+    before the previous event, so that no slice ends before it starts.
 
     Args:
-        board, host: ids of the two clocks in the trace.
-        zero: offset that is subtracted from host times.
+        board, host: clock ids in the trace.
+        zero: offset to subtract from host times.
     """
 
     def __init__(self, trace: TraceFile, fit: ClockFit, board: int, host: int, zero: int) -> None:
@@ -231,7 +231,7 @@ class BoardClock:
         self._due = 0.0
 
     def reach(self, at: int) -> None:
-        """Pair the clocks if needed for the next event, at a time of the board that is not before the last event's."""
+        """Pair the clocks if needed for an event at a board time. Events must be in time order."""
         if at >= self._due or self._ahead is None:
             self._pair(at)
         self._latest = at
@@ -247,7 +247,7 @@ class BoardClock:
 
 
 class BoardTracks:
-    """Writes the board's side of a profile; ``flows`` are the numbers of the arrows that end in each call."""
+    """Writes the board's part of a profile; ``flows`` contains the id of the arrow that ends at each call."""
 
     def __init__(
         self,
@@ -272,15 +272,15 @@ class BoardTracks:
         self._by_type: int | None = None
         if 0 < len(profile.rows) <= BY_TYPE_LIMIT:
             self._by_type = trace.track(process, "operations by type", _BY_TYPE)
-        # The slices that have begun, as a heap: end, track, thousandths of threads.
+        # Open slices as a heap: end, track, thousandths of threads.
         self._open: list[tuple[int, int, int]] = []
         self._slice_end = functools.lru_cache(256)(stream.slice_end)
         self._threads: int | None = None  # the counter's track
         self._now_at_work = functools.lru_cache(4096)(self._told_at_work)
-        self._at_work = 0  # thousandths of threads, of operations that report them
+        self._at_work = 0  # thousandths of a thread, summed over the running operations that report them
 
     def write(self) -> None:
-        """Write everything in order of time: what is known at once, and the rows as they come."""
+        """Write everything in time order, merging calls and counters with the streamed rows."""
         known = deque(sorted([*self._spans(), *self._samples()], key=lambda event: (event[0], -event[1])))
         for row in self._with_iterations(self._profile.rows):
             while known and known[0][0] <= row.start_ns:
@@ -291,7 +291,7 @@ class BoardTracks:
         self._reach(None)
 
     def _spans(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
-        """Yield start, end and writer of calls and iterations."""
+        """Yield start, end and writer for every call and iteration."""
         counts = {call.kind: itertools.count() for call in self._profile.calls}
         for flow, call in zip(self._flows, self._profile.calls, strict=True):
             board, kind = call.board, {"kind": call.kind}
@@ -317,7 +317,7 @@ class BoardTracks:
         return span.start_ns, span.end_ns, write
 
     def _samples(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
-        """Yield time and writer of the counters' values."""
+        """Yield the time (as start and end) and writer for every counter value."""
         if not self._profile.counters:
             return
         parent = self._trace.track(self._process, "counters", _COUNTERS)
@@ -333,7 +333,7 @@ class BoardTracks:
         self._stream.count(sample.at_ns, track, sample.value)
 
     def _with_iterations(self, rows: Sequence[OpRow]) -> Iterator[OpRow]:
-        """Yield the rows; write iterations that are known by their rows only, once they are over."""
+        """Yield the rows. If no iteration times are known, write every iteration after the last row."""
         if any(call.iterations_ns for call in self._profile.calls if call.kind == "profiled"):
             yield from rows
             return
@@ -377,7 +377,7 @@ class BoardTracks:
         self._will_end(end, track, threads)
 
     def _reach(self, at: int | None) -> None:
-        """Write the ends of slices up to a time, or all."""
+        """Write slice ends up to a time; None means all."""
         while self._open and (at is None or self._open[0][0] <= at):
             end, track, threads = heapq.heappop(self._open)
             self._clock.reach(end)
@@ -400,7 +400,7 @@ class BoardTracks:
 
 
 def _arguments(row: OpRow) -> dict[str, Argument]:
-    """Return the arguments of an operation that are the same at each execution."""
+    """Return the arguments that are the same for all executions of an operation."""
     names = ("shapes", "tiles", "bytes", "flops", "bound_estimate")
     arguments = {"onnx_nodes": join_list(row.onnx_nodes), **{name: getattr(row, name) for name in names}}
     return {name: value for name, value in arguments.items() if value is not None and value != ""}

@@ -1,9 +1,9 @@
-"""Write Perfetto's format as a stream: tracks, and slices and counters on them.
+"""Write Perfetto's trace format as a stream: tracks, and slices and counters on them.
 
-A trace is a sequence of packets, each preceded by its length. Perfetto's classes serialise all packets but the two of a
-slice, of which there may be millions: these are joined from serialised parts, of which those that are the same at each
-execution of an operation, such as its name, are kept. (A message in protobuf's encoding is the concatenation of its
-fields.)
+A trace is a sequence of packets, each preceded by its length. Perfetto's classes serialise most packets. The two
+packets of a slice are built from serialised parts instead, because there may be millions of slices. Parts that are
+equal at each execution, such as the name, are cached. (A protobuf message consists of its concatenated
+encoded fields.)
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from hil.core.varint import varint
 
 Argument = str | int | float
 
-# Most names and parts that a stream keeps, here and in any reader; then it starts anew.
+# Maximum number of names and parts in a stream's cache, here and in any reader. Beyond this, the stream starts a new
+# cache.
 _MOST_KEPT = 1 << 16
 
 
 class TraceFile:
-    """A trace that is being written: its processes and tracks, and the streams of events on them."""
+    """A trace being written: processes, tracks and event streams."""
 
     def __init__(self, file: IO[bytes]) -> None:
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
-        self.events = 0  # begins and ends of slices and values of counters written so far
+        self.events = 0  # number of slice starts, slice ends and counter values written
         self.write_bytes = file.write
         self._builder = StreamingTraceProtoBuilder(file)
         self._tracks = itertools.count()
@@ -37,7 +38,7 @@ class TraceFile:
         self._described(process_ordering="PROCESS_ORDERING_EXPLICIT")
 
     def write(self, **fields: Any) -> None:
-        """Write a TracePacket of these fields."""
+        """Write a TracePacket with these fields."""
         packet = self._builder.create_packet()
         for name, value in fields.items():
             if isinstance(value, Mapping):
@@ -47,30 +48,30 @@ class TraceFile:
         self._builder.write_packet(packet)
 
     def clocks(self, pairs: Mapping[int, int], *, primary: int | None = None) -> None:
-        """Write what several clocks showed at one moment, by their ids; ``primary`` is the clock of the trace."""
+        """Write a snapshot for multiple clocks, by id; ``primary`` is the trace's clock."""
         clocks = [{"clock_id": clock, "timestamp": at} for clock, at in pairs.items()]
         main = {} if primary is None else {"primary_trace_clock": primary}
         self.write(trusted_packet_sequence_id=self._own, clock_snapshot={"clocks": clocks, **main})
 
     def sequence(self) -> int:
-        """Return the number of a new sequence of packets."""
+        """Return a new packet sequence id."""
         return next(self._sequences)
 
     def process(self, name: str, labels: Sequence[str] = ()) -> int:
-        """Add a process, to be shown below the earlier ones, and return its track.
+        """Add a process, shown below the earlier ones, and return the track.
 
-        Perfetto's UI v52 shows those with more slices first, whatever the rank.
+        Perfetto's UI v52 ignores the rank and shows processes with more slices first.
         """
         number = next(self._processes)
         process = {"pid": number, "process_name": name, "process_labels": labels}
         return self._described(process=process, child_ordering="EXPLICIT", sibling_order_rank=number)
 
     def track(self, parent: int, name: str, rank: int = 0) -> int:
-        """Add a track for slices or other tracks, ordered by rank, and return it. Equal names under a parent merge."""
+        """Add a track for slices or child tracks, ordered by rank, and return it. Equal names under a parent merge."""
         return self._described(parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
 
     def counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
-        """Add a track for values and return it."""
+        """Add a counter track and return it."""
         known = {"unit": "UNIT_SIZE_BYTES"} if unit == "bytes" else {"unit_name": unit}
         return self._described(parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
 
@@ -81,7 +82,7 @@ class TraceFile:
 
 
 class Stream:
-    """Events on one clock, on any tracks; names are written once and then referred to by number.
+    """Events on a single clock, on any tracks. Names are written at first use, then referenced by id.
 
     ``zero`` is subtracted from every time.
     """
@@ -111,23 +112,24 @@ class Stream:
         flows: Sequence[int] = (),
         arriving: Sequence[int] = (),
     ) -> None:
-        """Begin a slice; ``flows`` are the numbers of the arrows that start from it, ``arriving`` of those that end."""
+        """Start a slice; ``flows`` contains ids for arrows that start at it, ``arriving`` for arrows that end at it."""
         self.renew()
         event = self.slice(track, name, category, args or {})
         self.put(at, event + self._event(flow_ids=flows, terminating_flow_ids=arriving))
 
     def end(self, at: int, track: int) -> None:
-        """End the slice that began last on a track."""
+        """End the most recently started slice on a track."""
         self.put(at, self.slice_end(track))
 
     def count(self, at: int, track: int, value: float) -> None:
-        """Set a counter's value from now on."""
+        """Set a counter's value from this time on."""
         self.put(at, self._event(type="TYPE_COUNTER", track_uuid=track, double_counter_value=value))
 
-    # What follows is for many events: serialised parts of a TrackEvent, to be concatenated for put().
+    # The methods below are for large numbers of events. They return serialised TrackEvent parts, to be concatenated for
+    # put().
 
     def slice(self, track: int, name: str, category: str, args: Mapping[str, Argument]) -> bytes:
-        """Serialise the begin of a slice."""
+        """Serialise a slice start."""
         return self._event(
             type="TYPE_SLICE_BEGIN",
             track_uuid=track,
@@ -137,39 +139,39 @@ class Stream:
         )
 
     def slice_end(self, track: int) -> bytes:
-        """Serialise the end of a slice."""
+        """Serialise a slice end."""
         return self._event(type="TYPE_SLICE_END", track_uuid=track)
 
     def argument(self, name: str, value: int) -> bytes:
-        """Serialise one more argument of a slice."""
+        """Serialise an additional slice argument."""
         kept = self._arguments.get(name)
         if kept is None:
             event = self._messages.TrackEvent(debug_annotations=[self._annotation(name, value)])
             kept = self._arguments[name] = event, event.debug_annotations[0]
-        # The same two messages are reused: making new ones would take four times as long.
+        # Reuse the two messages: creating new ones would take four times as long.
         event, annotation = kept
         annotation.int_value = value
         part: bytes = event.SerializeToString()
         return part
 
     def also(self, counter: int, value: float) -> bytes:
-        """Serialise a counter's value from this begin or end of a slice on."""
+        """Serialise a counter value that takes effect at this slice's start or end."""
         return self._event(extra_double_counter_track_uuids=[counter], extra_double_counter_values=[value])
 
     def remember(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """Return the part for a key, made at the first use. It is valid until the next :meth:`renew`."""
+        """Return the cached part for a key, made at first use. It is valid until the next :meth:`renew`."""
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = make()
         return part
 
     def renew(self) -> None:
-        """Forget all names and parts if there are too many."""
+        """Clear all cached names and parts if there are more than the limit."""
         if len(self._parts) + len(self._numbers) > _MOST_KEPT:
             self._start()
 
     def put(self, at: int, event: bytes) -> None:
-        """Write an event at a time."""
+        """Write an event at this time."""
         trace = self._trace
         if self._unwritten:
             self._write_names()
@@ -218,14 +220,14 @@ class Stream:
 
 
 class Lanes:
-    """Tracks of one name, as many as are needed for slices that overlap without being nested."""
+    """Tracks with a common name: enough for slices that overlap without nesting."""
 
     def __init__(self, new_track: Callable[[], int]) -> None:
         self._new_track = new_track
         self._lanes: list[tuple[int, list[int]]] = []
 
     def place(self, start: int, end: int) -> int:
-        """Return the track for a slice that starts no earlier than the previous ones."""
+        """Return a track for a slice. Slices must be placed in order of their start."""
         for track, ends in self._lanes:
             while ends and ends[-1] <= start:
                 ends.pop()
@@ -237,5 +239,5 @@ class Lanes:
 
 
 def _before(field: int) -> bytes:
-    """Return the tag of a field that is a message; its length follows."""
+    """Return the tag of a message field; the length follows."""
     return varint(field << 3 | 2)

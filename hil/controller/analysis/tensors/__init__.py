@@ -1,1 +1,1 @@
-"""Two tensors beside each other, reduced to what a person can look at: maps, histograms, the worst elements."""
+"""Comparison of two tensors, reduced to a size that people can inspect: maps, histograms, the worst elements."""

@@ -1,4 +1,4 @@
-"""Elements of two tensors beside each other: how far apart they are, and which are not finite."""
+"""Elementwise comparison of two tensors: differences and non-finite elements."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hil.core.tensors import Array, dtype_name
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
 
-# What of complex numbers is drawn.
+# Drawable parts of complex numbers.
 PARTS = ("magnitude", "phase", "real", "imaginary")
 
-# What :func:`nonfinite` says of an element, the gravest last: of several elements the largest code is told.
+# Codes from :func:`nonfinite`, the most severe last. An element group is shown with its largest code.
 FINITE, SAME, INF_THERE, NAN_THERE, MINUS_INF_HERE, INF_HERE, NAN_HERE = range(7)
 NONFINITE = {
     SAME: "NaN or infinite alike in both",
@@ -27,15 +27,15 @@ NONFINITE = {
     INF_HERE: "infinite, and not so in the reference",
     NAN_HERE: "NaN, and not so in the reference",
 }
-# As :data:`NONFINITE`, of a tensor without a reference.
+# Like :data:`NONFINITE`, for a tensor without a reference.
 NONFINITE_ALONE = {MINUS_INF_HERE: "-infinite", INF_HERE: "infinite", NAN_HERE: "NaN"}
 
 _FULL_TURN = 2 * np.pi
 
 
-@np.errstate(all="ignore")  # a signalling NaN warns when it is cast
+@np.errstate(all="ignore")  # casting a signalling NaN warns
 def reals(values: Array, part: str = "") -> Floats:
-    """One float64 for each element; of complex ones the part that is asked for (default: the magnitude)."""
+    """Return a float64 per element; for complex elements the requested part (default: the magnitude)."""
     if values.dtype.kind != "c":
         return values.astype(np.float64)
     wide = values.astype(np.complex128)
@@ -47,10 +47,10 @@ def reals(values: Array, part: str = "") -> Floats:
 
 
 def difference(a: Array, b: Array, part: str = "") -> Floats:
-    """``|a-b|``: 0 for the same NaN or infinity, inf where only one is finite, never 0 for unequal integers.
+    """Return ``|a-b|``: 0 for equal NaN or infinity, inf if only one side is finite, never 0 for unequal integers.
 
     Args:
-        part: of complex elements, what is compared; "" and "magnitude" give the modulus of ``a-b``.
+        part: complex part to compare; "" and "magnitude" give abs(a - b).
     """
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":
         wide = np.result_type(a, b)
@@ -67,14 +67,17 @@ def difference(a: Array, b: Array, part: str = "") -> Floats:
             found = np.minimum(found, _FULL_TURN - found)
         odd = ~np.isfinite(found)
         if odd.any():
-            # The difference of two finite numbers may be beyond float64.
+            # A difference between finite numbers may overflow float64.
             found[odd] = np.where(np.isfinite(p[odd]) & np.isfinite(q[odd]), np.finfo(np.float64).max, np.inf)
             found[(p == q) | ((p != p) & (q != q))] = 0.0
     return found
 
 
 def quick_difference(a: Array, b: Array) -> Floats | None:
-    """``|a-b|`` where that is what it seems: floats of one common dtype, every one finite."""
+    """Return ``|a-b|`` by plain subtraction, or None if that is unsafe.
+
+    Requires floats with the same dtype, at least 32 bits wide, and finite differences.
+    """
     if a.dtype != b.dtype or a.dtype.kind != "f" or a.dtype.itemsize < 4:
         return None
     with np.errstate(all="ignore"):
@@ -83,7 +86,7 @@ def quick_difference(a: Array, b: Array) -> Floats | None:
 
 
 def nonfinite(a: Array, b: Array | None = None) -> Codes:
-    """Of each element a code of :data:`NONFINITE` or, with no reference, of :data:`NONFINITE_ALONE`; else FINITE."""
+    """Return every element's code from :data:`NONFINITE` (without b: :data:`NONFINITE_ALONE`), or FINITE."""
     with np.errstate(all="ignore"):
         p = _numbers(a)
         nan, finite = np.isnan(p), np.isfinite(p)
@@ -100,14 +103,14 @@ def nonfinite(a: Array, b: Array | None = None) -> Codes:
 
 
 def has_ulps(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
-    """Whether two dtypes have values that can be counted between: floats of one dtype."""
+    """Return True if values between elements can be counted: both are floats with the same dtype."""
     return dtype_name(a) == dtype_name(b) and dtype_name(a) not in EXACT_DTYPES
 
 
 def ulps(a: Array, b: Array) -> npt.NDArray[np.uint64]:
-    """How many representable values lie between two elements of one float dtype; 0 where one is not finite.
+    """Count the representable values between two float elements; 0 if any is not finite.
 
-    Of complex elements, the larger number of both parts.
+    For complex elements, return the maximum over both parts.
     """
     part = part_of(a.dtype)
     unsigned = np.dtype(f"u{part.itemsize}")
@@ -117,7 +120,7 @@ def ulps(a: Array, b: Array) -> npt.NDArray[np.uint64]:
         places = ranks(dtype_name(part)).astype(np.int64)
         found = np.abs(places[x] - places[y]).astype(np.uint64)
     else:
-        # The bits of a float are sign and magnitude, and magnitudes count representable values.
+        # A float's bits are sign and magnitude, and magnitudes count representable values.
         top = unsigned.type(1 << (part.itemsize * 8 - 1))
         p, q = x & ~top, y & ~top
         apart = np.maximum(p, q) - np.minimum(p, q)

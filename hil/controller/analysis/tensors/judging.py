@@ -1,4 +1,4 @@
-"""Two tensors judged within a tolerance, as hil judges an output, where the tolerance is one that somebody tries."""
+"""Judge two tensors within a tolerance that the user tries out, by hil's rules for outputs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hil.errors import HilError, UsageError, VacuousTolerance
 
 @dataclass(frozen=True)
 class Judgement:
-    """What hil says of an output within a tolerance."""
+    """The verdict on an output within a tolerance."""
 
-    outcome: Outcome | None  # PASS, FAIL or BLIND; None where hil refuses the tolerance
-    reason: str  # why, in a line; "" of a pass
-    comparison: OutputComparison | None  # with the statistics; None where there is none with such a tolerance
+    outcome: Outcome | None  # PASS, FAIL or BLIND; None if hil rejects the tolerance
+    reason: str  # a text line; "" for a pass
+    comparison: OutputComparison | None  # with the statistics; None if they cannot be computed with this tolerance
 
 
 def judge_within(name: str, a: Tensor, b: Tensor, *, rtol: float | None = None, atol: float | None = None) -> Judgement:
-    """Judge one output within a tolerance; what is None of it is the dtype's default.
+    """Judge an output within a tolerance; None selects the dtype's default.
 
-    A tolerance that hil refuses, because wrong answers would agree as well, is told and not raised; where it can be
-    computed with, the statistics are there all the same.
+    A vacuous tolerance, which would accept wrong outputs as well, is reported in the result instead of raised. The
+    result contains statistics whenever the tolerance can be used.
     """
     try:
         found = compare_output(name, a, b, rtol=rtol, atol=atol)
     except VacuousTolerance as error:
-        # Any name is allowed to be blind: then nothing is refused, and what is counted is the same.
+        # With all names in allow_blind, the tolerance is not rejected, and the statistics are the same.
         found = compare_output(name, a, b, rtol=rtol, atol=atol, allow_blind=["*"])
         return Judgement(None, f"hil refuses this tolerance: {error.message}", found)
     except UsageError as error:
@@ -40,10 +40,11 @@ def judge_within(name: str, a: Tensor, b: Tensor, *, rtol: float | None = None, 
 
 
 def judge_recorded(name: str, a: Tensor, b: Tensor, rtol: float | None, atol: float | None) -> Judgement:
-    """Judge an output as its record did: within the dtype's default where that comes to what the record has.
+    """Judge an output like the record did: by the dtype's default if that gives the record's tolerance.
 
     Args:
-        rtol, atol: the record's tolerance. A default that was fitted to noise is in no option; it is then given.
+        rtol, atol: the record's tolerance. It differs from the default if the default was fitted to noise, and is
+            then used explicitly.
     """
     found = judge_within(name, a, b)
     tolerance = None if found.comparison is None else found.comparison.tolerance

@@ -1,8 +1,8 @@
-"""A plane of two tensors, reduced to at most :data:`MOST_CELLS` cells each way.
+"""A plane of two tensors, reduced to at most :data:`MOST_CELLS` cells per axis.
 
-Errors are reduced to the largest of a cell, so that one wrong element of a million is never averaged away. Which NaN
-and infinities a cell has is kept beside its number, and how many there are of each. What a map takes in memory does not
-grow with the tensors.
+Errors are reduced to the maximum of a cell, so that a single wrong element is never averaged away. Every cell
+also records which NaN and infinities it contains, and the map counts them. A map's memory does not grow with the
+tensors.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from hil.controller.analysis.tensors.planes import PIECE, Plane, Window
 from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array
 
-# A cell is drawn as one pixel at least, on a screen of 390 too.
+# A cell is at least a pixel, even on a screen 390 pixels wide.
 MOST_CELLS = 320
-# How the values of a cell become one: what each does is in :func:`value_map`.
+# Reductions from a cell's values to a number; see :func:`value_map`.
 POOLS = ("mean", "min", "max")
-# Of every set of kinds, as bits, the gravest.
+# Code bit set -> the most severe code.
 _HIGHEST = np.array([max(one.bit_length() - 1, 0) for one in range(256)], np.uint8)
-# Arrays of a piece's length that are alive at once, at most, of 16 bytes an element.
+# Maximum temporary arrays with a piece's length, at 16 bytes per element.
 _ALIVE = 12
 
 Cells = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -46,13 +46,13 @@ _Touched = tuple[slice, list[int], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Map:
-    """A window of a plane in cells.
+    """A window of a plane, divided into cells.
 
     Attributes:
-        numbers: of each cell; NaN where it has no finite element.
-        kinds: of each cell a bit for each code that an element of it has, as
-            :func:`hil.controller.analysis.tensors.elements.nonfinite` tells them.
-        counts: how many elements have each code.
+        numbers: a number per cell; NaN without a finite element.
+        kinds: a bit set per cell, with a bit for every code among the elements, from
+            :func:`hil.controller.analysis.tensors.elements.nonfinite`.
+        counts: element count per code.
     """
 
     window: Window
@@ -62,33 +62,33 @@ class Map:
 
     @cached_property
     def codes(self) -> Codes:
-        """Of each cell the gravest code of its elements."""
+        """The most severe code per cell."""
         return _HIGHEST[self.kinds]
 
     @property
     def filled(self) -> npt.NDArray[np.bool_]:
-        """Whether there is an element in a cell: the last row of a plane may be short."""
+        """True for cells with elements: a plane's last row may be short."""
         return np.asarray(self.kinds > 0)
 
     @property
     def elements(self) -> int:
-        """How many there are in the window."""
+        """Number of elements in the window."""
         return sum(self.counts)
 
     @property
     def cell(self) -> tuple[int, int]:
-        """How many rows and columns of elements a cell has, at most."""
+        """Maximum element rows and columns in a cell."""
         rows, columns = self.numbers.shape
         return -(-self.window.rows // max(rows, 1)), -(-self.window.columns // max(columns, 1))
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """The smallest and the largest number; None where there is none."""
+        """The smallest and the largest number; None without numbers."""
         found = self.numbers[np.isfinite(self.numbers)]
         return (float(found.min()), float(found.max())) if found.size else None
 
     def part_of(self, row: int, column: int) -> Window:
-        """The elements of a cell."""
+        """Return the window with a cell's elements."""
         rows, columns = edges_of(self.window)
         top, left = self.window.top, self.window.left
         return Window(
@@ -97,17 +97,17 @@ class Map:
 
 
 def scratch_bytes(itemsize: int) -> int:
-    """The memory that making a map takes at most, whatever the tensors' size.
+    """Return the maximum memory for making a map, in bytes, independent of tensor size.
 
     Args:
-        itemsize: of an element, in bytes.
+        itemsize: element size in bytes.
     """
     piece = PIECE * max(16, itemsize) * _ALIVE
     return piece + 4 * MOST_CELLS**2 * (8 + 8 + 8 + 1)
 
 
 def edges_of(window: Window) -> Cells:
-    """Where a window's cells begin, and the end of the last: of rows, of columns."""
+    """Return a window's cell boundaries: row and column starts, with the last cell's end."""
 
     def edges(total: int) -> npt.NDArray[np.int64]:
         cells = min(total, MOST_CELLS)
@@ -118,10 +118,10 @@ def edges_of(window: Window) -> Cells:
 
 @np.errstate(all="ignore")
 def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean", part: str = "") -> Map:
-    """A map of values: of a cell's finite ones their mean, the smallest or the largest.
+    """Return a map of values: the mean, minimum or maximum of each cell's finite values.
 
     Args:
-        part: of complex values what is drawn: see :data:`hil.controller.analysis.tensors.elements.PARTS`.
+        part: the complex part, see :data:`hil.controller.analysis.tensors.elements.PARTS`.
     """
     pooled = _Pooled(window, {"min": np.minimum, "max": np.maximum}.get(pool, np.add))
     for top, left, piece in plane.read(array, window):
@@ -130,14 +130,14 @@ def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean"
         if not np.isfinite(np.add.reduce(values, axis=None)):
             codes = nonfinite(piece)
             values[codes != FINITE] = pooled.nothing
-            # What is left may add up to infinity, where it is of the size of float64's largest.
+            # The remaining finite values may still overflow to infinity, if they are near float64's maximum.
         pooled.add(top, left, values, codes)
     return pooled.map()
 
 
 @np.errstate(all="ignore")
 def error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "") -> Map:
-    """A map of ``|a-b|``: the largest of a cell's elements that are finite in both, or NaN where there is none."""
+    """Return a map of ``|a-b|``: the maximum over a cell's elements that are finite in both; NaN without any."""
     pooled = _Pooled(window, np.maximum)
     for top, left, x, y in _side_by_side(a, b, plane, window):
         codes = None
@@ -154,7 +154,7 @@ def error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str =
 
 @np.errstate(all="ignore")
 def ulp_map(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Map:
-    """A map of how many representable values lie between: the most of a cell's elements. See ``elements.ulps``."""
+    """Return a map of the maximum number of representable values between a and b. See ``elements.ulps``."""
     pooled = _Pooled(window, np.maximum)
     for top, left, x, y in _side_by_side(a, b, plane, window):
         found = ulps(x, y).astype(np.float64)
@@ -168,7 +168,7 @@ def ulp_map(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Map:
 
 @np.errstate(all="ignore")
 def nonfinite_map(array: Tensor, plane: Plane, window: Window) -> Map:
-    """A map of NaN and infinities of a tensor that has no reference beside it."""
+    """Return a map of the NaN and infinities in a tensor without a reference."""
     pooled = _Pooled(window, np.maximum)
     for top, left, piece in plane.read(array, window):
         codes = nonfinite(piece)
@@ -182,14 +182,14 @@ def _side_by_side(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Iterato
 
 
 class _Pooled:
-    """Cells that pieces are added to, one by one."""
+    """Accumulates pieces into cells."""
 
     def __init__(self, window: Window, pool: np.ufunc) -> None:
         self._window = window
         self._pool = pool
         self._edges = edges_of(window)
         self._lately: dict[int, tuple[int, int, _Touched]] = {}
-        # What changes nothing when it is pooled.
+        # The reduction's neutral element.
         self.nothing = 0.0 if pool is np.add else math.inf if pool is np.minimum else -math.inf
         shape = (self._edges[0].size - 1, self._edges[1].size - 1)
         self._numbers = np.full(shape, self.nothing)
@@ -198,7 +198,7 @@ class _Pooled:
         self._counts = np.zeros(NAN_HERE + 1, np.int64)
 
     def add(self, top: int, left: int, values: Array, codes: Codes | None) -> None:
-        """Add a piece whose first element is there; codes are None where every element is finite."""
+        """Add a piece with the first element at this row and column; codes are None if all elements are finite."""
         height, width = values.shape
         rows, down, high = self._touched(0, top - self._window.top, height)
         columns, across, wide = self._touched(1, left - self._window.left, width)
@@ -216,8 +216,8 @@ class _Pooled:
         self._finite[place] += _reduced((codes == FINITE).astype(np.int64), down, across, np.add)
 
     def _touched(self, axis: int, start: int, count: int) -> _Touched:
-        """The cells that places belong to, where among them each cell begins, and how many are in each."""
-        # Pieces below each other have the same columns.
+        """Return the cells that a range of positions touches, their starts, and their position counts."""
+        # Pieces from the same columns repeat this lookup.
         if (known := self._lately.get(axis)) is not None and known[:2] == (start, count):
             return known[2]
         edges = self._edges[axis]
@@ -229,7 +229,7 @@ class _Pooled:
         return found
 
     def map(self) -> Map:
-        """What was added."""
+        """Return the map for all added pieces."""
         numbers = self._numbers
         if self._pool is np.add:
             numbers = numbers / self._finite
@@ -238,7 +238,7 @@ class _Pooled:
 
 
 def _reduced(values: Array, down: list[int], across: list[int], pool: Callable[..., Any]) -> Array:
-    """A piece's elements pooled into the cells that begin at some rows and columns of it."""
+    """Reduce a piece's elements to cells with these start rows and columns."""
     ufunc: Any = pool
     dtype = {"dtype": np.float64} if ufunc is np.add and values.dtype.kind == "f" else {}
     lines = ufunc.reduce(values, axis=0, keepdims=True, **dtype) if len(down) == 1 else ufunc.reduceat(values, down, 0)

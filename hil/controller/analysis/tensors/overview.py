@@ -1,4 +1,4 @@
-"""All elements of a tensor, or of two beside each other, counted: values, errors, and one value against the other."""
+"""Element counts of one or two tensors: value and error histograms, and a scatter."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array, dtype_name
 
 _BINS = 64
-# Cells of the picture of one value against the other.
+# Scatter cells per axis.
 SCATTER_CELLS = 160
-_DECADES = (-324, 309)  # of every float64 but 0
+_DECADES = (-324, 309)  # decades with nonzero float64 magnitudes
 _BINS_A_DECADE = 2
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class SideCounts:
-    """What one tensor's values are."""
+    """Counts and statistics of a tensor's values."""
 
     elements: int
     nan: int = 0
     infinite: int = 0
     zeros: int = 0
-    # of the finite ones; None where there is none.
+    # of the finite values; None without any.
     least: float | None = None
     largest: float | None = None
     mean: float | None = None
@@ -41,31 +41,31 @@ class SideCounts:
 
 @dataclass(frozen=True)
 class Bin:
-    """A bar of a histogram: how many values lie from ``low`` on and below ``high`` (in the last bar: up to it)."""
+    """A histogram bar: value counts from ``low`` to below ``high`` (the last bar includes ``high``)."""
 
     low: float
     high: float
-    counts: Sequence[int]  # of each tensor
+    counts: Sequence[int]  # a count per tensor
 
 
 @dataclass(frozen=True)
 class Overview:
-    """All elements, counted. Of one tensor alone there are no errors and no scatter."""
+    """Counts of all elements. A single tensor has no errors and no scatter."""
 
     sides: Sequence[SideCounts]
     values: Sequence[Bin] = ()
-    errors: Sequence[Bin] = ()  # of those that differ, by |a-b|
+    errors: Sequence[Bin] = ()  # histogram of |a-b| for elements that differ
     equal: int = 0
-    apart: int = 0  # how many are NaN or infinite in one and not so in the other
-    scatter: Counts | None = None  # rows: the board's value, columns: the reference's, from the smallest up
-    span: tuple[float, float] | None = None  # of all finite values: what the histogram and the scatter go over
+    apart: int = 0  # elements that are NaN or infinite on one side only, or NaN on one and infinite on the other
+    scatter: Counts | None = None  # rows: the board's value, columns: the reference's, in ascending order
+    span: tuple[float, float] | None = None  # range of all finite values, covered by histogram and scatter
 
 
 def overview(a: Tensor, b: Tensor | None = None, *, part: str = "") -> Overview:
-    """Count the elements of one tensor, or of two of one shape, in two passes by pieces.
+    """Count the elements of one tensor, or two tensors with the same shape, in two passes.
 
     Args:
-        part: of complex values what is counted: see :data:`hil.controller.analysis.tensors.elements.PARTS`.
+        part: the complex part, see :data:`hil.controller.analysis.tensors.elements.PARTS`.
     """
     arrays = [a] if b is None else [a, b]
     with np.errstate(all="ignore"):
@@ -115,7 +115,7 @@ def _side(array: Tensor, part: str) -> SideCounts:
 
 
 def _edges(low: float, high: float, *, whole: bool) -> Floats:
-    """The ends of the histogram's bars: one for each value of a few whole ones."""
+    """Return the histogram's bar edges. A few integer values get separate bars."""
     if whole and high - low < _BINS:
         return np.arange(low - 0.5, high + 1)
     if low == high:
@@ -133,7 +133,7 @@ def _histogram(array: Tensor, edges: Floats, part: str) -> Counts:
 
 
 def _places(values: Floats, low: float, high: float, cells: int) -> npt.NDArray[np.int64]:
-    """Which of some equal cells each value lies in; -1 where it is not finite."""
+    """Return the cell of each value, for cells of equal size; -1 if not finite."""
     span = high * 0.5 - low * 0.5
     found = (values * 0.5 - low * 0.5) * (cells / span if span else 0.0)
     odd = ~np.isfinite(values)

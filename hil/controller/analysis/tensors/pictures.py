@@ -1,4 +1,4 @@
-"""Maps as PNG, written with what Python has: one byte a cell, and a palette that colour-blind people can read."""
+"""Maps as PNG, without image libraries: a byte per cell, and a palette for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from hil.controller.analysis.tensors.elements import (
 )
 from hil.controller.analysis.tensors.maps import Map
 
-# matplotlib's viridis and inferno (CC0), whose lightness grows evenly: every 16th colour, between which it is linear.
+# Every 16th colour from matplotlib's viridis and inferno (CC0), interpolated linearly. Their lightness increases
+# uniformly.
 _SCALES = {
     "viridis": "440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c 1fa088 28ae80 3fbc73 5ec962 84d44b "
     "addc30 d8e219 fde725",
     "inferno": "000004 0b0724 210c4a 3d0965 57106e 71196e 8a226a a32c61 bc3754 d24644 e45a31 f1731d f98e09 fcac11 "
     "f9cb35 f2ea69 fcffa4",
 }
-# The first indices of a palette are the scale; those after it say what no number does.
+# The first STEPS palette indices are the scale. Those after it mark cells without a number.
 STEPS = 240
 EQUAL, EMPTY = STEPS, 255
-_CODES = STEPS + 1  # and on: the codes of elements.NONFINITE
-# They differ from each other and from the scales that they are drawn on, for colour-blind people too: three are of
-# Okabe and Ito's, whose orange and vermilion are in inferno.
+_CODES = STEPS + 1  # offset for codes from elements.NONFINITE
+# Distinct from each other and from the scales, also for colour-blind readers. Three are from Okabe and Ito's palette.
+# Its orange and vermilion are not used, because inferno contains them.
 COLOURS: Mapping[int, str] = MappingProxyType(
     {
         SAME: "8c8c8c",
@@ -55,14 +56,14 @@ _DARK = 0.75
 
 @dataclass(frozen=True)
 class Scale:
-    """What the colours of a picture mean: the numbers at both ends, evenly between or, if it is said, by decades."""
+    """Mapping from numbers to colours, from ``low`` to ``high``: linear, or logarithmic with ``decades``."""
 
     low: float
     high: float
     decades: bool = False
 
     def steps(self, numbers: npt.NDArray[Any]) -> Codes:
-        """The index of each number's colour; of decades, what is 0 is EQUAL."""
+        """Return every number's palette index; with ``decades``, EQUAL for 0."""
         with np.errstate(all="ignore"):
             if self.decades:
                 span = math.log10(self.high) - math.log10(self.low)
@@ -77,14 +78,18 @@ class Scale:
 
 
 def value_scale(maps: Sequence[Map]) -> Scale | None:
-    """One scale for several maps of values, so that one colour is one value; None where no number is."""
+    """Return a common scale for multiple value maps, so that equal colours mean equal values.
+
+    Returns:
+        The scale, or None if the maps contain no number.
+    """
     ends = [one.ends for one in maps]
     found = [end for pair in ends if pair is not None for end in pair]
     return Scale(min(found), max(found)) if found else None
 
 
 def error_scale(map: Map) -> Scale | None:
-    """A scale of one to eight decades up to the largest error; None where no element differs."""
+    """Return a scale of one to eight decades up to the largest error; None if no element differs."""
     errors = map.numbers[np.isfinite(map.numbers) & (map.numbers > 0)]
     if not errors.size:
         return None
@@ -94,7 +99,7 @@ def error_scale(map: Map) -> Scale | None:
 
 
 def paint(map: Map, scale: Scale | None) -> Codes:
-    """Each cell's index in the palette: of its number, or of a NaN or infinity that it has; see :func:`_told`."""
+    """Return each cell's palette index: from its number, or from a NaN or infinity in the cell. See :func:`_told`."""
     found = np.full(map.numbers.shape, EQUAL, np.uint8) if scale is None else scale.steps(map.numbers)
     codes = _told(map, SAME + 1)
     codes[(map.codes == SAME) & ~np.isfinite(map.numbers)] = SAME
@@ -104,7 +109,7 @@ def paint(map: Map, scale: Scale | None) -> Codes:
 
 
 def paint_codes(map: Map) -> Codes:
-    """As :func:`paint`, of what is not finite alone."""
+    """Return each cell's palette index like :func:`paint`, but only for NaN and infinities."""
     codes = _told(map, SAME)
     found = np.where(codes == FINITE, EQUAL, _CODES + codes).astype(np.uint8)
     found[~map.filled] = EMPTY
@@ -112,20 +117,20 @@ def paint_codes(map: Map) -> Codes:
 
 
 def is_mixed(map: Map, least: int = SAME + 1) -> bool:
-    """Whether cells beside each other have several kinds of elements, so that colours alternate."""
+    """Return True if neighbouring cells contain several kinds of elements, so that their colours alternate."""
     kinds = map.kinds if least <= SAME else map.kinds & ~np.uint8(1 << SAME)
     several = kinds & (kinds - (kinds > 0)) > 0
     return bool((several[1:] & several[:-1]).any() or (several[:, 1:] & several[:, :-1]).any())
 
 
 def _told(map: Map, least: int) -> Codes:
-    """Which of its elements' kinds each cell shows; FINITE is its number.
+    """Return for each cell the code of the element kind that it shows; FINITE shows the number.
 
-    A cell that stands for elements of several kinds shows the one that fewest cells have, so that none is lost. Where
-    such cells are beside each other their kinds alternate: what is NaN in half of its elements is not all NaN.
+    A cell with several kinds of elements shows the kind with the fewest cells, so that no kind is lost. In adjacent
+    mixed cells, the kinds alternate. So an area that is half NaN does not look all NaN.
 
     Args:
-        least: the least code that counts.
+        least: the smallest code to consider.
     """
     has = {code: (map.kinds >> code & 1).astype(np.bool_) for code in range(least, NAN_HERE + 1)}
     order = sorted((code for code in has if has[code].any()), key=lambda code: (np.count_nonzero(has[code]), -code))
@@ -149,7 +154,7 @@ def _told(map: Map, least: int) -> Codes:
 
 
 def palette(scale: str) -> bytes:
-    """256 colours of three bytes: those of a scale, viridis or inferno, and the others."""
+    """Return 256 RGB colours, three bytes each: the scale (viridis or inferno), and the marker colours."""
     anchors = np.array([tuple(bytes.fromhex(colour)) for colour in _SCALES[scale].split()], np.float64)
     places = np.linspace(0, len(anchors) - 1, STEPS)
     colours = np.zeros((256, 3), np.uint8)
@@ -163,9 +168,9 @@ def palette(scale: str) -> bytes:
 
 
 def png(cells: Codes, scale: str) -> bytes:
-    """A PNG with one pixel a cell; EMPTY cells are transparent."""
+    """Encode palette indices as PNG, a pixel per cell; EMPTY cells are transparent."""
     rows, columns = cells.shape
-    lines = np.zeros((rows, columns + 1), np.uint8)  # each line begins with its filter: none
+    lines = np.zeros((rows, columns + 1), np.uint8)  # a PNG line starts with the filter type: 0, none
     lines[:, 1:] = cells
     head = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
     alpha = bytes([255] * EMPTY + [0])
@@ -177,9 +182,9 @@ def png(cells: Codes, scale: str) -> bytes:
 
 
 def scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
-    """A picture, for a white ground, of how many elements lie in each cell, by decades; the first row is the lowest."""
+    """Draw element counts per cell for a white background, logarithmic; the first row is at the bottom."""
     steps = Scale(1.0, float(max(counts.max(initial=1), 10)), decades=True).steps(counts.astype(np.float64))
-    # The lightest colours are not seen on white.
+    # The lightest colours are not visible on white.
     steps = (steps * np.float64(_DARK)).astype(np.uint8)
     steps[counts == 0] = EMPTY
     return png(steps[::-1], "viridis")

@@ -1,6 +1,6 @@
-"""A tensor of any rank as rows and columns: a slice along two axes, or all of it in reading order.
+"""A tensor of any rank as rows and columns: a slice along two axes, or all elements in reading order.
 
-A plane is read in pieces of a bounded size, whatever the tensor's layout is.
+A plane is read in pieces of bounded size, for any memory layout of the tensor.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hil.compare.values import reader
 from hil.core.file_tensor import FileTensor, Tensor
 from hil.core.tensors import Array
 
-# So many elements are read at a time.
+# Number of elements read at a time.
 PIECE = 1 << 17
-# A longer vector becomes a square in reading order, which otherwise were a row of hairlines.
+# A longer vector is folded into a square in reading order: a single row would be hairlines.
 _LONG_ROW = 64
 
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a plane, in its rows and columns; the ends are not in it."""
+    """A part of a plane, in rows and columns; ``bottom`` and ``right`` are exclusive."""
 
     top: int
     left: int
@@ -32,44 +32,44 @@ class Window:
 
     @property
     def rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return self.bottom - self.top
 
     @property
     def columns(self) -> int:
-        """How many columns."""
+        """Number of columns."""
         return self.right - self.left
 
 
 @dataclass(frozen=True)
 class Plane:
-    """The rows and columns of a tensor of one shape. Make it with :func:`plane_of`."""
+    """Rows and columns for tensors with a common shape. Create it with :func:`plane_of`."""
 
     shape: tuple[int, ...]
     rows: int
     columns: int
-    # row_axis, column_axis: None where a row is a piece of all elements in reading order.
+    # row_axis, column_axis: both are None for all elements in reading order.
     row_axis: int | None = None
     column_axis: int | None = None
-    index: tuple[int, ...] = ()  # of the axes that are not drawn; a place for each axis
+    index: tuple[int, ...] = ()  # an index per axis; only the axes that are not drawn use it
 
     @property
     def whole(self) -> Window:
-        """All of it."""
+        """A window for the whole plane."""
         return Window(0, 0, self.rows, self.columns)
 
     @property
     def in_reading_order(self) -> bool:
-        """Whether it has all of the tensor's elements."""
+        """True if the plane contains all tensor elements, in reading order."""
         return self.column_axis is None
 
     @property
     def elements(self) -> int:
-        """How many there are; the last row may be shorter than the others."""
+        """Element count; the last row may be shorter."""
         return math.prod(self.shape) if self.in_reading_order else self.rows * self.columns
 
     def place_of(self, index: Sequence[int]) -> tuple[int, int] | None:
-        """The row and column of an element; None if it is not in the plane."""
+        """Return an element's row and column; None if it is outside the plane."""
         if self.column_axis is None:
             flat = int(np.ravel_multi_index(tuple(index), self.shape)) if self.shape else 0
             return divmod(flat, self.columns)
@@ -81,7 +81,7 @@ class Plane:
         return (0 if self.row_axis is None else index[self.row_axis]), index[self.column_axis]
 
     def index_of(self, row: int, column: int) -> tuple[int, ...] | None:
-        """The index of an element; None beyond the end of the last row."""
+        """Return the tensor index for a row and column; None beyond the last row's end."""
         if self.column_axis is None:
             flat = row * self.columns + column
             if flat >= self.elements:
@@ -94,23 +94,23 @@ class Plane:
         return tuple(found)
 
     def clipped(self, top: int, left: int, rows: int, columns: int) -> Window:
-        """A window of some size that lies in the plane; 0 rows or columns are all."""
+        """Return a window of this size, moved into the plane; 0 rows or columns means all."""
         rows, columns = min(rows or self.rows, self.rows), min(columns or self.columns, self.columns)
         top, left = max(0, min(top, self.rows - rows)), max(0, min(left, self.columns - columns))
         return Window(top, left, top + rows, left + columns)
 
     def read(self, array: Tensor, part: Window) -> Iterator[tuple[int, int, Array]]:
-        """A window's elements, as pieces of two dimensions, each with the row and column where it begins.
+        """Yield a window's elements as two-dimensional pieces, with their first row and column.
 
-        A piece has at most :data:`PIECE` elements. Of all arrays of one shape the pieces are the same.
+        A piece has at most :data:`PIECE` elements. Arrays with the same shape give the same pieces.
         """
         native, fetch = array.dtype.newbyteorder("="), self._fetcher(array)
         if self.row_axis is not None and self.column_axis is not None and self.row_axis > self.column_axis:
-            # In the order in which the elements lie, as far as that can be known.
+            # Follow the elements' memory order, as far as it is known.
             for cut in map(_turned, _cuts(_turned(part))):
                 yield cut.top, cut.left, np.asarray(fetch(cut), native)
             return
-        full = self.elements // self.columns if self.columns else 0  # rows; one more may be begun
+        full = self.elements // self.columns if self.columns else 0  # full rows; a shorter row may follow
         begun = self.elements - full * self.columns
         for cut in _cuts(Window(part.top, part.left, min(part.bottom, full), part.right)):
             yield cut.top, cut.left, np.asarray(fetch(cut), native)
@@ -119,7 +119,7 @@ class Plane:
                 yield cut.top, cut.left, np.asarray(fetch(cut), native)
 
     def _fetcher(self, array: Tensor) -> Callable[[Window], Array]:
-        """What gives the elements of a small window in which every row is whole."""
+        """Return a function that reads a small window's elements with complete rows."""
         if self.column_axis is not None:
             drawn = (self.row_axis, self.column_axis)
             flat = array[tuple(slice(None) if axis in drawn else at for axis, at in enumerate(self.index))]
@@ -145,7 +145,7 @@ class Plane:
 
 
 def _grid(array: Tensor, columns: int) -> Tensor | None:
-    """An array in reading order as whole rows; None where its elements lie in another order."""
+    """Return an array in reading order as full rows; None if the memory order is different."""
     if not columns:
         return None
     if isinstance(array, FileTensor):
@@ -157,15 +157,15 @@ def _grid(array: Tensor, columns: int) -> Tensor | None:
 def plane_of(
     shape: Sequence[int], rows: int | None = None, columns: int | None = None, index: Sequence[int] = ()
 ) -> Plane:
-    """The plane of two axes, or of all elements in reading order if no columns are named.
+    """Return the plane for two axes, or for all elements in reading order if ``columns`` is None.
 
     Args:
-        rows: the axis whose places are rows; None is one row.
-        columns: the axis whose places are columns.
-        index: where the other axes are; what is missing is 0.
+        rows: the row axis; None means a single row.
+        columns: the column axis.
+        index: positions on the other axes; missing values are 0.
 
     Raises:
-        ValueError: there is no such axis or place, or one axis is both.
+        ValueError: an axis or a position does not exist, or both axes are the same.
     """
     dims = tuple(int(dim) for dim in shape)
     if columns is None:
@@ -197,7 +197,7 @@ def _turned(part: Window) -> Window:
 
 
 def _cuts(part: Window) -> Iterator[Window]:
-    """A window in small ones: of several rows or, where a row is long, of parts of one."""
+    """Split a window into small windows: full rows, or parts of a long row."""
     if part.columns <= 0:
         return
     step = max(1, PIECE // part.columns)

@@ -1,4 +1,4 @@
-"""Tensors of strings as rows of a table."""
+"""String tensors as table rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from hil.compare.values import reader
 from hil.core.file_tensor import Tensor
 
-# So much of a text is shown.
+# Maximum characters shown per string.
 _CHARS = 300
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """An element of one tensor, or of two beside each other."""
+    """An element of one tensor, or of two tensors for comparison."""
 
     index: tuple[int, ...]
     texts: Sequence[str]
@@ -24,7 +24,7 @@ class TextRow:
 
 
 def text_rows(arrays: Sequence[Tensor], start: int, most: int) -> list[TextRow]:
-    """So many elements of tensors of one shape, in reading order from a place on."""
+    """Return at most ``most`` elements from ``start`` on, in reading order; all tensors have the same shape."""
     found = []
     read = [reader(one) for one in arrays]
     for place in range(start, min(start + most, arrays[0].size)):

@@ -1,4 +1,4 @@
-"""The elements of two tensors that are furthest apart, with their index and both values."""
+"""The elements with the largest differences between two tensors, with index and both values."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from hil.core.results import Tolerance
 from hil.core.tensors import Array
 from hil.core.text import visible
 
-# How many digits tell two floats of so many bytes apart; longer ones are written in full.
+# Float size in bytes -> decimal digits that distinguish two values; larger floats are written in full.
 _DIGITS = {1: 4, 2: 5, 4: 9}
-# Gives the scores of elements, from both values and the difference.
+# Computes element scores from both values and the difference.
 Measure = Callable[[Array, Array, Floats], Floats]
 
-# How elements are put in order, and what that is called.
+# Element sort orders, with their descriptions.
 ORDERS = {
     "excess": "how far out of tolerance; within it, how much of it they take",
     "abs": "absolute difference",
@@ -46,24 +46,24 @@ class Element:
     """An element of two tensors."""
 
     index: tuple[int, ...]
-    actual: Any  # Python's own bool, int, float, complex or str
+    actual: Any  # a Python bool, int, float, complex or str
     reference: Any
-    difference: float  # inf where only one is finite
-    relative: float | None  # None where the reference is 0 or not finite
-    ulp: int | None  # None where that is not counted
-    mismatch: bool  # whether it is out of tolerance
+    difference: float  # inf if only one side is finite
+    relative: float | None  # None if the reference is 0 or not finite
+    ulp: int | None  # None if not countable
+    mismatch: bool  # True if out of tolerance
 
 
 def worst_elements(
     a: Tensor, b: Tensor, tolerance: Tolerance | None, *, by: str = "excess", most: int = 50
 ) -> list[Element]:
-    """The elements that differ most, the worst first and of equally bad ones the first; equal ones are not told.
+    """Return the elements with the largest differences, the worst first; ties are in reading order.
 
-    NaN and infinities that are in one tensor alone come before all numbers.
+    Equal elements are left out. Elements that are NaN or infinite on one side only precede all numbers.
 
     Args:
-        tolerance: within which elements agree; None is exactly.
-        by: one of :data:`ORDERS`.
+        tolerance: elements within it agree; None requires exact equality.
+        by: from :data:`ORDERS`.
     """
     measure = _measure(by, tolerance or Tolerance(0.0, 0.0), a, b)
     read_a, read_b = reader(a), reader(b)
@@ -86,7 +86,7 @@ def worst_elements(
 
 
 def element(a: Tensor, b: Tensor, index: Any, tolerance: Tolerance | None) -> Element:
-    """One element of two tensors of one shape."""
+    """Return an element from two tensors with the same shape."""
     place = tuple(int(one) for one in index)
     x, y = _one(a, place), _one(b, place)
     with np.errstate(all="ignore"):
@@ -106,7 +106,7 @@ def element(a: Tensor, b: Tensor, index: Any, tolerance: Tolerance | None) -> El
 
 
 def python(one: Array) -> Any:
-    """The only element of an array as Python's own value: one of ml_dtypes is a float or an int."""
+    """Return an array's only element as a Python value; ml_dtypes values become float or int."""
     value = one[0]
     if one.dtype.kind in "biufcOU":
         return value.item() if isinstance(value, np.generic) else value
@@ -118,7 +118,7 @@ def _one(array: Tensor, place: tuple[int, ...]) -> Array:
 
 
 def _scores(a: Array, b: Array, measure: Measure) -> Floats:
-    """How bad each element is: inf where only one is finite, -inf where both are equal."""
+    """Return every element's score: inf if only one side is finite, -inf if both are equal."""
     apart = difference(a, b)
     odd = nonfinite(a, b) > SAME
     found = measure(a, b, apart)
@@ -128,7 +128,7 @@ def _scores(a: Array, b: Array, measure: Measure) -> Floats:
 
 
 def _highest(scores: Floats, most: int) -> npt.NDArray[np.int64]:
-    """Where the highest scores are, of equal ones the first; those of -inf are left out."""
+    """Return the highest scores' positions; ties are in order. Leaves out scores of -inf."""
     if scores.size > most:
         least = np.partition(scores, scores.size - most)[scores.size - most]
         above = np.flatnonzero(scores > least)
@@ -140,7 +140,7 @@ def _highest(scores: Floats, most: int) -> npt.NDArray[np.int64]:
 
 
 def _measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Measure:
-    """What gives the score of elements by which they are put in order."""
+    """Return the score function for an order."""
     if by == "ulp" and has_ulps(a.dtype, b.dtype):
         return lambda x, y, apart: ulps(x, y).astype(np.float64)
     if by == "rel":
@@ -154,7 +154,8 @@ def _measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Measure:
 
         def excess(x: Array, y: Array, apart: Floats) -> Floats:
             limit = tolerance.atol + tolerance.rtol * np.abs(reals(y))
-            # Those out of tolerance as hil compares them; of the others, all below 0, the share that they leave of it.
+            # Out of tolerance, by hil's comparison: the excess. Within tolerance: below 0, minus the unused share of
+            # it.
             return np.where(apart > limit, apart - limit, apart / limit - 1.0)
 
         return excess
@@ -162,7 +163,7 @@ def _measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Measure:
 
 
 def worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple[int, ...] | None:
-    """The index of the worst element of a part of a plane; None where all are equal."""
+    """Return the worst element's index in a plane's window; None if all are equal."""
     measure = _measure(by, Tolerance(0.0, 0.0), a, b)
     best = -math.inf
     place: tuple[int, int] | None = None
@@ -172,14 +173,14 @@ def worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple
             at = int(score.argmax())
             row, column = divmod(at, x.shape[1])
             here, found = (top + row, left + column), float(score.flat[at])
-            # Of equally bad ones the first, whatever the order of the pieces.
+            # Ties are in reading order, for any piece order.
             if found > best or (place is not None and found == best and here < place):
                 best, place = found, here
     return None if place is None else plane.index_of(*place)
 
 
 def exact(array: Tensor, index: tuple[int, ...]) -> str:
-    """An element's value so that no two values look alike: of a NaN its bits too."""
+    """Format an element's value so that different values have different texts; a NaN includes the bits."""
     one = _one(array, index)
     value = python(one)
     if isinstance(value, str):
