@@ -1,1 +1,1 @@
-"""The command line: one file a verb; parse, call the library, print."""
+"""Command line: one module per command, which parses arguments, calls the library and prints results."""

@@ -1,4 +1,4 @@
-"""`hil bench`: how fast a model is on a board, and whether another one is faster."""
+"""`hil bench`: measure a model's speed on a board, and compare two models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hil.errors import UsageError
 
 @command(
     epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5",
-    # After --flagfile, flags of IREE's tools may follow.
+    # IREE's flags may follow --flagfile.
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("arguments", nargs=-1, metavar="[MODEL [MODEL_B]]")
@@ -41,7 +41,7 @@ from hil.errors import UsageError
     "--flagfile",
     type=FILE,
     metavar="FILE",
-    help="Program, function, inputs and expected outputs as iree-benchmark-module takes them; its flags may follow.",
+    help="Flag file of iree-benchmark-module (program, function, inputs, expected outputs); its flags may follow.",
 )
 @click.option(
     "--min-time",
@@ -50,23 +50,29 @@ from hil.errors import UsageError
     show_default=True,
     metavar="S",
     callback=seconds,
-    help="How long each program is to compute while it is measured.",
+    help="Measured compute time per program, in seconds.",
 )
-@click.option("--iterations", type=int, metavar="N", help="Instead: how many timed iterations each has.")
-@click.option("--warmup", type=int, metavar="N", help="Untimed iterations before (default: about 50 ms of them).")
-@click.option("--concurrency", default=1, show_default=True, metavar="N", help="Programs that run at the same time.")
 @click.option(
-    "--against", default="", metavar="RUN", help="Measure a stored bench again, as it was, and compare MODEL with it."
+    "--iterations", type=int, metavar="N", help="Number of timed iterations per program, instead of --min-time."
+)
+@click.option("--warmup", type=int, metavar="N", help="Number of untimed iterations before (default: about 50 ms).")
+@click.option(
+    "--concurrency", default=1, show_default=True, metavar="N", help="Number of programs that run concurrently."
+)
+@click.option(
+    "--against", default="", metavar="RUN", help="Repeat a stored bench unchanged, and compare MODEL with it."
 )
 @click.option(
     "--min-effect",
     default=3.0,
     show_default=True,
     metavar="PERCENT",
-    help="The smallest difference that is called one.",
+    help="Ignore differences smaller than this.",
 )
-@click.option("--fail-if-slower", type=float, metavar="PERCENT", help="Exit 1 where the second is slower by more.")
-@click.option("--no-check", is_flag=True, help="Do not compare the answer with a reference first.")
+@click.option(
+    "--fail-if-slower", type=float, metavar="PERCENT", help="Exit with 1 if the second model is slower by more."
+)
+@click.option("--no-check", is_flag=True, help="Skip the comparison with a reference.")
 @model_options
 @input_options
 @reference_options
@@ -74,15 +80,15 @@ from hil.errors import UsageError
 @repetition_options
 @arithmetic_option
 @limit_options
-@click.option("--benchmark-out", type=FILE, metavar="FILE", help="Google Benchmark's JSON goes here.")
+@click.option("--benchmark-out", type=FILE, metavar="FILE", help="Write Google Benchmark's JSON to FILE.")
 @label_option
 @runs_option
 @json_option
 def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
-    """Measure how fast MODEL is on a board, by the board's clock; with MODEL_B, whether that is faster.
+    """Measure the speed of MODEL on a board with the board's clock, or compare it with MODEL_B.
 
-    Two programs are measured alternately on the same board, loaded again for each round, and only a difference beyond
-    noise is reported. The outputs are compared with a CPU reference first: a wrong program is not measured.
+    Two programs are measured alternately on the same board, and reloaded for each round. Only differences beyond noise
+    are reported. The outputs are first compared with a CPU reference: incorrect programs are not measured.
     """
     from hil.controller.analysis.bench.job import run_bench
     from hil.controller.analysis.bench.show import print_bench
@@ -93,7 +99,7 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
 
     models, later = _sorted(arguments, bool(settings["flagfile"]))
     if {"iterations", "min_time_s"} <= given_options().keys():
-        raise UsageError("--iterations and --min-time both say how much is measured", hint="give one of them")
+        raise UsageError("--iterations and --min-time are mutually exclusive", hint="use only one of them")
     allowed = settings.pop("fail_if_slower")
     names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out")
     own = {name: settings.pop(name) for name in names}
@@ -109,7 +115,7 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
 
 
 def _sorted(arguments: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:
-    """Separate the models from the flags of IREE's tools, which only a flag file allows."""
+    """Separate the models from the flags of IREE's tools, which require a flag file."""
     flags = [one for one in arguments if one.startswith("-")]
     if flags and not has_flagfile:
         context = click.get_current_context()

@@ -42,27 +42,27 @@ if TYPE_CHECKING:
     "--artifact-model",
     type=FILE,
     metavar="FILE",
-    help="Compile FILE and compare it with MODEL: the same layers, perhaps other weights.",
+    help="Compile FILE instead and compare it with MODEL. Same layers; weights may differ.",
 )
-@click.option("--isolated", is_flag=True, help="Only each layer alone, fed with the reference's values.")
-@click.option("--cumulative", is_flag=True, help="Only all layers in one run of the whole model.")
+@click.option("--isolated", is_flag=True, help="Only run each layer alone, on the reference's values.")
+@click.option("--cumulative", is_flag=True, help="Only run the whole model once, with all layers as outputs.")
 @group_option
 @input_options
-@run_option("references", help="Who computes the values inside: onnxruntime (default), onnx-reference; repeats.")
+@run_option("references", help="Reference for intermediate values: onnxruntime (default), onnx-reference. Repeatable.")
 @tolerance_options
 @arithmetic_option
 @limit_options
 @label_option
-@click.option("--plot", type=FILE, metavar="FILE", help="A picture of the error by depth: .png, .svg.")
-@click.option("--out", type=FILE, metavar="DIR", help="Keep logs, and what is wrong, in DIR.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Plot the error by depth: .png, .svg.")
+@click.option("--out", type=FILE, metavar="DIR", help="Store logs and failing layers in DIR.")
 @json_option
 def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **settings: Any) -> int:
-    """Find the first layer of MODEL, an ONNX model, whose answer is out of tolerance on a board.
+    """Find the first layer of an ONNX MODEL with outputs out of tolerance on a board.
 
-    Each layer runs alone on the reference's values (isolated), and all of them in one run of the whole model with its
-    intermediates as outputs (cumulative). Since outputs keep a compiler from fusing layers, the unchanged model runs
-    too: if only that is wrong, the cause is in how layers are fused. A layer that draws random numbers is compiled and
-    run, but not judged; nor, in the whole model, is what depends on it.
+    Each layer runs alone on the reference's values (isolated). The whole model also runs with all intermediate values
+    as outputs (cumulative). These outputs prevent the compiler from fusing layers, so the unchanged model runs too: if
+    only this run fails, the cause is fusion. Layers that generate random numbers are compiled and run, but not judged,
+    and neither are dependent layers in the whole model.
     """
     from hil.controller.analysis.bisect.find import bisect as find
     from hil.controller.analysis.bisect.find import repeat_command
@@ -76,7 +76,9 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     ways = [way for way in WAYS if settings.pop(way)] or WAYS
     name = settings.pop("flow")
     if name and settings["runtime"]:
-        raise UsageError("--flow names a runtime already", hint="give --flow or --runtime, not both")
+        raise UsageError(
+            "--flow and --runtime are mutually exclusive: a flow includes a runtime", hint="use only one of them"
+        )
     flow = load_flow(name) if name else None
     if plot:
         check_picture(plot)
@@ -94,10 +96,10 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
         plot_growth(plot, found)
     lines = [f"plot in {plot}"] if plot else []
     if out:
-        lines.append(f"kept in {out}")
+        lines.append(f"results in {out}")
         if layer := found.first_wrong("isolated"):
             arguments = _run_options(where, with_flow(options, flow), more["faults"])
-            lines.append(f"again: {repeat_command(out, layer.name, arguments)}")
+            lines.append(f"repeat with: {repeat_command(out, layer.name, arguments)}")
     return answer(as_json, found.to_json(), *lines, show=lambda: print_bisection(Console(), found))
 
 

@@ -1,4 +1,4 @@
-"""`hil board`: the boards there are, what each is and how far it is, and care for one."""
+"""`hil board`: list, inspect, check and maintain boards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.board_maintenance import clean, deploy, logs, reset, reset_fence, shell
+from hil.controller.cli.board_maintenance import clean, deploy, logs, recover, reset, reset_fence, shell
 from hil.controller.cli.board_options import agent_at, board_place, chosen_place, shell_at
 from hil.controller.cli.board_trust import trust
 from hil.controller.cli.commands import group
@@ -27,7 +27,7 @@ def board() -> None:
 @board.command("list", epilog="Example: hil board list --json")
 @json_option
 def list_boards(as_json: bool) -> None:
-    """List the boards that a name finds, and whether they may be used (hil board trust)."""
+    """List the boards with a config, and whether each is trusted (hil board trust)."""
     from hil.core.boards import is_trusted_place, known_boards, read_board, trust_digest
     from hil.core.config_files import state_of
 
@@ -56,8 +56,8 @@ def show(name: str, as_json: bool) -> None:
     from hil.core.boards import find_board, read_board
 
     if is_address(name):
-        hint = f"hil board info {name} asks the board itself; hil board show generic is the config of any address"
-        raise UsageError(f"{name} is an address: there is no config of that name", hint=hint)
+        hint = f"hil board info {name} queries the board; hil board show generic prints the config for addresses"
+        raise UsageError(f"no config for {name}: it is an address", hint=hint)
     config = read_board(find_board(name))
     shown = {name: value for name, value in asdict(config).items() if name != "text"}
     answer(as_json, {"board": shown}, config.text.rstrip())
@@ -65,13 +65,15 @@ def show(name: str, as_json: bool) -> None:
 
 @board.command(epilog="Example: hil board check root@192.168.7.2")
 @board_place
-@click.option("--runtime", default="", metavar="NAME", help=f"{', '.join(RUNTIMES)}, ... (default: the board's).")
+@click.option(
+    "--runtime", default="", metavar="NAME", help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's)."
+)
 @json_option
 def check(as_json: bool, runtime: str, **settings: Any) -> int:
-    """Say what passes on a board, what fails, and how to mend it.
+    """Check a board, and print a fix for each failure.
 
-    From the network over the login, Python and disk to a tiny program that runs there; the agent is put there where it
-    is missing. Exit code: 0 when nothing fails (a `warn` leaves times or room in doubt), 4 when something does.
+    Checks the network, login, Python and disk, and runs a tiny program. Deploys the agent if it is missing. Exit code:
+    0 if no check fails (a `warn` means that timings or disk space may be a problem), 4 otherwise.
     """
     from hil.controller.devices.health import FAIL
     from hil.controller.workloads.board_checks import check_board
@@ -84,7 +86,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
             word = one.state.upper() if one.state == FAIL else one.state
             click.echo(f"{word:5} {one.name:19} {one.found}")
             if one.mend:
-                click.echo(f"{'':25} to mend it: {one.mend}")
+                click.echo(f"{'':25} fix: {one.mend}")
     failed = [one.name for one in done if one.state == FAIL]
     if failed and not as_json:
         say(f"FAIL: {', '.join(failed)}")
@@ -98,7 +100,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Round trips.")
 @json_option
 def ping(as_json: bool, count: int, **settings: Any) -> None:
-    """Time round trips to a board's agent, and tell how well its clock is known; without agent, commands over SSH."""
+    """Measure round trips to a board's agent, and the clock error; without an agent, commands over SSH."""
     from hil.core import clock
 
     choice = chosen_place(settings)
@@ -123,7 +125,7 @@ def ping(as_json: bool, count: int, **settings: Any) -> None:
         as_json,
         {"board": choice.name, "count": count, "round_trip": figures, **known},
         f"{choice.name}: {count} round trips, min {least}, median {median}, max {most}",
-        *([f"its clock is known to within {fit.error_ns / 1e3:.0f} us"] if fit else ()),
+        *([f"clock error at most {fit.error_ns / 1e3:.0f} us"] if fit else ()),
     )
 
 
@@ -131,7 +133,7 @@ def ping(as_json: bool, count: int, **settings: Any) -> None:
 @board_place
 @json_option
 def info(as_json: bool, **settings: Any) -> None:
-    """Show what a board is: machine, system, runtimes, clocks and temperatures, who has it."""
+    """Show a board: machine, system, runtimes, clocks, temperatures and current user."""
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.workloads.board_checks import untouched
 
@@ -145,7 +147,7 @@ def info(as_json: bool, **settings: Any) -> None:
 
 
 def _rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
-    """Return what is known of a board, a row each; what is not known is ""."""
+    """Return labelled values that describe a board. Unknown values are ""."""
     from hil.controller.workloads.board_checks import runtime_text
 
     machine: dict[str, Any] = info.get("machine", {})
@@ -163,7 +165,7 @@ def _rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
         ("system", ", ".join(filter(None, (_joined(machine, "system", "kernel"), machine.get("libc", ""))))),
         ("python", machine.get("python", "")),
         ("boot", machine.get("boot_id", "")),
-        ("memory", f"{memory / 2**20:.0f} MiB for a program" if memory else ""),
+        ("memory", f"{memory / 2**20:.0f} MiB per program" if memory else ""),
     ]
     for one in info.get("runtimes", ()):
         state = f"does not work: {one['error']}" if one.get("error") else runtime_text(one)
@@ -190,5 +192,5 @@ def _target(machine: dict[str, Any]) -> str:
         return ""
 
 
-for command in (check, ping, info, logs, shell, reset, deploy, clean, reset_fence, trust):
+for command in (check, ping, info, logs, shell, reset, recover, deploy, clean, reset_fence, trust):
     board.add_command(command)

@@ -1,9 +1,10 @@
-"""`hil board logs`, `shell`, `reset`, `deploy`, `clean` and `reset-fence`: hands on a board."""
+"""`hil board logs`, `shell`, `reset`, `recover`, `deploy`, `clean` and `reset-fence`."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from hil.controller.cli.board_options import agent_at, board_place, chosen_place
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say
+from hil.core.files import open_file
 from hil.core.runtimes import RUNTIMES
-from hil.errors import BoardBusy, BoardError, BoardUnreachable, StorageError, UsageError
+from hil.errors import EXIT_BOARD, EXIT_OK, BoardBusy, BoardError, BoardUnreachable, StorageError, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
 
 @command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
 @board_place
-@click.option("--lines", default=200, show_default=True, type=click.IntRange(1), help="How many of the last ones.")
+@click.option("--lines", default=200, show_default=True, type=click.IntRange(1), help="Number of last lines to print.")
 @json_option
 def logs(as_json: bool, lines: int, **settings: Any) -> None:
-    """Print what a board's agent wrote, whether it still runs or not.
+    """Print the logs of a board's agent, running or not.
 
-    Over SSH that is the agent's log file; of an agent that listens by itself, what its programs wrote to stderr.
+    Over SSH, prints the agent's log file; for an agent with an address, the stderr of its programs.
     """
     from hil.controller.devices.deploy.probe import logs as agents_log
 
@@ -41,7 +43,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
             client.open_session("hil board logs", wait_s=5.0, on_wait=say)
             text = client.logs()[-lines:]
     if not text:
-        say(f"{choice.name}: nothing was written there; an agent's log begins when it is started the first time")
+        say(f"{choice.name}: the log is empty; the agent's first start creates it")
     answer(as_json, {"board": choice.name, "lines": text}, *text)
 
 
@@ -49,7 +51,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
 @board_place
 @click.argument("argv", nargs=-1, metavar="[-- COMMAND...]")
 def shell(argv: tuple[str, ...], **settings: Any) -> int:
-    """Open a shell on a board, or run a COMMAND there, with the host key verified; ends with its exit code."""
+    """Open a shell on a board, or run a COMMAND, with the host key verified. Exits with its exit code."""
     with shell_at(chosen_place(settings)) as there:
         return there.interactive(argv)
 
@@ -59,12 +61,12 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 @click.option(
     "--action",
     type=click.Choice(["reset", "off", "on", "cycle"]),
-    help="What to do (default: reset where the config has it, else cycle).",
+    help="Action (default: reset if the config defines it, else cycle).",
 )
-@click.option("--no-wait", is_flag=True, help="Do not wait until the board answers again.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the board responds.")
 @json_option
 def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
-    """Reset a board, or switch its power, by what its config's [power] says, and wait until it answers again."""
+    """Reset a board or switch its power as its config's [power] defines, and wait until it responds."""
     from hil.controller.devices.power import answering, switch
 
     choice = chosen_place(settings)
@@ -83,21 +85,61 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     answer(
         as_json,
         {"board": choice.name, "action": action, "answers": wait, "seconds": seconds, "said": output},
-        f"{choice.name}: {action} done" + (f", it answers again after {seconds:.1f} s" if wait else ""),
+        f"{choice.name}: {action} done" + (f", the board responds after {seconds:.1f} s" if wait else ""),
     )
 
 
+@command(epilog="Example: hil board recover rpi5")
+@board_place
+@click.option("--runtime", default="", metavar="NAME", help="Runtime of the check (default: the board's).")
+@click.option(
+    "--timeout",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    metavar="SECONDS",
+    help="Time limit of each check's load and run.",
+)
+@json_option
+def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int:
+    """Recover a stuck board with the steps in its config's [recover].
+
+    hil runs a tiny model first, and after each step. It stops at the first step that helps. Without [recover], the
+    steps are the reset and the power cycle of [power]. Exit code: 0 if the board works, 4 if it does not.
+    """
+    from hil.controller.devices.recovery import recover_board
+    from hil.controller.workloads.board_checks import find_inference_fault
+
+    choice = chosen_place(settings)
+    done = recover_board(choice, lambda: find_inference_fault(choice, runtime=runtime, timeout_s=timeout), say=say)
+    helped = done.steps[-1].name if done.steps else ""
+    if done.problem is None:
+        text = f"{choice.name} works; no recovery steps needed"
+    elif done.left is None:
+        text = f"{choice.name} works after: {helped}"
+    elif not done.steps:
+        text = f"{choice.name} does not work: {done.left.message}"
+        say(f"{choice.name}: its config has no [recover] steps and no [power]")
+    else:
+        text = f"{choice.name} still does not work: {done.left.message}"
+    steps = [asdict(step) for step in done.steps]
+    code = EXIT_OK if done.is_working else EXIT_BOARD
+    return answer(as_json, {"board": choice.name, "works": done.is_working, "steps": steps, "exit_code": code}, text)
+
+
 def _after(choice: BoardChoice, before: str) -> None:
-    """Raise BoardUnreachable until the board answers from another boot than the one before."""
+    """Raise BoardUnreachable until the board responds with a boot ID other than ``before``."""
     boot_id = _boot_id(choice)
     if before and boot_id == before:
         raise BoardUnreachable(
-            "the board still runs as before the reset", board=choice.name, hint="does its hook work?"
+            "the board has not rebooted since the reset",
+            board=choice.name,
+            hint="check the hook in its config's [power]",
         )
 
 
 def _boot_id(choice: BoardChoice) -> str:
-    """Which boot a board is in, by the cheapest way there is to it; "" where it does not say."""
+    """Return a board's boot ID by the cheapest connection; "" if the board does not report it."""
     if is_over_ssh(choice):
         with shell_at(choice) as there:
             return there.run(["cat", "/proc/sys/kernel/random/boot_id"], check=False).text
@@ -112,11 +154,11 @@ def _boot_id(choice: BoardChoice) -> str:
     "runtimes",
     multiple=True,
     type=click.Choice(RUNTIMES),
-    help="What it is to run programs with; repeats (default: the board's).",
+    help="Runtime to install (default: the board's). Repeatable.",
 )
 @json_option
 def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
-    """Put hil's agent on a board and start it; nothing is sent where it is there already."""
+    """Deploy hil's agent to a board and start it. An up-to-date agent is not sent."""
     from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
     from hil.controller.devices.deploy.probe import status
 
@@ -131,21 +173,21 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     seconds = time.monotonic() - start
     found = {"folder": place.folder, "build": place.build, "pushed_bytes": place.pushed_bytes}
     found |= {"runtimes": now.agent.runtimes, "used_bytes": used, "seconds": seconds}
-    sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "nothing was sent"
+    sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "already deployed"
     answer(
         as_json,
         {"board": choice.name, **found},
         f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}",
-        f"{sent}, {used / 1e6:.0f} MB used there, {seconds:.1f} s",
+        f"{sent}, {used / 1e6:.0f} MB used on the board, {seconds:.1f} s",
     )
 
 
 @command(epilog="Example: hil board clean root@192.168.7.2")
 @board_place
-@click.option("--force", is_flag=True, help="Even if somebody uses the agent.")
+@click.option("--force", is_flag=True, help="Proceed even if the agent is in use.")
 @json_option
 def clean(as_json: bool, force: bool, **settings: Any) -> None:
-    """End hil's agent on a board and remove all that hil put there."""
+    """Stop hil's agent on a board and remove all hil files."""
     from hil.controller.devices.deploy.probe import clean as remove
 
     choice = chosen_place(settings)
@@ -154,7 +196,7 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     freed = was.used_bytes or 0
     text = f"{was.folder} removed, {freed / 1e6:.0f} MB freed"
     if was.used_bytes is None:
-        text = f"there was nothing of hil's in {was.folder}"
+        text = f"no hil files in {was.folder}"
     found = {"folder": was.folder, "removed": was.used_bytes is not None, "freed_bytes": freed}
     answer(as_json, {"board": choice.name, **found}, f"{choice.name}: {text}")
 
@@ -165,15 +207,15 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     "--store",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="The --store of an agent on this machine, which must not run; in place of a board.",
+    help="Store (--store) of a stopped agent on this machine, instead of a board.",
 )
-@click.option("--force", is_flag=True, help="Even if somebody uses the agent.")
+@click.option("--force", is_flag=True, help="Proceed even if the agent is in use.")
 @json_option
 def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any) -> None:
-    """Let a board's count of fences begin anew: its file is damaged, or somebody has counted to its end.
+    """Reset a board's fence if its file is damaged or the counter has reached its maximum.
 
-    The agent is ended first; the next use of the board starts it. Whoever held the board by an older fence may come in
-    again until a higher one is used, so see to it that nobody does. A farm goes on with its own count.
+    Stops the agent; the next use of the board starts it. Until a session uses a higher fence, the board accepts
+    sessions with older fences, so make sure that none are active. A farm continues with its own counter.
     """
     from hil.controller.devices.deploy.probe import reset_fence as reset_there
 
@@ -186,25 +228,25 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
         name = choice.name
         if not is_over_ssh(choice):
             raise UsageError(
-                f"hil does not know where the agent of {name} keeps its state",
-                hint="stop it, and name its folder with --store; a simulator that hil starts by itself keeps none",
+                f"unknown store directory of the agent of {name}",
+                hint="stop the agent and specify its store with --store; simulators started by hil have no fence file",
             )
         with shell_at(choice) as there:
             reset_there(there, choice.config.connection.folder, board=name, force=force)
-    answer(as_json, {"board": name, "fence": 0}, f"{name}: its fences begin anew")
+    answer(as_json, {"board": name, "fence": 0}, f"{name}: fence reset")
 
 
 def _reset_store(store: Path) -> None:
-    """Let an agent on this machine, whose folder this is, count its fences anew."""
+    """Reset the fence of an agent on this machine, given its store directory."""
     import fcntl
 
     try:
-        with (store / "lock").open("rb") as lock:
+        with open_file(store / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (store / "fence").unlink(missing_ok=True)
     except FileNotFoundError as error:
-        raise UsageError(f"{store} is no agent's store", hint="name the folder that the agent was given") from error
+        raise UsageError(f"{store} is not an agent store", hint="specify the agent's --store directory") from error
     except BlockingIOError as error:
-        raise BoardBusy(f"the agent of {store} runs", hint="stop it first: it knows its fence") from error
+        raise BoardBusy(f"the agent of {store} is running", hint="stop it first: it has the fence in memory") from error
     except OSError as error:
-        raise StorageError(f"the fence in {store} cannot be reset: {error.strerror}") from error
+        raise StorageError(f"cannot reset the fence in {store}: {error.strerror}") from error

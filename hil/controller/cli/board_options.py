@@ -1,4 +1,4 @@
-"""What the verbs of `hil board` share: the board's address as an argument, and ways to it."""
+"""Helpers of the `hil board` commands: the board's address as an argument, and connections to the board."""
 
 from __future__ import annotations
 
@@ -22,41 +22,44 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def board_place(command: F) -> F:
-    """Add ``[ADDR]`` beside the options that name a board."""
+    """Add the argument ``[ADDR]`` to the options that select a board."""
     return click.argument("addr", default="", metavar="[ADDR|NAME]")(board_options(command))
 
 
 def chosen_place(settings: dict[str, Any]) -> BoardChoice:
-    """Return the board that :func:`board_place` names; its values are removed from a command's settings."""
+    """Return the board selected by the options of :func:`board_place`.
+
+    Remove their values from a command's settings.
+    """
     addr = settings.pop("addr")
     if addr and "board" in given_options():
-        raise UsageError(f"two boards are named: {addr} and {settings['board']}", hint="leave one of them out")
+        raise UsageError(f"two boards specified: {addr} and {settings['board']}", hint="specify only one")
     settings["board"] = addr or settings["board"]
     return chosen_board(settings)
 
 
 def is_over_ssh(choice: BoardChoice) -> bool:
-    """Whether a board is reached over SSH."""
+    """Return whether a board is reached over SSH."""
     from hil.controller.devices.ssh.address import is_ssh_address
 
     return is_ssh_address(choice.target)
 
 
 def shell_at(choice: BoardChoice) -> Shell:
-    """Open a shell on the board: a context manager; a UsageError where it is not reached over SSH."""
+    """Open a shell on the board, as a context manager. Raises UsageError if the board is not reached over SSH."""
     from hil.controller.devices.ssh.connect import open_shell
 
     if not is_over_ssh(choice):
         raise UsageError(
             f"{choice.name} is not reached over SSH",
-            hint="name a board as USER@HOST or ssh:ALIAS, or one whose config has such an address",
+            hint="specify USER@HOST, ssh:ALIAS, or a board with such an address in its config",
         )
     return open_shell(choice.target, choice.config.connection, board=choice.name, base=choice.config.path.parent)
 
 
 @contextmanager
 def agent_at(choice: BoardChoice) -> Iterator[AgentClient]:
-    """Connect to a board's agent, which is put there where it is missing; nobody's session is disturbed."""
+    """Connect to a board's agent without disturbing sessions. Deploy the agent if it is missing."""
     from hil.controller.devices.board_resolver import open_link
     from hil.controller.devices.client import AgentClient
 

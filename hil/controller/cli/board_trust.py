@@ -1,4 +1,4 @@
-"""`hil board trust`: which folders' board configs may do more than describe a board."""
+"""`hil board trust`: directories with board configs that are fully trusted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer
+from hil.controller.storage.paths import is_folder
+from hil.core.files import read_file
 from hil.errors import UsageError
 
 _FLOWS = "flows.toml"
@@ -18,61 +20,59 @@ _PROJECT = "hil.toml"
 
 @command(epilog="Example: hil board trust board_configs")
 @click.argument("folder", default="", metavar="[DIR]")
-@click.option("--list", "lists", is_flag=True, help="List the folders that are trusted, and what was altered since.")
-@click.option("--remove", default="", metavar="DIR", help="Trust a folder no longer.")
+@click.option("--list", "lists", is_flag=True, help="List trusted directories and modified files.")
+@click.option("--remove", default="", metavar="DIR", help="Remove a directory from the trusted ones.")
 @json_option
 def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
-    """Trust the board configs of a folder as they are now: their addresses, commands, flags and files are used.
+    """Trust the current board configs of a directory: hil uses their addresses, commands, flags and files.
 
-    DIR is a folder of configs, or one that has board_configs, flows.toml or hil.toml (whose flags and Python functions
-    are trusted, too). Without trust a config of the working directory may only say what a board is: its type, runtime,
-    devices, labels and simulator. An altered file is asked for again. hil's own configs, those in the user's own folder
-    and those that are named as files need no trust.
+    DIR contains configs, board_configs, flows.toml or hil.toml. The flags and Python functions in these files are
+    trusted, too. Without trust, a config of the working directory may only describe a board: type, runtime, devices,
+    labels and simulator. Modified files require trust again. hil's configs, configs in the user's config directory, and
+    configs specified as files need no trust.
     """
     from hil.core.config_files import distrust, trusted_folders
 
     if sum(map(bool, (folder, lists, remove))) != 1:
-        raise UsageError(
-            "name one folder to trust, or one of --list and --remove", hint="hil board trust board_configs"
-        )
-    # Without links: two ways to one folder are one.
+        raise UsageError("exactly one of DIR, --list and --remove is required", hint="hil board trust board_configs")
+    # Resolve links, so that a directory is listed once.
     where = Path(folder or remove).expanduser().resolve()
     if lists:
         _list(as_json)
     elif remove:
         known = ", ".join(sorted(trusted_folders()))
         if not distrust(where):
-            raise UsageError(f"{remove} is not trusted", hint=f"trusted are: {known}" if known else "no folder is")
-        answer(as_json, {"removed": str(where)}, f"{where} is trusted no longer")
-    elif not where.is_dir():
-        raise UsageError(f"there is no folder {folder}", hint="name the folder that holds the configs")
+            raise UsageError(
+                f"{remove} is not trusted", hint=f"trusted directories: {known}" if known else "no directory is trusted"
+            )
+        answer(as_json, {"removed": str(where)}, f"{where} is no longer trusted")
+    elif not is_folder(where):
+        raise UsageError(f"directory {folder} not found", hint="specify the directory that contains the configs")
     else:
         asks = _trusted(where)
         files = [{"path": str(path), "asks": asked} for path, asked in asks.items()]
-        nothing = "it only says what the board is"
+        nothing = "no settings that need trust"
         lines = (f"trusted {path}: {', '.join(asked) or nothing}" for path, asked in asks.items())
         answer(as_json, {"folder": str(where), "files": files}, *lines)
 
 
 def _trusted(folder: Path) -> dict[Path, list[str]]:
-    """Trust a folder; its files, and what each asks for."""
+    """Trust a directory. Return the files with their trusted settings."""
     from hil.core.config_files import trust as keep
 
-    # In a project's folder other files end in .toml as well.
+    # A project directory may contain unrelated .toml files.
     project = [*folder.glob("board_configs/*.toml"), *folder.glob(_FLOWS), *folder.glob(_PROJECT)]
     files = {path: _look(path) for path in sorted(project or folder.glob("*.toml"))}
     if not files:
-        raise UsageError(
-            f"{folder} holds no board configs", hint="they are files *.toml, in it or in its board_configs"
-        )
+        raise UsageError(f"no board configs in {folder}", hint="expected *.toml files in it or in its board_configs")
     if unread := [path for path, (digest, _) in files.items() if not digest]:
-        raise UsageError(f"{unread[0]} names a program that cannot be read", hint="see its [power] and [runtime] file")
+        raise UsageError(f"cannot read a program used by {unread[0]}", hint="check its [power] and [runtime] file")
     keep(folder, {path: digest for path, (digest, _) in files.items()})
     return {path: asks for path, (_, asks) in files.items()}
 
 
 def _look(path: Path) -> tuple[str, list[str]]:
-    """The digest by which a board config, a file of flows or a project file is trusted, and what it asks for."""
+    """Return the trust digest of a board config, flows file or project file, and the settings that need trust."""
     from hil.core.boards import read_board, trust_digest
     from hil.core.digest import digest_of
 
@@ -80,19 +80,19 @@ def _look(path: Path) -> tuple[str, list[str]]:
         from hil.controller.models.flows import read_flows
 
         flows = read_flows(path).values()
-        return digest_of(path.read_bytes()), [f"compile_flags of {flow.name}" for flow in flows if flow.compile_flags]
+        return digest_of(read_file(path)), [f"compile_flags of {flow.name}" for flow in flows if flow.compile_flags]
     if path.name == _PROJECT:
         from hil.controller.pipeline.project import read_project
 
         project = read_project(path)
-        # A file that asks for nothing has no digest of its own.
-        return project.digest if project.asks else digest_of(path.read_bytes()), list(project.asks)
+        # The project has a digest only if it has settings that need trust.
+        return project.digest if project.asks else digest_of(read_file(path)), list(project.asks)
     config = read_board(path)
     return trust_digest(config), list(config.asks)
 
 
 def _list(as_json: bool) -> None:
-    """Print the trusted folders, and which of their files were altered since."""
+    """Print the trusted directories and the state of their files."""
     from hil.core.config_files import trusted_folders
 
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`hil bundle`: a program and its test cases in one file."""
+"""`hil bundle`: a program and its test cases in a file."""
 
 from __future__ import annotations
 
@@ -32,34 +32,35 @@ from hil.controller.cli.options import (
     workshop,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, say
+from hil.controller.storage.paths import exists
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.bundles import Bundle
     from hil.controller.devices.board import Board
 
-_sign = click.option("--sign", "key", type=FILE, metavar="KEY", help="Sign it with this private ed25519 key.")
+_sign = click.option("--sign", "key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
 
 _BUNDLE = click.argument("bundle", type=FILE)
-_method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeats.")
+_method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeatable.")
 _case = click.option(
-    "--case", "cases", multiple=True, metavar="C", help="Only this case: its name, its number, or METHOD/NAME. Repeats."
+    "--case", "cases", multiple=True, metavar="C", help="Only this case: name, number, or METHOD/NAME. Repeatable."
 )
-_key = click.option(
-    "--key", type=FILE, metavar="PUB", help="Refuse a bundle that none of the ed25519 keys in this file has signed."
-)
+_key = click.option("--key", type=FILE, metavar="PUB", help="Require a signature by an ed25519 key in this file.")
 
 
 @group(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3")
 def bundle() -> None:
-    """Keep a program with its test cases in one .hilb file, and check boards against it."""
+    """Bundle a program with its test cases in a .hilb file, and check boards with it."""
 
 
 @bundle.command(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3 -o digits.hilb")
 @click.argument("model", type=FILE)
 @board_options
 @run_option("runtime")
-@click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point, not all. Repeats.")
+@click.option(
+    "--function", "functions", multiple=True, metavar="F", help="Only this entry point (default: all). Repeatable."
+)
 @run_options("dims", "compile_flags")
 @cache_options
 @click.option(
@@ -67,34 +68,34 @@ def bundle() -> None:
     "files",
     multiple=True,
     metavar="[METHOD=]PATH",
-    help="A case: an .npz, or a folder of input_0.npy, output_0.npy, ... (or .pb). Repeats.",
+    help="Case: an .npz, or a directory of input_0.npy, output_0.npy, ... (or .pb). Repeatable.",
 )
 @run_option("inputs")
 @run_option("expected", help="Expected output of --input.")
-@click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Random cases of each method.")
+@click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Number of random cases per method.")
 @run_options("seed", "input_range")
-@run_option("references", help="What computes the expected outputs (default: by format).")
+@run_option("references", help="Reference that computes the expected outputs (default: by format).")
 @run_option("rtol", help="Relative tolerance of every case (default: by dtype).")
 @run_option("atol", help="Absolute tolerance of every case (default: by dtype).")
-@run_option("accept", help="Judge every case by these criteria instead of a tolerance. Repeats.")
+@run_option("accept", help="Criteria for all cases instead of a tolerance. Repeatable.")
 @run_option("arithmetic")
 @run_option("timeout")
 @wait_option
 @verbose_option
 @_sign
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Bundle file to write (default: MODEL.hilb).")
 @json_option
 def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and bundle it with test cases.
 
-    Each case is checked against the model's signature. A CPU reference, which is recorded, computes what a case lacks.
-    Without --case, --input or --cases there is one random case.
+    Checks each case against the model's signature. A CPU reference computes missing outputs; the bundle records it.
+    Without --case, --input or --cases, creates one random case.
     """
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.workloads.bundles.create import Request, create_bundle
 
     if len(settings["references"]) > 1:
-        raise UsageError("a bundle's cases expect one answer: give one --reference")
+        raise UsageError("a bundle supports only one --reference")
     target = _free(output or Path(f"{model.stem}.hilb"))
     choice = chosen_board(settings)
     options = with_project(run_settings(settings))
@@ -119,12 +120,12 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
 @click.argument("folder", type=FILE)
 @json_option
 def extract(bundle: Path, folder: Path, as_json: bool) -> int:
-    """Write the program of a BUNDLE, without its cases, into a FOLDER."""
+    """Write the program of a BUNDLE, without its cases, to a directory."""
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.program_case import open_bundle
 
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already", hint="name a folder that is empty or not there")
+        raise UsageError(f"{folder} already exists", hint="specify an empty or new directory")
     opened = open_bundle(bundle)
     with storing(folder, ""):
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,10 +140,10 @@ def extract(bundle: Path, folder: Path, as_json: bool) -> int:
 @bundle.command(epilog="Example: hil bundle export digits.hilb --to flagfile digits_flagfiles")
 @_BUNDLE
 @click.argument("path", type=FILE)
-@click.option("--to", "form", required=True, metavar="FORMAT", help="onnx, flagfile, golden, bpte.")
+@click.option("--to", "form", required=True, metavar="FORMAT", help="Format: onnx, flagfile, golden, bpte.")
 @json_option
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
-    """Write a BUNDLE at PATH in another tool's form."""
+    """Export a BUNDLE to PATH in another tool's format."""
     from hil.controller.storage.packages import pick
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
@@ -151,7 +152,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
 
     is_folder = pick("bundle format", formats(), form).is_folder
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
-        raise UsageError(f"{path} is there already", hint="name a place where nothing is")
+        raise UsageError(f"{path} already exists", hint="specify a new path")
     opened = open_bundle(bundle)
     with workshop() as context, storing(path, ""):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -163,16 +164,16 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
 
 @bundle.command("import", epilog="Example: hil bundle import model_folder --from onnx -o model.hilb")
 @click.argument("path", type=FILE)
-@click.option("--from", "form", required=True, metavar="FORMAT", help="onnx, flagfile, golden, bpte.")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the bundle goes (default: PATH's name .hilb).")
+@click.option("--from", "form", required=True, metavar="FORMAT", help="Format: onnx, flagfile, golden, bpte.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Bundle file to write (default: PATH's name .hilb).")
 @_sign
 @json_option
 def import_from(path: Path, form: str, output: Path | None, key: Path | None, as_json: bool) -> int:
-    """Make a bundle of another tool's files at PATH: program, inputs and expected outputs stay as they are."""
+    """Import another tool's files at PATH as a bundle. Program, inputs and expected outputs are not changed."""
     from hil.controller.workloads.bundles.formats import read_format
 
-    if not path.exists():
-        raise UsageError(f"there is no {path}")
+    if not exists(path):
+        raise UsageError(f"{path} not found")
     target = _free(output or Path(f"{path.absolute().stem}.hilb"))
     with workshop() as context:
         bundle = read_format(form, path, context=context)
@@ -183,7 +184,7 @@ def import_from(path: Path, form: str, output: Path | None, key: Path | None, as
 @_BUNDLE
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what a BUNDLE holds: program, methods, cases, sizes, and who signed it."""
+    """Show the contents of a BUNDLE: program, methods, cases, sizes and signer."""
     from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import document_of, print_bundle
 
@@ -196,9 +197,9 @@ def inspect(bundle: Path, as_json: bool) -> None:
 @_key
 @json_option
 def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
-    """Check a BUNDLE itself: every digest, the cases against the methods' signatures, the bundle's own signature.
+    """Verify a BUNDLE: all digests, cases against method signatures, and the bundle's signature.
 
-    Nothing is run. A damaged bundle ends with exit code 2.
+    Runs no program. Exits with 2 if the bundle is damaged.
     """
     from hil.bundles.signature import fingerprint
     from hil.controller.workloads.bundles.program_case import open_bundle
@@ -211,7 +212,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     document |= {"methods": len(opened.methods), "cases": count, "exit_code": 0}
     signed = f"signed by {by}" if by else "not signed"
     if by and key is None:
-        signed += " (a key that nobody here vouches for: name those you trust with --key)"
+        signed += " (untrusted key: specify trusted keys with --key)"
     return answer(as_json, document, f"{bundle}: sound, {size_text(opened)}, {signed}")
 
 
@@ -232,9 +233,9 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 def run(
     bundle: Path, methods: tuple[str, ...], cases: tuple[str, ...], key: Path | None, as_json: bool, **settings: Any
 ) -> int:
-    """Run every case of a BUNDLE on a board, in one session, and compare with what is expected.
+    """Run the cases of a BUNDLE on a board in one session, and compare with the expected outputs.
 
-    Everything is stored as it comes, as `hil run` does, several boards or kinds of hardware as targets among it.
+    Results are stored continuously as with `hil run`. Multiple boards or hardware types are targets.
     """
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.bundles.run import run_bundle
@@ -252,24 +253,24 @@ def run(
 
 
 @bundle.command(epilog="Example: hil bundle verifier --target aarch64-linux-musl -o verify")
+@click.option("--target", default="", metavar="T", help="Zig target triple to build for (default: this machine).")
 @click.option(
-    "--target", default="", metavar="T", help="What it is built for, as Zig calls it (default: this machine)."
+    "-o", "--output", type=FILE, default="verify", metavar="FILE", help="Program file to write (default: verify)."
 )
-@click.option("-o", "--output", type=FILE, default="verify", metavar="FILE", help="Where it goes (default: verify).")
 @click.option(
     "--runtime",
     type=FILE,
     metavar="SOURCE",
-    help="C or C++ that calls a runtime's library, in place of starting its command.",
+    help="C or C++ source that calls a runtime library instead of a command.",
 )
 @click.option(
-    "--link", "arguments", multiple=True, metavar="ARG", help="For compiler and linker: libruntime.a. Repeats."
+    "--link", "arguments", multiple=True, metavar="ARG", help="Compiler or linker argument: libruntime.a. Repeatable."
 )
 @json_option
 def verifier(target: str, output: Path, runtime: Path | None, arguments: tuple[str, ...], as_json: bool) -> int:
     """Build the program that verifies bundles on a board without Python.
 
-    `verify BUNDLE`, on the board, runs every case of a .hilb or a .bpte and compares; `verify --help` tells the rest.
+    On the board, `verify BUNDLE` runs and compares all cases of a .hilb or .bpte; see `verify --help`.
     """
     from hil.controller.workloads.bundles.verifier import COMMAND_RUNTIME, build_verifier
 
@@ -280,9 +281,9 @@ def verifier(target: str, output: Path, runtime: Path | None, arguments: tuple[s
 
 
 def _free(path: Path) -> Path:
-    """Return the bundle's path, checked before the work is done."""
+    """Return the output path. Raises UsageError before the work begins if it is a directory."""
     if path.is_dir():
-        raise UsageError(f"-o {path} is a folder", hint="name the bundle's file")
+        raise UsageError(f"-o {path} is a directory", hint="specify a bundle file")
     return path
 
 

@@ -22,10 +22,10 @@ def cache() -> None:
 
 
 @cache.command(epilog="Example: hil cache ls --all")
-@click.option("--all", "every", is_flag=True, help="All entries, and not only those used last.")
+@click.option("--all", "every", is_flag=True, help="List all entries, not only the most recently used.")
 @json_option
 def ls(every: bool, as_json: bool) -> None:
-    """List the entries, the last used first, and the total of each kind."""
+    """List the entries, most recently used first, and the total of each kind."""
     from hil.controller.storage.cache import Cache
 
     held = Cache()
@@ -55,11 +55,13 @@ def _what(meta: Mapping[str, Any]) -> str:
 
 
 @cache.command(epilog="Example: hil cache gc --max-mb 500 --older-than 30")
-@click.option("--max-mb", type=click.IntRange(min=0), help="Drop the least recently used until so much is left.")
-@click.option("--older-than", type=float, metavar="DAYS", help="Drop what was not used for so long.")
+@click.option(
+    "--max-mb", type=click.IntRange(min=0), help="Delete least recently used entries until the cache is this small."
+)
+@click.option("--older-than", type=float, metavar="DAYS", help="Delete entries not used for this many days.")
 @json_option
 def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
-    """Drop entries; without options, all. Entries that a run in progress uses stay."""
+    """Delete entries; without options, all. Entries used by running commands stay."""
     from hil.controller.storage.cache import Cache
 
     limit = 0 if max_mb is None and older_than is None else None if max_mb is None else max_mb << 20
@@ -71,8 +73,8 @@ def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     answer(
         as_json,
         {"dropped": [entry.key for entry in gone], "freed_bytes": freed},
-        f"dropped {_count(len(gone))}, {freed:,} bytes",
-        *([f"kept for runs in progress: {_count(len(in_use))}"] if in_use else ()),
+        f"deleted {_count(len(gone))}, {freed:,} bytes",
+        *([f"in use by running commands, not deleted: {_count(len(in_use))}"] if in_use else ()),
     )
 
 

@@ -1,6 +1,6 @@
-"""The classes of all of hil's commands and groups of commands.
+"""Base classes of hil's commands and command groups.
 
-Click takes the last of several values where an option has one: a command of these refuses the others.
+Click uses the last value if a single-value option is repeated. These classes raise an error instead.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import click
 from hil.controller.storage.origin import note_typed
 from hil.errors import UsageError
 
-# Where a command's context has the project file.
+# Key for the project file in a command's context.
 PROJECT = "hil.project"
 
 
 class RunOption(click.Option):
-    """An option of a run, whose default the project file may set."""
+    """Option of a run with a default that the project file may set."""
 
 
 class Command(click.Command):
-    """A command whose options that take one value are given once."""
+    """Command that rejects repeated single-value options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does. Raises UsageError: an option that has one value is given several."""
+        """Parse as click does. Raises UsageError if a single-value option is repeated."""
         _check_repeats(self, ctx, args)
         if not ctx.resilient_parsing:
             words = [*ctx.command_path.split()[1:], *args]
@@ -41,28 +41,28 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of such commands."""
+    """Group of such commands."""
 
     command_class = Command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does. Raises UsageError: an option that has one value is given several."""
+        """Parse as click does. Raises UsageError if a single-value option is repeated."""
         _check_repeats(self, ctx, args)
         return super().parse_args(ctx, args)
 
 
 def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], Command]:
-    """Make a command of a function."""
+    """Return a decorator that creates a command."""
     return click.command(name, cls=Command, **settings)
 
 
 def group(cls: type[Group] = Group, **settings: Any) -> Callable[[Callable[..., Any]], Group]:
-    """Make a group of commands of a function."""
+    """Return a decorator that creates a group of commands."""
     return click.group(cls=cls, **settings)
 
 
 def _use_project(command: click.Command, ctx: click.Context) -> None:
-    """Take defaults from the project file, if there is one and the command has options of a run."""
+    """Set defaults from the project file, if it exists and the command has run options."""
     options = {str(one.name): one for one in command.params if isinstance(one, RunOption)}
     if not options:
         return
@@ -81,7 +81,7 @@ def _use_project(command: click.Command, ctx: click.Context) -> None:
 
 
 def _show_project(command: click.Command, ctx: click.Context) -> None:
-    """Say which of the project file's settings are in force: of its models, those that match the command's files."""
+    """Print the project settings in effect. Model settings are included if they match the command's files."""
     from hil.controller.pipeline.model_settings import matches
 
     project = ctx.meta[PROJECT]
@@ -90,7 +90,7 @@ def _show_project(command: click.Command, ctx: click.Context) -> None:
         if isinstance(one, click.Argument) and (value := ctx.params.get(str(one.name))):
             words += map(str, value if isinstance(value, tuple) else (value,))
     files = [Path(word) for word in words]
-    # The models of a folder, a suite or a stored run are not known yet.
+    # Models in a directory, suite or stored run are not known yet.
     are_known = bool(files) and all(map(Path.is_file, files))
     patterns = [one for one in project.models if not are_known or any(matches(one, file) for file in files)]
     names = [*(ctx.default_map or ()), *(f'models."{pattern}"' for pattern in patterns)]
@@ -108,8 +108,10 @@ def _check_repeats(of: click.Command, ctx: click.Context, args: Sequence[str]) -
     for same in given.values():
         names = list(dict.fromkeys(one.opts[0] for one in same))
         if len(names) > 1:
-            raise UsageError(f"{' and '.join(names)} exclude each other", hint="give one of them")
+            raise UsageError(f"{' and '.join(names)} are mutually exclusive", hint="use only one of them")
         is_switch = same[0].is_flag and not same[0].secondary_opts
         if len(same) > 1 and not is_switch:
             either = "/".join((*same[0].opts[:1], *same[0].secondary_opts[:1]))
-            raise UsageError(f"{either} is given {len(same)} times, and has one value", hint="leave all but one out")
+            raise UsageError(
+                f"{either} is specified {len(same)} times, but accepts a single value", hint="specify it once"
+            )

@@ -19,7 +19,7 @@ from hil.errors import UsageError
 @run_option("rtol", help="Relative tolerance (default: by dtype).")
 @run_option("atol", help="Absolute tolerance (default: by dtype).")
 @run_options("accept", "allow_blind", "allow_flush")
-@click.option("--plot", type=FILE, metavar="PNG", help="A picture of where the worst output differs.")
+@click.option("--plot", type=FILE, metavar="PNG", help="Plot the differences of the worst output.")
 @runs_option
 @json_option
 def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: Any) -> int:
@@ -44,11 +44,11 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
         raise UsageError(f"{a} and {b} have no case in common", hint="hil runs show ID lists a run's cases")
     verdicts = {name: compare_results(one, other, **tolerance) for name, one, other in pairs}
     for name in {**left, **right}:
-        # A case without outputs, or in one of the runs only, is not compared: that is no pass.
+        # A case without outputs in both runs cannot be compared, so it fails.
         having = [which for which, results in ((a, left), (b, right)) if results.get(name)]
         if len(having) < 2:
             who = f"only {having[0]} has" if having else "neither run has"
-            verdicts[name] = Verdict(Outcome.FAIL, b, (), f"{who} outputs of it")
+            verdicts[name] = Verdict(Outcome.FAIL, b, (), f"{who} outputs for this case")
     code = exit_code_of(verdict.outcome for verdict in verdicts.values())
     drawn = plot and _draw(plot, pairs, verdicts)
     records: dict[str, Any] = {name: verdict_record(verdict) for name, verdict in verdicts.items()}
@@ -67,7 +67,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
 
 
 def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any]) -> bool:
-    """Draw the worst output that can be drawn; return False, with the reason on stderr, if there is none."""
+    """Draw the worst drawable output. If none is drawable, print the reason to stderr and return False."""
     from hil.controller.analysis.plot import is_drawable, plot_difference
     from hil.controller.storage.runs import storing
 
@@ -82,7 +82,7 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
     if not drawable:
         why = [f"{output.name}: {output.reason or f'its values are {output.dtype}s'}" for *_, output, _, _ in found]
         why = why or [verdict.reason for verdict in verdicts.values()]
-        say(f"hil: no picture was drawn: {'; '.join(why[:3])}")
+        say(f"hil: no plot written: {'; '.join(why[:3])}")
         return False
     _, _, output, actual, reference = max(drawable, key=lambda item: item[:2])
     with storing(plot.parent.absolute(), "--plot"):
@@ -91,7 +91,7 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
 
 
 def _results(name: str, out: Path | None) -> dict[str, Any]:
-    """Return case name -> its result, of a stored run or a .npy file; None for a case without outputs."""
+    """Return results by case from a stored run or .npy file; None for a case without outputs."""
     from hil.controller.storage.runs import RunStore
     from hil.core.npy import load_npy
     from hil.core.results import RunResult

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from hil.controller.cli.options import (
     workshop,
 )
 from hil.controller.cli.screen import answer, say
+from hil.controller.storage.paths import is_folder
+from hil.core.files import copy_file
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 
@@ -31,10 +32,10 @@ from hil.errors import UsageError
 @model_options
 @compile_profile_option
 @verbose_option
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the program goes.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Program file to write.")
 @json_option
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
-    """Compile MODEL for a board and keep the program."""
+    """Compile MODEL for a board and write the program to a file."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
     from hil.controller.backends.compilers.tfcompile import RUNTIME as XLA_AOT
     from hil.controller.devices.board_choice import knows_target
@@ -50,8 +51,8 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     choice = chosen_board(settings)
     options = run_settings(settings)
     check_options(options, choice)
-    if output is not None and output.is_dir():
-        raise UsageError(f"-o {output} is a folder", hint="name the program's file")
+    if output is not None and is_folder(output):
+        raise UsageError(f"-o {output} is a directory", hint="specify a program file")
     config = choice.config
     if not knows_target(config, options.runtime):
         with BoardPool("hil compile", say=say) as pool:
@@ -71,17 +72,17 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         say(f"note: {note}")
     target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
     named = {artifact.main: target.name}
-    if artifact.runtime == XLA_AOT:  # of several programs in a folder each has its own variables
+    if artifact.runtime == XLA_AOT:  # programs in the same directory have separate variables
         named |= dict.fromkeys((VALUES, values_name(artifact.main)), values_name(target.name))
     with storing(target.parent.absolute(), "-o"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        if artifact.runtime == XLA_AOT:  # those of a program that was called so before are not this one's
+        if artifact.runtime == XLA_AOT:  # remove variables from an older program with this name
             (target.parent / values_name(target.name)).unlink(missing_ok=True)
         written = []
         for name, path in artifact.files.items():
             path_to = target.parent / named.get(name, name)
             if not (path_to.exists() and path_to.samefile(path)):
-                shutil.copyfile(path, path_to)
+                copy_file(path, path_to)
             written.append(str(path_to))
     size = sum(path.stat().st_size for path in artifact.files.values())
     document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}

@@ -10,7 +10,7 @@ from hil.controller.cli.commands import command
 @command(epilog='Example: eval "$(hil completion bash)"')
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a SHELL."""
+    """Print the completion script for a SHELL."""
     from click.shell_completion import get_completion_class
 
     from hil.controller.cli.main import cli

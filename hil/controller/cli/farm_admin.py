@@ -1,4 +1,4 @@
-"""`hil farm token`, `audit`, `gc`, `drain`, `resume` and `forget`: what admins of a farm do."""
+"""`hil farm token`, `audit`, `gc`, `drain`, `resume` and `forget`: commands for farm administrators."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hil.controller.farm.wording import UNITS
 
 
 def _period(context: click.Context, option: click.Parameter, value: str) -> float:
-    """How long: ``30d``, ``12h``, ``90m`` -> seconds."""
+    """Convert a duration such as ``30d``, ``12h``, ``90m`` to seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
     if not found:
-        raise click.BadParameter(f"{value!r} is no time: 30d, 12h, 90m", context, option)
+        raise click.BadParameter(f"invalid duration {value!r}: expected for example 30d, 12h, 90m", context, option)
     return float(found[1]) * UNITS[found[2]]
 
 
 @group(epilog="Example: hil farm token add anna --role submitter --project vision --expires 30d")
 def token() -> None:
-    """Make, list and revoke tokens: what users and hosts show to be let in."""
+    """Create, list and revoke the access tokens of users and hosts."""
 
 
 @token.command(epilog="Example: hil farm token add berlin-1 --role host --note 'the host in room 4'")
@@ -34,25 +34,25 @@ def token() -> None:
     "--role",
     type=click.Choice([one.value for one in Role]),
     required=True,
-    help="What it may do; each may all before it too.",
+    help="Role; each role includes the previous roles.",
 )
-@click.option("--project", default="", metavar="P", help="Whom its jobs are counted for, beside the user.")
-@click.option("--expires", callback=_period, default="0s", metavar="30d", help="When it ends (default: never).")
-@click.option("--note", default="", metavar="TEXT", help="What it is for.")
+@click.option("--project", default="", metavar="P", help="Project to which its jobs count, in addition to the user.")
+@click.option("--expires", callback=_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
+@click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
 @json_option
 def add(user: str, role: str, project: str, expires: float, note: str, as_json: bool) -> None:
-    """Make a token for USER. It is shown this once, and kept nowhere."""
+    """Create a token for USER. It is shown only once and not stored."""
     with connected() as farm:
         made = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
     answer(as_json, {"token": made["token"], "user": user, "role": role, "project": project}, made["token"])
     if not as_json:
-        say("it is shown this once: give it to whoever it is for, as HIL_FARM_TOKEN")
+        say("shown only once: pass it to the user, to set as HIL_FARM_TOKEN")
 
 
 @token.command("list", epilog="Example: hil farm token list --json")
 @json_option
 def list_tokens(as_json: bool) -> None:
-    """List the tokens: whose they are and what they may do, not what they are."""
+    """List the users, roles and dates of all tokens, without the tokens themselves."""
     with connected() as farm:
         rows = farm.ask("tokens")
     answer(as_json, {"tokens": rows}, show=lambda: show(table(TOKENS, rows)))
@@ -62,30 +62,30 @@ def list_tokens(as_json: bool) -> None:
 @click.argument("number", type=click.IntRange(1, 10**18))
 @json_option
 def revoke(number: int, as_json: bool) -> None:
-    """End a token, by its NUMBER in the list: within seconds nobody is let in with it."""
+    """Revoke a token by its NUMBER in the list. It becomes invalid within seconds."""
     with connected() as farm:
         user = farm.do("revoke", id=number)["user"]
-    answer(as_json, {"revoked": number, "user": user}, f"token {number} of {user} is good no more")
+    answer(as_json, {"revoked": number, "user": user}, f"token {number} of {user} revoked")
 
 
 @command(epilog="Example: hil farm audit --limit 20")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many of the last.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Number of newest entries to show."
+)
 @json_option
 def audit(limit: int, as_json: bool) -> None:
-    """List who changed what, and what was refused, the newest last."""
+    """List changes by user, and refused requests, newest last."""
     with connected() as farm:
         rows = farm.ask("audit", limit=limit)
     answer(as_json, {"audit": rows}, show=lambda: show(table(AUDIT, rows)))
 
 
 @command(epilog="Example: hil farm gc --dry-run")
-@click.option("--days", type=click.FloatRange(0, 3660), help="Keep what is younger (default: keep_days of the farm).")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--days", type=click.FloatRange(0, 3660), help="Keep newer results (default: keep_days of the farm).")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @json_option
 def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
-    """Delete jobs that ended long ago with all that belongs to them, boards that no host has presented for as long, and
-    files that nothing needs any more.
-    """
+    """Delete old jobs with their data, boards not served for as long, and unused files."""
     with connected() as farm:
         deleted = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
     counts = ", ".join(f"{count} {what}" for what, count in deleted["counts"].items() if count) or "nothing"
@@ -95,12 +95,12 @@ def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
 
 @command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
 @click.argument("board")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the others.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason shown to other users.")
 @json_option
 def drain(board: str, reason: str, as_json: bool) -> None:
-    """Let nothing new begin on BOARD; what runs there may end."""
+    """Start no new jobs on BOARD. Running jobs may finish."""
     state = _state_after("drain", board, reason=reason)
-    text = "drained" if state == "maintenance" else "draining: a job still runs on it"
+    text = "drained" if state == "maintenance" else "draining: a job is still running on it"
     answer(as_json, {"board": board, "state": state}, f"{board} is {text}")
 
 
@@ -108,7 +108,7 @@ def drain(board: str, reason: str, as_json: bool) -> None:
 @click.argument("board")
 @json_option
 def resume(board: str, as_json: bool) -> None:
-    """Give BOARD to jobs again; one that is in quarantine is checked first, at once."""
+    """Make BOARD available to jobs. A quarantined board is checked immediately."""
     state = _state_after("resume", board)
     answer(as_json, {"board": board, "state": state}, f"{board} is {state}")
 
@@ -117,13 +117,14 @@ def resume(board: str, as_json: bool) -> None:
 @click.argument("board")
 @json_option
 def forget(board: str, as_json: bool) -> None:
-    """Leave out BOARD, which no host presents any more; jobs that only it would have done end. Presented again, it is
-    a new board.
+    """Remove BOARD, which no host serves any more. Jobs that require it end.
+
+    If a host serves it again, it is a new board.
     """
     with connected() as farm:
         ended = farm.do("forget", name=board)["ended"]
-    waited = f"; job {', '.join(ended)} waited for it and ended" if ended else ""
-    answer(as_json, {"board": board, "ended": ended}, f"{board} is forgotten{waited}")
+    waited = f"; waiting jobs ended: {', '.join(ended)}" if ended else ""
+    answer(as_json, {"board": board, "ended": ended}, f"{board} removed{waited}")
 
 
 def _state_after(action: str, board: str, **arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""`hil farm lease`: a board to oneself for a while."""
+"""`hil farm lease`: exclusive use of a board for a limited time."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from hil.controller.farm.lease_session import LeaseSession
 
 _LOOK_S = 0.2
-# So long a command may take to end by itself, after Ctrl-C or a SIGTERM.
+# Time for a command to exit after Ctrl-C or SIGTERM.
 _GRACE_S = 10.0
 
 
 def duration(text: str) -> float:
-    """``30m``, ``1h30m``, ``90`` -> seconds; a UsageError for what is no time above 0."""
+    """Convert a duration such as ``30m``, ``1h30m``, ``90`` to seconds. Raises UsageError unless it is above 0."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     total = sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not total > 0:
-        raise UsageError(f"--for {text!r} is no time", hint="for example 90s, 30m, 1h30m")
+        raise UsageError(f"invalid --for {text!r}: expected a duration", hint="for example 90s, 30m, 1h30m")
     return total
 
 
@@ -48,7 +48,7 @@ def duration(text: str) -> float:
     epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench examples/digits/digits_cnn.onnx",
 )
 @select_option
-@click.option("--for", "for_", default="1h", show_default=True, metavar="TIME", help="Most time to have it: 90s, 30m.")
+@click.option("--for", "for_", default="1h", show_default=True, metavar="TIME", help="Maximum lease time: 90s, 30m.")
 @priority_option
 @project_option
 @click.option(
@@ -57,41 +57,46 @@ def duration(text: str) -> float:
     default=float("inf"),
     metavar="S",
     callback=lambda context, option, value: value if value == float("inf") else seconds(context, option, value),
-    help="How long to wait for a board (default: as long as it takes).",
+    help="Seconds to wait for a board (default: unlimited).",
 )
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
 def lease(
     command: tuple[str, ...], selector: str, for_: str, wait_s: float, priority: str, project: str, as_json: bool
 ) -> int:
-    """Have a board to yourself, and run CMD with it: HIL_BOARD names it, so every hil command in CMD uses it.
+    """Lease a board exclusively, and run CMD with HIL_BOARD set, so that all hil commands in CMD use the board.
 
-    Without CMD the path of a board config is printed, for --board, and the board is yours until Ctrl-C. The exit code
-    is CMD's, or 4 when the lease ended before it did: then CMD is ended. With CMD stdout is CMD's alone, --json or not.
+    Without CMD, prints the path of a board config for --board, and holds the lease until Ctrl-C. Exits with the exit
+    code of CMD, or with 4 if the lease ends first, which terminates CMD. With CMD, stdout contains only CMD's output,
+    even with --json.
     """
     from hil.controller.farm.lease_session import LeaseSession, lease_order
     from hil.controller.farm.paths import farm_address
 
     for_s = duration(for_)
     if command and shutil.which(command[0]) is None:
-        raise UsageError(f"there is no command {command[0]!r}")
+        raise UsageError(f"command {command[0]!r} not found")
     purpose = " ".join(["hil farm lease", *command[:1]])
     order = lease_order(selector, purpose, for_s=for_s, priority=Priority(priority), project=project)
-    with _terminable(), LeaseSession(farm_address(), order) as holding, temporary_folder("hil-lease-") as at:
+    with (
+        _terminable(),
+        LeaseSession(farm_address(), order, wait_s=wait_s, say=say) as holding,
+        temporary_folder("hil-lease-") as at,
+    ):
         holding.wait_told(wait_s, say)
         held = holding.held
         config = Path(at) / f"{held.card.name}.toml"
         config.write_text(holding.config.text)
         if command:
             return _run(command, config, holding)
-        # Ctrl-C is how one gives it back.
+        # Ctrl-C releases the lease.
         with contextlib.suppress(KeyboardInterrupt):
             document = {"board": held.card.name, "job": held.grant.job, "lease": held.grant.lease}
             answer(as_json, {**document, "config": str(config), "for_s": for_s}, str(config))
-            # Whoever reads it wants it while the lease lasts.
+            # Readers in a pipe need the text while the lease is active.
             sys.stdout.flush()
             if not as_json:
-                say("it is yours until Ctrl-C: --board, or HIL_BOARD, with this file")
+                say("board leased until Ctrl-C: use this file as --board or HIL_BOARD")
             while not holding.ended(_LOOK_S):
                 pass
             raise _lost(holding)
@@ -99,9 +104,9 @@ def lease(
 
 
 def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
-    """Run a command with the board; its exit code, or a FarmError where the lease ended first."""
+    """Run a command with the board. Return the exit code. Raises FarmError if the lease ends first."""
     asked = threading.Event()
-    # An exception while it is being started would leave it behind; the handler before is set again by our caller.
+    # An exception during the start would leave the process running. The caller restores the previous handler.
     signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
     process = subprocess.Popen(command, env={**os.environ, "HIL_BOARD": str(config)})
     try:
@@ -113,7 +118,7 @@ def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
                 raise _lost(holding)
         return code if code >= 0 else 128 - code
     except KeyboardInterrupt:
-        # It heard the Ctrl-C as well, and may have something to store.
+        # The command received Ctrl-C as well, and may need time to store results.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
         raise
@@ -129,7 +134,7 @@ def _lost(holding: LeaseSession) -> FarmError:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """A SIGTERM ends what is inside as Ctrl-C does: the board is given back."""
+    """Handle SIGTERM like Ctrl-C in this context, so that the board is released."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`hil farm logs`, `result` and `cancel`: jobs that are followed, and what they came to."""
+"""`hil farm logs`, `result` and `cancel`: follow jobs and show their results."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected
+from hil.controller.cli.farm_tables import plain
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, answer_matrix, say
 from hil.controller.farm.messages import ENDED, JobState, Kind
@@ -28,12 +29,14 @@ _job = click.argument("job", metavar="JOB")
 
 @command(epilog="Example: hil farm logs 17 -f")
 @_job
-@click.option("-f", "--follow", "live", is_flag=True, help="Go on until it has ended.")
+@click.option("-f", "--follow", "live", is_flag=True, help="Follow until the job ends.")
 @json_option
 def logs(job: str, live: bool, as_json: bool) -> int:
-    """Show what a JOB printed: a submission as 17, one of its jobs as 17.3."""
+    """Show the output of a JOB: 17 for a submission, 17.3 for one of its jobs."""
     if live and as_json:
-        raise UsageError("--json is one document, and --follow has no end yet", hint="leave one of them out")
+        raise UsageError(
+            "--json and --follow are mutually exclusive: --json prints one document", hint="use only one of them"
+        )
     with connected() as farm:
         if live:
             _follow(farm, [job], click.echo)
@@ -46,13 +49,15 @@ def logs(job: str, live: bool, as_json: bool) -> int:
 
 @command(epilog="Example: hil farm result 17 --out hil-runs/from-farm")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-@click.option("--out", type=FOLDER, metavar="DIR", help="Fetch what it made.")
+@click.option("--out", type=FOLDER, metavar="DIR", help="Download the results to DIR.")
 @json_option
 def result(jobs: tuple[str, ...], out: Path | None, as_json: bool) -> int:
-    """Show how a JOB ended; the exit code is its own. Several are shown side by side: a case a row, a JOB a column.
+    """Show the result of a JOB and exit with its exit code.
 
-    With --out also what it made is fetched: the run's folder, as `hil run` makes it. A suite's parts become one suite
-    run with all its reports, below hil-suites where --out says nothing.
+    Several JOBs form a table with a row per case and a column per JOB.
+
+    --out also downloads the run's directory, as `hil run` creates it. The parts of a suite become one suite run with
+    all reports, by default in hil-suites.
     """
     with connected() as farm:
         if len(jobs) > 1:
@@ -64,37 +69,40 @@ def result(jobs: tuple[str, ...], out: Path | None, as_json: bool) -> int:
 @_job
 @json_option
 def cancel(job: str, as_json: bool) -> None:
-    """End a JOB, or take it out of the queue; of a submission all that have not ended."""
+    """Cancel a queued or running JOB, or all such jobs of a submission."""
     with connected() as farm:
         ended = farm.do("cancel", name=job)["cancelled"]
-    text = f"cancelled {', '.join(ended)}" if ended else f"{job} had ended already"
+    text = f"cancelled {', '.join(ended)}" if ended else f"{job} has already ended"
     answer(as_json, {"cancelled": ended}, text)
 
 
 def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bool, as_json: bool) -> int:
-    """Follow jobs until they end and show what they came to; their exit code.
+    """Follow jobs until they end, and show their results. Return the exit code.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; the jobs go on.
-        FarmUnreachable: no gateway answers for too long; the jobs go on.
-        NoSuchBoard: no board can run them; they stay in the queue.
+        KeyboardInterrupt: Ctrl-C; the jobs continue.
+        FarmUnreachable: the gateway did not respond in time; the jobs continue.
+        NoSuchBoard: no board can run the jobs; they stay in the queue.
     """
     try:
         _follow(farm, jobs, None if as_json else say, logs=logs)
     except (KeyboardInterrupt, FarmUnreachable, NoSuchBoard):
-        say(f"job {submission} goes on: hil farm logs {submission} -f follows it, hil farm cancel {submission} ends it")
+        say(
+            f"job {submission} continues: hil farm logs {submission} -f follows it, "
+            f"hil farm cancel {submission} cancels it"
+        )
         raise
     return _show(farm, str(submission), out=None, as_json=as_json)
 
 
 def wait_for_targets(farm: FarmClient, sent: Mapping[str, Submitted], *, logs: bool, as_json: bool) -> int:
-    """Follow the jobs of all targets, and show side by side what they came to; errors are those of :func:`wait_for`."""
+    """Follow the jobs of all targets, and show a table with the results. Raises as :func:`wait_for` does."""
     jobs = [job for one in sent.values() for job in one.jobs]
     numbers = " ".join(str(one.submission) for one in sent.values())
     try:
         _follow(farm, jobs, None if as_json else say, logs=logs)
     except (KeyboardInterrupt, FarmUnreachable, NoSuchBoard):
-        say(f"jobs {numbers} go on: hil farm result {numbers} shows them, when they have ended")
+        say(f"jobs {numbers} continue: show their results with hil farm result {numbers}")
         raise
     return _show_targets(farm, {name: str(one.submission) for name, one in sent.items()}, out=None, as_json=as_json)
 
@@ -106,9 +114,13 @@ def _show_targets(farm: FarmClient, names: Mapping[str, str], *, out: Path | Non
 
 
 def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] | None, *, logs: bool = True) -> None:
-    """Show where jobs are until all have ended, by a bar or by ``tell``; without ``logs`` only what is news."""
+    """Show the states of jobs until all have ended, by a bar or by ``tell``.
+
+    Without ``logs``, show only notable changes.
+    """
     states: dict[str, str] = {}
     unrunnable: dict[str, str] = {}
+    blocked: dict[str, str] = {}
     with Bars(tell is None or len(jobs) < 2, ("bar", "count", "{task.description}", "time"), 32) as bars:
         task = bars.add("queued", len(jobs))
         for reply in farm.follow(jobs, logs=logs):
@@ -122,6 +134,10 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
                 moved = states.get(job.name) != job.state
                 states[job.name], unrunnable[job.name] = job.state, job.unrunnable
                 lines = [_moved(job)] if moved and (logs or _is_news(job, bars.are_shown)) else []
+                # Jobs in a submission wait for the same boards.
+                if job.blocked and job.blocked not in blocked.values():
+                    lines.append(f"{job.name}  waits: {plain(job.blocked)}")
+                blocked[job.name] = job.blocked
                 done = sum(state in ENDED for state in states.values())
                 running = sum(state == JobState.RUNNING.value for state in states.values())
                 bars.update(task, completed=done, description=f"{running} running")
@@ -134,31 +150,34 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
             if waiting and len(states) >= len(jobs) and all(unrunnable[name] for name in waiting):
                 raise NoSuchBoard(
                     f"no board can run job {waiting[0]}: {unrunnable[waiting[0]]}",
-                    hint="hil farm boards and events tell more; hil farm resume BOARD has one checked again",
+                    hint="for details: hil farm boards, hil farm events; to recheck a board: hil farm resume BOARD",
                 )
 
 
 def _is_news(job: pb.JobStatus, bar: bool) -> bool:
-    """Return whether one of many jobs is worth a line."""
+    """Return whether to show a job's change among many jobs."""
     if job.state in ENDED:
         return not bar or job.exit_code != 0
     return bool(job.attempts and job.reason)
 
 
 def _moved(job: pb.JobStatus) -> str:
-    """Return a line that says where a job is now."""
+    """Return a line with a job's state."""
     if job.state == JobState.RUNNING.value:
         again = f", attempt {job.attempts}" if job.attempts > 1 else ""
         return f"{job.name}  runs on {job.board}{again}"
     if job.state in ENDED:
         on = f" on {job.board}" if job.board else ""
         return f"{job.name}  {job.outcome or job.state}{on}  {job.reason}".rstrip()
-    why = f" again: {job.reason}" if job.attempts and job.reason else ""
+    why = f" for retry: {job.reason}" if job.attempts and job.reason else ""
     return f"{job.name}  {job.state}{why}"
 
 
 def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> int:
-    """Show what jobs came to, fetching it where it is a suite or where ``out`` says so; their exit code."""
+    """Show the results of jobs and return their exit code.
+
+    Fetch the files for suites, and for other jobs if ``out`` is set.
+    """
     from hil.controller.farm.results import fetch_run, fetch_suite, outcomes
 
     ended = outcomes(farm, name)
@@ -194,7 +213,7 @@ def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None
     for one in ended:
         cases = one.result.record.get("cases") or []
         for case in cases:
-            # The database keeps keys in an order of its own.
+            # The database does not preserve key order.
             timings = {
                 field.name: case["timings"][field.name] for field in fields(Timings) if field.name in case["timings"]
             }
@@ -206,4 +225,4 @@ def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None
             click.echo(f"  stored in {_folder(one, ended, out)}")
         elif one.result.files:
             name = one.name if len(ended) > 1 else document["name"]
-            click.echo(f"  hil farm result {name} --out DIR fetches what it made")
+            click.echo(f"  hil farm result {name} --out DIR downloads the results")

@@ -1,4 +1,4 @@
-"""`hil farm up`, `down`, `gateway` and `host`: the processes that a farm is made of."""
+"""`hil farm up`, `down`, `gateway` and `host`: run the processes of a farm."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option, options
 from hil.controller.cli.screen import answer, say
+from hil.core.files import read_file
 from hil.core.processes import module_command
 from hil.errors import UsageError
 
@@ -29,40 +30,42 @@ if TYPE_CHECKING:
 _PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DETACH_S = 180.0
 _sims = click.option("--sim", "sims", type=click.IntRange(min=0), default=0, metavar="N", help="Simulate N boards.")
-_site = click.option("--site", default="", metavar="S", help="Where the boards are: a label, and shown with them.")
+_site = click.option("--site", default="", metavar="S", help="Location of the boards, shown with them as a label.")
 _gateway_options = options(
-    click.option("--tls-cert", type=_PEM, metavar="PEM", help="The certificate for --listen; needed beyond loopback."),
+    click.option("--tls-cert", type=_PEM, metavar="PEM", help="Certificate for --listen; required beyond loopback."),
     click.option("--tls-key", type=_PEM, metavar="PEM", help="Its key."),
-    click.option("--metrics", default="", metavar="[HOST]:PORT", help="Where Prometheus finds the farm's numbers."),
+    click.option("--metrics", default="", metavar="[HOST]:PORT", help="Address to serve Prometheus metrics."),
 )
 
 
 @command(epilog="Example: hil farm up --sim 4 --board rpi5 --detach")
 @_sims
 @click.option(
-    "--board", "boards", multiple=True, metavar="NAME|FILE", help="A board of this machine, by its config. Repeats."
+    "--board", "boards", multiple=True, metavar="NAME|FILE", help="Board of this machine, by its config. Repeatable."
 )
 @_site
-@click.option("--db", default="", metavar="URL", help="A PostgreSQL (default: HIL_FARM_DB, else one of our own).")
-@click.option("--listen", default="", metavar="HOST:PORT", help="Serve users and hosts elsewhere too, over TLS.")
+@click.option("--db", default="", metavar="URL", help="PostgreSQL URL (default: HIL_FARM_DB, else a local database).")
+@click.option(
+    "--listen", default="", metavar="HOST:PORT", help="Also serve users and hosts on other machines, over TLS."
+)
 @_gateway_options
-@click.option("--detach", is_flag=True, help="Return when it serves and its boards are checked; hil farm down ends it.")
+@click.option("--detach", is_flag=True, help="Return once the farm is up and its boards are checked.")
 @json_option
 def up(detach: bool, as_json: bool, **settings: Any) -> int:
-    """Run a farm on this machine: a database, a gateway, and these boards; Ctrl-C ends it.
+    """Run a farm on this machine: a database, a gateway, and these boards. Stop it with Ctrl-C or hil farm down.
 
-    Everything is kept in HIL_FARM_HOME. Whatever of it dies is started again; killed and started anew it goes on
-    where it was.
+    The farm stores its data in HIL_FARM_HOME. Processes that die are restarted. After a kill, the next start continues
+    from the stored state.
     """
     from hil.controller.farm.local_farm import LocalFarm, UpOptions
     from hil.controller.farm.paths import farm_home
     from hil.protocol.listening import check_tls_files
 
     wishes = UpOptions(**settings)
-    listens = [wishes.listen or "unix:"]  # without a port of the user's, on the farm's own socket alone
+    listens = [wishes.listen or "unix:"]  # the default is the farm's Unix socket
     check_tls_files(cert=wishes.tls_cert, key=wishes.tls_key, ca_needs_cert=True, listens=listens)
     if as_json and not detach:
-        raise UsageError("--json tells what --detach has started", hint="hil farm up --detach --json")
+        raise UsageError("--json requires --detach", hint="hil farm up --detach --json")
     if detach:
         return _detached(farm_home(), wishes, as_json)
 
@@ -73,23 +76,23 @@ def up(detach: bool, as_json: bool, **settings: Any) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: over.set())
     with LocalFarm(farm_home(), wishes, tell, over) as farm:
-        tell("the farm is up; Ctrl-C ends it" if sys.stderr.isatty() else "the farm is up")
+        tell("the farm is up; stop it with Ctrl-C" if sys.stderr.isatty() else "the farm is up")
         farm.watch()
         tell("ending")
     return 0
 
 
 def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
-    """In a process of its own; waited for until it serves and has looked at its boards."""
-    from hil.controller.farm.local_farm import LOGS, ask, prepare_home, sheet_of
-    from hil.controller.farm.paths import DB_VARIABLE
+    """Start the farm in a separate process. Wait until it serves and has checked its boards."""
+    from hil.controller.farm.local_farm import LOGS, ask, prepare_home
+    from hil.controller.farm.paths import DB_VARIABLE, sheet_of
 
     prepare_home(home)
     log = home / LOGS / "up.log"
     command = module_command(
         "hil.controller.cli.main", "farm", "up", *wishes.host_arguments(), *wishes.gateway_arguments()
     )
-    # A database's URL may hold a password, and others can read a command line.
+    # A database URL may contain a password, and other users can read command lines.
     environment = {**os.environ, **({DB_VARIABLE: wishes.db} if wishes.db else {})}
     with log.open("ab") as file:
         begun = file.tell()
@@ -100,7 +103,7 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
     try:
         while True:
             if (code := process.poll()) is not None:
-                printed = log.read_bytes()[begun:].decode(errors="replace").rstrip()
+                printed = read_file(log)[begun:].decode(errors="replace").rstrip()
                 say(printed)
                 error = {"kind": "FarmError", "message": "the farm did not start", "detail": printed}
                 return answer(as_json, {"error": error, "exit_code": code or 1})
@@ -117,7 +120,7 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
     states = ", ".join(f"{count} {state}" for state, count in sorted(boards.items())) or "none"
     if not (as_json or sheet["ready"]):
         hint = f"see hil farm events, and {home / LOGS / 'host.log'}"
-        say(f"not all of its {wishes.count} boards have answered yet: {hint}")
+        say(f"not all {wishes.count} boards have responded yet: {hint}")
     document = {**sheet, "home": str(home), "boards": dict(boards)}
     return answer(as_json, document, f"the farm serves at {sheet['address']}, boards: {states}")
 
@@ -125,24 +128,24 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
 @command(epilog="Example: hil farm down")
 @json_option
 def down(as_json: bool) -> None:
-    """End the farm of HIL_FARM_HOME that runs on this machine; its jobs go on when it is up again."""
+    """Stop the farm of HIL_FARM_HOME on this machine. Its jobs continue when it restarts."""
     from hil.controller.farm.local_farm import end_farm
     from hil.controller.farm.paths import farm_home
 
     ended = end_farm(farm_home())
-    answer(as_json, {"ended": ended}, "the farm is down" if ended else "no farm is up here")
+    answer(as_json, {"ended": ended}, "the farm is down" if ended else "no farm is running here")
 
 
 @command(epilog="Example: hil farm gateway --listen 0.0.0.0:7070 --tls-cert farm.pem --tls-key farm.key")
-@click.option("--db", default="", metavar="URL", help="The farm's PostgreSQL (default: HIL_FARM_DB).")
-@click.option("--listen", multiple=True, metavar="unix:PATH|HOST:PORT", help="Where to serve. Repeats.")
+@click.option("--db", default="", metavar="URL", help="PostgreSQL URL of the farm (default: HIL_FARM_DB).")
+@click.option("--listen", multiple=True, metavar="unix:PATH|HOST:PORT", help="Address to serve. Repeatable.")
 @_gateway_options
-@click.option("--advertise", default="", metavar="HOST:PORT", help="Where hosts reach this very gateway.")
-@click.option("--artifacts", default="", metavar="DIR|URL", help="Where files are kept (default: in HIL_FARM_HOME).")
+@click.option("--advertise", default="", metavar="HOST:PORT", help="Address that hosts use to reach this gateway.")
+@click.option("--artifacts", default="", metavar="DIR|URL", help="File storage (default: in HIL_FARM_HOME).")
 def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -> int:
-    """Run a gateway: all that users and hosts of a farm talk to. Several may serve one database.
+    """Run a gateway for the users and hosts of a farm. Several gateways may share one database.
 
-    Prints one JSON line when it serves; logs, as JSON, go to stderr. Ctrl-C or SIGTERM ends it.
+    Prints a JSON line when it is ready, and JSON logs to stderr. Stop it with Ctrl-C or SIGTERM.
     """
     from hil.controller.farm.local_farm import need_packages
 
@@ -156,7 +159,9 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
     home = farm_home()
     db = db or os.environ.get(DB_VARIABLE, "")
     if not db:
-        raise UsageError("a gateway needs a database", hint=f"--db or {DB_VARIABLE}; hil farm up brings its own")
+        raise UsageError(
+            "no database specified for the gateway", hint=f"use --db or {DB_VARIABLE}; hil farm up includes a database"
+        )
     config = GatewayConfig(
         db=db,
         listen=listen or (f"unix:{socket_of(home)}",),
@@ -170,7 +175,7 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
 
 
 async def _serve(config: GatewayConfig) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     from hil.controller.farm.gateway.server import serving
 
     over = asyncio.Event()
@@ -189,7 +194,7 @@ async def _serve(config: GatewayConfig) -> None:
     "boards",
     multiple=True,
     metavar="NAME|FILE",
-    help="A board's config (default: every one here that has an address). Repeats.",
+    help="Board config (default: all configs with an address). Repeatable.",
 )
 @_sims
 @click.option(
@@ -197,17 +202,17 @@ async def _serve(config: GatewayConfig) -> None:
     "faults",
     multiple=True,
     metavar="FAULT",
-    help="Of the simulated boards (docs/simulator.md). Repeats.",
+    help="Fault of the simulated boards (docs/simulator.md). Repeatable.",
 )
 @click.option(
-    "--name", default="", metavar="HOST", help="What the host is called (default: the machine's name and a mark)."
+    "--name", default="", metavar="HOST", help="Host name in the farm (default: the machine's name with a suffix)."
 )
 def host(sims: int, **given: Any) -> int:
-    """Serve boards to a farm, until Ctrl-C: attend one of its gateways for each of them, and do what they are given.
+    """Serve boards to a farm until Ctrl-C: connect each board to a gateway and run its jobs.
 
-    HIL_FARM names the gateways (HOST:PORT,...), HIL_FARM_TOKEN a token of the role `host`, HIL_FARM_CA the authority of
-    their certificates; without them it is the farm of this machine. The host calls them, and nobody calls the host: it
-    may stand behind any firewall.
+    HIL_FARM specifies the gateways (HOST:PORT,...), HIL_FARM_TOKEN a token with role `host`, and HIL_FARM_CA the CA of
+    their certificates. The default is the farm of this machine. All connections are outgoing, so the host may be behind
+    a firewall.
     """
     from hil.controller.farm.host.host import serve
     from hil.controller.farm.paths import farm_address, farm_home

@@ -1,4 +1,4 @@
-"""`hil farm status`, `boards`, `top`, `events` and `watch`: what a farm does, and did."""
+"""`hil farm status`, `boards`, `top`, `events` and `watch`: show a farm's state and history."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hil.controller.cli.farm_tables import (
     line,
     local,
     plain,
+    quarantined,
     show,
     summary,
     table,
@@ -40,12 +41,14 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 _MOST = 100_000
+# Default job count to show, and jobs per request.
+_JOBS_SHOWN, _PAGE = 20, 5_000
 _JOBS_LEAST = 20
-# An event comes at most so far behind later ones.
+# Maximum delay for an event, counted in later events.
 _BEHIND = 500
-# So many events are read at a time, and more where that was not all.
+# Event counts to request, tried in order until one suffices.
 _EVENTS = (200, 5_000, 100_000)
-# Lines beside the two tables: what is said above them, their heads, a line between them, and the cursor's.
+# Lines besides table rows: summary, headers, separator, cursor.
 _OTHER_LINES = 8
 _LINES_LEAST = 4
 limit_option = click.option(
@@ -54,7 +57,7 @@ limit_option = click.option(
     show_default=True,
     type=click.IntRange(1, _MOST),
     metavar="N",
-    help="At most so many, the newest.",
+    help="Maximum number to show, newest first.",
 )
 
 
@@ -70,33 +73,55 @@ Examples:
     "states",
     multiple=True,
     type=click.Choice([state.value for state in JobState]),
-    help="Only jobs in this state. Repeats.",
+    help="Only jobs in this state. Repeatable.",
 )
 @click.option("--user", default="", metavar="U", help="Only this user's jobs.")
-@limit_option
+@click.option(
+    "--limit",
+    type=click.IntRange(1, _MOST),
+    metavar="N",
+    help=f"Maximum number of newest jobs (default: {_JOBS_SHOWN}; with --json all).",
+)
 @json_option
-def status(job: str | None, states: tuple[str, ...], user: str, limit: int, as_json: bool) -> None:
-    """Show the boards, the queue and the newest jobs; or one JOB, or all jobs of a submission."""
+def status(job: str | None, states: tuple[str, ...], user: str, limit: int | None, as_json: bool) -> None:
+    """Show boards, the queue and the newest jobs; or a JOB, or all jobs of a submission."""
     if job and (states or user):
-        raise UsageError("--state and --user choose from all jobs, and a job is named")
+        raise UsageError("--state and --user cannot be used with a JOB")
     with connected() as farm:
         if job:
             _show_job(farm, job, as_json)
             return
-        stats = farm.ask("stats")
-        rows = farm.ask("jobs", state=list(states), user=user, limit=limit)
-        if not states:
-            # What runs is shown, whatever was queued since.
-            running = farm.ask("jobs", state=[JobState.RUNNING.value], user=user, limit=limit)
-            by_name = {row["name"]: row for row in (*running, *rows)}
-            rows = sorted(by_name.values(), key=_number)
+        stats = farm.ask("stats", state=list(states), user=user)
+        rows = _jobs(farm, states, user, limit if limit or as_json else _JOBS_SHOWN)
         rows = with_turns(farm.ask, rows)
         known = [] if as_json else farm.ask("boards")
     if as_json:
         answer(True, {"stats": stats, "jobs": rows})
     else:
         jobs = [line(""), table(JOBS, rows)] if rows else []
-        show(*summary(stats, sum(bool(board["job"]) for board in known)), *jobs)
+        # Older gateways do not report this count.
+        omitted = stats.get("matching", 0) - len(rows)
+        more = [line((f"... and {omitted} older: --limit N shows N, --json all", "dim"))] if omitted > 0 else []
+        show(*summary(stats, sum(bool(board["job"]) for board in known)), *quarantined(known), *jobs, *more)
+
+
+def _jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | None) -> list[Row]:
+    """Return the newest jobs and all running jobs, the oldest first; without a limit all jobs."""
+    chosen: dict[str, Any] = {"state": list(states), "user": user}
+    rows: list[Row] = farm.ask("jobs", **chosen, limit=limit or _PAGE)
+    page = rows
+    while limit is None and len(page) == _PAGE:
+        page = farm.ask("jobs", **chosen, limit=_PAGE, before=page[0]["name"])
+        # Older gateways ignore `before` and return the same page.
+        if page and _number(page[-1]) >= _number(rows[0]):
+            break
+        rows = [*page, *rows]
+    if limit is None or states:
+        return rows
+    # Show all running jobs, even if many newer ones are queued.
+    running = farm.ask("jobs", state=[JobState.RUNNING.value], user=user, limit=limit)
+    by_name = {row["name"]: row for row in (*running, *rows)}
+    return sorted(by_name.values(), key=_number)
 
 
 def _number(job: Row) -> tuple[int, int]:
@@ -105,7 +130,7 @@ def _number(job: Row) -> tuple[int, int]:
 
 
 def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
-    """One job with its attempts, or the jobs of a submission that has several."""
+    """Show a job with its attempts, or all jobs of a larger submission."""
     submission, number = parse_job(name)
     rows = farm.ask("jobs", submission=submission, limit=_MOST) if number is None else []
     several = len(rows) > 1
@@ -125,11 +150,11 @@ def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
 
 
 @command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
-@click.option("--select", "text", default="", metavar="SELECTOR", help="Only boards that this selector matches.")
-@click.option("--wide", is_flag=True, help="All labels, whole: the CPU's features, kernel, libc, ...")
+@click.option("--select", "text", default="", metavar="SELECTOR", help="Only boards that match this selector.")
+@click.option("--wide", is_flag=True, help="Show all labels in full: CPU features, kernel, libc, ...")
 @json_option
 def boards(text: str, wide: bool, as_json: bool) -> None:
-    """List the boards: how they are and why, what runs on them, and their labels."""
+    """List the boards: state, reason, current jobs and labels."""
     from hil.controller.farm import selector
 
     wanted = selector.parse(text)
@@ -144,9 +169,9 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
         for row in found if wide else ():
             click.echo(f"{plain(row['name'])}: {plain(labels_text(row['labels'], wide=True))}")
     elif not rows:
-        say("the farm has no boards: hil farm host serves those of a machine")
+        say("the farm has no boards; to add a machine's boards: hil farm host")
     else:
-        say("no board matches; the nearest:")
+        say("no board matches; closest boards:")
         for name, misses in selector.nearest(wanted, labels):
             say(f"  {name}: {', '.join(misses)}")
 
@@ -154,9 +179,9 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
 @command(epilog="Example: hil farm top --json")
 @json_option
 def top(as_json: bool) -> None:
-    """Show who has the boards, who waits, and how long jobs wait.
+    """Show board usage and waiting jobs by user, and how long jobs wait.
 
-    A user's board time is what counts for sharing: time long ago counts less.
+    Fair sharing uses each user's board time, in which older use counts less.
     """
     with connected() as farm:
         stats = farm.ask("stats")
@@ -169,12 +194,12 @@ def top(as_json: bool) -> None:
 
 
 @command(epilog="Example: hil farm events --board rpi5")
-@click.option("--board", default="", metavar="B", help="Only what happened to this board.")
-@click.option("--job", default="", metavar="J", help="Only what happened to this job.")
+@click.option("--board", default="", metavar="B", help="Only events of this board.")
+@click.option("--job", default="", metavar="J", help="Only events of this job.")
 @limit_option
 @json_option
 def events(board: str, job: str, limit: int, as_json: bool) -> None:
-    """List what happened to boards and jobs, and why."""
+    """List events of boards, jobs, hosts and gateways, with reasons."""
     with connected() as farm:
         rows = farm.ask("events", board=board, job=job, limit=limit)
     if as_json:
@@ -193,13 +218,13 @@ def events(board: str, job: str, limit: int, as_json: bool) -> None:
     show_default=True,
     type=click.FloatRange(0.1, 3600),
     metavar="S",
-    help="How often to look.",
+    help="Refresh interval in seconds.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Each event as a JSON document, on a line of its own.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
 def watch(every_s: float, as_json: bool) -> int:
-    """Show the boards and the queue live; Ctrl-C ends it.
+    """Show the boards and the queue live, until Ctrl-C.
 
-    Where stdout is no terminal, each event is a line, as it happens.
+    Without a terminal on stdout, prints each event as a line.
     """
     from hil.controller.storage.console import table_console
 
@@ -227,7 +252,10 @@ def _live(farm: FarmClient, every_s: float) -> None:
 
 
 def view(stats: Row, boards: Sequence[Row], jobs: Sequence[Row], width: int, height: int) -> RenderableType:
-    """The farm in at most so many lines: boards that are not well or busy first, then jobs that run, wait, ended."""
+    """Return a view of the farm in at most ``height`` lines.
+
+    Unhealthy and busy boards are first. Jobs are ordered by state: running, queued, ended.
+    """
     from rich.console import Group
 
     lines = max(height - _OTHER_LINES, _LINES_LEAST)
@@ -243,12 +271,12 @@ def view(stats: Row, boards: Sequence[Row], jobs: Sequence[Row], width: int, hei
     parts += [line(""), boards_table(some_boards, width, labels=False)]
     parts += [line((f"... and {more_boards} more", "dim"))] if more_boards else []
     parts += [line(""), table(JOBS, some_jobs, width)] if some_jobs else []
-    parts += [line((f"... and {more_jobs} more that run or wait", "dim"))] if more_jobs > 0 else []
+    parts += [line((f"... and {more_jobs} more running or waiting", "dim"))] if more_jobs > 0 else []
     return Group(*parts)
 
 
 def _fitting(rows: Sequence[Row], lines: int) -> Sequence[Row]:
-    """As many rows as there are lines; if that is not all, one less, for the line that says so."""
+    """Return the rows that fit. If some do not fit, leave a line for the number of omitted rows."""
     return rows if len(rows) <= lines else rows[: max(lines - 1, 0)]
 
 
@@ -258,7 +286,7 @@ def _interest(board: Row) -> tuple[bool, bool, str]:
 
 
 def _print_events(farm: FarmClient, every_s: float, as_json: bool) -> None:
-    """Print each event once, as it happens. One that was written with later ones may come after them."""
+    """Print each event once. Events that were stored late are printed after newer events."""
     known = {event["id"] for event in farm.ask("events", limit=_BEHIND)}
     lowest = min(known, default=0)
     while True:
@@ -272,6 +300,6 @@ def _print_events(farm: FarmClient, every_s: float, as_json: bool) -> None:
         lowest = max(lowest, max(known, default=0) - _BEHIND)
         known = {number for number in known if number >= lowest}
         for event in new:
-            where = " ".join(filter(None, (event["what"], event["job"], event["board"])))
+            where = " ".join(filter(None, (event["what"], event["job"], event["board"], event.get("host", ""))))
             reason = event["reason"] and f": {event['reason']}"
             click.echo(json.dumps(event) if as_json else f"{local(event['at'])}  {plain(where)}{plain(reason)}")

@@ -1,9 +1,8 @@
-"""`hil farm submit`: models, bundles or a suite into the queue."""
+"""`hil farm submit`: queue models, bundles or a suite."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
 
 schedule_options = options(
     selects_option,
-    click.option(
-        "--board", multiple=True, metavar="NAME", help="This very board of the farm; repeats: each is a target."
-    ),
+    click.option("--board", multiple=True, metavar="NAME", help="Board of the farm; repeatable: each is a target."),
     priority_option,
     click.option(
         "--timeout",
@@ -51,7 +48,7 @@ schedule_options = options(
         show_default=True,
         metavar="S",
         callback=seconds,
-        help="Most time that a job may have its board.",
+        help="Maximum time that a job may use its board.",
     ),
     click.option(
         "--max-attempts",
@@ -59,25 +56,23 @@ schedule_options = options(
         default=3,
         show_default=True,
         metavar="N",
-        help="How often a job is tried where boards or hosts fail.",
+        help="Maximum attempts per job if boards or hosts fail.",
     ),
     project_option,
 )
 _bundle_options = options(
-    click.option(
-        "--method", "methods", multiple=True, metavar="M", help="Of a bundle: only this entry point. Repeats."
-    ),
-    click.option("--key", type=FILE, metavar="PUB", help="Of a bundle: refuse it unless one of these keys signed it."),
+    click.option("--method", "methods", multiple=True, metavar="M", help="Bundles: only this entry point. Repeatable."),
+    click.option("--key", type=FILE, metavar="PUB", help="Bundles: require a signature by a key in this file."),
 )
 _suite_options = options(
-    click.option("--suite", "as_suite", is_flag=True, help="A model's file is a suite: also every layer of it."),
+    click.option("--suite", "as_suite", is_flag=True, help="Run a model file as a suite, with all its layers."),
     flow_option("iree", repeats=True),
     case_options,
-    click.option("--confirm", type=click.IntRange(min=0), default=0, metavar="N", help="Run a mismatch N more times."),
-    click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well."),
+    click.option("--confirm", type=click.IntRange(min=0), default=0, metavar="N", help="Rerun mismatches N times."),
+    click.option("--keep-all", is_flag=True, help="Also store the tensors of passed cases."),
 )
 _SCHEDULE = ("selector", "board", "priority", "timeout_s", "max_attempts", "project")
-# What only one kind of jobs has; each other kind refuses it.
+# Options for only some job kinds; the other kinds reject them.
 _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "confirm", "keep_all")
 _OF_BUNDLES = ("methods", "key")
 _OF_RUNS = (
@@ -99,7 +94,7 @@ Examples:
 )
 @click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE")
 @schedule_options
-@click.option("--wait", is_flag=True, help="Show what the jobs print until they end; the exit code is theirs.")
+@click.option("--wait", is_flag=True, help="Show the jobs' output until they end, and exit with their exit code.")
 @target_program_options
 @input_options
 @reference_options
@@ -108,26 +103,26 @@ Examples:
 @iteration_options
 @run_option("timeout", "--run-timeout")
 @run_option("no_fallback")
-@click.option("--flagfile", type=FILE, metavar="FILE", help="An iree-run-module flag file.")
+@click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")
 @run_option("recompute")
 @label_option
 @_bundle_options
 @_suite_options
 @json_option
 def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **settings: Any) -> int:
-    """Queue a job for each MODEL or BUNDLE, or a SUITE in as many jobs as its boards can share.
+    """Queue a job for each MODEL or BUNDLE, or a SUITE as several jobs for its boards.
 
-    A SUITE is `@operators`, `@models`, a folder of models, bundles, golden folders or flag files, or a file that brings
-    cases (.bpte, .flagfile): each case has its own result. With --suite also a model. What the jobs need is uploaded,
-    once: this machine may be switched off then. Where --flow, --runtime, --select or --board repeat, each combination
-    is a target with jobs of its own; with --wait they are shown side by side in the end.
+    A SUITE is `@operators`, `@models`, a directory of models, bundles, golden directories or flag files, or a file with
+    cases (.bpte, .flagfile); with --suite also a model. Each case has a separate result. Job files are uploaded once,
+    so this machine may then go offline. With several values of --flow, --runtime, --select or --board, each combination
+    is a target with separate jobs; --wait ends with a table of all targets.
     """
     from hil.controller.cli.farm_result import wait_for, wait_for_targets
     from hil.controller.farm.submitting import kind_of
     from hil.controller.farm.submitting import submit as send
 
     if not words and not settings["flagfile"]:
-        raise UsageError("nothing to run was named", hint="hil farm submit MODEL, or hil farm submit --help")
+        raise UsageError("no model, bundle or suite specified", hint="hil farm submit MODEL, or hil farm submit --help")
     kind = kind_of(words, suite=as_suite) if words else Kind.RUN
     _refuse_foreign(kind)
     if settings["timeout_s"] <= 0:
@@ -143,11 +138,11 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
             loads.append((_load(farm, kind, words, how, mine), how))
         load, how = loads[0]
         if not any(one.specs for one, _ in loads):
-            say(f"hil: nothing to run: {words[0]} has no cases that the options choose")
+            say(f"hil: nothing to run: {words[0]} has no cases that match the options")
             return EXIT_NOTHING_RAN
         if len(targets) > 1:
             sent = {
-                target.name: send(farm, replace(one, title=f"{one.title} {target.name}"), how, say=say)
+                target.name: send(farm, one.for_target(target.name), how, say=say)
                 for target, (one, how) in zip(targets, loads, strict=True)
                 if one.specs
             }
@@ -172,7 +167,7 @@ def _answer_targets(as_json: bool, sent: Mapping[str, Submitted]) -> int:
     ]
     every = " ".join(str(one.submission) for one in sent.values())
     lines = [f"{name} is job {one.submission}" for name, one in sent.items()]
-    return answer(as_json, {"targets": rows}, *lines, f"side by side, when they have ended: hil farm result {every}")
+    return answer(as_json, {"targets": rows}, *lines, f"table of results, after they end: hil farm result {every}")
 
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
@@ -193,15 +188,15 @@ def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], se
 
 
 def _typed(kind: type[CaseSettings], settings: dict[str, Any]) -> set[str]:
-    """The fields of a settings class that are options of this verb."""
+    """Return the settings class's fields that are options of this command."""
     return specs_of(kind).keys() & settings.keys()
 
 
 def _refuse_foreign(kind: Kind) -> None:
-    """Refuse options that say nothing of this kind of jobs."""
+    """Raise UsageError for options that do not apply to this kind of job."""
     foreign = {name for names in _OWN.values() for name in names} - set(_OWN[kind])
     for name, option in given_options().items():
         if name in foreign:
             what = {Kind.RUN: "models", Kind.BUNDLE: "bundles", Kind.SUITE: "suites"}[kind]
-            hint = "--suite makes one of a model" if kind is Kind.RUN and name in _OF_SUITES else ""
-            raise UsageError(f"{option} is not for {what}", hint=hint)
+            hint = "--suite runs a model as a suite" if kind is Kind.RUN and name in _OF_SUITES else ""
+            raise UsageError(f"{option} does not apply to {what}", hint=hint)

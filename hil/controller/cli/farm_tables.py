@@ -1,4 +1,4 @@
-"""A farm's answers as tables for the terminal: aligned, cut to its width, and whole where stdout is no terminal."""
+"""Tables of farm data for the terminal. They are truncated to its width, but complete if stdout is not a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Row = Mapping[str, Any]
-# A text and its style, or a text.
+# A text with a style, or a text.
 Part = tuple[str, str] | str
 _STYLES = {
     BoardState.ONLINE.value: "green",
@@ -31,21 +31,23 @@ _STYLES = {
     JobState.CANCELLED.value: "yellow",
 }
 _GOOD = ("PASS", "XFAIL", "")
+# Maximum quarantined boards in a summary.
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table."""
+    """Column of a table."""
 
-    head: str  # what stands above it
-    cell: str | Callable[[Row], Part]  # the key of a row's text, or what makes it of the row
+    head: str  # header
+    cell: str | Callable[[Row], Part]  # row key, or a function that takes the row
     style: str = ""
-    least: int = 0  # it is left out where the terminal has fewer characters
-    number: bool = False  # aligned to the right, and never cut
-    firm: bool = False  # whether others are cut before it
+    least: int = 0  # minimum terminal width for this column, in characters
+    number: bool = False  # right-aligned and never truncated
+    firm: bool = False  # whether other columns are truncated first
 
     def of(self, row: Row) -> Text:
-        """A row's cell; the style is that of the whole cell."""
+        """Return a row's cell, with a style for the whole cell."""
         from rich.text import Text
 
         found = row[self.cell] if isinstance(self.cell, str) else self.cell(row)
@@ -54,7 +56,7 @@ class Column:
 
 
 def show(*parts: object) -> None:
-    """Print tables and lines to stdout; into a pipe without blanks at the ends of lines."""
+    """Print tables and lines to stdout. Strip trailing spaces if it is not a terminal."""
     from hil.controller.storage.console import table_console
 
     out = table_console()
@@ -68,7 +70,7 @@ def show(*parts: object) -> None:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Row], width: int | None = None) -> Table:
-    """Rows as a table of at most ``width`` characters; None is what stdout has."""
+    """Return rows as a table of at most ``width`` characters; None is stdout's width."""
     from hil.controller.storage import texts
     from hil.controller.storage.console import table_console
 
@@ -83,7 +85,7 @@ def table(columns: Sequence[Column], rows: Iterable[Row], width: int | None = No
 
 
 def line(*parts: Part) -> Text:
-    """A line of texts, some with a style; cut where the terminal ends."""
+    """Return a line of text parts with optional styles. It is truncated at the terminal's width."""
     from rich.text import Text
 
     styled = ((one, "") if isinstance(one, str) else one for one in parts)
@@ -91,12 +93,12 @@ def line(*parts: Part) -> Text:
 
 
 def plain(text: str) -> str:
-    """A text on one line: titles and reasons are other people's."""
+    """Return untrusted text, such as titles and reasons, as a single visible line."""
     return visible(text).translate({ord("\n"): " ", ord("\t"): " "})
 
 
 def boards_table(rows: Sequence[Row], width: int | None = None, *, labels: bool = True) -> Table:
-    """Boards: how they are and why, what runs there, and with ``labels`` what people look for of what selectors see."""
+    """Return a table of boards with states, reasons and jobs. ``labels`` adds the main labels."""
     columns = [
         Column("BOARD", "name", "bold", firm=True),
         Column("STATE", _state, firm=True),
@@ -114,7 +116,7 @@ def boards_table(rows: Sequence[Row], width: int | None = None, *, labels: bool 
 
 
 def summary(stats: Mapping[str, Any], busy: int | None = None) -> list[Text]:
-    """A line about the jobs and one about the boards."""
+    """Return a line about the jobs and a line about the boards."""
     jobs, queue = stats["jobs"], {name: count for name, count in stats["queue"].items() if count}
     classes = f" ({', '.join(f'{count} {name}' for name, count in queue.items())})" if set(queue) - {"normal"} else ""
     counts = [f"{jobs.get(state.value, 0)} {state.value}" for state in JobState]
@@ -127,25 +129,35 @@ def summary(stats: Mapping[str, Any], busy: int | None = None) -> list[Text]:
     ]
 
 
+def quarantined(boards: Sequence[Row]) -> list[Text]:
+    """Return a line with the reason for the first quarantined boards."""
+    found = [board for board in boards if board["state"] == BoardState.QUARANTINED.value]
+    lines = [line((f"  {board['name']} ", "red"), board["reason"]) for board in found[:_SHOWN]]
+    more = len(found) - _SHOWN
+    return [*lines, *([line((f"  and {more} more: hil farm boards", "dim"))] if more > 0 else [])]
+
+
 def latency(stats: Mapping[str, Any]) -> Text:
-    """How long jobs waited for a board."""
+    """Return a line with the queueing times of jobs."""
     half, most = stats["waiting_s"]["p50"], stats["waiting_s"]["p95"]
-    text = "no job began lately" if half is None else f"half within {duration(half)}, 95 of 100 within {duration(most)}"
+    text = "no job started recently"
+    if half is not None and most is not None:
+        text = f"median {duration(half)}, 95th percentile {duration(most)}"
     return line(("waited: ", "bold"), text)
 
 
 def local(text: str | None) -> str:
-    """A time of the farm's on the clock here; "" for none."""
+    """Convert a farm timestamp to local time; "" for none."""
     return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}" if text else ""
 
 
 def utc_now() -> datetime:
-    """The time, as the farm's are compared with."""
+    """Return the current time in UTC, as farm timestamps use."""
     return datetime.now(timezone.utc)
 
 
 def _span(begun: str | None, *ends: str | None) -> str:
-    """How long something took, to the first of its possible ends that has come; "" where it has not begun."""
+    """Return the duration until the first given end, or until now; "" if not begun."""
     if not begun:
         return ""
     end = next(filter(None, ends), None)
@@ -162,7 +174,7 @@ def _owner(job: Row) -> str:
 
 
 def _result(job: Row) -> Part:
-    """How it ended; of one that waits, what for."""
+    """Return a job's result, or the reason why it waits."""
     if job["state"] == JobState.QUEUED.value:
         wish = f"for {job['selector']}" if job["selector"] else ""
         again = f"again: {job['reason']}" if job["attempts"] else ""
@@ -217,7 +229,7 @@ ATTEMPTS = (
 EVENTS = (
     Column("TIME", lambda event: local(event["at"]), "dim", firm=True),
     Column("EVENT", _event, firm=True),
-    Column("BOARD", "board"),
+    Column("WHERE", lambda event: event["board"] or event.get("host", "")),
     Column("JOB", "job"),
     Column("REASON", "reason"),
 )
@@ -240,5 +252,5 @@ TOKENS = (
 AUDIT = (
     Column("TIME", lambda entry: local(entry["at"]), "dim", firm=True),
     Column("USER", lambda entry: entry["user"] or "?", firm=True),
-    Column("WHAT AND FROM WHERE", _audited),
+    Column("ACTION AND SOURCE", _audited),
 )

@@ -1,4 +1,4 @@
-"""`hil flows`: the flows that `--flow` takes."""
+"""`hil flows`: list the flows for `--flow`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hil.controller.cli.screen import answer
 @click.argument("file", required=False, type=FILE, metavar="[FILE.toml]")
 @json_option
 def flows(file: Path | None, as_json: bool) -> None:
-    """List the flows: hil's own, those of installed packages, those of ./flows.toml; or those of a file."""
+    """List the flows of hil, of installed packages and of ./flows.toml, or the flows of a file."""
     from hil.controller.models.flows import flows as known_flows
     from hil.controller.models.flows import read_flows
     from hil.controller.storage.packages import Registered
@@ -25,7 +25,7 @@ def flows(file: Path | None, as_json: bool) -> None:
     width = max(map(len, found), default=0)
     lines = [f"{name:{width}}  {flow.description or flow.runtime}" for name, flow in found.items()]
     broken = found.broken if isinstance(found, Registered) else {}
-    lines += [f"{name}: cannot be used: {error.message}" for name, error in broken.items()]
+    lines += [f"{name}: unusable: {error.message}" for name, error in broken.items()]
     document = {"flows": [asdict(flow) for flow in found.values()]}
     if broken:
         document["broken"] = [{"name": name, "error": error.message} for name, error in broken.items()]

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 @command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
 @click.argument("model", type=FILE)
 @group_option
-@click.option("--from", "start", default="", metavar="A", help="Cut one part out: from this tensor, node or layer on.")
-@click.option("--to", "end", default="", metavar="B", help="Up to this tensor, node or layer.")
+@click.option("--from", "start", default="", metavar="A", help="Cut out one part, from this tensor, node or layer.")
+@click.option("--to", "end", default="", metavar="B", help="End of the part: tensor, node or layer.")
 @click.option("--save", type=FILE, metavar="DIR", help="Save models, their inputs and expected outputs.")
 @node_data_options("max_abs")
 @click.option(
     "--values",
     type=FOLDER,
     metavar="DIR",
-    help="What --node-data tells: the folder of a bisection (hil bisect --out) or a suite's run of this model.",
+    help="Source for --node-data: directory of a bisection (hil bisect --out) or suite run of this model.",
 )
 @run_options("dims", "inputs", "seed")
 @json_option
@@ -49,10 +49,10 @@ def layers(
     as_json: bool,
     **settings: Any,
 ) -> int:
-    """List the layers of an ONNX MODEL, or cut one part out of it, and save them as models of their own.
+    """List the layers of an ONNX MODEL, or cut out one part, and save them as separate models.
 
-    The saved values are those that a CPU reference computes in the whole model. --node-data writes what a bisection or
-    a suite found of each layer for Model Explorer, which then colours the model's graph by it.
+    The saved values are computed by a CPU reference in the whole model. --node-data exports each layer's result in a
+    bisection or suite for Model Explorer, which colors the model's graph by it.
     """
     from hil.controller.analysis.layers import TIMEOUT_S, activations, cut, layers_of
     from hil.controller.analysis.layers.values import save_layer
@@ -61,7 +61,7 @@ def layers(
 
     if (node_data is None) is not (values is None):
         raise UsageError(
-            "--node-data and --values go together", hint="--values names a bisection's or a suite's folder"
+            "--node-data and --values require each other", hint="--values DIR is a bisection or suite directory"
         )
     with workshop(1) as tools, temporary_folder("hil-layers-") as scratch:
         how: dict[str, Any] = {"cache": tools.cache, "isolated": tools.isolated, "log": Path(scratch) / "layers.log"}
@@ -103,7 +103,7 @@ def _rows(found: Sequence[Layer], saved: Sequence[SavedLayer]) -> list[dict[str,
 
 
 def _print_table(found: Sequence[Layer]) -> None:
-    """Print layers of one signature in one line, with their number."""
+    """Print layers with the same signature as one line with their count."""
     from hil.controller.analysis.layers import layer_specs
     from hil.controller.storage.console import table_console
     from hil.controller.storage.texts import counted, table
@@ -119,11 +119,11 @@ def _print_table(found: Sequence[Layer]) -> None:
     click.echo(f"{total} of {len(copies)} signatures" if len(copies) < len(found) else total)
     for layer in found:
         if layer.by_chance:
-            click.echo(f"note: {layer.name} draws random numbers: no two runs of it agree")
+            click.echo(f"note: {layer.name} generates random numbers: runs give different values")
 
 
 def _sides(sides: Iterable[Sequence[TensorSpec]]) -> list[str]:
-    """Return the tensors that go in, and those that come out; ? is one whose rank is unknown."""
+    """Return the types of inputs and outputs. A tensor with unknown rank is ?."""
     from hil.core.tensors import type_text
 
     return [", ".join(type_text(spec.dtype, spec.shape) if spec.dtype else "?" for spec in side) for side in sides]

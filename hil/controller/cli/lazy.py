@@ -1,4 +1,4 @@
-"""A group of commands that are loaded when they are called, so that help is fast."""
+"""Command group that loads commands only when they are called, so that help is fast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hil.errors import did_you_mean
 
 
 class LazyGroup(Group):
-    """A group that finds its commands in a table."""
+    """Group with a table of commands."""
 
     def __init__(self, *args: Any, commands: Mapping[str, tuple[str, str]], **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -34,12 +34,12 @@ class LazyGroup(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, but suggest a name for an unknown one."""
+        """Resolve as click does. The error for an unknown name suggests a similar one."""
         if args[0] not in self._table and not args[0].startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"No such command {args[0]!r}. {did_you_mean(args[0], self._table).capitalize()}".strip())
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table's lines, without loading the commands."""
+        """Write the table's lines without loading the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])

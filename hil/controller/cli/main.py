@@ -1,4 +1,4 @@
-"""The `hil` command: one file a verb, loaded when it is called, so that `hil --help` starts at once."""
+"""The `hil` command. A verb's module is loaded only when called, so that `hil --help` is fast."""
 
 from __future__ import annotations
 
@@ -22,37 +22,40 @@ from hil.controller.cli.lazy import LazyGroup
 from hil.core.text import show_visibly
 from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
 
-# verb -> its line in `hil --help`. The verb's module has a command of the same name.
+# Verb -> line in `hil --help`. The verb's module has a command with the same name.
 VERBS = {
     "run": "Compile a model, run it on a board, compare it with a CPU reference.",
-    "bench": "Measure how fast a model is on a board, and whether another is faster.",
-    "compile": "Compile a model for a board and keep the program.",
+    "bench": "Measure a model's speed on a board, or compare two models.",
+    "compile": "Compile a model for a board and write the program to a file.",
     "compare": "Compare two stored runs or two .npy files.",
-    "layers": "List a model's layers, and save them as models of their own.",
-    "bisect": "Find the first layer of a model that goes wrong on a board.",
-    "suite": "Run suites of models and their layers; expected failures and reports.",
-    "study": "Take training steps through several compilers, stage by stage.",
+    "layers": "List a model's layers, and save them as separate models.",
+    "bisect": "Find the first layer of a model that is wrong on a board.",
+    "suite": "Run suites of models and layers, with expected failures and reports.",
+    "study": "Run training steps through several compilers, stage by stage.",
     "flows": "List the flows: compiler, options, quantisation and runtime by name.",
-    "trace": "Make a stored trace's calls again on a board, compare and show traces.",
-    "bundle": "Keep a program with its test cases in one file, and check boards against it.",
+    "trace": "Replay a stored trace on a board; compare and show traces.",
+    "bundle": "Bundle a program with its test cases in a file, and check boards with it.",
     "board": "List, check, set up and reset boards.",
     "farm": "Share boards: one queue for many boards and many users.",
-    "profile": "Look at profiles: what took the time, in the terminal, in Perfetto, in SQL.",
+    "profile": "View profiles in the terminal, in Perfetto, or with SQL.",
     "runs": "List, show and delete stored runs.",
-    "web": "Show what is stored in a browser.",
-    "publish": "Send a stored session to a hil web.",
+    "web": "Show stored results in a browser.",
+    "publish": "Send a stored session to a hil web server.",
     "cache": "List and clean the cache of compiled programs and reference results.",
     "completion": "Print the shell's completion script.",
 }
 
 
 _DETAIL_LINES = 12
-# The exit code of Unix tools whose reader is gone (`hil cache ls | head -1`): it says nothing about a model.
+# Unix exit code after SIGPIPE (`hil cache ls | head -1`). It is not a result for a model.
 _EXIT_UNREAD = 128 + signal.SIGPIPE
+# Errors for a path from the user or a file, which may occur in any system call.
+_OF_A_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM}
 _FIELDS = ("outcome", "hint", "stage", "board", "detail")
 
 _ERRORS = "hil-plain"
-# One character for one, so that columns stay aligned. Other characters, such as letters of a file's name, are escaped.
+# Single-character replacements, which preserve column alignment. Other characters, such as letters in file names,
+# are escaped.
 _PLAIN = {
     "…": "~",
     "·": ".",
@@ -67,11 +70,11 @@ _PLAIN = {
 _PLAIN |= dict.fromkeys("─━═╸╺╌┄", "-") | dict.fromkeys("│┃║", "|") | dict.fromkeys("├└┌┐┘┤┬┴┼╭╮╰╯╞╡", "+")
 _PLAIN |= dict(zip("▁▂▃▄▅▆▇█", "._-=+*##", strict=True))
 _SPINNER = range(0x2800, 0x2900)
-# Python looks for cycles after so many new objects, by default after 700: what a verb imports alone makes a hundred
-# times that, and none of it is garbage.
+# New objects between garbage collections (Python's default is 700). A command's imports create a hundred times that
+# default, without any garbage.
 _NEW_OBJECTS = 100_000
-# The threads of OpenBLAS, which numpy starts when it is imported, wait for work for 2^26 cycles before they sleep, a
-# core each. With this for 2^4, here and in the processes that are started.
+# numpy starts OpenBLAS threads on import, and every thread spins on a core for 2^26 cycles before it sleeps. Reduce
+# this to 2^4 cycles here and in child processes.
 _BLAS = ("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
@@ -92,7 +95,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
 )
 def cli() -> None:
-    """Does this compiled model give the right answer on this hardware, how fast, and if not, where does it go wrong?
+    """Test compiled ML models on hardware: compare outputs with a reference, measure speed, locate errors.
 
     \b
     Example:
@@ -101,40 +104,41 @@ def cli() -> None:
     \b
     Exit codes:
       0  all passed
-      1  an answer differs
+      1  an output differs
       2  bad usage or configuration
-      3  a stage of the model's own failed
+      3  a stage of the model failed
       4  the board failed
       5  nothing ran
+      70  hil itself failed
       130  interrupted
     """
 
 
 def main() -> None:
-    """Be the process of a command, which ends with its exit code."""
+    """Run a command as the process and exit with the returned exit code."""
     _open_streams()
     tolerate_any_locale()
     show_visibly()
     gc.set_threshold(_NEW_OBJECTS)
     os.environ.setdefault(*_BLAS)
     codes: list[int] = []
-    # The first that is registered is the last that is called, when threads have ended and folders are removed.
+    # The first registered handler is called last, after threads have ended and directories are removed.
     atexit.register(_end, codes)
     codes.append(call())
     sys.exit(codes[0])
 
 
 def _open_streams() -> None:
-    """Give a command that was started without standard streams ones that lead nowhere."""
+    """Open missing standard streams on the null device."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # The lowest free descriptor: that of the stream. A file that is opened later is never taken for it.
+            # This opens the lowest free descriptor, which is the stream's. Files opened later cannot get it.
             assert os.open(os.devnull, os.O_RDWR) == number
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _end(codes: Sequence[int]) -> None:
-    """End at once, and leave it to the kernel to free what is in memory; not after a traceback, which is no code."""
+    """Exit at once and let the kernel free the memory. Without codes (after a traceback) do nothing."""
     sys.stdout.flush()
     sys.stderr.flush()
     for code in codes:
@@ -142,7 +146,7 @@ def _end(codes: Sequence[int]) -> None:
 
 
 def call() -> int:
-    """Run the command and return its exit code; errors are reported without a traceback."""
+    """Run the command and return the exit code. Report errors without a traceback."""
     try:
         code = _run()
         sys.stdout.flush()
@@ -150,35 +154,47 @@ def call() -> int:
         _stop_writing()
         code = _EXIT_UNREAD
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _stop_writing()
-        print(f"hil: cannot write: {error.strerror}", file=sys.stderr)
-        code = EXIT_USAGE
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _stop_writing()
+            print(f"hil: cannot write: {error.strerror}", file=sys.stderr)
+            code = EXIT_USAGE
+        elif error.errno in _OF_A_NAME and error.filename:
+            code = _report(f"{os.fsdecode(error.filename)}: {error.strerror}", "--json" in sys.argv, EXIT_USAGE)
+        else:
+            code = _report_crash(error)
+    except Exception as error:
+        code = _report_crash(error)
     return code
 
 
+def _report_crash(error: Exception) -> int:
+    from hil.core.crash import report_crash
+
+    internal = report_crash(error)
+    return _report(internal.message, "--json" in sys.argv, internal.exit_code, kind="InternalError", error=internal)
+
+
 def _stop_writing() -> None:
-    """Discard the rest of the output, which Python would otherwise try to write at its end, and complain."""
+    """Redirect stdout to the null device. Otherwise Python would report an error for it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run() -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return the exit code."""
     wants_json = "--json" in sys.argv
     try:
         code = cli.main(prog_name="hil", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = _report("interrupted", wants_json, EXIT_INTERRUPTED, kind="Interrupted")
         # CPython remembers an unhandled Ctrl-C within an exec (dataclasses use exec), and then ends `python -m` by that
-        # signal whatever the exit code is. Another exec makes it forget.
+        # signal regardless of the exit code. A second exec resets this.
         exec("")
     except click.ClickException as error:
         code = _report(error.format_message(), wants_json, 2, usage=error)
     except HilError as error:
         code = _report(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
     except SystemExit as ended:
-        # No command ends that way, but Click and rich do once their reader is gone.
+        # Commands do not raise this, but Click and rich do if stdout's reader has exited.
         raise BrokenPipeError from ended
     return code if isinstance(code, int) else 0
 
@@ -206,9 +222,9 @@ def _report(
 
 
 def tolerate_any_locale() -> None:
-    """Prevent text from ending a command with a traceback, whatever the locale's encoding is.
+    """Prevent encoding errors from ending a command with a traceback, whatever the locale.
 
-    Files without a named encoding are UTF-8 from now on, in this process and in Python processes that it starts.
+    Also make UTF-8 the default encoding of files, in this process and in Python child processes.
     """
     codecs.register_error(_ERRORS, _plain)
     for stream in (sys.stdout, sys.stderr):
@@ -221,7 +237,7 @@ def tolerate_any_locale() -> None:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement of characters that a stream's encoding lacks."""
+    """Return a replacement for characters that a stream's encoding lacks."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(map(_plain_sign, error.object[error.start : error.end])), error.end
 

@@ -1,4 +1,4 @@
-"""The options that write nodes' values for Model Explorer, and what does it."""
+"""Options and functions that export node values for Model Explorer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.options import options, workshop
+from hil.core.bounded_json import read_json
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 
@@ -25,26 +26,26 @@ _SUITE, _BISECT = "suite.json", "bisect.json"
 
 
 def node_data_options(usual: str, *, required: bool = False) -> Callable[[Any], Any]:
-    """``--node-data``, and where there is a choice ``--by``, with what it is by default."""
+    """Return the options ``--node-data`` and ``--by`` with this default."""
     file = click.option(
         "--node-data",
         required=required,
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="Write values of the model's nodes for Model Explorer (node data, JSON).",
+        help="Export values of the model's nodes for Model Explorer (node data, JSON).",
     )
     by = click.option(
         "--by",
         type=click.Choice(["time"] if usual == "time_ns" else list(_METRICS.values())),
         default=_METRICS[usual],
         show_default=True,
-        help="Which value of a node --node-data tells.",
+        help="Value that --node-data exports per node.",
     )
     return options(file, by)
 
 
 def export_values(values: Mapping[str, NodeValue], file: Path, by: str, model: Path | None) -> int:
-    """Write nodes' values; returns of how many nodes there is one. Raises UsageError: of none."""
+    """Write node values. Return the number of nodes with a value. Raises UsageError if it is 0."""
     if model is None:
         return _write(values, file, by, None)
     with workshop(1) as tools, temporary_folder("hil-export-") as scratch:
@@ -55,7 +56,7 @@ def export_values(values: Mapping[str, NodeValue], file: Path, by: str, model: P
 def export_layers(
     model: Model, layers: Sequence[Layer], folder: Path, file: Path, by: str, how: Mapping[str, Any]
 ) -> list[str]:
-    """Write what a stored bisection or suite found of a model's layers; returns lines that say so."""
+    """Write values from a stored bisection or suite for a model's layers. Return lines for the user."""
     from hil.controller.analysis.graphs.values import of_layers
 
     found, missing = _stored(folder, model.name, {layer.name: layer.nodes for layer in layers})
@@ -63,28 +64,27 @@ def export_layers(
     if model.format == "onnx":
         graph = _graph_of(model.path, dict(model.dims), how["isolated"], how["log"])
     count = _write(of_layers(found), file, by, graph)
-    note = [f"note: {len(missing)} of its layers are not {model.name}'s, such as {missing[0]}"] if missing else []
+    note = [f"note: {len(missing)} layers are not in {model.name}, such as {missing[0]}"] if missing else []
     return [f"written: {file}, {count} nodes", *note]
 
 
 def _stored(folder: Path, model: str, nodes: Mapping[str, Sequence[str]]) -> tuple[list[Any], list[str]]:
     from hil.controller.analysis.graphs.values import bisect_layers, suite_layers
     from hil.controller.workloads.suites.store import SuiteRun
-    from hil.core.files import read_file
 
     if (folder / _SUITE).is_file():
         records = [one.to_json() for one in SuiteRun.open(folder).records()]
         names = {record["model"] for record in records}
-        # A suite of one model may call it otherwise than its file.
+        # A suite with one model may use a different name than the file's.
         return suite_layers([one for one in records if one["model"] == model or len(names) == 1], nodes)
     if not (folder / _BISECT).is_file():
-        raise UsageError(f"{folder} holds neither a bisection nor a suite's run", hint="hil bisect --out DIR makes one")
+        raise UsageError(f"no bisection or suite run in {folder}", hint="create a bisection with hil bisect --out DIR")
     try:
-        document = json.loads(read_file(folder / _BISECT))
+        document = read_json(folder / _BISECT)
         way = "isolated" if any(one.get("isolated") for one in document["layers"]) else "cumulative"
         return bisect_layers(document, way), []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{folder / _BISECT} cannot be read: {error}") from error
+        raise UsageError(f"cannot read {folder / _BISECT}: {error}") from error
 
 
 def _graph_of(model: Path, dims: Mapping[str, int], isolated: Isolated, log: Path) -> ModelGraph:
@@ -93,7 +93,7 @@ def _graph_of(model: Path, dims: Mapping[str, int], isolated: Isolated, log: Pat
     from hil.controller.storage.isolated import naming_errors
     from hil.errors import ImportFailed
 
-    with naming_errors("import", f"reading {model.name}", ImportFailed, f"{model.name} cannot be read"):
+    with naming_errors("import", f"reading {model.name}", ImportFailed, f"cannot read {model.name}"):
         arguments = {"path": str(model.absolute()), "dims": dict(dims)}
         return ModelGraph.from_json(isolated.call(read_onnx, arguments, timeout=60.0, log=log))
 
@@ -106,9 +106,9 @@ def _write(values: Mapping[str, NodeValue], file: Path, by: str, graph: ModelGra
     found = node_data(values, metric, graph)
     count = sum(value.of(metric) is not None for value in values.values())
     if not count:
-        raise UsageError(f"nothing is known of any node's {by}")
+        raise UsageError(f"no node has a known {by}")
     try:
         write_atomic(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
     except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+        raise UsageError(f"cannot write {file}: {error.strerror}") from error
     return count

@@ -1,4 +1,4 @@
-"""What several verbs share: options, the conversion of their values, the board and the workshop."""
+"""Options, value conversions, board selection and run context shared by commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=CaseSettings)
 
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
-# The settings of a connection over SSH.
+# SSH connection settings.
 SSH = ("identity", "known_hosts", "accept_new_host_key")
 
 _SPECS = specs_of(RunSettings)
@@ -35,17 +35,17 @@ _DEFAULTS = RunSettings()
 
 
 def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
-    """Check the value of an option in seconds."""
+    """Validate the value of an option in seconds."""
     return parse_seconds(value, option.opts[0])
 
 
 def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
-    """Make the option of a verb from the description in :mod:`hil.controller.pipeline.options`.
+    """Create a command's option from the description in :mod:`hil.controller.pipeline.options`.
 
     Args:
-        name: the field of :class:`RunSettings`; the verb gets its value under this name.
-        flag: a long name instead of the usual one.
-        more: arguments of click that replace those of the description.
+        name: the field of :class:`RunSettings`, and the command's parameter name.
+        flag: a long name instead of the default.
+        more: click arguments that override those in the description.
     """
     spec, default = _SPECS[name], getattr(_DEFAULTS, name)
     settings: dict[str, Any] = {"help": spec.help, "metavar": spec.metavar}
@@ -63,20 +63,20 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
 
 
 def run_options(*names: str) -> Callable[[F], F]:
-    """Combine several options of a run; help lists them in this order."""
+    """Combine run options. Help lists them in this order."""
     return options(*map(run_option, names))
 
 
 def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
-    """Refuse a second value of an option that users may expect to repeat."""
+    """Raise UsageError for a repeated option that users may expect to repeat."""
     if len(values) > 1:
-        message = f"{option.opts[0]} is given {len(values)} times: {', '.join(values)}"
-        raise UsageError(message, hint="name one, and call the command again for another")
+        message = f"{option.opts[0]} is specified {len(values)} times: {', '.join(values)}"
+        raise UsageError(message, hint="specify one value per command")
     return "".join(values)
 
 
 def options(*several: Callable[[F], F]) -> Callable[[F], F]:
-    """Combine several options to one decorator; help lists them in this order."""
+    """Combine options to one decorator. Help lists them in this order."""
 
     def add(command: F) -> F:
         for option in reversed(several):
@@ -87,7 +87,7 @@ def options(*several: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def _hardware(board: Callable[[F], F], *, repeats: bool = False) -> Callable[[F], F]:
-    more = "; repeats: each is a target" if repeats else ""
+    more = "; repeatable: each is a target" if repeats else ""
     return options(
         board,
         click.option(
@@ -97,18 +97,18 @@ def _hardware(board: Callable[[F], F], *, repeats: bool = False) -> Callable[[F]
             multiple=repeats,
             is_eager=True,
             metavar="TYPE",
-            help=f"Kind of hardware: sim, sim-f16, ... (default sim){more}.",
+            help=f"Hardware type: sim, sim-f16, ... (default sim){more}.",
         ),
         click.option("--identity", type=FILE, metavar="FILE", help="Private key for SSH."),
         click.option(
             "--known-hosts", type=FILE, metavar="FILE", help="Pinned host keys (default: ~/.ssh/known_hosts)."
         ),
-        click.option("--accept-new-host-key", is_flag=True, help="Pin the key of a host that was never seen."),
+        click.option("--accept-new-host-key", is_flag=True, help="Pin the host key of an unknown host."),
     )
 
 
 def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
-    """Default --board to the board that HIL_BOARD names, so that it is recorded with the run."""
+    """Default --board to the board in HIL_BOARD, so that the run records it."""
     if value or context.resilient_parsing:
         return value
     from hil.controller.devices.board_resolver import named_board
@@ -124,13 +124,13 @@ def _board(name: str, more: str, **settings: Any) -> Callable[[F], F]:
     return click.option("--board", name, callback=_named, metavar="ADDR|NAME", help=f"{which}{more}.", **settings)
 
 
-# The board's name and connection: the arguments of hil.controller.devices.board_resolver.choose. Then the same where
-# each that is named is a target of a matrix, and where boards share the work.
+# Options for the board's name and connection, as arguments for hil.controller.devices.board_resolver.choose. The two
+# variants are for commands with multiple targets, and for boards that share the cases.
 board_options = _hardware(_board("board", "", default=""))
-target_options = _hardware(_board("board", "; repeats: each is a target", multiple=True), repeats=True)
+target_options = _hardware(_board("board", "; repeatable: each is a target", multiple=True), repeats=True)
 boards_options = options(
-    _hardware(_board("boards", "; repeats: boards share the work", multiple=True), repeats=True),
-    click.option("--each-board", is_flag=True, help="Each --board is a target, and has all cases."),
+    _hardware(_board("boards", "; repeatable: boards share the work", multiple=True), repeats=True),
+    click.option("--each-board", is_flag=True, help="Make each --board a target that runs all cases."),
 )
 wait_option = click.option(
     "--wait",
@@ -139,12 +139,12 @@ wait_option = click.option(
     show_default=True,
     metavar="S",
     callback=seconds,
-    help="How long to wait for a busy board.",
+    help="Seconds to wait for a busy board.",
 )
 
 
 def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) -> None:
-    """Pass the choice on to simulators, in whatever process they are started."""
+    """Pass the choice to simulators in any child process."""
     if wanted is not None:
         os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
 
@@ -154,34 +154,34 @@ def _choose_fresh(_: click.Context, __: click.Parameter, wanted: bool) -> None:
         os.environ["HIL_SIMULATOR"] = "fresh"
 
 
-# Options of a simulator that the command starts.
+# Options for a simulator that the command starts.
 fault_option = options(
     click.option(
         "--fault",
         "faults",
         multiple=True,
         metavar="FAULT",
-        help="Of a simulator: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeats.",
+        help="Simulator fault: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeatable.",
     ),
     click.option(
         "--sandbox/--no-sandbox",
         default=None,
         expose_value=False,
         callback=_choose_sandbox,
-        help="Of a simulator: programs have no network and no files to write (default: where the kernel allows it).",
+        help="Run the simulator's programs without network and writable files (default: if the kernel supports it).",
     ),
     click.option(
         "--fresh",
         is_flag=True,
         expose_value=False,
         callback=_choose_fresh,
-        help="Of a simulator: a new one, which ends with the command, not one that is kept for the next.",
+        help="Start a new simulator instead of reusing one, and stop it when the command ends.",
     ),
 )
 
 
 def _show_live(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Show on stderr what tools print, until the command ends."""
+    """Show the output of tools on stderr until the command ends."""
     if wanted and not context.resilient_parsing:
         from hil.controller.storage import live
 
@@ -194,16 +194,16 @@ verbose_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_show_live,
-    help="Show what compilers, importers, references and programs' workers print, as it comes.",
+    help="Show the live output of compilers, importers, references and workers.",
 )
-# Options of every verb that runs programs on a board.
+# Options for all commands that run programs on a board.
 limit_options = options(run_options("timeout", "no_fallback"), wait_option, verbose_option, fault_option)
 group_option = click.option(
     "--group",
     type=click.Choice(["node", "fused"]),
     default="node",
     show_default=True,
-    help="What a layer is: a node, or what compilers fuse (Conv+Relu).",
+    help="Definition of a layer: a node, or nodes that compilers fuse (Conv+Relu).",
 )
 input_options = run_options("inputs", "seed", "input_range")
 tolerance_options = run_options("rtol", "atol", "accept", "allow_blind", "allow_flush")
@@ -216,44 +216,44 @@ compile_profile_option = click.option(
     "--compile-time-profile",
     type=FOLDER,
     metavar="DIR",
-    help="Compile once more with timing on: passes, dispatches, executables and estimates, as CSV and as a trace.",
+    help="Also profile the compilation: passes, dispatches, executables and estimates, as CSV and trace.",
 )
-# Of every verb that runs models; in a suite, DIR has a folder a case.
+# For all commands that run models. A suite creates a subdirectory in DIR for each case.
 profile_options = options(
     click.option(
         "--profile",
         type=FOLDER,
         metavar="DIR",
-        help="Also run under the runtime's profiler and write a Perfetto trace and a table of operations here, in a "
-        f"suite a folder a case (then {PROFILED_COUNTS['iterations']} iterations after {PROFILED_COUNTS['warmup']} "
-        "warm-ups by default).",
+        help="Also run under the runtime's profiler, and write a Perfetto trace and a table of operations to DIR; "
+        f"suites add a subdirectory per case (by default with {PROFILED_COUNTS['iterations']} iterations after "
+        f"{PROFILED_COUNTS['warmup']} warm-ups).",
     ),
     compile_profile_option,
 )
-# Options of every verb that compiles one model: first those that determine the program.
+# Options for all commands that compile a single model. The first ones determine the program.
 program_options = options(
-    run_option("runtime", help=f"{', '.join(RUNTIMES)}, ... (default: the board's)."),
+    run_option("runtime", help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's)."),
     run_options("function", "dims", "compile_flags"),
 )
 model_options = options(program_options, cache_options)
-# The same where each runtime that is named is a target.
+# The same for commands with multiple targets.
 target_program_options = options(
     run_option(
         "runtime",
         multiple=True,
         default=(),
-        help=f"{', '.join(RUNTIMES)}, ... (default: the board's); repeats: each is a target.",
+        help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's); repeatable: each is a target.",
     ),
     run_options("function", "dims", "compile_flags"),
 )
 label_option = run_option("labels")
-runs_option = click.option("--out", type=FILE, metavar="DIR", help="Where runs are stored (default: hil-runs).")
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
+runs_option = click.option("--out", type=FILE, metavar="DIR", help="Directory for runs (default: hil-runs).")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
 
 def flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]:
-    """Make the option --flow, which is given once, or each of which is a target."""
-    more = "; repeats: each is a target" if repeats else ""
+    """Return the option --flow. With ``repeats``, every value is a target."""
+    more = "; repeatable: each is a target" if repeats else ""
     return click.option(
         "--flow",
         multiple=True,
@@ -261,12 +261,12 @@ def flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]:
         default=[default] if default else [],
         show_default=bool(default),
         metavar="F",
-        help=f"A flow's name (hil flows), FILE or FILE:NAME{more}.",
+        help=f"Flow name (hil flows), FILE or FILE:NAME{more}.",
     )
 
 
 def split_targets(settings: dict[str, Any], *fields: str) -> tuple[Target, ...]:
-    """Return the targets that repeated options make; the settings then have the values that all of them have."""
+    """Return the targets of repeated options. Set the fields to their common values in the settings."""
     from hil.controller.workloads.matrix.targets import targets_of
 
     targets = targets_of({field: settings[field] for field in fields})
@@ -275,14 +275,14 @@ def split_targets(settings: dict[str, Any], *fields: str) -> tuple[Target, ...]:
 
 
 def chosen_board(settings: dict[str, Any]) -> BoardChoice:
-    """Return the board of :data:`board_options`, whose values are removed from a command's settings."""
+    """Return the board selected by :data:`board_options`. Remove their values from a command's settings."""
     from hil.controller.devices.board_resolver import choose
 
     return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in SSH})
 
 
 def run_settings(settings: dict[str, Any], **more: Any) -> Options:
-    """Return the options of a run that are among a command's settings."""
+    """Return run options from the fields in a command's settings."""
     from hil.controller.pipeline.options import Options
 
     names = RunSettings.__dataclass_fields__.keys() & settings.keys()
@@ -301,7 +301,7 @@ def workshop(workers: int | None = None) -> Iterator[RunContext]:
 
 
 def given_options() -> dict[str, str]:
-    """Return the options of the command line that runs now: parameter -> the option's name, such as ``--seed``."""
+    """Return parameter -> option name, such as ``--seed``, for the options on the current command line."""
     context = click.get_current_context()
     found: dict[str, str] = {}
     for option in context.command.params:
@@ -312,7 +312,7 @@ def given_options() -> dict[str, str]:
 
 
 def with_project(settings: S) -> S:
-    """Return the settings with those of models from the project file, but for what the command line gives."""
+    """Add the project file's settings for models. Options on the command line override them."""
     project = click.get_current_context().meta.get(PROJECT)
     if project is None:
         return settings
@@ -325,17 +325,17 @@ def with_project(settings: S) -> S:
 
 
 def profiled_counts(settings: Mapping[str, Any]) -> dict[str, int]:
-    """Return the counts of iterations of a run under the profiler, as far as the command line gives none."""
+    """Return the default iteration counts of a profiled run that the command line does not override."""
     if not settings["profile"]:
         return {}
     return {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
 
 
 def refuse_beside_resume(*others: str) -> None:
-    """Refuse options beside ``--resume``, but for these: a run is resumed with its own settings."""
+    """Raise UsageError for options besides ``--resume`` and ``others``: a resumed run keeps the stored settings."""
     for name, option in given_options().items():
         if name not in others:
             raise UsageError(
                 f"{option} cannot be given with --resume",
-                hint="a run goes on as it was begun; for other settings start a new one",
+                hint="a resumed run keeps its settings; to change them, start a new run",
             )

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
-# Select one of several profiles, and the folder of stored runs.
+# Options that select a profile among several, and the directory with stored runs.
 _choice = options(
-    click.option("--case", default="", metavar="NAME", help="The model, where the run has several."), runs_option
+    click.option("--case", default="", metavar="NAME", help="Model, if the run has several."), runs_option
 )
-_top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="How many to show.")
-_plot = click.option("--plot", type=_FILE, metavar="FILE", help="Draw it too: .png, .svg or .pdf.")
+_top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Number of rows to show.")
+_plot = click.option("--plot", type=_FILE, metavar="FILE", help="Also plot to FILE: .png, .svg or .pdf.")
 
 
 @group(epilog="Example: hil profile show latest")
 def profile() -> None:
-    """Look at profiles of `hil run --profile`.
+    """View profiles of `hil run --profile`.
 
-    RUN is a profile's folder, a trace file, or a stored run: its ID, the beginning of it, or `latest`.
+    RUN is a profile directory, a trace file, or a stored run: ID, start of an ID, or `latest`.
     """
 
 
@@ -51,13 +51,13 @@ def _read(text: str, case: str, out: Path | None) -> Profile:
 
 @profile.command("open", epilog="Example: hil profile open latest")
 @click.argument("run", metavar="RUN")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Where to listen (default: any that is free).")
-@click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port to listen on (default: any free port).")
+@click.option("--no-browser", is_flag=True, help="Print the address without opening a browser.")
 @_choice
 def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | None) -> None:
-    """Show a trace in Perfetto's UI, served on this machine. Ctrl-C ends it.
+    """Show a trace in Perfetto's UI, served locally until Ctrl-C.
 
-    No data leaves this machine. To look from another one: ssh -L PORT:127.0.0.1:PORT HOST, with the --port given here.
+    No data leaves this machine. To view it from another machine: ssh -L PORT:127.0.0.1:PORT HOST, with this --port.
     """
     import threading
     import webbrowser
@@ -68,9 +68,9 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
     found = _find(run, case, out)
     trace = trace_of(found)
     with TraceViewer(trace, title=title_of(found), port=port) as viewer:
-        click.echo(f"{trace} is shown at {viewer.address}\nCtrl-C ends this.")
+        click.echo(f"{trace} is shown at {viewer.address}\nStop with Ctrl-C.")
         if not no_browser and has_screen():
-            # Some browsers occupy the terminal until they end.
+            # Some browsers block the terminal until they exit.
             threading.Thread(target=webbrowser.open, args=[viewer.address], daemon=True).start()
         viewer.serve()
 
@@ -83,13 +83,13 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
     type=click.Choice(["op", "node", "type"]),
     default="op",
     show_default=True,
-    help="Sum up by the runtime's operation, by ONNX node, or by the node's type.",
+    help="Group by runtime operation, ONNX node, or node type.",
 )
 @_plot
 @_choice
 @json_option
 def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
-    """Show where a run's time went, operation by operation; of a compilation, phase by phase."""
+    """Show a run's time per operation, or a compilation's time per phase."""
     from hil.controller.analysis.profile import show as shown
     from hil.controller.analysis.profile.compile_totals import is_compile_profile
     from hil.controller.storage.console import table_console
@@ -97,7 +97,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
     folder = _find(run, case, out)
     if is_compile_profile(folder):
         if as_json or plot:
-            raise UsageError("a profile of a compilation is not printed as JSON, nor drawn", hint=f"see {folder}/*.csv")
+            raise UsageError("compilation profiles do not support --json and --plot", hint=f"see {folder}/*.csv")
         shown.print_compile_profile(table_console(), folder, top=top)
         return
     found = _read(run, case, out)
@@ -116,13 +116,20 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
 )
 @click.argument("run", metavar="RUN")
 @click.argument("sql", metavar="SQL")
-@click.option("--timeout", default=120.0, show_default=True, callback=seconds, metavar="S", help="Limit for all of it.")
+@click.option(
+    "--timeout",
+    default=120.0,
+    show_default=True,
+    callback=seconds,
+    metavar="S",
+    help="Timeout for the whole query, in seconds.",
+)
 @_choice
 @json_option
 def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_json: bool) -> None:
-    """Query a trace in SQL, with Perfetto's trace processor; needs Node.js and the extra hil[viewer].
+    """Query a trace in SQL with Perfetto's trace processor. Requires Node.js and the extra hil[viewer].
 
-    Of several statements, the last one's rows are shown.
+    With several statements, shows the rows of the last statement.
     """
     from hil.controller.analysis.profile.perfetto import query as ask
     from hil.controller.analysis.profile.perfetto import table_record, table_text
@@ -137,13 +144,13 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 @click.argument("b", metavar="B")
 @_top
 @_plot
-@click.option("--trace", type=_FILE, metavar="FILE", help="Write both as one trace, in which both start at 0.")
+@click.option("--trace", type=_FILE, metavar="FILE", help="Write both to one trace, starting at 0.")
 @_choice
 @json_option
 def diff(
     a: str, b: str, top: int, plot: Path | None, trace: Path | None, case: str, out: Path | None, as_json: bool
 ) -> None:
-    """Compare two RUNs: what is slower and what is faster in B than in A, operation by operation."""
+    """Compare the time per operation of two RUNs: slower and faster in B than in A."""
     from hil.controller.analysis.profile.diff import compare_profiles
     from hil.controller.analysis.profile.show import plot_diff, print_diff
     from hil.controller.analysis.profile.trace import write_comparison
@@ -165,11 +172,13 @@ def diff(
 
 @profile.command(epilog="Example: hil profile merge rpi4 rpi5 --trace boards.pftrace.gz")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--trace", required=True, type=_FILE, metavar="FILE", help="Where it goes: .pftrace or .pftrace.gz.")
+@click.option(
+    "--trace", required=True, type=_FILE, metavar="FILE", help="Trace file to write: .pftrace or .pftrace.gz."
+)
 @_choice
 @json_option
 def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_json: bool) -> None:
-    """Write several profiles of this machine as one trace on its clock; each board has its own group of processes."""
+    """Merge several profiles of this machine into one trace on its clock, with a process group per board."""
     from hil.controller.analysis.profile.trace import write_trace
 
     found = [_read(run, case, out) for run in runs]
@@ -186,14 +195,14 @@ def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_js
     "--model",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The ONNX model: names its graph, and nodes that have no name of their own.",
+    help="ONNX model, for names of the graph and of unnamed nodes.",
 )
 @_choice
 @json_option
 def export(run: str, node_data: Path, by: str, model: Path | None, case: str, out: Path | None, as_json: bool) -> None:
-    """Write each node's time for Model Explorer, which then colours the model's graph by it.
+    """Export each node's time for Model Explorer, which colors the model's graph by it.
 
-    The time of an operation that several nodes were fused into cannot be divided: each of them has all of it.
+    The time of a fused operation cannot be divided: each of its nodes gets the full time.
     """
     from hil.controller.analysis.graphs.dispatches import timed_operations
     from hil.controller.analysis.graphs.values import of_totals
@@ -212,20 +221,20 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where it goes.",
+    help="Output path.",
 )
-@click.option("--model", default="", metavar="NAME", help="What ran (default: the file's name).")
-@click.option("--board", default="elsewhere", show_default=True, metavar="NAME", help="Where it ran.")
+@click.option("--model", default="", metavar="NAME", help="Model name (default: the file's name).")
+@click.option("--board", default="elsewhere", show_default=True, metavar="NAME", help="Board name.")
 @click.option(
     "--unit",
     type=click.Choice(["ns", "us", "ms", "s"]),
     default="ns",
     show_default=True,
-    help="Of the times in the file, where the runtime was built with a clock of its own.",
+    help="Time unit in the file, if the runtime uses a custom clock.",
 )
 @json_option
 def import_profile(file: Path, output: Path, model: str, board: str, unit: str, as_json: bool) -> None:
-    """Make a profile of an ETDump, which ExecuTorch's runtime wrote elsewhere: on a phone, say."""
+    """Create a profile from an ETDump of ExecuTorch's runtime on another machine, such as a phone."""
     from hil.controller.analysis.profile.collect import check_folder
     from hil.controller.analysis.profile.etdump_profile import profile_of
     from hil.controller.analysis.profile.store import write_profile

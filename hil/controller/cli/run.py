@@ -48,17 +48,17 @@ Examples:
 @iteration_options
 @limit_options
 @profile_options
-@click.option("--flagfile", type=FILE, metavar="FILE", help="An iree-run-module flag file.")
+@click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")
 @label_option
 @runs_option
-@click.option("--resume", default="", metavar="ID", help="Go on with a run that was cut off.")
+@click.option("--resume", default="", metavar="ID", help="Continue an interrupted run.")
 @json_option
 def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -> int:
-    """Compile MODELs, run them on a board, and compare the answers with a CPU reference.
+    """Compile MODELs, run them on a board, and compare the outputs with a CPU reference.
 
-    Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out. Where
-    --board, --runtime-hw-type or --runtime repeat, each combination is a target, and the answer is a table with a model
-    a row and a target a column.
+    Several models are compiled in parallel while the board runs. Results are stored continuously in --out. With several
+    values of --board, --runtime-hw-type or --runtime, each combination is a target, and the result is a table with a
+    row per model and a column per target.
     """
     from hil.controller.pipeline.options import Job
     from hil.controller.storage.runs import MATRIX, RunStore

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option, runs_option
 from hil.controller.cli.screen import answer, answer_matrix, print_cases
+from hil.errors import UsageError
 
 
 @group(epilog="Example: hil runs show latest")
@@ -25,13 +28,23 @@ def list_runs(out: Path | None, as_json: bool) -> None:
 
     rows = [{**row, "finished": bool(row["finished"])} for row in RunStore(out).summaries()]
     width = max((len(row["id"]) for row in rows), default=0)
-    # The time, in UTC, is in the run's name.
+    # The run's name contains the time in UTC.
     lines = [
         f"{row['id']:{width}}  {row['outcome'] or 'unfinished':15}  {row['board'] or '-':9}  {row['models']}"
         + (f"  ({row['origin']})" if row["origin"] else "")
         for row in rows
     ]
     answer(as_json, {"runs": rows}, *lines)
+
+
+def _print_cases(record: Mapping[str, Any]) -> None:
+    try:
+        print_cases(record)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        # The record is damaged or from a different program.
+        raise UsageError(
+            f"the record of run {record['id']} is damaged: {type(error).__name__}: {error}", hint="repeat the run"
+        ) from error
 
 
 @runs.command(epilog="Example: hil runs show latest")
@@ -41,7 +54,7 @@ def list_runs(out: Path | None, as_json: bool) -> None:
 def show(run: str, out: Path | None, as_json: bool) -> None:
     """Show a stored run, or a matrix of runs.
 
-    Name it by its ID, the beginning of it, `latest`, or its folder; of a matrix, one run by MATRIX/TARGET.
+    Specify an ID, the start of an ID, `latest`, a directory, or MATRIX/TARGET for one run of a matrix.
     """
     from hil.controller.storage.origin import origin_text
     from hil.controller.storage.runs import RECORD, RunStore
@@ -56,11 +69,13 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
     found = store.open(run)
     record = {**found.record, "folder": str(found.folder)}
     origin = origin_text(record.get("origin"))
-    answer(as_json, record, *([f"from {origin}"] if origin else []), show=lambda: print_cases(record))
+    answer(as_json, record, *([f"from {origin}"] if origin else []), show=lambda: _print_cases(record))
 
 
 @runs.command(epilog="Example: hil runs gc --keep 20")
-@click.option("--keep", default=20, show_default=True, type=click.IntRange(min=0), help="The newest runs to keep.")
+@click.option(
+    "--keep", default=20, show_default=True, type=click.IntRange(min=0), help="Number of newest runs to keep."
+)
 @click.option("--older-than", default=0.0, metavar="DAYS", help="Delete only runs older than this.")
 @runs_option
 @json_option

@@ -1,4 +1,4 @@
-"""The terminal: progress of cases and suites, and their results."""
+"""Terminal output: progress of cases and suites, and their results."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MESSAGE = 200
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on stdout."""
+    """Print a JSON document on stdout."""
     sys.stdout.write(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
 
 
 def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callable[[], object] | None = None) -> int:
-    """Print a verb's result (its document, or what ``show`` prints, and the lines); the exit code is the document's."""
+    """Print a command's result as JSON, or by ``show`` and ``lines``. Return the document's exit code."""
     if as_json:
         print_json({"schema": 1, **document})
     else:
@@ -44,11 +44,11 @@ def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callab
             show()
         for line in lines:
             click.echo(line)
-    return int(document.get("exit_code") or 0)  # of a run that has not ended there is none
+    return int(document.get("exit_code") or 0)  # unfinished runs have none
 
 
 def say(text: str) -> None:
-    """Print on stderr what goes on."""
+    """Print a message to stderr."""
     click.echo(text, err=True)
 
 
@@ -67,7 +67,7 @@ def print_cases(record: Mapping[str, Any]) -> None:
 
 
 def answer_matrix(as_json: bool, folder: Path | None, report: MatrixReport) -> int:
-    """Print a matrix; the exit code is the gravest of its targets'."""
+    """Print a matrix. Return the most severe exit code among the targets."""
     from hil.controller.storage.console import table_console
     from hil.controller.workloads.matrix.files import print_matrix
 
@@ -79,8 +79,8 @@ class Bars:
     """Progress bars on stderr, if that is a terminal. A context manager.
 
     Args:
-        quiet: show no bars even there, for ``--json``.
-        columns: names of the columns in :mod:`rich.progress`, or templates of texts, from left to right.
+        quiet: never show bars, for ``--json``.
+        columns: names of columns in :mod:`rich.progress`, or text templates, from left to right.
     """
 
     def __init__(self, quiet: bool, columns: Sequence[str], width: int) -> None:
@@ -89,7 +89,7 @@ class Bars:
 
     @property
     def are_shown(self) -> bool:
-        """Whether there is somebody to see them."""
+        """Whether bars are shown."""
         return self._progress is not None
 
     def note(self, text: str, style: str = "yellow") -> None:
@@ -98,12 +98,16 @@ class Bars:
             console = self._progress.console if self._progress else _console()
             console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
+    def interrupt(self, command: str) -> None:
+        """Print the command that resumes the work."""
+        self.note(f"interrupted; resume with: {command}")
+
     def add(self, description: str, total: float | None, **fields: Any) -> TaskID:
-        """Add a bar; its number."""
+        """Add a bar and return the ID."""
         return self._progress.add_task(description, total=total, **fields) if self._progress else cast("TaskID", 0)
 
     def update(self, bar: TaskID, **values: Any) -> None:
-        """Change a bar: what :meth:`rich.progress.Progress.update` takes."""
+        """Update a bar with arguments of :meth:`rich.progress.Progress.update`."""
         if self._progress:
             self._progress.update(bar, **values)
 
@@ -114,7 +118,7 @@ class Bars:
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """Hide the bars while the user is asked a question."""
+        """Hide the bars while hil asks the user a question."""
         assert self._progress is not None
         self._progress.stop()
         try:
@@ -146,14 +150,14 @@ def _progress(columns: Sequence[str], width: int) -> Progress:
 
 
 def _console() -> Console:
-    """The terminal's stderr. Rich is heavy: where nothing is shown, it is not imported."""
+    """Return a console on stderr. Import rich only here, because it is slow to import."""
     from hil.controller.storage.console import Console
 
     return Console(stderr=True)
 
 
 class Screen(Bars):
-    """A line with a bar for each case."""
+    """Progress with a line and a bar per case."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet, ("spinner", "{task.description}", "bar", "{task.fields[stage]}", "time"), 24)
@@ -187,12 +191,12 @@ class SuiteScreen(Bars):
         self._lost: set[str] = set()
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
-        """Set the number of cases, and those that ended before. A matrix begins a suite for each target."""
+        """Set the number of cases, and the cases from an earlier part. A matrix calls this per target."""
         self._counts = Counter(record.outcome for record in done)
         self.update(self._task, total=total, completed=len(done), description=self._counts_text())
 
     def end(self, record: CaseRecord) -> None:
-        """Count a case that has ended, and print it if it failed; of cases that a lost board ends, only the first."""
+        """Count a finished case, and print it if it failed. Of cases with the same lost board, print only the first."""
         self._counts[record.outcome] += 1
         self.update(self._task, advance=1, description=self._counts_text())
         if record.outcome in _QUIET:

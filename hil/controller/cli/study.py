@@ -1,4 +1,4 @@
-"""`hil study`: take training steps through several compilers."""
+"""`hil study`: take training steps through multiple compilers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hil.errors import UsageError, did_you_mean
 
 @group()
 def study() -> None:
-    """Take training steps through several compilers, and compare them with TensorFlow's own training.
+    """Run training steps through several compilers, and compare with TensorFlow's training.
 
     See docs/tfcompile.md.
     """
@@ -40,17 +40,17 @@ def study() -> None:
     default="tfcompile,iree",
     show_default=True,
     metavar="NAME,...",
-    help="tfcompile and iree, in the order of the table's rows.",
+    help="Compilers in row order: tfcompile, iree.",
 )
-@click.option("--experiment", "only", multiple=True, metavar="NAME", help="Only this one. Repeats.")
-@click.option("--steps", default=5, show_default=True, help="Training steps to compare.")
+@click.option("--experiment", "only", multiple=True, metavar="NAME", help="Only this experiment. Repeatable.")
+@click.option("--steps", default=5, show_default=True, help="Number of training steps to compare.")
 @run_option("seed")
 @run_option("rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
 @run_option("atol", help="Absolute tolerance (default: by dtype, scale and noise of the tensor).")
 @run_options("accept", "allow_blind", "no_fallback")
 @board_options
 @wait_option
-@run_option("timeout", default=300.0, help="Limit of loading, and of each step.")
+@run_option("timeout", default=300.0, help="Timeout for loading, and for each step.")
 @label_option
 @click.option(
     "-o",
@@ -59,15 +59,15 @@ def study() -> None:
     default=Path("hil-study"),
     show_default=True,
     metavar="DIR",
-    help="Where the table (study.json, .csv, .md) and everything else is stored, as it comes.",
+    help="Directory for the table (study.json, .csv, .md) and all other results.",
 )
 @verbose_option
-@click.option("--resume", is_flag=True, help="Keep the rows that --out has already.")
+@click.option("--resume", is_flag=True, help="Keep finished rows in --out.")
 @json_option
 def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **settings: Any) -> int:
-    """Take the experiments of a STUDY through compilers onto a board, and compare every training step.
+    """Run the experiments of a STUDY with compilers on a board, and compare every training step.
 
-    A row for each experiment and compiler has the stage that failed and its message, or how close the values are.
+    Each experiment and compiler has a row with the failed stage and its message, or the differences of the values.
     """
     from hil.controller.storage.console import table_console
     from hil.controller.workloads.study.record import Asked, read_study, summary
@@ -79,7 +79,7 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     for name in ways:
         if name not in WAYS:
             hint = f"{did_you_mean(name, WAYS)}one of {', '.join(WAYS)}"
-            raise UsageError(f"a study has no compiler {name!r}", hint=hint)
+            raise UsageError(f"unknown compiler {name!r}", hint=hint)
     asked = Asked(
         read_study(folder, only),
         list(dict.fromkeys(ways)),

@@ -1,4 +1,4 @@
-"""`hil suite`: run suites of cases through a flow, compare runs, and keep expected failures."""
+"""`hil suite`: run suites of cases through a flow, compare runs, and update expected failures."""
 
 from __future__ import annotations
 
@@ -47,32 +47,32 @@ case_options = options(
         "filters",
         multiple=True,
         metavar="PATTERN",
-        help="Only cases whose id matches, or holds a word without wildcards; =ID is that one. Repeats.",
+        help="Only cases with a matching ID: wildcards, part of an ID, or =ID. Repeatable.",
     ),
-    click.option("--layers/--no-layers", default=True, show_default=True, help="Also a case for each layer."),
+    click.option("--layers/--no-layers", default=True, show_default=True, help="Also run each layer as a case."),
     group_option,
     click.option(
         "--layer-inputs",
         type=click.Choice(["real", "random"]),
         default="real",
         show_default=True,
-        help="Layers run on what the reference computed, or on random values in its range.",
+        help="Layer inputs: the reference's values, or random values in their range.",
     ),
     click.option(
         "--merge",
         type=click.Choice(["content", "shape", "none"]),
         default="content",
         show_default=True,
-        help="Layers that are one case: of the same weights and inputs; of one shape, whatever they hold; none.",
+        help="Merge layers with equal weights and inputs, or with equal shapes, into one case; or none.",
     ),
-    click.option("--no-merge", "merge", flag_value="none", help="The same as --merge none."),
+    click.option("--no-merge", "merge", flag_value="none", help="Same as --merge none."),
 )
 suite_options = options(case_options, run_option("dims"))
 
 
 @group(epilog="Example: hil suite run @models --flow iree")
 def suite() -> None:
-    """Run suites of models and their layers, keep expected failures, and compare runs."""
+    """Run suites of models and layers, maintain expected failures, and compare runs."""
 
 
 @suite.command(
@@ -84,14 +84,14 @@ Examples:
 @click.argument("source", required=False, metavar="@operators|@models|PATH")
 @flow_option("iree", repeats=True)
 @suite_options
-@click.option("--only-expected-failures", is_flag=True, help="Only what expected.toml says will fail.")
+@click.option("--only-expected-failures", is_flag=True, help="Only run the expected failures in expected.toml.")
 @boards_options
 @click.option(
     "-j",
     "jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Compile so many at a time (default: cores); with --board farm:..., use so many boards (default: 1).",
+    help="Number of parallel compilations (default: cores) or, with --board farm:..., of boards (default: 1).",
 )
 @run_options("seed", "references", "require_independent")
 @tolerance_options
@@ -104,23 +104,23 @@ Examples:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Run a mismatch N more times, on the same board and on another: always wrong, flaky, or one bad board?",
+    help="Rerun mismatches N times, on the same and another board, to detect flaky cases and bad boards.",
 )
-@click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well.")
+@click.option("--keep-all", is_flag=True, help="Also store the tensors of passed cases.")
 @cache_options
 @verbose_option
 @profile_options
 @fault_option
 @label_option
-@click.option("--out", type=FILE, metavar="DIR", help="The run's folder (default: hil-suites/...).")
-@click.option("--resume", type=FILE, metavar="DIR", help="Go on with a run that was cut off.")
+@click.option("--out", type=FILE, metavar="DIR", help="Directory for the run (default: hil-suites/...).")
+@click.option("--resume", type=FILE, metavar="DIR", help="Continue an interrupted run.")
 @json_option
 def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None, **settings: Any) -> int:
-    """Run a suite: the ONNX node tests, hil's own models, or the models at PATH and every layer of them.
+    """Run a suite: the ONNX node tests, hil's models, or the models at PATH and all their layers.
 
-    Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML. Where
-    --flow or --runtime-hw-type repeat, or --board with --each-board, each combination is a target, with a run of its
-    own in that folder, and the report has a case a row and a target a column.
+    Results are stored continuously in the run's directory: results.jsonl, then CSV, JUnit, Markdown and HTML. With
+    several values of --flow or --runtime-hw-type, or of --board with --each-board, each combination is a target with a
+    separate run in that directory. The report has a row per case and a column per target.
     """
     from hil.controller.storage.console import Console
     from hil.controller.storage.runs import MATRIX
@@ -128,7 +128,9 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     from hil.controller.workloads.suites.reports.summary import print_summary
 
     if (source is None) == (resume is None):
-        raise UsageError("name a suite, or a run to --resume", hint="hil suite run @models, or hil suite run --help")
+        raise UsageError(
+            "a suite or --resume is required", hint="for example hil suite run @models; see hil suite run --help"
+        )
     if resume is not None:
         refuse_beside_resume("resume", "as_json")
     settings |= profiled_counts(settings)
@@ -153,13 +155,16 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     if stored.head["ids"]:
         print_summary(Console(), stored.folder)
     else:
-        chosen = " that the options choose" if stored.head["suite_ids"] else ""
+        chosen = " that match the options" if stored.head["suite_ids"] else ""
         say(f"hil: nothing ran: {stored.head['source']} has no cases{chosen}")
     return int(stored.head["exit_code"])
 
 
 def _targets(settings: dict[str, Any]) -> tuple[Target, ...]:
-    """The targets that repeated options make. Without --each-board several boards are one, and share its cases."""
+    """Return the targets of repeated options.
+
+    Without --each-board multiple boards are a single target and share the cases.
+    """
     each = settings.pop("each_board")
     boards = settings["board"] = settings["boards"] if each else ()
     targets = split_targets(settings, "flow", "board", "hw_type")
@@ -176,7 +181,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     folders = {"run": settings.pop("profile"), "compile": settings.pop("compile_time_profile")}
     profiles = {kind: str(folder.absolute()) for kind, folder in folders.items() if folder}
     if len(profiles) > len(set(profiles.values())):
-        raise UsageError("--profile and --compile-time-profile each need a folder of their own")
+        raise UsageError("--profile and --compile-time-profile need different directories")
     names = specs_of(CaseSettings)
     how = with_project(Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
@@ -189,7 +194,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 @suite_options
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
-    """List a suite's cases. PATH is a model, or a folder of models."""
+    """List a suite's cases. PATH is a model, or a directory of models."""
     from hil.controller.models.flows import load_flow
     from hil.controller.workloads.suites.request import Request
     from hil.controller.workloads.suites.sources import open_suite
@@ -207,13 +212,13 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
 
 @suite.command(epilog="Example: hil suite expect hil-suites/latest-run --update")
 @click.argument("folder", type=FOLDER, metavar="RUN")
-@click.option("--update", is_flag=True, help="Rewrite the file; without it, show what would change.")
-@click.option("--file", "path", type=FILE, metavar="FILE", help="The file (default: the suite's own).")
+@click.option("--update", is_flag=True, help="Rewrite the file (default: show the changes).")
+@click.option("--file", "path", type=FILE, metavar="FILE", help="File to update (default: the suite's file).")
 def expect(folder: Path, update: bool, path: Path | None) -> None:
     """Update the list of expected failures from a RUN.
 
-    Reasons and issues of entries stay; cases that pass now are removed; cases, flows and boards that the RUN did not
-    include stay as they are.
+    Keeps reasons and issues of entries. Removes cases that now pass. Does not change cases, flows and boards that are
+    not in the RUN.
     """
     from hil.controller.workloads.suites.job import expect_from
 
@@ -224,10 +229,10 @@ def expect(folder: Path, update: bool, path: Path | None) -> None:
 @suite.command(epilog="Example: hil suite diff hil-suites/monday hil-suites/tuesday --json")
 @click.argument("first", type=FOLDER, metavar="RUN1")
 @click.argument("second", type=FOLDER, metavar="RUN2")
-@click.option("--markdown", is_flag=True, help="As Markdown, for a CI job's summary.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a CI job's summary.")
 @json_option
 def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
-    """Compare RUN1 with RUN2: what broke, what was fixed, and what changed by how much.
+    """Compare RUN1 with RUN2: broken and fixed cases, and sizes of changes.
 
     Exits with 1 if a case broke, or a new case fails.
     """
@@ -244,14 +249,14 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 
 @suite.command(epilog="Example: hil suite matrix hil-suites/sim hil-suites/rpi5 --out both")
 @click.argument("folders", nargs=-1, required=True, type=FOLDER, metavar="RUN...")
-@click.option("--out", type=FOLDER, metavar="DIR", help="Write matrix.csv, .md and .html, and junit.xml here.")
-@click.option("--markdown", is_flag=True, help="As Markdown, for a CI job's summary.")
+@click.option("--out", type=FOLDER, metavar="DIR", help="Write matrix.csv, .md and .html, and junit.xml to DIR.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a CI job's summary.")
 @json_option
 def matrix(folders: tuple[Path, ...], out: Path | None, markdown: bool, as_json: bool) -> int:
-    """Show stored RUNs side by side: a case a row, a run a column, and the rows that differ marked.
+    """Compare stored RUNs in a table: a row per case, a column per run, with differing rows marked.
 
-    A RUN is of `hil suite run`, `hil run`, `hil bundle run` or pytest's --hil-out, and of a matrix all its targets. The
-    exit code is the gravest of the runs'.
+    A RUN is created by `hil suite run`, `hil run`, `hil bundle run` or pytest's --hil-out; a matrix adds all its
+    targets. Exits with the most severe exit code of the runs.
     """
     from hil.controller.workloads.matrix.files import matrix_markdown, write_matrix
     from hil.controller.workloads.matrix.report import matrix_of
@@ -268,7 +273,7 @@ def matrix(folders: tuple[Path, ...], out: Path | None, markdown: bool, as_json:
 @suite.command(epilog="Example: hil suite report hil-suites/monday")
 @click.argument("folder", type=FOLDER, metavar="RUN")
 def report(folder: Path) -> None:
-    """Write a RUN's reports again from its results, and show its summary. A RUN may be a matrix."""
+    """Regenerate a RUN's reports from its results, and show its summary. A RUN may be a matrix."""
     from hil.controller.storage.console import Console
     from hil.controller.storage.runs import MATRIX
     from hil.controller.workloads.suites.reports import write_reports

@@ -1,4 +1,4 @@
-"""`hil trace`: stored traces of a module's calls, made again on boards, compared, shown."""
+"""`hil trace`: replay stored traces on boards, compare and show them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _TRACE = click.argument("trace", type=FILE)
 
 @group(epilog="Example: hil trace run hil-traces/Module/iree_llvmcpu/traces/predict --board root@10.0.0.7")
 def trace() -> None:
-    """Make the calls of a stored trace again on any board, and compare traces call by call.
+    """Replay the calls of a stored trace on any board, and compare traces call by call.
 
-    Tests of modules store traces (docs/traces.md). A TRACE is its folder, with trace.json.
+    Module tests store traces (docs/traces.md). A TRACE is a directory with trace.json.
     """
 
 
@@ -42,7 +42,7 @@ def trace() -> None:
     "--against",
     type=FILE,
     metavar="TRACE",
-    help="The trace whose outputs are expected (default: the reference that TRACE was compared with).",
+    help="Trace with the expected outputs (default: the reference of TRACE).",
 )
 @run_options("compile_flags")
 @cache_options
@@ -54,11 +54,11 @@ def trace() -> None:
 @runs_option
 @json_option
 def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> int:
-    """Compile what a TRACE called for a board, and make all its calls there, in order, with their state.
+    """Compile the functions of a TRACE for a board, and replay all calls in order, with their state.
 
-    What a call assigns goes into the calls after it, and is compared like what it returns. Everything is stored as it
-    comes, as `hil run` does; the folder `trace` of the run is a trace of this board. Where --board or --runtime-hw-type
-    repeat, each is a target, and the answer is a table with a call a row and a target a column.
+    Values assigned by a call are inputs of later calls, and are compared like outputs. Results are stored continuously
+    as with `hil run`; the run's directory `trace` is a trace of this board. With several values of --board or
+    --runtime-hw-type, each is a target, and the result is a table with a row per call and a column per target.
     """
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.bundles.show import print_run
@@ -82,10 +82,10 @@ def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> in
 @runs_option
 @json_option
 def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any) -> int:
-    """Compare the calls of A with those of B, the reference: traces of any backends, boards and machines.
+    """Compare the calls of A with those of B, the reference. Traces may be from any backend, board and machine.
 
-    Each is a trace's folder, the ID of a run of `hil trace run`, or a folder of traces, of which those are compared
-    that lie alike in both.
+    Each is a trace directory, the ID of a `hil trace run`, or a directory of traces; traces at equal relative paths are
+    compared.
     """
     from hil.compare.tolerance import check_tolerance
     from hil.controller.pipeline.accepting import load_rules
@@ -104,7 +104,7 @@ def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any)
 @runs_option
 @json_option
 def show(trace: Path, out: Path | None, as_json: bool) -> int:
-    """Show a TRACE: the calls with their tensors, what they assigned, and who computed."""
+    """Show a TRACE: calls with tensors, assigned values and backend."""
     from hil.controller.workloads.traces.stored import describe, load_one
 
     found, folder = load_one(trace, out)

@@ -1,4 +1,4 @@
-"""`hil web`: pages of what is stored."""
+"""`hil web`: serve pages of stored results."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ from hil.errors import UsageError
 
 @group(invoke_without_command=True, epilog="Example: hil web --runs hil-runs --runs hil-suites")
 @click.option(
-    "--runs", multiple=True, type=FOLDER, metavar="DIR", help="A folder of what is stored (default: .); repeats."
+    "--runs", multiple=True, type=FOLDER, metavar="DIR", help="Directory of stored results (default: .). Repeatable."
 )
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
-@click.option("--port", default=8790, show_default=True, type=click.IntRange(0, 65535), help="0 is any that is free.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option(
+    "--port",
+    default=8790,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 is any free port.",
+)
 @click.option(
     "--token",
     metavar="TEXT",
     envvar="HIL_WEB_TOKEN",
-    help="What shows who may change things, and on other addresses than loopback who may look.",
+    help="Token required to change anything, and to view pages from another machine.",
 )
 @click.option(
     "--farm",
     default="",
     metavar="URL|local",
-    help="Also a farm's boards, queue and results: HOST:PORT (HIL_FARM_TOKEN, HIL_FARM_CA), or this machine's own.",
+    help="Also show a farm: HOST:PORT (with HIL_FARM_TOKEN, HIL_FARM_CA), or this machine's farm.",
 )
 @click.option(
-    "--published", type=FOLDER, metavar="DIR", help="Where it is kept what hil publish sends (default: RUNS/published)."
+    "--published", type=FOLDER, metavar="DIR", help="Directory for published sessions (default: RUNS/published)."
 )
-@click.option("--published-gb", default=64.0, show_default=True, metavar="GB", help="What all of that may take.")
+@click.option("--published-gb", default=64.0, show_default=True, metavar="GB", help="Size limit of published sessions.")
 @click.pass_context
 def web(
     context: click.Context,
@@ -46,10 +52,10 @@ def web(
     published: Path | None,
     published_gb: float,
 ) -> None:
-    """Show what is stored in a browser: sessions, comparisons, history, tensors, graphs, traces. Ctrl-C ends it.
+    """Show stored results in a browser until Ctrl-C: sessions, comparisons, history, tensors, graphs, traces.
 
-    Nothing is sent anywhere, and no page fetches anything from elsewhere. With --farm also boards and the queue:
-    what its token may, whoever has the address that is printed may do there.
+    Sends no data anywhere, and pages load nothing from other servers. --farm adds boards and the queue: users with the
+    printed address have all permissions of the farm token.
     """
     if context.invoked_subcommand:
         return
@@ -58,40 +64,42 @@ def web(
         from hil.controller.web.security import SHORTEST_TOKEN, Access, is_loopback
         from hil.controller.web.server import serve
     except ModuleNotFoundError as error:
-        raise UsageError(f"hil web needs {error.name}", hint="pip install 'hil[web]'") from error
+        raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
 
     from hil.controller.farm.paths import farm_address, farm_home, own_address
 
     roots = runs or (Path(),)
     for root in roots:
         if not root.is_dir():
-            raise UsageError(f"{root} is no folder", hint="name the folder that runs are stored in")
+            raise UsageError(f"{root} is not a directory", hint="specify the directory with stored runs")
     if token is not None and not token.strip():
         raise UsageError(
-            "the token is empty, so nobody could change or publish anything",
-            hint="python -c 'import secrets; print(secrets.token_urlsafe())' > token makes one; without --token pages "
-            "of loopback are read alone",
+            "empty --token: changes and publishing would be impossible",
+            hint="create a token: python -c 'import secrets; print(secrets.token_urlsafe())' > token; without --token, "
+            "pages on loopback are read-only",
         )
-    token = (token or "").strip()  # no header has a space around it
+    token = (token or "").strip()  # HTTP strips spaces around header values
     if not (token or farm or is_loopback(host)):
-        raise UsageError(f"{host} is reached from other machines: a token is needed", hint="--token, or HIL_WEB_TOKEN")
+        raise UsageError(
+            f"--host {host} requires a token: other machines can reach it", hint="use --token or HIL_WEB_TOKEN"
+        )
     if token and not is_loopback(host) and len(token) < SHORTEST_TOKEN:
         raise UsageError(
-            f"a token that other machines may try has {SHORTEST_TOKEN} characters or more",
-            hint="python -c 'import secrets; print(secrets.token_urlsafe())' makes one",
+            f"token too short: access from other machines requires at least {SHORTEST_TOKEN} characters",
+            hint="create a token: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     if not 0 <= published_gb < 1e9:
-        raise UsageError(f"--published-gb {published_gb} is no size")
+        raise UsageError(f"invalid --published-gb {published_gb}: expected a size from 0 to 1e9")
     store = PublishedStore((published or roots[0] / PUBLISHED).resolve(), int(published_gb * 1e9))
     made = secrets.token_urlsafe(24) if farm and not token and is_loopback(host) else ""
 
     def listening(address: str) -> None:
-        click.echo(f"{address}{f'?token={made}' if made else ''}\nCtrl-C ends this.")
+        click.echo(f"{address}{f'?token={made}' if made else ''}\nStop with Ctrl-C.")
 
     where = own_address if farm == "local" else lambda: farm_address(farm)
     name = str(farm_home()) if farm == "local" else farm
     if farm and farm != "local":
-        where()  # what is missing to call it is said now
+        where()  # report missing connection settings now
     access = Access(host, token or made)
     serve(roots, access, port, listening=listening, farm=where if farm else None, farm_name=name, published=store)
 

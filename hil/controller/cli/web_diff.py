@@ -1,4 +1,4 @@
-"""`hil web diff`: two files beside each other in a browser."""
+"""`hil web diff`: compare two files in a browser."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from hil.errors import UsageError
 @command(epilog="Example: hil web diff actual.npy expected.npy")
 @click.argument("a", type=FILE, metavar="A")
 @click.argument("b", type=FILE, metavar="B")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Where to listen (default: any that is free).")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port to listen on (default: any free port).")
 @click.option(
-    "--open/--no-browser", "opens", default=True, help="Open the page in a browser, or print its address alone."
+    "--open/--no-browser", "opens", default=True, help="Open the page in a browser, or only print its address."
 )
 def diff(a: Path, b: Path, port: int, opens: bool) -> None:
-    """Look at two .npy files beside each other, element by element; B is the reference. Ctrl-C ends it.
+    """Compare two .npy files by element in a browser until Ctrl-C; B is the reference.
 
-    It is served on this machine alone. To look from another one: ssh -L PORT:127.0.0.1:PORT HOST, with the --port
-    given here.
+    The page is only served locally. To view it from another machine: ssh -L PORT:127.0.0.1:PORT HOST, with this --port.
     """
     try:
         from hil.controller.web.pair import serve_pair
     except ModuleNotFoundError as error:
-        raise UsageError(f"hil web needs {error.name}", hint="pip install 'hil[web]'") from error
+        raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
 
     from hil.controller.analysis.profile.perfetto import has_screen
 
     def listening(address: str) -> None:
-        click.echo(f"{address}\nCtrl-C ends this.")
+        click.echo(f"{address}\nStop with Ctrl-C.")
         if opens and has_screen():
-            # Some browsers occupy the terminal until they end.
+            # Some browsers block the terminal until they exit.
             threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
 
     serve_pair(a, b, port, listening=listening)
