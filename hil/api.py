@@ -1,4 +1,4 @@
-"""The library's two verbs: :func:`connect` to a board, :func:`run` a model on it."""
+"""Library functions to :func:`connect` to a board and :func:`run` a model on it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ def connect(
     faults: Sequence[str] = (),
     wait_s: float = 60.0,
 ) -> Board:
-    """Connect to a board and take it: a context manager that gives it back.
+    """Connect to a board and lock it. Use as a context manager that releases the board.
 
     Args:
-        board: a board's name, a config file, or an address: ``USER@HOST[:PORT]``, ``unix:PATH``, ``HOST:PORT``, or
-            ``farm:SELECTOR`` for one that the lab farm lends; "" is what ``HIL_BOARD`` names, else the simulator.
-        hw_type: for an address: the board config to use; without a board: the kind of simulator.
-        runtime: the one that is going to be used, where an agent has to be put on the board; "" is the config's.
-        faults: for a simulator: faults to switch on, such as ``crash``.
-        wait_s: how long to wait while somebody else has it.
+        board: board name, config file, or address: ``USER@HOST[:PORT]``, ``unix:PATH``, ``HOST:PORT``, or
+            ``farm:SELECTOR`` for a board from the lab farm. "" uses ``HIL_BOARD``, or else the simulator.
+        hw_type: with an address, the board config to use; without a board, the kind of simulator.
+        runtime: runtime to install if the board needs an agent; "" uses the config's.
+        faults: simulator faults to inject, such as ``crash``.
+        wait_s: timeout in seconds while the board is in use.
 
     Raises:
-        UsageError: there is no such board, or an argument is of the wrong kind.
-        BoardUnreachable, BoardRefused, BoardBusy: it does not answer, does not let us in, or is not free in time.
+        UsageError: the board is unknown, or an argument is invalid.
+        BoardUnreachable, BoardRefused, BoardBusy: the board does not respond, rejects the connection, or is
+            still in use after the timeout.
     """
     where = checked("board", board, ("a board's name, address or config file", PATH[1]))
     choice = choose(board if isinstance(board, str) else str(where), checked("hw_type", hw_type, TEXT))
@@ -71,23 +72,22 @@ def run(
     context: RunContext | None = None,
     **options: Any,
 ) -> Case:
-    """Compile a model, run it on a board and compare it with its reference.
+    """Compile a model, run it on a board and compare its outputs with a reference.
 
     Args:
-        model: the path of a model's file, or a ``torch.nn.Module`` or ``torch.export.ExportedProgram`` itself.
-        board: from :func:`connect`.
-        inputs: name -> tensor, or texts as ``hil run --input`` takes; the rest is seeded random. Of a module they are
-            the arguments of its ``forward``, positional as a sequence or by keyword as a mapping, and all are needed.
-        context: a cache and isolated processes to share between runs; a new one where None. (``shop`` before.)
+        model: path of a model file, a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``.
+        board: result of :func:`connect`.
+        inputs: name -> tensor, or texts as in ``hil run --input``; missing inputs are seeded random. For a
+            module, all arguments of its ``forward``: positional as a sequence, or by keyword as a mapping.
+        context: cache and isolated processes to share between runs; None creates new ones. (Formerly ``shop``.)
         options: fields of :class:`hil.controller.pipeline.stages.Options`.
 
     Returns:
-        The case: true when it passed, with ``outcome``, ``reason``, ``result``, ``references``, ``verdicts``,
-        ``timings`` and, where a stage failed, ``error``.
+        The case, which is true if it passed. It has ``outcome``, ``reason``, ``result``, ``references``,
+        ``verdicts``, ``timings`` and, if a stage failed, ``error``.
 
     Raises:
-        UsageError: there is no such option or file, an argument is of the wrong kind, or the model does not take these
-            inputs.
+        UsageError: an option, file or argument is invalid, or the inputs do not match the model.
     """
     try:
         case = _run(model, board, inputs, context, options)
@@ -116,11 +116,11 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
     chosen = options_of({"inputs": inputs, **options})
     if not all(hasattr(board, name) for name in ("config", "push", "load")):
         raise UsageError(
-            f"board must be what hil.connect returns, got {board!r:.80}",
+            f"board must be the result of hil.connect, got {board!r:.80}",
             hint="with hil.connect('sim') as board: hil.run(model, board)",
         )
     if board.closed:
-        raise UsageError(f"{board.name} was given back", hint="connect to it again")
+        raise UsageError(f"board {board.name} was released", hint="reconnect with hil.connect")
     if not isinstance(context, RunContext | None):
         raise UsageError(
             f"context must be a RunContext (hil.controller.storage.run_context) or None, got {context!r:.80}"
@@ -132,7 +132,7 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
         if context is None:
             context = RunContext(Cache(), stack.enter_context(Isolated()))
         elif chosen.recompute or chosen.debug_ir is not None:
-            # A cache makes things anew once for all who ask it to: here every call asks for itself.
+            # A cache recomputes an entry only for the first request. With a new cache, every call recomputes.
             context = replace(context, cache=Cache(context.cache.root))
         folder = Path(stack.enter_context(temporary_folder("hil-")))
         (folder / "logs").mkdir()

@@ -1,6 +1,7 @@
-"""The types that packages use to add to hil, and the errors that they raise (docs/extending.md): names that stay.
+"""Stable names for plugins: types to extend hil with, and errors to raise (docs/extending.md).
 
-A runtime is loaded on the board, where there is no controller: it takes :class:`hil.agent.runtimes.Runtime` from there.
+Runtimes load on the board, which has no controller, so they import :class:`hil.agent.runtimes.Runtime` from
+its module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Testing: traces of modules on several backends, and the pytest plugin.
 
-Nothing is imported before it is used: pytest loads its plugin from here wherever hil is installed.
+Submodules are imported lazily, because pytest loads the plugin from this package in every environment with hil.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The pytest plugin: models in a folder become tests, and a user's own tests can ask for each stage of their way.
+"""The pytest plugin: models in a directory become tests, and user tests can use fixtures for each stage of a case.
 
-Loaded by every pytest that finds hil installed, so nothing heavy is imported here, and nothing happens where the ini
-setting ``hil_models`` is not set.
+Every pytest run in an environment with hil loads this module, so it imports nothing heavy. The plugin is inactive
+unless the ini setting ``hil_models`` is set.
 
-There is a fixture for each stage of a case: what a user's own test asks for is made, and what it needs before that. A
-stage that fails is the test's error; what a test does with a result that differs is its own affair. Any fixture can be
-replaced in a conftest, and what comes after it takes what the replacement gives.
+A fixture runs the stage with that name and all stages before. If a stage fails, the test errors. A test decides itself
+how to handle a mismatch. A conftest can replace any fixture; later stages then use the replacement's value.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ MARKER = (
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Options and ini settings."""
+    """Add options and ini settings."""
     add_options(parser, pluginmanager.get_plugin("pytestconfig"))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
-    """A conftest that wants a name of ours for its own option is told so, without a traceback."""
+    """Report an option conflict between hil and a conftest without a traceback."""
     try:
         return (yield)
     except CONFLICTS as error:
@@ -54,7 +53,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where models are named, add what turns them into tests."""
+    """Register the marker and, if ``hil_models`` is set, the hooks that turn models into tests."""
     config.addinivalue_line("markers", MARKER)
     config.pluginmanager.register(BackendRows(config), "hil-backend-rows")
     _let_prompts_through(config)
@@ -69,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A user's own test that asks for a fixture of ours."""
+    """Parametrize a user test that uses a fixture of hil."""
     if "hil_case" in metafunc.fixturenames:
         from hil.testing.pytest_plugin.hooks import multiply
 
@@ -77,7 +76,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _let_prompts_through(config: pytest.Config) -> None:
-    """A board may ask for a password: whoever runs pytest in a terminal sees that, captured output or not."""
+    """Show password prompts of boards in the terminal even if pytest captures output."""
     from hil.controller.storage import prompts
 
     if capture := config.pluginmanager.getplugin("capturemanager"):
@@ -97,7 +96,7 @@ def _let_prompts_through(config: pytest.Config) -> None:
 
 @pytest.fixture
 def hil_case(request: pytest.FixtureRequest) -> HilCase:
-    """The case: a model or one of its layers (``spec.model``, ``spec.layer``, ``spec.op``), and its ``target``."""
+    """The case: a model or a layer (``spec.model``, ``spec.layer``, ``spec.op``), and its ``target``."""
     case: HilCase = request.param if hasattr(request, "param") else request.node.case
     return case
 
@@ -114,7 +113,7 @@ def _hil_run(hil_case: HilCase, request: pytest.FixtureRequest) -> Iterator[Case
 
 @pytest.fixture
 def hil_model(_hil_run: CaseRun) -> Model:
-    """The model as it was read: its inputs and outputs, its digest."""
+    """The imported model: its inputs, outputs and digest."""
     return _hil_run.model()
 
 
@@ -122,48 +121,48 @@ def hil_model(_hil_run: CaseRun) -> Model:
 def hil_artifact(_hil_run: CaseRun, hil_model: Model, request: pytest.FixtureRequest) -> Artifact:
     """The program, compiled for the board."""
     if _hil_run.config is None:
-        # Only the board knows what to compile for: it has to be the one that runs the program.
+        # Only the board knows the compile target, so compile for the board that will run the program.
         request.getfixturevalue("hil_board")
     return _hil_run.compile()
 
 
 @pytest.fixture
 def hil_inputs(_hil_run: CaseRun, hil_model: Model) -> Mapping[str, Array]:
-    """The inputs by name; nothing where only the board knows what the model takes."""
+    """The inputs by name; empty if only the board knows the model's inputs."""
     return _hil_run.case.inputs or {}
 
 
 @pytest.fixture
 def hil_board(_hil_run: CaseRun) -> Iterator[Board]:
-    """A board, the test's alone until it is over."""
+    """A board for exclusive use until the test ends."""
     with _hil_run.borrow() as session:
         yield session.board
 
 
 @pytest.fixture
 def hil_result(_hil_run: CaseRun, hil_artifact: Artifact, hil_inputs: Mapping[str, Array]) -> RunResult:
-    """What the board gave: outputs, times of its own clock, provenance."""
+    """The board's result: outputs, times on the board's clock, provenance."""
     return _hil_run.run(hil_artifact, hil_inputs)
 
 
 @pytest.fixture
 def hil_reference(_hil_run: CaseRun, hil_inputs: Mapping[str, Array]) -> RunResult:
-    """What the CPU reference gave for the same inputs, or what the model's folder says is expected."""
+    """The CPU reference's result for the same inputs, or the expected outputs in the model's directory."""
     return _hil_run.run_reference(hil_inputs)
 
 
 @pytest.fixture
 def hil_verdict(_hil_run: CaseRun, hil_result: RunResult, hil_reference: RunResult) -> Verdict:
-    """The result beside the reference: true where every output agrees, with the statistics of each."""
+    """The result compared with the reference, with statistics of each output. True if all outputs match."""
     return _hil_run.verdict(hil_result, hil_reference)
 
 
 @pytest.fixture
 def hil_compare(_hil_run: CaseRun, request: pytest.FixtureRequest) -> Callable[..., Verdict]:
-    """A function that fails the test where two results differ, with a table of how.
+    """A function that compares two results and fails the test with a table if they differ.
 
-    ``hil_compare()`` compares the result with the reference as the suite does, expected failures included;
-    ``hil_compare(hil_result, other, rtol=1e-2)`` any two, in a tolerance of the test's own. Returns the verdict.
+    ``hil_compare()`` compares the result with the reference like the suite, including expected failures.
+    ``hil_compare(hil_result, other, rtol=1e-2)`` compares any two results with a given tolerance. Returns the verdict.
     """
 
     def compare(

@@ -1,4 +1,4 @@
-"""A test that compares a trace on several backends has a row for each in JUnit's XML; what was skipped is told."""
+"""Add rows per backend to JUnit XML for tests that compare traces, and report skipped backends."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 class BackendResult(Protocol):
-    """What a trace came to on one backend."""
+    """Result of a trace on one backend."""
 
     @property
     def record(self) -> CaseRecord:
-        """The outcome and the reason."""
+        """The record, with outcome and reason."""
 
     @property
     def outcome(self) -> Outcome:
-        """The record's."""
+        """The record's outcome."""
 
     @property
     def backend_id(self) -> str:
-        """The backend's name, numbered where there are several of it."""
+        """The backend's name, with a number if it was requested several times."""
 
     def lines(self) -> list[str]:
-        """What is wrong, for people."""
+        """Return the readable problems."""
 
 
-# Of a test's last report: a row a backend. xdist hands on whatever JSON can say.
+# Attribute of a test's last report: the rows of backends. xdist transfers JSON values.
 _ROWS = "hil_backends"
 _KEPT = pytest.StashKey[list[dict[str, Any]]]()
 _PASSED: Literal["passed"] = "passed"
@@ -41,7 +41,7 @@ _FAILED, _SKIPPED = "failed", "skipped"
 
 
 def add_rows(item: pytest.Item, results: Iterable[BackendResult]) -> None:
-    """Keep what a trace came to on each backend with the test."""
+    """Store the results of a trace on all backends with the test."""
     rows = item.stash.setdefault(_KEPT, [])
     for result in results:
         record = result.record
@@ -61,7 +61,7 @@ def add_rows(item: pytest.Item, results: Iterable[BackendResult]) -> None:
 
 
 class BackendRows:
-    """Hooks that hand rows on from the process of the test to the one that reports."""
+    """Hooks that transfer rows from the test process to the reporting process."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -69,21 +69,21 @@ class BackendRows:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """The last report has them."""
+        """Attach the rows to the test's last report."""
         report = yield
         if report.when == "teardown" and (rows := item.stash.get(_KEPT, None)):
             vars(report)[_ROWS] = rows
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add them to JUnit's XML, where there is one."""
+        """Add the rows to JUnit XML, if enabled."""
         rows = getattr(report, _ROWS, ())
         if not rows or hasattr(self._config, "workerinput"):
             return
         for row in rows:
             if row["missing"]:
                 self._missing.setdefault(row["reason"], []).append(report.nodeid)
-        # JUnit's plugin has no name, and its class is pytest's own.
+        # JUnit's plugin is registered without a name, and its class is internal to pytest.
         for plugin in self._config.pluginmanager.get_plugins():
             if type(plugin).__name__ == "LogXML":
                 for row in rows:
@@ -91,7 +91,7 @@ class BackendRows:
                         plugin.pytest_runtest_logreport(part)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Tell what was skipped: tests that passed elsewhere say nothing of it."""
+        """Report skipped backends, because tests that passed on other backends do not show them."""
         for reason, tests in self._missing.items():
             terminalreporter.write_line(visible(f"hil: {reason} ({len(tests)} trace{'s' if len(tests) > 1 else ''})"))
 
@@ -101,6 +101,6 @@ def _reports(of: pytest.TestReport, row: dict[str, Any]) -> Iterator[pytest.Test
     name = f"{of.nodeid}[{row['id']}]"
     call = pytest.TestReport(name, of.location, {}, row["outcome"], longrepr, "call", duration=row["seconds"])
     for report in (call, pytest.TestReport(name, of.location, {}, _PASSED, None, "teardown")):
-        if hasattr(of, "node"):  # the worker of xdist
+        if hasattr(of, "node"):  # a worker of xdist
             vars(report)["node"] = of.node
         yield report

@@ -1,4 +1,4 @@
-"""Where a test process gets a board: opened when it is first needed, kept, and handed on when others wait for it."""
+"""Boards of a test process: opened on demand, kept open, and released when other processes wait for them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _POLL_S = 0.02
 
 
 class BoardLocks:
-    """Turns on boards of one kind, any of which will do.
+    """Exclusive locks on interchangeable boards.
 
-    A turn is a locked file, so it ends with its process. Who waits leaves a ticket; only the oldest ticket's owner
-    tries the locks, so nobody is passed over however short the others' pauses are. All processes share ``folder``.
+    A lock is a locked file, so it is released when its process ends. A waiting process creates a ticket. Only the
+    process with the oldest ticket tries the locks, so no process starves. All processes share ``folder``.
     """
 
     def __init__(self, folder: Path, boards: Sequence[str]) -> None:
@@ -30,13 +30,13 @@ class BoardLocks:
 
         self._folder = folder / _file_name("\n".join(sorted(boards)))
         self._folder.mkdir(exist_ok=True)
-        # Another thread than the one that took a turn may end it.
+        # A lock may be released by a different thread than the one that acquired it.
         self._locks = {
             board: filelock.FileLock(self._folder / f"{_file_name(board)}.lock", thread_local=False) for board in boards
         }
 
     def take(self, boards: Sequence[str]) -> str:
-        """Wait for a turn; returns the board it is on, the first of these that is free."""
+        """Wait for a lock on the first free board, and return the board's name."""
         import filelock
 
         ticket = self._folder / f"{time.time_ns():020d}-{os.getpid()}.ticket"
@@ -55,15 +55,15 @@ class BoardLocks:
             ticket.unlink(missing_ok=True)
 
     def end(self, board: str) -> None:
-        """The turn on a board is over."""
+        """Release the lock on a board."""
         self._locks[board].release()
 
     def wanted(self) -> bool:
-        """Whether anybody waits for a turn."""
+        """Return True if a process waits for a lock."""
         return bool(self._waiting())
 
     def _waiting(self) -> list[str]:
-        """The tickets of the living, the oldest first."""
+        """Return the tickets of running processes, oldest first."""
         found = []
         for ticket in sorted(self._folder.glob("*.ticket")):
             if _lives(int(ticket.stem.rpartition("-")[2])):
@@ -87,13 +87,13 @@ def _lives(process: int) -> bool:
     return True
 
 
-# So long somebody may have a board that others wait for: connecting anew costs about as much as a few cases.
+# Minimum time before a board is released for others: reconnecting takes about as long as a few cases.
 _TURN_S = 2.0
 _LOOK_S = 0.1
 
 
 class BoardLender:
-    """Boards of one hardware type, and the one that this process has. Without locks nobody else uses them."""
+    """Boards of a hardware type, and this process's current board. Without locks, no other process uses them."""
 
     def __init__(
         self, choices: Sequence[BoardChoice], runtimes: Sequence[str], pool: BoardPool, locks: BoardLocks | None
@@ -106,7 +106,7 @@ class BoardLender:
         self._pool = pool
         self._runtimes = tuple(runtimes)
         self._locks = locks
-        # The best to take first: a board that was lost comes last.
+        # Order of preference: a lost board comes last.
         self._order = list(self.choices)
         self._mutex = threading.RLock()
         self._name = ""
@@ -117,19 +117,20 @@ class BoardLender:
         self._watcher: threading.Thread | None = None
 
     def config_for(self, runtime: str) -> BoardConfig | None:
-        """What programs of a runtime are compiled for.
+        """Return the board config to compile programs of a runtime for.
 
-        None where the boards differ in that, or only show it themselves: then whoever compiles must have the board.
+        Returns None if the compile targets of the boards differ, or only the board knows its target. Borrow the board
+        then.
         """
         return self._config if self._known[runtime] else None
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[BoardSession]:
-        """A board, ours alone for as long as the context lasts; one that is borrowed already is the same.
+        """Borrow a board for exclusive use in the context. Nested calls return the same board.
 
         Raises:
-            UsageError: it cannot be used that way.
-            BoardError: it cannot be had; the next one who asks looks for it again.
+            UsageError: the board does not support this use.
+            BoardError: the board is not available. The next call tries again.
         """
         with self._mutex:
             session = self._session or self._take()
@@ -142,7 +143,7 @@ class BoardLender:
                 self._hand_on()
 
     def lost(self, error: BoardError) -> None:
-        """The borrowed board is gone: look for it, and tell in the error what became of it."""
+        """Reconnect to the lost board, and add the result to the error."""
         with self._mutex:
             if self._session is not None:
                 self._session = self._pool.reconnect(self.choices[self._name], error)
@@ -150,13 +151,13 @@ class BoardLender:
                 self._avoid()
 
     def release(self) -> None:
-        """Give the board back unless it is in use: another one's turn on it comes."""
+        """Release the board for other processes unless it is in use."""
         with self._mutex:
             if not self._users:
                 self._give_back()
 
     def close(self) -> None:
-        """Give the board back."""
+        """Release the board and stop the watcher."""
         self._over.set()
         with self._mutex:
             self._give_back()
@@ -164,7 +165,7 @@ class BoardLender:
             self._watcher.join()
 
     def _take(self) -> BoardSession:
-        # The turn may be left over from a board that was lost while it was borrowed.
+        # The lock may still be held for a board that was lost while borrowed.
         if not self._name:
             self._name = self._locks.take(self._order) if self._locks else self._order[0]
         try:
@@ -184,7 +185,7 @@ class BoardLender:
         return self._session
 
     def _check_target(self, config: BoardConfig) -> None:
-        """Refuse a board that is lent in place of another one and needs other programs."""
+        """Reject a lent board that needs other programs than the board lent before."""
         lent = is_lent(self.choices[self._name].config.connection.address)
         if lent and all(self._known.values()) and self._config.compile_flags != config.compile_flags:
             raise BoardError(
@@ -197,7 +198,7 @@ class BoardLender:
         self._order.sort(key=lambda name: name == self._name)
 
     def _hand_on(self) -> None:
-        """Give the board back if nobody here uses it and others have waited for it long enough."""
+        """Release an unused board if other processes have waited long enough."""
         if self._users or not self._name:
             return
         if self._session is None or (
@@ -216,9 +217,9 @@ class BoardLender:
                 self._locks.end(name)
 
     def _watch(self) -> None:
-        """A process that waits for its next test, or compiles for long, must not keep the others waiting."""
+        """Release the board while this process waits for a test or compiles, so that others can use it."""
         while not self._over.wait(_LOOK_S):
-            # While a board is opened or looked for there is nothing to hand on.
+            # The mutex is locked while a board is opened or reconnected: then no board can be released.
             if self._mutex.acquire(blocking=False):
                 try:
                     self._hand_on()

@@ -1,4 +1,4 @@
-"""What a test that failed says, and the commands that go on from there."""
+"""Texts of failed tests, and commands for the next step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _DETAIL_LINES = 12
 
 
 def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
-    """A case that did not pass: outcome and reason first, as a summary shows them; that alone where told ``again``."""
+    """Describe a case that did not pass. The first line contains outcome and reason, for pytest's summary.
+
+    Args:
+        again: Return only the first line, because another test has already reported this error.
+    """
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
     facts = [f"  {line}" for line in evidence_lines(vars(record))]
     if case.error is None:
@@ -44,7 +48,7 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
 
 
 def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
-    """A reason, and below it the statistics of each output."""
+    """Return a reason, followed by the statistics of each output."""
     from hil.controller.storage.console import Console
 
     screen = io.StringIO()
@@ -54,17 +58,18 @@ def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
 
 
 def expected(record: CaseRecord) -> str:
-    """Why a case was expected to fail."""
+    """Return why a case was expected to fail."""
     expectation = record.expectation
     issue = f" ({expectation['issue']})" if expectation.get("issue") else ""
     return visible(f"{record.ended}: {expectation['reason']}{issue}")
 
 
 def commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
-    """What repeats a failure, shows its difference, and where its tensors, logs and IR are, as one types it ``here``.
+    """Return the commands that repeat a failure and show the difference, and the paths of tensors, logs and IR.
 
     Args:
-        out: the folder that what the case left elsewhere is relative to.
+        here: Current directory. Paths are relative to it.
+        out: Base directory of paths in ``record.left``.
     """
     lines = [repeat(record.repeat)]
     if record.diff:
@@ -77,17 +82,17 @@ def commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
 
 
 def repeat(command: str) -> str:
-    """What repeats a failure."""
+    """Return the line with the command that repeats a failure."""
     return f"repeat it:     {command}"
 
 
 def typed(here: Path, path: str) -> str:
-    """A path as one types it in a folder."""
+    """Return a path relative to a directory, quoted for a shell."""
     return shlex.quote(_relative(here, path))
 
 
 def properties(record: CaseRecord) -> list[tuple[str, object]]:
-    """What a JUnit file keeps of a case: its outcome, where it ran, and the time of each stage."""
+    """Return the JUnit properties of a case: outcome, board, and the time of each stage."""
     named: dict[str, object] = {
         "outcome": record.outcome,
         "stage": record.stage,
@@ -114,7 +119,7 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
 
 
 def _from(here: Path, diff: str, folder: str) -> str:
-    """The command that shows a difference, its files as one types them; the picture goes where they are."""
+    """Return the command that shows a difference, with relative paths. The picture goes to the case's directory."""
     words = shlex.split(diff)
     words[-1] = str(Path(folder) / words[-1])
     return shlex.join(_relative(here, word) for word in words)

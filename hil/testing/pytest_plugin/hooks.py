@@ -1,4 +1,4 @@
-"""What pytest calls where the ini setting ``hil_models`` is set: models become tests, and cases multiply a user's."""
+"""Hooks that are active if the ini setting ``hil_models`` is set. They create tests and parametrize user tests."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
 from hil.testing.pytest_plugin.session import BOARD_LOCKS, SESSION, HilCase, ModelCase, ModelFolder, PluginSession
 
-# How the names of references end that share more with the program than what reads the model.
+# Name suffixes of references that are not independent.
 _WEAK = tuple(f"({one.value})" for one in Relation if one is not Relation.INDEPENDENT)
 
 
 def begin(config: pytest.Config) -> None:
-    """Look at options and settings, and have models collected whatever folder pytest is called in.
+    """Validate options and settings, and collect models independent of pytest's working directory.
 
     Raises:
-        pytest.UsageError: an option or setting is wrong.
+        pytest.UsageError: invalid option or setting.
     """
     try:
         plugin = PluginSession(config)
@@ -52,7 +52,7 @@ def begin(config: pytest.Config) -> None:
 
 
 class Hooks:
-    """Hooks of a process whose options are right."""
+    """Hooks of a process with valid options."""
 
     def __init__(self, plugin: PluginSession) -> None:
         self._plugin = plugin
@@ -66,7 +66,7 @@ class Hooks:
         }
 
     def pytest_report_header(self) -> list[str]:
-        """What is run on what."""
+        """Return the flows and boards."""
         plugin = self._plugin
         boards = ", ".join(
             dict.fromkeys(
@@ -80,7 +80,7 @@ class Hooks:
         return [f"hil: flow {flows} on {boards}", *taken]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say which passes rest on a reference that is not independent."""
+        """Report passes that are based on a reference that is not independent."""
         weak = Counter(
             str(decider)
             for reports in terminalreporter.stats.values()
@@ -94,19 +94,19 @@ class Hooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Folders of models are looked into, whatever they are called."""
+        """Collect model directories regardless of their names."""
         return False if collection_path in self._below else None
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-        """A model's file."""
+        """Collect a model file."""
         if self._plugin.folder_of(file_path) is None:
             return None
-        # pytest's own id of a file outside the root folder is its mere name.
+        # For a file outside the root directory, pytest uses only the file name as id.
         nodeid = Path(os.path.relpath(file_path, parent.config.rootpath)).as_posix()
         return ModelFile.from_parent(parent, path=file_path, nodeid=nodeid)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """--hil-only-expected-failures."""
+        """Implement --hil-only-expected-failures."""
         if not self._plugin.request.only_expected_failures:
             return
         left_out = [item for item in items if not self._expected_to_fail(item)]
@@ -115,7 +115,7 @@ class Hooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """What failed says how to go on."""
+        """Add the commands for the next step to failed tests."""
         report = yield
         run = item.stash.get(RUN, None)
         if run is not None:
@@ -124,12 +124,12 @@ class Hooks:
             if report.when == "teardown":
                 if run.record is not None and isinstance(item, ModelCase):
                     attach(report, item.case, run.record)
-                # The test's tensors are not kept until the session ends.
+                # Release the test's tensors before the end of the session.
                 del item.stash[RUN]
         return report
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """Cases that are left out; expected failures that nothing is called like, or whose day is over."""
+        """Report cases that are left out, and expected failures that match no case or have expired."""
         flows = {target.request.flow: target.flow for target in self._plugin.targets}
         left_out = [f"hil: left out: {line}" for folder in self._plugin.folders for line in folder.left_out]
         remarks = [
@@ -147,13 +147,13 @@ class Hooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Where xdist's workers take turns on boards."""
+        """Pass the directory of board locks to xdist's workers."""
         if self._locks_folder is None:
             self._locks_folder = new_folder("hil-board-locks-")
         node.workerinput[BOARD_LOCKS] = str(self._locks_folder)
 
     def pytest_unconfigure(self) -> None:
-        """Give the boards back."""
+        """Release the boards."""
         self._plugin.close()
         if self._locks_folder is not None:
             shutil.rmtree(self._locks_folder, ignore_errors=True)
@@ -162,27 +162,27 @@ class Hooks:
         return isinstance(item, ModelCase) and self._plugin.expected_to_fail(item.case)
 
 
-# The fixture that knows a test's case; all others build on it.
+# The fixture with a test's case. All other fixtures depend on it.
 CASE = "hil_case"
 
 
 def passes(hil_result: RunResult, hil_reference: RunResult, hil_compare: Callable[[], Verdict]) -> None:
-    """The test of a case: what the board gives is what the reference gives."""
+    """Check that the board's outputs match the reference."""
     hil_compare()
 
 
 class ModelFile(pytest.Module):
-    """A model's file. A module without anything of Python's, so that fixtures of whatever scope work."""
+    """Collector for a model file. It is a module without Python code, so that fixtures of all scopes work."""
 
     obj = None
 
     def collect(self) -> Iterator[ModelCase]:
-        """The cases of the model."""
+        """Yield the cases of the model."""
         plugin = self.config.stash[SESSION]
         folder = plugin.folder_of(self.path)
         assert folder is not None
         if not folder.has_read(self.path):
-            # All that are going to be asked for, read side by side.
+            # Import all requested models in parallel.
             _cases(plugin, folder, {self.path, *filter(self._is_asked_for, folder.models)})
         for case in _cases(plugin, folder, [self.path]):
             item = ModelCase.from_parent(self, name=case.id, callobj=passes)
@@ -197,10 +197,10 @@ class ModelFile(pytest.Module):
 
 
 def multiply(metafunc: pytest.Metafunc) -> None:
-    """Run a user's test with every case that its marker lets through.
+    """Parametrize a user test with the cases that match its marker.
 
     Raises:
-        CollectError: the marker says something that it cannot.
+        CollectError: invalid marker.
     """
     plugin = metafunc.config.stash.get(SESSION, None)
     if plugin is None:
@@ -221,7 +221,7 @@ def _cases(plugin: PluginSession, folder: ModelFolder, files: Iterable[Path]) ->
 
 
 def _chosen(markers: Iterator[pytest.Mark]) -> Callable[[HilCase], bool]:
-    """Whether all of a test's markers let a case through."""
+    """Return a predicate for cases that match all markers of a test."""
     wanted = [_checked(marker.args, marker.kwargs) for marker in markers]
     return lambda case: all(_fits(case, one) for one in wanted)
 

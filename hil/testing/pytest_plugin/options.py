@@ -1,4 +1,4 @@
-"""The plugin's options and ini settings, and what they come to: what a suite run would be asked for."""
+"""Options and ini settings of the plugin, and their conversion to a suite request."""
 
 from __future__ import annotations
 
@@ -32,47 +32,47 @@ if TYPE_CHECKING:
 MODELS = "hil_models"
 FLOW = "hil_flow"
 OUT = ".hil"
-# Options whose values are targets.
+# Options that define targets.
 _TARGETS = ("hil_flow", "hil_runtime_hw_type")
-# What of pytest's own decides what is found where.
+# pytest's options that affect which tests and settings are found.
 _PLACES = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o"}
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option."""
+    """Option of the plugin."""
 
     name: str
     help: str
-    known: str = ""  # the name that hil's own commands give it; "" is none
-    # metavar, type, default, choices: as argparse has them; a ``bool`` takes no value.
+    known: str = ""  # name in hil's commands; "" if none
+    # metavar, type, default, choices: as in argparse; a ``bool`` is a flag without value.
     metavar: str | None = None
     type: Callable[[str], Any] = str
     default: Any = None
     choices: tuple[str, ...] | None = None
-    repeats: bool = False  # whether several may be given
-    counts: bool = True  # whether what a case comes to depends on it, so that the command which repeats the case has it
+    repeats: bool = False  # True if the option may be repeated
+    counts: bool = True  # True if it can change a case's result; the command to repeat a case then includes it
 
     @property
     def dest(self) -> str:
-        """Its name among pytest's options."""
+        """Name in pytest's options."""
         return self.name.removeprefix("--").replace("-", "_")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What argparse needs to know."""
+        """Keyword arguments for argparse."""
         if self.type is bool:
             return {"dest": self.dest, "help": self.help, "action": "store_true"}
         names = ("dest", "help", "type", "default", "choices", "metavar")
         return {name: getattr(self, name) for name in names} | {"action": "append" if self.repeats else "store"}
 
 
-# Of a case's settings: those that a project's own options hardly have, under hil's own names too.
+# Case settings that are also available under hil's names, because projects rarely define such options.
 _SHORT = ("recompute", "debug_ir", "debug_ir_passes", "no_fallback")
 
 
 def _of_cases() -> Iterator[Option]:
-    """The options of a case's settings."""
+    """Yield the options for case settings."""
     usual = CaseSettings()
     for name, spec in specs_of(CaseSettings).items():
         flag, default = flag_of(name, spec), getattr(usual, name)
@@ -94,45 +94,43 @@ OPTIONS = (
     *_of_cases(),
     Option(
         "--hil-board",
-        "Board to run on: USER@HOST, a name, unix:PATH, farm:SELECTOR (a worker of xdist has one to itself), ...",
+        "Board to run on: USER@HOST, a name, unix:PATH, farm:SELECTOR (leases one board per xdist worker), ...",
         "--board",
         "ADDR|NAME",
         repeats=True,
     ),
-    Option("--hil-each-board", "Each board that is named is a target of its own, and has all cases.", type=bool),
+    Option("--hil-each-board", "Make each board a target that runs all cases.", type=bool),
     Option(
         "--hil-runtime-hw-type",
-        "Kind of hardware (default sim); several are targets: each case is a test on each.",
+        "Hardware type (default sim). Repeatable: each type is a target, with a test per case.",
         "--runtime-hw-type",
         "TYPE",
         repeats=True,
     ),
     Option(
         "--hil-flow",
-        f"How models are compiled and run (default: ini {FLOW}, else iree); several are targets too.",
+        f"Flow to compile and run models (default: ini {FLOW}, else iree). Repeatable: each flow is a target.",
         metavar="NAME|FILE",
         repeats=True,
     ),
-    Option("--hil-no-layers", "Whole models only.", type=bool),
-    Option("--hil-group", "What a layer is (default node).", default="node", choices=("node", "fused")),
+    Option("--hil-no-layers", "Test whole models only, without layers.", type=bool),
+    Option("--hil-group", "Definition of a layer (default node).", default="node", choices=("node", "fused")),
     Option(
         "--hil-layer-inputs",
-        "What layers are run on: what the reference computed for the whole model (default), or random values.",
+        "Layer inputs: the reference's values from the whole model (default), or random values.",
         default="real",
         choices=("real", "random"),
     ),
     Option(
         "--hil-merge",
-        "Layers that are one case: of the same weights and inputs (content, the default), of one shape, or none.",
+        "Merge layers with equal weights and inputs (content, the default) or equal shapes into one case; or none.",
         default="content",
         choices=("content", "shape", "none"),
     ),
-    Option(
-        "--hil-dim", "Value of a symbolic dimension, of the models that have it.", metavar="NAME=SIZE", repeats=True
-    ),
+    Option("--hil-dim", "Size of a symbolic dimension, for models that have it.", metavar="NAME=SIZE", repeats=True),
     Option(
         "--hil-wait",
-        "How long to wait for a board that somebody else uses, in seconds (default 60).",
+        "Seconds to wait for a busy board (default 60).",
         metavar="S",
         type=float,
         default=60.0,
@@ -144,30 +142,30 @@ OPTIONS = (
         "Pinned host keys (default: ~/.ssh/known_hosts); write --hil-known-hosts=FILE.",
         metavar="FILE",
     ),
-    Option("--hil-accept-new-host-key", "Pin the key of a host that was never seen.", type=bool),
-    Option("--hil-only-expected-failures", "Run only what expected.toml says will fail.", type=bool, counts=False),
+    Option("--hil-accept-new-host-key", "Pin the host key of an unknown host.", type=bool),
+    Option("--hil-only-expected-failures", "Run only the expected failures in expected.toml.", type=bool, counts=False),
     Option(
         "--hil-runtime-profile",
-        "Also run each case under the runtime's profiler: a Perfetto trace and a table of operations in DIR/CASE.",
+        "Also profile each case with the runtime's profiler: Perfetto trace and table of operations in DIR/CASE.",
         metavar="DIR",
         counts=False,
     ),
     Option(
         "--hil-compile-profile",
-        "Also compile each case with timing on: passes, dispatches and executables in DIR/CASE.",
+        "Also profile the compilation of each case: passes, dispatches and executables in DIR/CASE.",
         metavar="DIR",
         counts=False,
     ),
     Option(
         "--hil-out",
-        "Write the reports of `hil suite run` (HTML, JUnit, CSV, ...) to DIR/MODELS/TYPE, a folder for each folder of "
-        f"models and kind of hardware. Without it tensors and logs of failures alone are kept, in {OUT}.",
+        "Write the reports of `hil suite run` (HTML, JUnit, CSV, ...) to DIR/MODELS/TYPE, for each directory of models "
+        f"and hardware type (default: only tensors and logs of failures, in {OUT}).",
         metavar="DIR",
         counts=False,
     ),
 )
 
-# What hil's own commands call an option -> its name here.
+# Name in hil's commands -> name in pytest.
 _RENAMED = {
     **{f"--{option.name.removeprefix('--hil-')}": option.name for option in OPTIONS},
     "--profile": "--hil-runtime-profile",
@@ -176,22 +174,22 @@ _RENAMED = {
 
 
 def renamed(text: str) -> str:
-    """Return a message with hil's options as pytest has them: ``--hil-dim``."""
+    """Return a message with pytest's names of hil's options: ``--hil-dim``."""
     return visible(rename_options(text, by_table(_RENAMED)))
 
 
-# Folders of the profiles: the option -> the kind of profile.
+# Option for a profile directory -> kind of profile.
 PROFILES = {"runtime_profile": "run", "compile_profile": "compile"}
-# What pytest raises, by its version, for an option that somebody else has.
+# Errors that pytest raises for a conflicting option, depending on its version.
 CONFLICTS = (ValueError, argparse.ArgumentError)
-# Of which options the short name is another plugin's here.
+# Options with a short name that a different plugin uses.
 TAKEN = pytest.StashKey[list[str]]()
 
 
 def add_options(parser: pytest.Parser, config: Any) -> None:
-    """Add the ini settings and the options: the short names only where the settings say that hil is used here."""
-    parser.addini(MODELS, "Folders with models to test on boards, relative to this file.", "paths", default=[])
-    parser.addini(FLOW, "How they are compiled and run.", "string", default="iree")
+    """Add the ini settings and options. Short names are added only if ``hil_models`` is set."""
+    parser.addini(MODELS, "Directories of models to test on boards, relative to this file.", "paths", default=[])
+    parser.addini(FLOW, "Flow to compile and run the models.", "string", default="iree")
     group = parser.getgroup("hil", "models on boards")
     taken = config.stash.setdefault(TAKEN, [])
     for option in OPTIONS:
@@ -206,11 +204,11 @@ def add_options(parser: pytest.Parser, config: Any) -> None:
 
 
 class LateOptions:
-    """The options of traces, added after all others: a project that has one of these names for its own keeps it."""
+    """Plugin that adds the options of traces last, so that a project's options with the same names take precedence."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self, parser: pytest.Parser) -> Iterator[None]:
-        """Once the project's own options are there."""
+        """Add the options after the project's options."""
         yield
         group = parser.getgroup("hil-traces", "modules on backends (hil.testing.TracedModuleTestCase)")
         for name, text in TEXTS.items():
@@ -226,10 +224,10 @@ class LateOptions:
 
 
 def settings_of(config: pytest.Config) -> dict[str, Any]:
-    """What the options say of any case, and where they say nothing the project file.
+    """Return the case settings of the options, with defaults from the project file.
 
     Raises:
-        UsageError: --hil-timeout is nothing that anybody waits, or the project file is wrong or not trusted.
+        UsageError: invalid --hil-timeout, or the project file is invalid or not trusted.
     """
     project = load_project(config.invocation_params.dir)
     defaults = project.defaults if project is not None else {}
@@ -261,11 +259,10 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
 
 
 def request_of(config: pytest.Config) -> Request:
-    """What the options ask for; its ``source`` is the folder of each suite's own.
+    """Return the suite request for the options. ``source`` is set later for each model directory.
 
     Raises:
-        UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size, two profiles are to
-            go into one folder.
+        UsageError: invalid --hil-timeout, --hil-wait or --hil-dim, or both profiles have the same directory.
     """
     from hil.controller.workloads.suites.request import Request, Settings, make_profile_folders
     from hil.errors import UsageError
@@ -274,7 +271,7 @@ def request_of(config: pytest.Config) -> Request:
         return config.getoption(f"hil_{name}")
 
     if given("runtime_profile") and given("runtime_profile") == given("compile_profile"):
-        raise UsageError("--hil-runtime-profile and --hil-compile-profile each need a folder of their own")
+        raise UsageError("--hil-runtime-profile and --hil-compile-profile need different directories")
     make_profile_folders(profile_folders(config, ""))
 
     def path(name: str) -> Path | None:
@@ -284,7 +281,7 @@ def request_of(config: pytest.Config) -> Request:
     return Request(
         "",
         flows_of(config)[0],
-        # One of pytest's `addopts` may be on the command line again.
+        # The command line may repeat a board from pytest's `addopts`.
         tuple(dict.fromkeys(given("board") or ())),
         "",
         {
@@ -304,29 +301,29 @@ def request_of(config: pytest.Config) -> Request:
 
 
 def absolute(path: Path) -> Path:
-    """A path as pytest has it: without ``..``, but with its links."""
+    """Return an absolute path in pytest's form: without ``..``, but with symlinks."""
     return Path(os.path.abspath(path))  # noqa: PTH100 (Path.resolve would follow them)
 
 
 def out_folder(config: pytest.Config) -> Path:
-    """Where what failures leave behind goes."""
+    """Return the directory for files of failed tests."""
     named = config.getoption("hil_out")
     return config.invocation_params.dir / named if named else config.rootpath / OUT
 
 
 def profile_folders(config: pytest.Config, case: str) -> dict[str, Path]:
-    """Where a case's profiles go, by kind; empty where none is asked for."""
+    """Return the directories of a case's profiles by kind; empty if no profile was requested."""
     asked = {kind: config.getoption(f"hil_{option}") for option, kind in PROFILES.items()}
     return {kind: config.invocation_params.dir / folder / case for kind, folder in asked.items() if folder}
 
 
 def writes_reports(config: pytest.Config) -> bool:
-    """Whether reports are asked for, of tests that run."""
+    """Return True if tests run and reports were requested."""
     return bool(config.getoption("hil_out")) and not config.option.collectonly
 
 
 def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
-    """The words of the command that runs a test again as it was run now, from the same folder."""
+    """Return the arguments of the command that repeats a test with the same options, from the same directory."""
     file, separator, name = nodeid.partition("::")
     words = ["pytest", os.path.relpath(config.rootpath / file, config.invocation_params.dir) + separator + name]
     typed = [str(argument) for argument in config.invocation_params.args]
@@ -336,26 +333,26 @@ def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
             if one and any(argument.endswith(str(one)) for argument in typed):
                 words += [flag, str(one)]
     if file.startswith("../") and config.inipath and "-c" not in words:
-        # Whoever names a file elsewhere has pytest look for the ini file there.
+        # pytest would search for the ini file in the test file's directory.
         words += ["-c", os.path.relpath(config.inipath, config.invocation_params.dir)]
     for option in OPTIONS:
         value = config.getoption(option.dest)
         if option.counts and value is not False and value != option.default:
             flag = option.known if option.known and option.known not in config.stash[TAKEN] else option.name
             for one in value if isinstance(value, list) else [value]:
-                # What stands alone pytest takes for a path of tests, before it knows our options.
+                # pytest would treat a separate value as a test path before it knows hil's options.
                 words.append(flag if value is True else f"{flag}={one}")
     return words
 
 
 def check_repeats(config: pytest.Config) -> None:
-    """Refuse a second value where an option has one.
+    """Reject repeated single-value options.
 
-    What is typed takes the place of what `addopts` say, as everywhere in pytest: an option that makes targets has the
-    typed values alone.
+    As usual in pytest, the command line overrides `addopts`. For options that define targets, only values from the
+    command line count.
 
     Raises:
-        UsageError: an option that has one value is typed several times.
+        UsageError: a single-value option is repeated on the command line.
     """
     words = config.invocation_params.args
     for option in OPTIONS:
@@ -371,12 +368,12 @@ def check_repeats(config: pytest.Config) -> None:
 
 
 def flows_of(config: pytest.Config) -> list[str]:
-    """The flows that are asked for."""
+    """Return the requested flows."""
     return config.getoption("hil_flow") or [_flow_of_ini(config)]
 
 
 def _flow_of_ini(config: pytest.Config) -> str:
-    """The flow that the ini file names; a file's path (``FILE.toml``, ``FILE.toml:NAME``) is relative to it."""
+    """Return the flow in the ini file. A path (``FILE.toml``, ``FILE.toml:NAME``) is relative to the ini file."""
     flow: str = config.getini(FLOW)
     is_file = flow.endswith(".toml") or ".toml:" in flow
     return str(config.inipath.parent / flow) if is_file and config.inipath else flow

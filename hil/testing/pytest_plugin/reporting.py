@@ -1,7 +1,7 @@
-"""--hil-out: what `hil suite run` writes, from a run of pytest.
+"""Implement --hil-out: write the same reports as `hil suite run`.
 
-Each folder of models is a suite on each kind of hardware, in a folder of its own. Tests may run in processes that xdist
-started: their records come with pytest's reports to the one process that writes.
+A model directory is a suite for each kind of hardware, with separate output directories. If xdist runs tests in several
+processes, pytest's reports carry their records to the process that writes.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ from hil.testing.pytest_plugin import failure_text
 from hil.testing.pytest_plugin.options import absolute, renamed
 from hil.testing.pytest_plugin.session import CaseTarget, HilCase, ModelFolder, PluginSession
 
-# What a test's last report has: whose run it belongs to, and the record. xdist hands on whatever JSON can say.
+# Attribute of a test's last report: output directory and record. xdist transfers JSON values.
 _RECORD = "hil_record"
 
 
 def attach(report: pytest.TestReport, case: HilCase, record: CaseRecord) -> None:
-    """Give a report the record of its case, for :class:`Reporting`."""
+    """Attach a case's record to a report, for :class:`Reporting`."""
     kept = Path(record.folder)
-    # As `hil suite run` has it: relative to the run's folder.
+    # Relative to the run's directory, as in `hil suite run`.
     folder = str(kept.relative_to(case.out)) if record.folder and kept.exists() else ""
     vars(report)[_RECORD] = [str(case.out), jsonable({**record.to_json(), "folder": folder})]
 
 
 class Reporting:
-    """Hooks of the process that writes suite runs' folders as tests end."""
+    """Hooks of the process that writes the directories of suite runs."""
 
     def __init__(self, plugin: PluginSession) -> None:
         self._plugin = plugin
         self._open = contextlib.ExitStack()
-        # By their folders; None until it is known which tests there are.
+        # Output directory -> run; None until the tests are collected.
         self._runs: dict[str, SuiteRun] | None = None
         self._said: list[str] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """The tests are known."""
+        """Start the runs after collection."""
         self._begin([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """The tests are known: all of xdist's workers find the same."""
+        """Start the runs after the first worker's collection: all xdist workers collect the same tests."""
         if self._runs is None:
             self._begin(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test's last report has the record of its case."""
+        """Store the record in a test's last report."""
         out, record = getattr(report, _RECORD, ("", {}))
         if self._runs and out in self._runs:
             try:
                 self._runs[out].append(CaseRecord.of_json(record))
             except StorageError as error:
-                # The tests go on.
+                # Continue testing without this report.
                 del self._runs[out]
                 self._said.append(str(error))
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Nothing more comes: write the reports."""
+        """Write the reports at the end of the session."""
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
         with self._open:
             for run in (self._runs or {}).values():
@@ -96,12 +96,12 @@ class Reporting:
             self._write_matrices()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Where the reports are."""
+        """Print the paths of the reports."""
         for line in self._said:
             terminalreporter.write_line(visible(f"hil: {line}"))
 
     def _write_matrices(self) -> None:
-        """Of a folder of models whose cases ran on several targets, put the targets side by side."""
+        """Write a comparison of targets for model directories with cases on several targets."""
         for folder in self._plugin.folders:
             names = [safe_name(target.name) for target in self._plugin.targets]
             there = [name for name in names if str(folder.out / name) in (self._runs or {})]
@@ -118,14 +118,18 @@ class Reporting:
         return origin_of(self._plugin.request.settings.labels)
 
     def _begin(self, nodeids: Iterable[str]) -> None:
-        """Make the runs' folders; a pytest.UsageError where another process writes them, or they cannot be written."""
+        """Create the runs' directories.
+
+        Raises:
+            pytest.UsageError: a directory is in use by another process, or is not writable.
+        """
         self._runs = {}
         root = self._plugin.config.rootpath
         planned = {(absolute(root / file), name) for file, _, name in (nodeid.partition("::") for nodeid in nodeids)}
         try:
             for folder in self._plugin.folders:
                 if any(file in folder.models for file, _ in planned):
-                    # All cases of the suite are needed, to tell which are left out.
+                    # All cases of the suite are needed to determine which are left out.
                     self._plugin.cases(folder, folder.models)
                     for target in self._plugin.targets:
                         if run := self._start(folder, target, planned):
@@ -168,7 +172,7 @@ class Reporting:
         }
         run = SuiteRun(out, head)
         self._open.enter_context(run.writing())
-        # What an earlier run of pytest wrote there is over.
+        # Remove the records of an earlier pytest run.
         with storing(out):
             (out / LINES).write_bytes(b"")
         run.save()

@@ -1,4 +1,4 @@
-"""A test's case on its way: each stage when a fixture asks for it, and what the test then comes to."""
+"""A test's case: run each stage when a fixture requests it, and determine the test's outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NAME_MOST = 150
 
 
 class CaseRun:
-    """One case in one test. What cannot go on ends the test: an error in a fixture, a failure in the test itself."""
+    """A case in a test. A failed stage ends the test: an error in a fixture, or a failure in the test function."""
 
     def __init__(self, plugin: PluginSession, hil_case: HilCase, item: pytest.Item) -> None:
         self.plugin = plugin
@@ -55,31 +55,31 @@ class CaseRun:
 
     @property
     def config(self) -> BoardConfig | None:
-        """What the program is compiled for; None where only a board tells."""
+        """The board config to compile for; None if only the board knows the target."""
         return self.lender.config_for(self.flow.runtime)
 
     @property
     def case(self) -> Case:
-        """The case, its model read."""
+        """The case with its imported model."""
         if self._case is None:
             plugin, hil_case = self.plugin, self.hil_case
             if isinstance(self._item, ModelCase) and (task := plugin.prefetched(hil_case, self._coming)):
                 case, self._early = task.case, task.early
             else:
                 case = begin_case(hil_case.spec, self.flow, plugin.runner, self._work, hil_case.target.request.settings)
-            # Two tests may have the same case.
+            # Several tests may use the same case.
             self._case = replace(case, name=_folder_name(self._item, self.hil_case))
             shutil.rmtree(self._store.case_folder(self._case.name), ignore_errors=True)
             self._go_on()
         return self._case
 
     def model(self) -> Model:
-        """Import."""
+        """Return the imported model."""
         assert self.case.model is not None
         return self.case.model
 
     def compile(self) -> Artifact:
-        """Compile: for the kind of board, or for the one that was borrowed where only it can tell what it is."""
+        """Compile for the kind of board, or for the borrowed board if only the board knows the target."""
         config = self.config
         if config is None:
             with self.borrow() as session:
@@ -92,26 +92,26 @@ class CaseRun:
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[BoardSession]:
-        """Have a board."""
+        """Borrow a board."""
         with contextlib.ExitStack() as stack:
             refused: errors.HilError | None = None
             try:
                 self.plugin.make_room(self.lender)
                 session = stack.enter_context(self.lender.borrow())
             except errors.UsageError as error:
-                # Bad usage here is a board that cannot be used that way.
-                refused = errors.BoardRefused(error.message, hint=error.hint, detail=error.detail, board=error.board)
+                # Here, invalid usage means that the board does not support the flow.
+                refused = error.as_kind(errors.BoardRefused)
             except errors.HilError as error:
                 refused = error
             if refused is not None:
                 self._case = self.case.ended(refused, Stage.PUSH)
                 self._end()
-            # Of a board that a farm lends the kind is known only now.
+            # For a board of a farm, the hardware type is known only now.
             self._board, self._hw_type = session.board.name, session.board.config.hw_type
             yield session
 
     def run(self, artifact: Artifact, inputs: Mapping[str, Array]) -> RunResult:
-        """Push, load and run."""
+        """Push, load and run the program."""
         self._case = replace(self.case, artifact=artifact)
         self._take_inputs(inputs)
         with self.borrow() as session:
@@ -125,7 +125,7 @@ class CaseRun:
         return case.result
 
     def run_reference(self, inputs: Mapping[str, Array]) -> RunResult:
-        """Ask the reference."""
+        """Compute the reference."""
         self._take_inputs(inputs)
         runner = self.plugin.runner
         early = self._early if self._early is not None else runner.refer_early(self.case)
@@ -137,18 +137,18 @@ class CaseRun:
         return self.case.references[0]
 
     def verdict(self, result: RunResult, reference: RunResult) -> Verdict:
-        """Compare what the board gave with the reference: or what the user's own fixtures gave in their place."""
+        """Compare the board's result with the reference. The user's fixtures may replace either."""
         case = replace(self.case, result=result)
         if not case.references or case.references[0] is not reference:
             case = replace(case, references=(reference,))
         self._case = self.plugin.runner.judge(case)
         self._go_on()
-        # Of several references the one that decided.
+        # With several references, return the verdict that determined the outcome.
         verdicts = self._case.verdicts
         return next((one for one in verdicts if one.outcome is self._case.outcome), verdicts[0])
 
     def check(self, result: RunResult, reference: RunResult) -> Verdict:
-        """The end of a case that is a test of its own: it fails where the outputs differ, or an error was expected."""
+        """Compare and end the case: the test fails if outputs differ, or if an expected failure passed."""
         verdict = self.verdict(result, reference)
         self._end()
         return verdict
@@ -156,10 +156,10 @@ class CaseRun:
     def check_these(
         self, actual: RunResult, reference: RunResult, *, rtol: float | None, atol: float | None
     ) -> Verdict:
-        """Compare two results; the test fails where they differ."""
+        """Compare two results and fail the test if they differ."""
         try:
             settings = self.plugin.request.settings
-            # A tolerance of the test's own goes before the criteria of the command line.
+            # A tolerance in the test takes precedence over criteria from the command line.
             accept = load_rules(settings.accept) if rtol is None and atol is None else ()
             blind, flush = settings.allow_blind, settings.allow_flush
             verdict = compare(
@@ -176,24 +176,24 @@ class CaseRun:
         return verdict
 
     def _take_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Use these inputs. A model whose inputs only the board knows gets them there."""
+        """Use these inputs. If only the board knows the model's inputs, they are made on the board."""
         if inputs and inputs is not self.case.inputs:
             self._case, self._early = replace(self.case, inputs=dict(inputs)), None
 
     def _coming(self) -> list[HilCase]:
-        """The cases of this test and of those after it."""
+        """Return the cases of this test and of the following tests."""
         items = self._item.session.items
         return [item.case for item in items[items.index(self._item) :] if isinstance(item, ModelCase)]
 
     def describe(self) -> str:
-        """For the report of a failure: what repeats it, what shows the difference, where things were stored."""
+        """Return the commands and paths for the report of a failure."""
         if self._case is None:
             return failure_text.repeat(self._repeat)
         record = self.record or self._recorded(self._case)
         return failure_text.commands(record, self.plugin.config.invocation_params.dir, self.hil_case.out)
 
     def end(self) -> None:
-        """The test is over: its outcome and times go to whoever reads reports."""
+        """End the test: add outcome and times to pytest's report."""
         if self._case is not None and self._case.outcome:
             self._write_profiles(self._case)
             self.record = replace(self.record or self._recorded(self.case), left=left_by(self.case, self._store))
@@ -215,15 +215,15 @@ class CaseRun:
                 for note in profile["notes"]:
                     print(visible(f"hil: {profile['folder']}: {note}"))
         except errors.StorageError as error:
-            print(visible(f"hil: {error}"))
+            print(renamed(f"hil: {error}"))
 
     def _go_on(self) -> None:
-        """Go on with the next stage, unless the last one ended in an error: that ends the test."""
+        """End the test if the last stage failed."""
         if self._case is not None and self._case.error is not None:
             self._end()
 
     def _end(self) -> None:
-        """Judge the case that has ended. Returns where the test passes."""
+        """Judge the ended case. Returns only if the test passes."""
         record = self.record = self.hil_case.folder.expectations.judge(self._recorded(self.case))
         outcome = Outcome(record.outcome)
         if outcome is Outcome.PASS:
@@ -238,18 +238,18 @@ class CaseRun:
         pytest.fail(failure_text.failure(self.case, record, again=self._told_before()), pytrace=False)
 
     def _told_before(self) -> bool:
-        """Whether the case ended as another one did, for a reason that is the board's: one that is gone fails many."""
+        """Return True if another test already reported the same board error: a lost board fails many tests."""
         error = self.case.error
         if not isinstance(error, errors.BoardError):
             return False
-        # The link's own words, the detail, differ from time to time, and so does what may be said of how to go on.
+        # Ignore detail and hint, which vary between errors.
         reported = (error.board or self._board, error.message)
         before = reported in self.plugin.reported
         self.plugin.reported.add(reported)
         return before
 
     def _recorded(self, case: Case) -> CaseRecord:
-        """The record of a case as it is; what it leaves behind is stored unless it passed."""
+        """Return the record of a case. Store its files unless it passed."""
         plugin = self.plugin
         task = Task(case, board=self._board, hw_type=self._hw_type)
         request = self.hil_case.request
@@ -261,11 +261,11 @@ class CaseRun:
                 with storing(logs):
                     shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
             record, folder = record_of(*common, self._store), str(self._store.case_folder(case.name))
-            # What a hint names of the case's files is where those are stored.
+            # Replace the case's directory in the hint by the directory where the files are stored.
             hint = renamed(record.hint.replace(str(case.folder), folder))
             return replace(record, repeat=self._repeat, folder=folder, hint=hint, message=renamed(record.message))
         except errors.StorageError as error:
-            print(visible(f"hil: {error}"))
+            print(renamed(f"hil: {error}"))
             return replace(record_of(*common, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")
 
     @property
@@ -274,7 +274,7 @@ class CaseRun:
 
 
 def _folder_name(item: pytest.Item, case: HilCase) -> str:
-    """The folder of a test's case: the case's id, and before it the name of the test where it is the user's own."""
+    """Return the directory name of a test's case: the case's id, with the test's name as a prefix for user tests."""
     own = "" if isinstance(item, ModelCase) else item.nodeid.partition("[")[0].replace("::", ".") + "."
     name = re.sub(r"[^\w.+-]", "_", own + case.spec.id)
     if len(name) <= _NAME_MOST:

@@ -1,4 +1,4 @@
-"""What the tests of one process share: the models and their cases, the cache, the boards, and cases prepared ahead."""
+"""State shared by the tests of a process: models and their cases, cache, boards, and prefetched cases."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from hil.errors import UsageError
 from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, flows_of, out_folder, request_of
 
-# So many that are ready may wait for their tests: their tensors are in memory.
+# Maximum number of prepared cases that wait for their tests, because their tensors are in memory.
 _WAITING = 256
 _JOIN_S = 15.0
 
 
 class Prefetch:
-    """Prepares cases in a thread, in the order of their tests."""
+    """Thread that prepares cases in the order of their tests."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Prefetch:
         self._thread.start()
 
     def take(self, case_id: str) -> Task | None:
-        """A case that is ready, or has ended before; waits for it. None for one that is not among them any more."""
+        """Wait for a prepared case and return it. Returns None if the case is unknown or was already taken."""
         with self._changed:
             if case_id not in self._coming:
                 return None
@@ -78,14 +78,14 @@ class Prefetch:
             while case_id not in self._ready:
                 if self._error is not None:
                     raise self._error
-                # In slices, so that Ctrl-C is heard on every platform.
+                # Wait in short intervals, so that Ctrl-C works on every platform.
                 self._changed.wait(0.5)
             self._wanted = ""
             self._coming.remove(case_id)
             return self._ready.pop(case_id)
 
     def close(self) -> None:
-        """Prepare no more; to be called after the processes have been stopped."""
+        """Stop preparing cases. Call this after stopping the worker processes."""
         self._over.set()
         with self._changed:
             self._changed.notify_all()
@@ -108,42 +108,42 @@ class Prefetch:
 
 
 SESSION = pytest.StashKey["PluginSession"]()
-# What xdist's controller tells its workers: the folder in which they take turns on boards.
+# Key of xdist's worker input: the directory with the board locks.
 BOARD_LOCKS = "hil_board_locks"
 
 
 @dataclass
 class ModelFolder:
-    """A folder of models: a suite, of which only those models are read that tests are made from."""
+    """Directory of models: a suite. Only models with requested tests are imported."""
 
     path: Path
-    out: Path  # where what its cases leave behind goes, in a folder for each kind of hardware
+    out: Path  # directory for files of failed cases, with a subdirectory for each kind of hardware
     models: Mapping[Path, SuiteModel]
-    left_out: list[str]  # test cases that lie there and cannot be run, a line for each place
+    left_out: list[str]  # test cases in the directory that cannot be run, one line for each place
     expectations: Expectations
-    # flow, as it was asked for -> file -> its cases, for the models that were read.
+    # requested flow -> file -> cases, for imported models.
     specs: defaultdict[str, dict[Path, tuple[CaseSpec, ...]]] = field(default_factory=lambda: defaultdict(dict))
 
     def has_read(self, file: Path) -> bool:
-        """Whether a model's cases are known."""
+        """Return True if a model's cases are known."""
         return bool(self.specs) and all(file in found for found in self.specs.values())
 
 
 @dataclass(frozen=True)
 class CaseTarget:
-    """What cases are run on and by."""
+    """Flow and boards of cases."""
 
-    # what tests are called after: the kind of hardware, or each board; before it the flow, where there are several.
+    # suffix of test names: the hardware type or the board, with the flow as a prefix in case of several flows.
     name: str
     hw_type: str
-    request: Request  # what `hil suite run` would be asked for; its ``source`` is each folder's own
+    request: Request  # equivalent request of `hil suite run`; ``source`` is set for each model directory
     flow: Flow
     lender: BoardLender
 
 
 @dataclass(frozen=True)
 class HilCase:
-    """A case on a target."""
+    """Case on a target."""
 
     spec: CaseSpec
     folder: ModelFolder
@@ -151,38 +151,38 @@ class HilCase:
 
     @property
     def hw_type(self) -> str:
-        """The kind of hardware."""
+        """The hardware type."""
         return self.target.hw_type
 
     @property
     def id(self) -> str:
-        """What tests call it."""
+        """The name in test ids."""
         return f"{self.spec.id}-{self.target.name}"
 
     @property
     def out(self) -> Path:
-        """Where what it leaves behind goes: the folder of a suite run on this target."""
+        """Directory for the case's files: that of a suite run on this target."""
         return self.folder.out / safe_name(self.target.name)
 
     @property
     def request(self) -> Request:
-        """What `hil suite run` would be asked for."""
+        """The equivalent request of `hil suite run`."""
         return replace(self.target.request, source=str(self.folder.path))
 
 
 class ModelCase(pytest.Function):
-    """One case of a model."""
+    """Test of a model's case."""
 
     case: HilCase
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """The model, not the lines of ours that test it."""
-        # pytest asks for a line where a fixture skips the test.
+        """Return the model as the location, not the code of the plugin."""
+        # pytest requires a line number if a fixture skips the test.
         return self.path, 0, self.name
 
 
 class PluginSession:
-    """What the tests of one process share. Raises UsageError: an option, a setting or expected.toml is wrong."""
+    """State shared by the tests of a process. Raises UsageError if an option, a setting or expected.toml is invalid."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -192,38 +192,38 @@ class PluginSession:
             live_output.enter_context(live.showing(lambda text: print(visible(text), flush=True)))
             config.add_cleanup(live_output.close)
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
-        self.is_worker = bool(self._worker)  # whether xdist started this process
-        self.reported: set[tuple[str, str]] = set()  # errors of boards, told by a test already: board, message
+        self.is_worker = bool(self._worker)  # True if xdist started this process
+        self.reported: set[tuple[str, str]] = set()  # (board, message) of reported board errors
         self.request: Request = request_of(config)
         self.folders: list[ModelFolder] = []
         for path in dict.fromkeys(map(absolute, config.getini(MODELS))):
             self.folders.append(self._folder(path))
         self._pool = BoardPool("pytest", wait_s=self.request.wait_s, say=print)
-        # Boards -> where they are had; for all flows.
+        # Boards -> lender; shared by all flows.
         self._lenders: dict[tuple[tuple[str, str], ...], BoardLender] = {}
         self.targets = self._make_targets()
         self._isolated: Isolated | None = None
         self._prefetches: dict[tuple[Path, str], Prefetch] = {}
-        self.work = new_folder("hil-pytest-")  # for files that tests need while they run
+        self.work = new_folder("hil-pytest-")  # for temporary files of running tests
 
     @cached_property
     def context(self) -> RunContext:
-        """The cache, and processes for what may crash: as many as this process' share of the machine."""
+        """Cache and isolated processes. The number of processes is this process's share of the CPU cores."""
         share = max(1, (os.cpu_count() or 1) // self._worker.get("workercount", 1))
         self._isolated = Isolated(share)
         return RunContext(Cache(), self._isolated)
 
     @cached_property
     def runner(self) -> Runner:
-        """Takes the cases through their stages."""
+        """Runner of the cases' stages."""
         return suite_runner(self.context)
 
     def folder_of(self, file: Path) -> ModelFolder | None:
-        """The folder whose model a file is; None where it is none."""
+        """Return the model directory that contains a model file, or None."""
         return next((folder for folder in self.folders if file in folder.models), None)
 
     def cases(self, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
-        """The cases of some of a folder's models, on each target; models are read side by side."""
+        """Return the cases of some models in a directory on all targets. Models are imported in parallel."""
         files = list(files)
         request = self.request
         for asked, flow in {target.request.flow: target.flow for target in self.targets}.items():
@@ -243,7 +243,7 @@ class PluginSession:
         ]
 
     def make_room(self, lender: BoardLender) -> None:
-        """Give back boards of other targets that are going to be used as this one's: a board has one user at a time."""
+        """Release boards of other targets that this target will use: a board has only one user at a time."""
         for other in self._lenders.values():
             if other is not lender and any(
                 name in lender.choices and not choice.config.is_simulator for name, choice in other.choices.items()
@@ -251,10 +251,14 @@ class PluginSession:
                 other.release()
 
     def prefetched(self, case: HilCase, coming: Callable[[], Iterable[HilCase]]) -> Task | None:
-        """The case as prepared ahead, with those of the tests after it (``coming``); None where nobody does so."""
+        """Return the prefetched case, or None if prefetching is disabled.
+
+        Args:
+            coming: Returns this case and the cases of later tests.
+        """
         target = case.target
         config = target.lender.config_for(target.flow.runtime)
-        # xdist's workers share the machine, and none of them knows which tests will be its own.
+        # xdist workers share the machine, and a worker does not know the tests in advance.
         if config is None or self.is_worker:
             return None
         key = (case.folder.path, target.name)
@@ -265,7 +269,7 @@ class PluginSession:
         return self._prefetches[key].take(case.spec.id)
 
     def expected_to_fail(self, case: HilCase) -> bool:
-        """Whether the case is expected to fail on one of the boards that may run it."""
+        """Return True if the case is expected to fail on one of the boards that may run it."""
         flow = case.target.flow
         return any(
             case.folder.expectations.selects(case.spec.id, flow.name, board, flow.runtime, choice.config.hw_type)
@@ -273,7 +277,7 @@ class PluginSession:
         )
 
     def make_out(self, out: Path) -> None:
-        """Make the folder for what a failure leaves behind; hil's own at the root is none of the user's sources."""
+        """Create the directory for files of a failure. hil's directory in the project root is ignored by git."""
         own = self.config.rootpath / OUT
         with storing(out):
             out.mkdir(parents=True, exist_ok=True)
@@ -281,7 +285,7 @@ class PluginSession:
                 (own / ".gitignore").write_text("*\n")
 
     def close(self) -> None:
-        """Give the boards back, end the processes."""
+        """Release the boards and end the processes."""
         try:
             for lender in self._lenders.values():
                 lender.close()
@@ -294,10 +298,10 @@ class PluginSession:
 
     @cached_property
     def _sized(self) -> dict[Path, list[SuiteModel]]:
-        """Every model, with those of --hil-dim's sizes that it has; several times where it has a range of sizes.
+        """All models with the sizes of --hil-dim. A range of sizes creates several models.
 
         Raises:
-            UsageError: no model has a dimension that --hil-dim names.
+            UsageError: no model has a dimension in --hil-dim.
         """
         models = {path: model for folder in self.folders for path, model in folder.models.items()}
         found: dict[Path, list[SuiteModel]] = defaultdict(list)
@@ -307,12 +311,13 @@ class PluginSession:
         return found
 
     def _make_targets(self) -> tuple[CaseTarget, ...]:
-        """Every flow on every kind of hardware, or on each board. Raises UsageError: one of them cannot be."""
+        """Return the combinations of flows with hardware types or boards. Raises UsageError if one is invalid."""
         boards = self.request.boards
         each = boards if self.config.getoption("hil_each_board") and len(boards) > 1 else ()
         axes = {"flow": flows_of(self.config), "board": each, "hw_type": self.config.getoption("hil_runtime_hw_type")}
         asked = targets_of(axes)
-        # Wherever pytest is called, a flows.toml lies beside the ini file. Whoever wrote that runs code here anyway.
+        # flows.toml is in the ini file's directory, independent of the working directory. The project's code is trusted
+        # already.
         flows = {text: load_flow(text, self.config.rootpath, trusted=True) for text in axes["flow"]}
         runtimes = list(dict.fromkeys(flow.runtime for flow in flows.values()))
         made: list[CaseTarget] = []
@@ -361,7 +366,7 @@ class PluginSession:
 
     def _locks_of(self, choices: list[BoardChoice]) -> BoardLocks | None:
         folder = self._worker.get(BOARD_LOCKS)
-        # Of simulators everybody starts one of his own, and of a farm's boards everybody is lent one.
+        # Processes start separate simulators, and a farm lends them separate boards.
         own = (choice.config.is_simulator or is_lent(choice.config.connection.address) for choice in choices)
         if folder is None or all(own):
             return None

@@ -1,1 +1,1 @@
-"""Traces: a module's calls on several backends, recorded, kept, compared (docs/traces.md)."""
+"""Traces: record, store and compare a module's calls on several backends (docs/traces.md)."""

@@ -1,4 +1,4 @@
-"""Backends by name: who runs a module's methods."""
+"""Backends by name. A backend runs a module's methods."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
     from hil.core.results import Relation
 
-# Every backend of this machine; those that cannot run here are skipped.
+# All backends of this machine. Unavailable backends are skipped.
 ALL = "all"
 DEFAULT_FOLDER = "hil-traces"
-# Name of the option -> what it is for; pytest has them, and test files that are run by themselves.
+# Option name -> help, for pytest and for test files run as scripts.
 TEXTS = {
     "target_backends": "Backends that traces are compared on, with commas: tf, iree_llvmcpu, iree_vmvx, iree_cuda, "
     "iree_vulkan, tflite, board:NAME, or all: those of this machine but tf; what is not here is skipped (default all).",
     "reference_backend": "The backend that they are compared with (default: tf, and for model files their reference).",
     "artifacts_dir": f"Where programs and traces are kept (default {DEFAULT_FOLDER}).",
 }
-# What they are called among pytest's options: a project's own of the same name says nothing about backends.
+# Destination names in pytest's options. They differ from a project's options with the same name.
 PYTEST_DEST = "hil_traces_{}"
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What was asked for."""
+    """Options for traces."""
 
-    target_backends: str = ""  # names with commas; "" is :data:`ALL`
-    reference_backend: str = ""  # a name; "" is the module's own
+    target_backends: str = ""  # names separated by commas; "" is :data:`ALL`
+    reference_backend: str = ""  # a name; "" is the module's default
     artifacts_dir: Path = Path(DEFAULT_FOLDER)
-    settings: CaseSettings = field(default_factory=CaseSettings)  # how programs are compiled, run and judged
+    settings: CaseSettings = field(default_factory=CaseSettings)  # settings to compile, run and judge programs
 
     @classmethod
     def of(
         cls, target_backends: Any, reference_backend: Any, artifacts_dir: Any, settings: CaseSettings | None = None
     ) -> TraceOptions:
-        """Options as a parser gives them, each a text or None."""
+        """Create options from parser values, which are strings or None."""
         folder = Path(artifacts_dir or DEFAULT_FOLDER)
         return cls(target_backends or "", reference_backend or "", folder, settings or CaseSettings())
 
 
 def backends_text(text: str) -> str:
-    """Return a list of backends, looked at as it is typed. Raises ArgumentTypeError: it names one that there is not."""
+    """Validate a list of backends for argparse. Raises ArgumentTypeError for an unknown backend."""
     from argparse import ArgumentTypeError
 
     from hil.controller.backends.references import references
@@ -62,22 +62,22 @@ def backends_text(text: str) -> str:
 
 
 def times_given(words: Iterable[object], *names: str) -> int:
-    """How often an option is among the words of a command line."""
+    """Return how often an option occurs on a command line."""
     return sum(str(word).partition("=")[0] in names for word in itertools.takewhile(lambda word: word != "--", words))
 
 
 def refuse_second(name: str, count: int) -> None:
-    """Raise UsageError where an option that has one value is given several times."""
+    """Raise UsageError if a single-value option is repeated."""
     if count > 1:
-        raise UsageError(f"{name} is given {count} times, and has one value", hint="leave all but one out")
+        raise UsageError(f"{name} is specified {count} times, but accepts a single value", hint="specify it once")
 
 
 TF = "tf"
 TFLITE = "tflite"
 _BOARD = "board:"
-# What a module's programs can be for on a board; named after the board where it is not the board's own choice.
+# Runtimes for a module's programs on a board. The backend name includes it if it differs from the board's default.
 RUNTIMES = ("iree", TFLITE)
-# Name -> IREE's driver and the compiler's flags, on this machine; none is what the simulated board is compiled for.
+# Name -> IREE driver and compiler flags, on this machine. Without flags, the simulated board's flags are used.
 _IREE = MappingProxyType(
     {
         "iree_llvmcpu": ("local-task", ()),
@@ -91,42 +91,42 @@ PLAIN = (TF, *_IREE, TFLITE)
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend."""
+    """Backend of a trace."""
 
-    name: str  # as it was asked for, such as ``board:rpi5``
-    # its folder's name: the name, numbered where it was asked for several times; of the reference with ``_ref``.
+    name: str  # name as requested, such as ``board:rpi5``
+    # directory name: the name, with a number if requested several times, or with the suffix ``_ref`` for the reference.
     id: str
-    runtime: str  # ``tf``, ``iree`` or ``tflite``; of a reference of hil's its name
-    choice: BoardChoice | None = None  # the board that it runs on; None if it is no board
+    runtime: str  # ``tf``, ``iree`` or ``tflite``, or the name of a reference of hil
+    choice: BoardChoice | None = None  # the board; None if the backend is not a board
 
     @property
     def hw_type(self) -> str:
-        """The kind of hardware; "" of what is no board."""
+        """The hardware type; "" if the backend is not a board."""
         return self.choice.config.hw_type if self.choice else ""
 
     @property
     def board(self) -> str:
-        """The board's name; "" of what is no board."""
+        """The board's name; "" if the backend is not a board."""
         return self.choice.name if self.choice else ""
 
     @property
     def is_real(self) -> bool:
-        """Whether it is a board that nobody else can have meanwhile: no simulator that is started for it alone."""
+        """True for a board that only one user can have. A simulator started for this backend is not such a board."""
         return self.choice is not None and (bool(self.choice.address) or not self.choice.config.is_simulator)
 
 
 def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
-    """Return a backend by its name.
+    """Return a backend by name.
 
-    ``tf`` is TensorFlow in this process; ``iree_llvmcpu``, ``iree_vmvx``, ``iree_cuda``, ``iree_vulkan`` and
-    ``tflite`` run on this machine, behind a simulated board; ``board:NAME`` is any board that ``hil --board`` takes,
-    and ``board:NAME:tflite`` or ``board:NAME:iree`` one with another runtime than its own.
+    ``tf`` is TensorFlow in this process. ``iree_llvmcpu``, ``iree_vmvx``, ``iree_cuda``, ``iree_vulkan`` and ``tflite``
+    run on this machine on a simulated board. ``board:NAME`` is any board that ``hil --board`` accepts.
+    ``board:NAME:tflite`` and ``board:NAME:iree`` select a runtime other than the board's default.
 
     Args:
-        references: names of hil's references that are backends as well, for modules that consist of files.
+        references: Names of references that are also backends, for modules that consist of files.
 
     Raises:
-        UsageError: there is no such backend or board, or the board has no such runtime.
+        UsageError: unknown backend or board, or the board does not have the runtime.
     """
     if name == TF or name in references:
         return Backend(name, name, name)
@@ -143,7 +143,7 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
 
 
 def relation_between(target: Backend, reference: Backend) -> Relation:
-    """Return what the reference backend shares with a target; one on a board counts as the reference of its runtime."""
+    """Return the relation of the reference backend to a target. A board counts as the reference of its runtime."""
     from hil.controller.backends.references.independence import relation_of
 
     name = reference.runtime
@@ -153,12 +153,12 @@ def relation_between(target: Backend, reference: Backend) -> Relation:
 
 
 def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, ...]:
-    """Backends by a list of names with commas; one that is named several times is numbered from 0.
+    """Parse a comma-separated list of backends. Repeated backends are numbered from 0.
 
-    ``all`` stands for every backend of this machine but TensorFlow itself.
+    ``all`` means all backends of this machine except TensorFlow.
 
     Raises:
-        UsageError: as :func:`parse_backend`, or the list is empty.
+        UsageError: see :func:`parse_backend`, or the list is empty.
     """
     words = [name.strip() for name in text.split(",") if name.strip()]
     names = [name for word in words for name in ((*_IREE, TFLITE) if word == ALL else (word,))]
@@ -172,12 +172,12 @@ def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, .
 
 
 def parse_reference(name: str, references: Sequence[str] = ()) -> Backend:
-    """Return the backend that the others are compared with. Raises UsageError: as :func:`parse_backend`."""
+    """Return the reference backend. Raises UsageError: see :func:`parse_backend`."""
     return replace(parse_backend(name, references), id=f"{folder_name(name)}_ref")
 
 
 def folder_name(name: str) -> str:
-    """Return a backend's name as a folder is called."""
+    """Convert a backend's name to a directory name."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
 
 
@@ -198,7 +198,7 @@ def _board(name: str) -> Backend:
 
 
 def _simulated(runtime: str, device: str = "", flags: tuple[str, ...] = ()) -> BoardChoice:
-    """Return the simulated board with another device of a runtime, and other flags of its compiler if there are any."""
+    """Return the simulated board with another device of a runtime and, if given, other compiler flags."""
     from hil.controller.devices.board_resolver import choose
 
     choice = choose("", "sim")

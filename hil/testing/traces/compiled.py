@@ -1,4 +1,4 @@
-"""A module on one backend, called directly: what a trace does with it, without the trace."""
+"""Call a module's methods on one backend directly, without a trace."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class CompiledModule:
-    """A module's methods on one backend; its variables keep what calls make of them. A context manager.
+    """A module's methods on one backend. Variables keep their values between calls. Context manager.
 
-    ``module.predict(x)`` calls a method, ``module(x)`` the only one. What a call takes and returns is as in a trace:
-    arguments by position, numpy arrays nested as the method nests them. A program is compiled when it is first needed.
+    ``module.predict(x)`` calls a method; ``module(x)`` calls the only method. Arguments and results have the form of a
+    trace: positional arguments, and NumPy arrays in the method's nesting. A program is compiled at its first use.
     """
 
     def __init__(self, runner: Any, methods: Callable[[], tuple[str, ...]], name: str, seed: int) -> None:
@@ -39,7 +39,7 @@ class CompiledModule:
         self._closing = ExitStack()
 
     def reinitialize(self) -> None:
-        """Make the module anew, random numbers seeded before: its variables are what they were at first."""
+        """Create the module again with seeded random numbers, so that its variables have their initial values."""
         set_random_seed(self._seed)
         self._runner.begin()
         set_random_seed(self._seed)
@@ -54,7 +54,7 @@ class CompiledModule:
         return functools.partial(self._call, name)
 
     def __call__(self, *args: Any) -> Any:
-        """Call the only method. Raises UsageError: there are several."""
+        """Call the only method. Raises UsageError if there are several."""
         methods = self._methods()
         if len(methods) > 1:
             raise UsageError(f"{self._name} has {len(methods)} methods", hint=f"call one: .{methods[0]}(...)")
@@ -64,7 +64,7 @@ class CompiledModule:
         return self._runner.call(method, self._runner.inputs(method, args)).outputs
 
     def close(self) -> None:
-        """Give the board back, end processes."""
+        """Release the board and end processes."""
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -86,18 +86,18 @@ def compile(
     """Return a module whose methods run on a backend.
 
     Args:
-        module: a tf.Module's or Keras model's class, or whatever makes one when called; or such a module itself, whose
-            variables then change; or a class with :class:`hil.testing.ModelFile` attributes.
+        module: A tf.Module or Keras model class, a callable that returns a module, or a class with
+            :class:`hil.testing.ModelFile` attributes. Also a module instance: calls then change its variables.
         backend: ``tf``, ``iree_llvmcpu``, ``tflite``, ``board:NAME``, ...
-        exported_names: its methods; None is every public tf.function.
-        artifacts_dir: where programs and their MLIR are kept; None keeps nothing.
-        name: of the module, see :class:`ModuleTraces`.
-        settings: how programs are compiled and run, as of :func:`hil.run`: ``timeout``, ``no_fallback``, ...
+        exported_names: Methods to export; None is every public tf.function.
+        artifacts_dir: Directory for programs and MLIR; None stores nothing.
+        name: The module's name: see :class:`ModuleTraces`.
+        settings: Settings to compile and run programs, as in :func:`hil.run`: ``timeout``, ``no_fallback``, ...
 
     Raises:
-        UsageError: there is no such backend, it cannot run such modules, or the module has no such methods.
-        NotRun: the backend is not here.
-        BoardError: the board cannot be had.
+        UsageError: unknown backend, the backend does not support such modules, or a method does not exist.
+        NotRun: the backend is not available.
+        BoardError: the board is not available.
     """
     chosen = case_settings(settings)
     is_factory = inspect.isclass(module) or inspect.isroutine(module) or isinstance(module, functools.partial)

@@ -1,4 +1,4 @@
-"""Which folder among the artifacts is whose: a module keeps its own from run to run, and never gets another's."""
+"""Assign artifact directories to modules. A module has the same directory in each run and does not share it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hil.controller.storage.runs import storing, write_json
+from hil.core.files import read_file
 from hil.errors import UsageError
 
 _FILE = "modules.json"
@@ -18,10 +19,10 @@ _LOCK = ".modules.lock"
 
 
 def module_name(module_class: Callable[[], Any], name: str = "") -> str:
-    """Return what a module is called: its class's name, or the one given, in which ``/`` makes folders.
+    """Return a module's name: the given name, in which ``/`` creates subdirectories, or the class name.
 
     Raises:
-        UsageError: it has none, or the one given leads elsewhere.
+        UsageError: the module has no name, or the path is outside the artifacts directory.
     """
     found = name or str(getattr(module_class, "__name__", ""))
     if not found:
@@ -33,20 +34,20 @@ def module_name(module_class: Callable[[], Any], name: str = "") -> str:
 
 
 def owner_of(thing: Any, artifacts: Path) -> str:
-    """Return what tells a class or function from all others: its file, seen from the artifacts, and its name in it."""
+    """Return a unique id of a class or function: its file relative to the artifacts, and its qualified name."""
     name = getattr(thing, "__qualname__", "") or type(thing).__qualname__
     try:
         file = os.path.relpath(Path(inspect.getfile(thing)).absolute(), artifacts.absolute())
-    except (TypeError, OSError, ValueError):  # typed at a prompt, or on another drive
+    except (TypeError, OSError, ValueError):  # defined at a prompt, or on a different drive
         file = str(getattr(thing, "__module__", ""))
     return f"{file}::{name}"
 
 
 def claim(artifacts: Path, name: str, owner: str) -> Path:
-    """Return a module's folder; where it is another one's, who still is there, that with the next free number.
+    """Return a module's directory, with a number if an existing module already uses the name.
 
     Raises:
-        StorageError: the folder cannot be written.
+        StorageError: the directory is not writable.
     """
     import filelock
 
@@ -66,13 +67,13 @@ def claim(artifacts: Path, name: str, owner: str) -> Path:
 
 def _owners(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):  # what is lost is only who was here before
+        found = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):  # only the earlier owners are lost
         return {}
     return {str(name): str(owner) for name, owner in found.items()} if isinstance(found, dict) else {}
 
 
 def _is_there(artifacts: Path, name: str, owner: str) -> bool:
-    """Whether an owner's folder and its test file still exist."""
+    """Return True if an owner's directory and test file still exist."""
     file = owner.partition("::")[0]
     return (artifacts / name).is_dir() and (not file.endswith(".py") or (artifacts / file).is_file())

@@ -1,4 +1,4 @@
-"""What happens to MLIR in a process of its own: methods become one module."""
+"""Merge methods into one MLIR module, in an isolated process."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.runs import write_file
+from hil.core.files import MAX_MODEL_BYTES, read_text
 from hil.core.npy import load_npy
 from hil.core.tensors import TensorSpec
 
-# Constants of more elements are left out of a text for people.
+# Larger constants are omitted from readable text.
 _SHOWN_ELEMENTS = 64
 
 
 def merge(methods: Mapping[str, Mapping[str, Any]], text: str, bytecode: str) -> None:
-    """Make the ``main`` of several modules the functions of one.
+    """Merge the ``main`` functions of several modules into one module.
 
     Args:
-        methods: name -> ``mlir``, the file with a module whose one public function is ``main``, as TensorFlow lowers
-            it; ``constants``, of its arguments that are none any more the number, dtype, shape and .npy file.
-        text: the file to write, with the places where operations come from.
-        bytecode: the file to write as well, where there are so many constants that ``text`` is to leave them out.
+        methods: Method name -> dictionary. ``mlir`` is a file lowered by TensorFlow with ``main`` as the only public
+            function. ``constants`` lists number, dtype, shape and .npy file of arguments that became constants.
+        text: Output file with the operations' locations.
+        bytecode: Additional output file if the constants are so large that ``text`` omits them; else "".
 
     Raises:
-        CompileFailed: a module holds what is no StableHLO.
+        CompileFailed: a module contains operations other than StableHLO.
     """
     from iree.compiler import ir
 
@@ -37,7 +38,7 @@ def merge(methods: Mapping[str, Mapping[str, Any]], text: str, bytecode: str) ->
                 place: Constant(TensorSpec("", dtype, tuple(shape)), load_npy(Path(file), dtype))
                 for place, dtype, shape, file in method["constants"]
             }
-            module = lowered_module(Path(method["mlir"]).read_text(), name, constants)
+            module = lowered_module(read_text(Path(method["mlir"]), MAX_MODEL_BYTES), name, constants)
             operations = list(module.body.operations)
             for operation in operations:
                 if (old := ir.StringAttr(operation.attributes["sym_name"]).value) != name:

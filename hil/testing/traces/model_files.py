@@ -1,9 +1,8 @@
-"""A module whose methods are models in files: ONNX, MLIR, TFLite, whatever hil imports."""
+"""Modules with model files as methods: ONNX, MLIR, TFLite and all other formats that hil imports."""
 
 from __future__ import annotations
 
 import inspect
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from hil.controller.pipeline.options import CaseSettings
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.traces.trace import CallProgram
+from hil.core.files import copy_file
 from hil.core.results import Artifact, Model, RunResult
 from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
@@ -27,14 +27,14 @@ from hil.testing.traces.target import Target
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A method that is a model in a file: an attribute of a class that is traced."""
+    """Method defined by a model file: an attribute of a traced class."""
 
-    path: str | Path  # the file, relative to the one that has the class, or at a prompt to where one is
-    function: str = ""  # its entry point; "" is the only one
+    path: str | Path  # path relative to the file of the class, or to the working directory at a prompt
+    function: str = ""  # entry point; "" is the only one
 
 
 class FileSubject:
-    """A class with :class:`ModelFile` attributes; UsageError where it lacks one of ``exported_names`` (None: all)."""
+    """Class with :class:`ModelFile` attributes. Raises UsageError if a name of ``exported_names`` is missing."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class FileSubject:
         self.name = name
         try:
             self._folder = Path(inspect.getfile(module_class)).absolute().parent
-        except (TypeError, OSError):  # typed at a prompt
+        except (TypeError, OSError):  # defined at a prompt
             self._folder = Path.cwd()
         for name in exported_names or ():
             if name not in files:
@@ -55,13 +55,13 @@ class FileSubject:
         self._models: dict[str, Model] = {}
         self.methods = tuple(self._files)
         self.references = tuple(references())
-        # The one that is asked first for such files; what none can run needs a backend's name.
+        # The default reference for these files. Formats without a default reference need an explicit backend.
         suffixes = {Path(file.path).suffix for file in self._files.values()}
         self.reference = "onnxruntime" if suffixes == {".onnx"} else "iree-llvm-cpu"
 
     @property
     def unseen(self) -> str:
-        """The state that its files keep to themselves."""
+        """Internal state of the files that a trace cannot see."""
         return "; ".join(f"{name}: {model.unseen}" for name, model in self._models.items() if model.unseen)
 
     def model(self, method: str, context: RunContext) -> Model:
@@ -74,7 +74,7 @@ class FileSubject:
         return self._models[method]
 
     def kept(self, method: str, folder: Path, context: RunContext) -> Model:
-        """Return a method's model, copied into the module's folder: what is made of it can be made again from there."""
+        """Return a method's model, copied to the module's directory. The programs can be compiled again from there."""
         model = self.model(method, context)
         place = folder / "models" / method
         if not model.path.is_relative_to(place):
@@ -82,13 +82,13 @@ class FileSubject:
             with storing(place):
                 for name, path in model.files.items():
                     copies[name].parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, copies[name])
+                    copy_file(path, copies[name])
             main = next(copies[name] for name, path in model.files.items() if path == model.path)
             model = self._models[method] = replace(model, path=main, files=copies)
         return model
 
     def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> Runner:
-        """Return what asks a reference of hil's, or runs programs on a board; UsageError where it can do neither."""
+        """Return a runner for a reference or a board. Raises UsageError for other backends."""
         if backend.choice is None and backend.runtime not in self.references:
             raise UsageError(
                 f"the backend {backend.name} runs TensorFlow modules, and {self.name} consists of files",
@@ -109,12 +109,12 @@ class _FileRunner(Runner):
         self._artifacts: dict[str, Artifact] = {}
 
     def begin(self) -> None:
-        """Take the board."""
+        """Open the board."""
         if self._target is not None:
             self._target.open()
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
-        """One tensor for each input of the model."""
+        """Validate the arguments: a tensor for each input of the model."""
         specs = self._subject.model(method, self._context).inputs
         inputs = super().inputs(method, args)
         if specs is not None and len(specs) != len(inputs):
@@ -128,7 +128,7 @@ class _FileRunner(Runner):
         return inputs
 
     def call(self, method: str, inputs: Inputs) -> Called:
-        """Ask the reference, or run the method's program."""
+        """Compute the reference, or run the method's program."""
         if self._target is None:
             model = self._subject.model(method, self._context)
             result = self._run_reference(model, inputs)
@@ -166,13 +166,13 @@ class _FileRunner(Runner):
         return target.run(artifact, artifact.function, inputs, model.outputs or (), program)
 
     def close(self) -> None:
-        """Give the board back."""
+        """Release the board."""
         if self._target is not None:
             self._target.close()
 
 
 def _returned(names: Sequence[str], outputs: Sequence[Any]) -> Any:
-    """Return a model's outputs: the only one, or several by name."""
+    """Return a model's only output, or several outputs by name."""
     if len(outputs) == 1:
         return outputs[0]
     return dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else tuple(outputs)

@@ -1,4 +1,4 @@
-"""What runs a module's methods on one backend, whatever kind of module that is."""
+"""Run a module's methods on one backend, for all kinds of modules."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from hil.core.results import Artifact
 from hil.core.tensors import Array, spec_of, to_bytes
 
 _DIGITS = 24
-# A call's arguments, a structure of arrays each.
+# A call's arguments. Each is a structure of arrays.
 Inputs = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program on a board answered."""
+    """Result of a program on a board."""
 
-    artifact: Artifact  # the program; its files are those that are kept, its function is the one that ran
-    program: CallProgram  # the same as a trace keeps it
-    device: str  # what it ran on; "" is the runtime's own choice
-    given: tuple[Array, ...]  # the arrays that it was given, in the program's order
-    # those that it returned, in its order, in the model's dtypes: a call's own first, then new values of variables.
+    artifact: Artifact  # the program, with the stored files and the function that ran
+    program: CallProgram  # the program's entry in the trace
+    device: str  # the device; "" is the runtime's default
+    given: tuple[Array, ...]  # input arrays, in the program's order
+    # output arrays in the program's order and the model's dtypes: first the call's outputs, then new values of
+    # variables.
     returned: tuple[Array, ...]
-    dtypes: tuple[str, ...]  # the program's own for what it returned: it may know no unsigned integers
-    source: str  # who computed, with version
-    # of each whether iree-run-module calls its integers unsigned, and what it expects has to be called so as well.
+    dtypes: tuple[str, ...]  # dtypes of the outputs in the program, which may not support unsigned integers
+    source: str  # name and version of the runtime
+    # True for outputs with unsigned integers in iree-run-module. Expected outputs must then be unsigned.
     unsigned: tuple[bool, ...]
 
     @property
     def captured(self) -> dict[str, Array]:
-        """What it was given beside the call's own arguments, by name."""
+        """Inputs other than the call's arguments, by name."""
         names = self.program.captured
         arrays = map(np.asarray, self.given[len(self.given) - len(names) :])
         return dict(zip(names, arrays, strict=True))
@@ -43,12 +44,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Called:
-    """What a call came to."""
+    """Result of a call."""
 
-    outputs: Any  # as the method returns them
-    source: str  # who computed, with version
-    answer: Answer | None = None  # of the program that ran; None if it was none
-    # state, assigned: as :class:`hil.controller.workloads.traces.trace.ModuleCall` has them.
+    outputs: Any  # outputs in the method's nesting
+    source: str  # name and version of the runtime
+    answer: Answer | None = None  # result of the program; None if no program ran
+    # state, assigned: see :class:`hil.controller.workloads.traces.trace.ModuleCall`.
     state: Mapping[str, Array] = field(default_factory=dict)
     assigned: tuple[str, ...] = ()
 
@@ -57,24 +58,25 @@ class Runner:
     """Runs methods of a module on one backend."""
 
     def begin(self) -> None:
-        """Make the module as it is at first, for a new trace; random numbers are seeded already."""
+        """Create the module in its initial state for a new trace. The caller has seeded the random numbers."""
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
-        """Return a call's arguments as they are recorded: structures of arrays.
+        """Convert a call's arguments to the recorded form: structures of arrays.
 
         Raises:
-            UsageError: the method takes no such arguments, or one is neither a tensor nor a structure of tensors.
+            UsageError: the method does not take these arguments, or an argument is not a tensor or a structure of
+                tensors.
         """
         return tuple(as_numpy(f"argument {number} of {method}", value) for number, value in enumerate(args))
 
     def call(self, method: str, inputs: Inputs) -> Called:
-        """Call a method. Raises HilError: it does not work, or not there."""
+        """Call a method. Raises HilError if it fails or is unavailable."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what it holds, a board above all; :meth:`begin` starts again."""
+        """Release resources, mainly the board. :meth:`begin` acquires them again."""
 
 
 def content_name(array: Array) -> str:
-    """Return what a tensor is called by what it holds."""
+    """Return a name for a tensor, derived from its content."""
     return digest_of(f"{spec_of('', array)}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]

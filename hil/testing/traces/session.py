@@ -1,4 +1,4 @@
-"""Compare traces of a module on several backends, and keep them among the artifacts."""
+"""Compare traces of a module on several backends, and store them in the artifacts directory."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ if TYPE_CHECKING:
 
 FLAGFILE = "flagfile"
 TENSORS = "tensors"
-# What IREE runs on where nobody says: the agent's own choice.
+# IREE device that the agent uses by default.
 DEFAULT_DEVICE = "local-task"
 
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What a trace came to on one target backend."""
+    """Result of a trace on a target backend."""
 
-    record: CaseRecord  # with the outcome, expected failures taken into account
-    comparisons: tuple[CallComparison, ...]  # of every call with the reference's
+    record: CaseRecord  # record with the outcome, including expected failures
+    comparisons: tuple[CallComparison, ...]  # comparisons of all calls with the reference's calls
     folder: Path
-    backend_id: str = ""  # the backend's name, numbered where there are several of it
+    backend_id: str = ""  # the backend's name, with a number if requested several times
 
     @property
     def outcome(self) -> Outcome:
@@ -72,7 +72,7 @@ class TargetResult:
         return Outcome(self.record.outcome)
 
     def lines(self, *, failed_only: bool = True) -> list[str]:
-        """For people: the outcome, and what is wrong with which call and output, or else every call and output."""
+        """Return readable lines: the outcome and the failed calls and outputs, or all calls and outputs."""
         record = self.record
         lines = [f"{record.flow}: {record.outcome}{record.message and f': {record.message}'}"]
         if note := record.notes.get("text"):
@@ -86,19 +86,19 @@ class TargetResult:
 
 
 class ModuleTraces:
-    """A module class on a reference backend and several targets. A context manager: boards are given back at the end.
+    """Module class on a reference backend and several targets. Context manager: boards are released at the end.
 
     Args:
-        module_class: a tf.Module's or Keras model's class (or whatever makes one when called), or a class with
+        module_class: A tf.Module or Keras model class (or a callable that returns a module), or a class with
             :class:`hil.testing.ModelFile` attributes.
-        exported_names: its methods; None is all.
-        options: backends, where artifacts go, and how programs are run and judged.
-        expected: a file of expected failures; None expects none.
-        name: of the module, instead of its class's; ``ResNet50/cifar10`` is a folder in a folder.
-        owner: whose traces they are, a test case, say: two owners never share a folder. None is the class itself.
+        exported_names: Methods to export; None is all.
+        options: Backends, artifacts directory, and settings to run and judge programs.
+        expected: File with expected failures, or None.
+        name: The module's name, instead of the class name; ``ResNet50/cifar10`` creates a subdirectory.
+        owner: Owner of the traces, such as a test case. Owners do not share directories. None is the class.
 
     Raises:
-        UsageError: there is no such backend, or it cannot run such modules.
+        UsageError: unknown backend, or the backend does not support such modules.
     """
 
     def __init__(
@@ -123,19 +123,19 @@ class ModuleTraces:
         self._context = RunContext(Cache(), self._isolated)
         self._runners: dict[str, Runner] = {}
         self._traced: dict[str, str] = {}
-        # The backends that cannot run here, by id, each with the reason: they are asked once.
+        # Unavailable backends: id -> reason. Availability is checked once.
         self._absent: dict[str, NotRun] = {}
 
     def compare(self, function: TraceFunction, command: str = "") -> list[TargetResult]:
-        """Trace a function on the reference and on every target; keep all traces; compare, then judge.
+        """Trace a function on the reference and all targets, store the traces, compare and judge them.
 
         Args:
-            function: is called with a :class:`TracedModule`, once for each backend.
-            command: does it again; "" where nobody knows. Traces say it.
+            function: Called with a :class:`TracedModule`, once for each backend.
+            command: Command that repeats the test, stored in the traces; "" if unknown.
 
         Raises:
-            UsageError: a call was made that cannot be, or another trace of this name was made before.
-            HilError: the reference itself failed.
+            UsageError: an invalid call, or a different trace function with this name exists.
+            HilError: the reference failed.
         """
         name = trace_name(function)
         origin = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', name)}"
@@ -164,7 +164,7 @@ class ModuleTraces:
         return results
 
     def close(self) -> None:
-        """Give boards back, end processes."""
+        """Release boards and end processes."""
         for runner in self._runners.values():
             runner.close()
         self._runners.clear()
@@ -192,11 +192,11 @@ class ModuleTraces:
         if isinstance(traced.error, NotRun):
             self._absent[backend.id] = traced.error
         if self._is_shared(backend):
-            runner.close()  # the next backend wants the same board
+            runner.close()  # the next backend needs the same board
         return traced
 
     def _is_shared(self, backend: Backend) -> bool:
-        """Return whether another backend runs on the same board; of simulators each has its own."""
+        """Return True if another backend uses the same board. Backends do not share simulators."""
         everyone = (self.reference, *self.targets)
         return backend.is_real and sum(other.is_real and other.board == backend.board for other in everyone) > 1
 
@@ -211,7 +211,7 @@ class ModuleTraces:
         judging = Judging(settings.rtol, settings.atol, settings.allow_blind, settings.allow_flush, accept, noise)
         comparisons = tuple(compare_traces(wanted.trace, traced.trace, judging))
         if traced.error is not None:
-            # Calls that were not made are no news then.
+            # Do not report calls missing because of the error.
             comparisons = comparisons[: len(traced.trace.calls)]
         found = self._record(target, wanted, traced, comparisons)
         record = self._expectations.judge(found)
@@ -220,7 +220,7 @@ class ModuleTraces:
             record = replace(record, hint="; ".join(filter(None, hints)))
         result = TargetResult(record, comparisons, folder, target.id)
         if isinstance(traced.error, NotRun):
-            return result  # what lies there is of an earlier time
+            return result  # files in the directory are from an earlier run
         title = title_of(traced.trace, wanted.trace)
         TraceComparison(title, Outcome(found.outcome), found.message, comparisons).save(folder)
         with (folder / LOG).open("a") as log:
@@ -303,23 +303,24 @@ def compare_backends(
     name: str = "",
     **settings: Any,
 ) -> list[TargetResult]:
-    """Trace a function on a reference and on target backends and compare, outside any test case.
+    """Trace a function on a reference and on target backends and compare, outside of test cases.
 
     Args:
-        trace_function: is called with a :class:`TracedModule`, once for each backend.
-        module_class, exported_names: see :class:`ModuleTraces`.
-        reference_backend: name of the source of truth; "" is the module's own: ``tf``.
-        target_backends: names, or one text with commas; ``all`` is every one of this machine.
-        artifacts_dir: where artifacts go; None is ``hil-traces``.
-        name: of the module, see :class:`ModuleTraces`.
-        settings: how programs are compiled, run and judged, as of :func:`hil.run`: ``no_fallback``, ``rtol``, ...
+        trace_function: Called with a :class:`TracedModule`, once for each backend.
+        module_class, exported_names: See :class:`ModuleTraces`.
+        reference_backend: The reference's name; "" is the module's default: ``tf``.
+        target_backends: Names, or a comma-separated text; ``all`` is all backends of this machine.
+        artifacts_dir: Artifacts directory; None is ``hil-traces``.
+        expected: File with expected failures, or None.
+        name: The module's name: see :class:`ModuleTraces`.
+        settings: Settings to compile, run and judge programs, as in :func:`hil.run`: ``no_fallback``, ``rtol``, ...
 
     Returns:
-        One result a target. Nothing is raised for those that fail.
+        A result for each target. Failed targets do not raise.
 
     Raises:
-        UsageError: something was asked for that cannot be.
-        HilError: the reference itself failed.
+        UsageError: invalid request.
+        HilError: the reference failed.
     """
     names = target_backends if isinstance(target_backends, str) else ",".join(target_backends)
     options = TraceOptions.of(names, reference_backend, artifacts_dir, case_settings(settings))
@@ -330,29 +331,29 @@ def compare_backends(
 
 
 def script_command(module: str) -> str:
-    """The command that runs a script again, of whose main module a test or a function is; "" of any other module."""
+    """Return the command that repeats the current script if ``module`` is ``__main__``, else ""."""
     is_script = module == "__main__" and hasattr(sys.modules["__main__"], "__file__")
     return shlex.join(["python", *sys.argv]) if is_script else ""
 
 
 def summary(results: Sequence[TargetResult], reference: str) -> str:
-    """Return what several results come to, for people; the targets that passed in a word."""
+    """Return a readable summary of results. Passed targets have a single line."""
     bad = sum(result.outcome.exit_code != 0 for result in results)
     head = f"{results[0].record.id}: {bad} of {len(results)} backends failed, compared with {reference}"
     return "\n".join([head, *(f"  {line}" for result in results for line in result.lines())])
 
 
 def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) -> None:
-    """Keep a trace, with a flag file for each call that a program of IREE's made.
+    """Store a trace, with a flag file for each call of an IREE program.
 
-    ``flagfile`` is the first call's, ``flagfile_call_N`` that of call N. They expect what the reference returned and
-    what it made of the variables, and nothing where it made no such call.
+    ``flagfile`` is the first call's file, ``flagfile_call_N`` that of call N. They expect the reference's outputs and
+    new values of variables. They expect nothing if the reference made no such call.
 
     Args:
-        wanted: the reference's trace; None for the reference itself.
+        wanted: The reference's trace; None for the reference itself.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the trace cannot be written.
     """
     traced.trace.save(folder)
     references = traced.trace.calls if wanted is None else wanted.calls
@@ -367,7 +368,7 @@ def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) ->
 
 
 def _expected(answer: Answer, call: ModuleCall, reference: ModuleCall) -> Sequence[Array]:
-    """Return a program's outputs as the reference has them: a call's own, then new values of variables."""
+    """Return the reference's values for a program's outputs: first the call's outputs, then new values of variables."""
     wanted = arrays_in(reference.outputs)
     alike = reference.method == call.method and wanted.keys() == arrays_in(call.outputs).keys()
     assigned = answer.program.assigned
@@ -378,7 +379,7 @@ def _expected(answer: Answer, call: ModuleCall, reference: ModuleCall) -> Sequen
 
 
 def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
-    """Return a call's flags; its tensors lie in a folder that all calls share: most variables stay what they are."""
+    """Return a call's flags. Tensors are in a directory shared by all calls, because most variables do not change."""
     artifact = answer.artifact
     with storing(folder):
         folder.mkdir(exist_ok=True)
@@ -397,9 +398,10 @@ def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: 
 
 
 def _tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
-    """Write a tensor as IREE's tools take it, and tell how they do."""
+    """Write a tensor for IREE's tools, and return the flag's value."""
     spec = spec_of("", array)
-    # The tools take integers in .npy for signed ones, which IREE's programs do not have: they would never be equal.
+    # The tools read integers in .npy files as signed, but IREE's programs have signless integers. They would never be
+    # equal.
     kind = "npy" if array.dtype.kind in "fc" and spec.dtype in NUMPY_DTYPES else "bin"
     return give(spec, array, content_name(array), folder, str(folder.absolute()), tensors=kind, signed=signed).value
 
@@ -407,10 +409,10 @@ def _tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
 def subject_of(
     module_class: Callable[[], Any], exported_names: Sequence[str] | None = None, name: str = ""
 ) -> FileSubject | TfSubject:
-    """Return the module class as something that can be traced.
+    """Return the module class as a subject for traces.
 
     Raises:
-        UsageError: TensorFlow is not installed, no method is exported, or it is called nothing.
+        UsageError: TensorFlow is not installed, no method is exported, or the class has no name.
     """
     name = module_name(module_class, name)
     members = vars(module_class) if inspect.isclass(module_class) else {}

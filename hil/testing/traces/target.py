@@ -1,4 +1,4 @@
-"""A board as the programs of a module see it: each is compiled once, pushed, and kept loaded over the calls."""
+"""Board that runs a module's programs. Each program is compiled once, pushed, and stays loaded between calls."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file
 from hil.controller.workloads.traces.trace import MOST_LOADED, CallProgram, same_bits
+from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
@@ -26,11 +27,11 @@ from hil.testing.traces.runners import Answer
 
 
 class Target:
-    """A board that a module's programs run on. It is taken when it is first needed, and again after :meth:`close`.
+    """Board for a module's programs. It is opened at the first use, also after :meth:`close`.
 
     Args:
-        folder: where what compiling leaves behind goes.
-        settings: how programs are compiled and run.
+        folder: Directory for output of the compiler.
+        settings: Settings to compile and run programs.
     """
 
     def __init__(
@@ -41,27 +42,28 @@ class Target:
         self.folder = folder
         self._context = context
         self._choice = backend.choice
-        self._device = backend.choice.config.devices.get(backend.runtime, "")  # "" is the runtime's own choice
+        self._device = backend.choice.config.devices.get(backend.runtime, "")  # "" is the runtime's default
         self._pool = BoardPool(f"traces on {backend.name}", opened=self._take, most_loaded=MOST_LOADED)
         self._runner = Runner(context, logs=False)
         self._options = Options(**vars(settings or CaseSettings()), runtime=backend.runtime)
 
     def compile(self, model: Model, place: Path) -> Artifact:
-        """Compile a model for the board and keep the program: its files are the copies.
+        """Compile a model for the board. Return the artifact with stored copies of its files.
 
         Args:
-            place: the main file's copy; others lie beside it.
+            place: Path of the main file's copy. Other files are in the same directory.
 
         Raises:
-            CompileFailed, CompileCrashed, StageTimeout: it cannot be compiled; what shows that lies beside ``place``.
-            BoardError: the board alone can say what to compile for, and does not answer.
-            NotRun: the board lacks the runtime or the device, or that runs no such models.
+            CompileFailed, CompileCrashed, StageTimeout: compilation failed. Files to reproduce it are in ``place``'s
+                directory.
+            BoardError: only the board knows the compile target, and it does not respond.
+            NotRun: the board lacks the runtime or device, or the runtime does not support the model.
         """
         config = self._session().board.config
         with storing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
         settings, runtime = self._options, self.backend.runtime
-        # A folder for each program: a module has several, and every backend its own.
+        # Use a directory per program: a module may have many programs per backend.
         ir = settings.debug_ir and settings.debug_ir / self.folder.parent.name / self.folder.name / place.stem
         compiler = compiler_for(model.format, runtime)
         try:
@@ -85,7 +87,7 @@ class Target:
             raise NotRun(f"{self.backend.name}: {error.message}", stage=Stage.COMPILE.value, hint=error.hint) from error
         kept = {name: place if name == artifact.main else place.parent / name for name in artifact.files}
         for name, path in artifact.files.items():
-            write_file(kept[name], path.read_bytes(), option="")
+            write_file(kept[name], read_file(path, MAX_MODEL_BYTES), option="")
         return replace(artifact, files=kept)
 
     def run(
@@ -96,17 +98,17 @@ class Target:
         outputs: Sequence[TensorSpec],
         program: CallProgram | None = None,
     ) -> Answer:
-        """Run a function of a program, which stays loaded; one that failed is loaded anew for the next call.
+        """Run a function of a program. The program stays loaded, but is loaded again after a failure.
 
         Args:
-            function: which of its functions; "" is the only one.
-            arrays: the inputs, in order.
-            outputs: what the model itself says it returns; a program may know no unsigned integers.
-            program: what a trace keeps of the program; None is what there is without a model.
+            function: The function's name; "" is the only one.
+            arrays: The inputs, in order.
+            outputs: Output specs of the model. The program may not support unsigned integers.
+            program: The program's entry in the trace; None creates an entry without a model.
 
         Raises:
-            StageError, BoardError: as it ends.
-            NotRun: the board lacks the runtime or the device.
+            StageError, BoardError: the run failed.
+            NotRun: the board lacks the runtime or device.
         """
         artifact = replace(artifact, function=function, inputs=None, outputs=None)
         given: dict[str, Array] = {}
@@ -134,11 +136,11 @@ class Target:
         if is_unstable:
             raise AnswersDiffer(why, stage=Stage.RUN.value, board=self.backend.board)
         returned = list(result.outputs.values())
-        if not outputs:  # a program in a file may keep that to itself
+        if not outputs:  # a program file may not declare them
             outputs = [spec_of(name, array) for name, array in result.outputs.items()]
         if len(returned) != len(outputs):
             raise RunFailed(f"the program returned {len(returned)} outputs, not {len(outputs)}", stage=Stage.RUN.value)
-        # Copies: a view of what the link received would keep all of that.
+        # Copy: a view would keep the complete received message in memory.
         own = tuple(same_bits(spec.dtype, array).copy() for spec, array in zip(outputs, returned, strict=True))
         parts = result.provenance.get("placement") or ()
         where = f" ({placement_text(parts)})" if len(parts) > 1 else ""
@@ -151,11 +153,11 @@ class Target:
         return Answer(artifact, kept, self._device, tuple(given.values()), own, dtypes, source, unsigned)
 
     def open(self) -> None:
-        """Take the board. Raises NotRun, BoardError: as :meth:`compile`."""
+        """Open the board. Raises NotRun, BoardError: see :meth:`compile`."""
         self._session()
 
     def close(self) -> None:
-        """Give the board back."""
+        """Release the board."""
         self._pool.give_back(self._choice)
 
     def _session(self) -> BoardSession:
@@ -165,7 +167,7 @@ class Target:
             raise error.located(stage=Stage.LOAD.value, board=self.backend.board) from error.__cause__
 
     def _take(self, board: Board) -> None:
-        """Refuse a board that lacks the runtime or the driver, and have it for ourselves."""
+        """Reject a board without the runtime or driver, and take exclusive use of it."""
         runtime, device = self.backend.runtime, self._device.split("://")[0]
         there = {one["name"]: one for one in board.info.get("runtimes", ())}
         if runtime not in there:

@@ -1,8 +1,8 @@
-"""A tf.Module (or Keras model) under test: TensorFlow itself, and its methods as programs for IREE and TFLite.
+"""Traced tf.Module or Keras model: run by TensorFlow, or compiled to programs for IREE and TFLite.
 
-A module is made anew for each trace, in this process; its variables are the state of every backend. A program is given
-their values and the new ones are written back, so a module behaves the same wherever its methods run. All variables are
-read after each call, on every backend.
+A new module is created in this process for each trace. Its variables are the state for all backends: a program gets
+their values, and new values are written back. So a module has the same behavior on all backends. All variables are read
+after each call.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hil.testing.traces.runners import Answer, Called, Inputs, Runner, content_n
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_programs import Programs, call_key, lower_method, same_array
 
-# Methods of Keras models that are no functions of tensors.
+# Methods of Keras models that are not tensor functions.
 _LOOPS = ("predict", "fit", "evaluate")
 
 
 class TfSubject:
-    """A module class, whose methods are ``exported_names``, or every public ``tf.function``.
+    """Module class with the methods ``exported_names``, or every public ``tf.function``.
 
     Raises:
         UsageError: TensorFlow is not installed.
@@ -53,14 +53,14 @@ class TfSubject:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods that can be called; known once a module was made."""
+        """Names of the callable methods. The first access may create a module."""
         if self._methods is None:
             self.make()
         assert self._methods is not None
         return self._methods
 
     def make(self) -> Any:
-        """Return a new module. Raises UsageError: it has no such methods."""
+        """Create a module. Raises UsageError if an exported method is missing or unsupported."""
         module = self._class()
         found = exported(module)
         if self._exported is None:
@@ -84,7 +84,7 @@ class TfSubject:
         return module
 
     def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> Runner:
-        """TensorFlow itself, or programs on a board."""
+        """Return a runner for TensorFlow, or for programs on a board."""
         if backend.runtime == TF:
             return _Eager(self)
         target = Target(backend, context, folder / backend.id, settings)
@@ -92,7 +92,7 @@ class TfSubject:
 
 
 class _ModuleRunner(Runner):
-    """A runner's module, its variables, and how its methods are called."""
+    """Base of runners: the module, its variables, and calls of its methods."""
 
     def __init__(self, subject: TfSubject) -> None:
         self._subject = subject
@@ -100,14 +100,14 @@ class _ModuleRunner(Runner):
         self._variables = Variables([])
 
     def begin(self) -> None:
-        """Make the module."""
+        """Create the module."""
         self._variables = Variables(self._subject.variable_names)
         with self._variables.watched():
             self.module = self._subject.make()
         self._variables.read()
 
     def call(self, method: str, inputs: Inputs) -> Called:
-        """Call a method, then read every variable."""
+        """Call a method, then read all variables."""
         with self._variables.watched():
             called = self._call(method, inputs)
         state, changed = self._variables.read()
@@ -118,7 +118,7 @@ class _ModuleRunner(Runner):
         raise NotImplementedError
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
-        """As TensorFlow takes them: where the method has a signature, in its dtypes."""
+        """Convert arguments to the dtypes of the method's signature, if it has one."""
         signature = getattr(getattr(self.module, method), "input_signature", None)
         if signature is not None:
             takes = f"{method} takes {_signature_text(signature) or 'nothing'}"
@@ -131,12 +131,12 @@ class _ModuleRunner(Runner):
         return super().inputs(method, args)
 
     def close(self) -> None:
-        """Let the module go."""
+        """Release the module."""
         self.module, self._variables = None, Variables([])
 
 
 class _Eager(_ModuleRunner):
-    """TensorFlow itself."""
+    """Runner for TensorFlow."""
 
     def _call(self, method: str, inputs: Inputs) -> Called:
         import tensorflow as tf
@@ -153,7 +153,7 @@ class _Eager(_ModuleRunner):
 
 
 class _OnBoard(_ModuleRunner):
-    """Programs on a board, with the variables of a module of ours."""
+    """Runner for programs on a board, with the variables of a module in this process."""
 
     def __init__(self, subject: TfSubject, target: Target, programs: Programs) -> None:
         super().__init__(subject)
@@ -162,7 +162,7 @@ class _OnBoard(_ModuleRunner):
         self._live: dict[str, Live] = {}
 
     def begin(self) -> None:
-        """Take the board and make the module; its functions are lowered anew."""
+        """Open the board and create the module. Discard the lowered functions."""
         self._target.open()
         super().begin()
         self._live.clear()
@@ -206,20 +206,20 @@ class _OnBoard(_ModuleRunner):
         return restore(program.structure, answer.returned), answer
 
     def close(self) -> None:
-        """Let the module go, and give the board back."""
+        """Release the module and the board."""
         super().close()
         self._target.close()
 
 
 def exported(module: Any) -> tuple[str, ...]:
-    """Return the public tf.functions of a module, in the order in which its classes and itself name them."""
+    """Return the public tf.functions of a module, in order of definition: base classes, class, then instance."""
     places = [vars(kind) for kind in reversed(type(module).__mro__)] + [getattr(module, "__dict__", {})]
     names = (name for place in places for name, value in place.items() if hasattr(value, "get_concrete_function"))
     return tuple(dict.fromkeys(name for name in names if not name.startswith("_")))
 
 
 def _cast(spec: Any, value: Any) -> Any:
-    """Return a structure of values as tensors of the dtypes that a signature has in the same places."""
+    """Convert a structure of values to tensors with the dtypes of a signature."""
     import tensorflow as tf
 
     if isinstance(spec, Mapping):
@@ -239,10 +239,10 @@ def _signature_text(signature: Sequence[Any]) -> str:
 
 
 class Variables:
-    """The variables of one making of a module, by name.
+    """Variables of one module instance, by name.
 
-    A variable keeps the name that it had in the first making: the Nth that is created is the same one in each making.
-    Its name alone would not tell, for Keras numbers names over all that it ever made. The first making fills ``names``.
+    Variables are identified by creation order: the Nth created variable has the same name in each instance. Keras's
+    names differ between instances, because Keras numbers names globally. The first instance fills ``names``.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -253,7 +253,7 @@ class Variables:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Within it every variable that is created is found."""
+        """Record all variables created in the context."""
         import tensorflow as tf
 
         def create(following: Any, **settings: Any) -> Any:
@@ -268,28 +268,31 @@ class Variables:
             yield
 
     def add(self, variables: Iterable[Any]) -> None:
-        """Take in variables that a method uses, of which some may be older than the module: those keep their names."""
+        """Add variables that a method uses. Variables created before the module keep their names."""
         for variable in variables:
             if not any(variable.handle is known.handle for known in self._found.values()):
                 self._found[_unique(_own_name(variable), self._found)] = variable
 
     def name(self, variable: Any) -> str:
-        """Return what a variable that was found is called."""
+        """Return the name of a known variable."""
         return next(name for name, known in self._found.items() if known.handle is variable.handle)
 
     def name_of(self, item: Any) -> str:
-        """Return what a captured variable is called, or a constant: by what it holds."""
+        """Return the name of a captured variable, or a name for a constant, derived from its content."""
         if is_variable(item):
             return self.name(item)
         return f"constant {content_name(as_numpy('a constant', item))}"
 
     def read(self) -> tuple[Mapping[str, Array], tuple[str, ...]]:
-        """Return what every variable holds now, the same array where nothing changed, and the names of those that
-        hold something else than when this was last read.
+        """Read all variables.
+
+        Returns:
+            Values by name, and names of variables that changed since the last call. Unchanged variables have the same
+            array object as before.
         """
         values, changed = {}, []
         for name, variable in self._found.items():
-            if not variable.is_initialized():  # a function that creates it was traced and not called
+            if not variable.is_initialized():  # a function that creates it was traced but not called
                 continue
             now, before = as_numpy(f"the variable {name}", variable), self._values.get(name)
             same = before is not None and same_array(now, before)

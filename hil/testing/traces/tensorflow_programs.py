@@ -1,4 +1,4 @@
-"""The programs of a TensorFlow module: IREE's, one for all methods with a signature; TFLite's, one for each call."""
+"""Programs of a TensorFlow module: one IREE program for all methods with a signature, one TFLite program per call."""
 
 from __future__ import annotations
 
@@ -30,50 +30,54 @@ from hil.testing.traces.target import Target
 T = TypeVar("T")
 TF_INPUT = "tf_input.mlir"
 IREE_INPUT = "iree_input.mlir"
-# The same with all constants, where they are more than this.
+# Additional file with all constants, if their size exceeds this limit.
 IREE_BYTECODE = "iree_input.mlirbc"
 _MOST_TEXT_BYTES = 1 << 20
 COMPILED = "compiled.vmfb"
-# Between the methods of tf_input.mlir: MLIR's tools split at it.
+# Separator of methods in tf_input.mlir, as used by MLIR's tools.
 _SPLIT = "\n// -----\n\n"
 
 
 @dataclass(frozen=True)
 class MethodProgram:
-    """A method of a program."""
+    """Method of a program."""
 
     lowered: LoweredFunction  # the method
-    model: Model  # the program before it is compiled, whichever of its methods this is
-    place: str  # where the compiled program lies in a backend's folder
-    # of ``lowered.state`` what are constants of the program, by number: what no method is known to assign.
+    model: Model  # the program before compilation; the same for all its methods
+    place: str  # path of the compiled program in a backend's directory
+    # constants in the program: number in ``lowered.state`` -> value. No known method assigns them.
     constants: Mapping[int, Array]
 
     def outdated(self, live: Live) -> list[int]:
-        """Which of the constants are not what the function captured any more."""
+        """Return the constants that differ from the captured values."""
         return [place for place, value in self.constants.items() if not same_array(live.captured[place].numpy(), value)]
 
 
 class Programs:
-    """The programs of a module, for one backend. What failed once is not tried again.
+    """Programs of a module for one backend. Failed programs are not retried.
 
-    What a function captured is a constant of its program, unless a method is known to assign it, or it was found to
-    hold something else when the program was called: that is a further argument.
+    Captured values are constants of a program. They become arguments if a known method assigns them, or if a call finds
+    a changed value.
     """
 
     def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         self._name = name
         self._context = context
         self._folder = folder
-        # Of what was made the key, and what came of it. The method of a single program is its key's beginning.
+        # Key -> program or error. The key of a single method's program starts with the method's name.
         self._made: dict[str, Any] = {}
-        # Of a call's key the numbers in its method's ``state`` of what was found to change.
+        # Call key -> numbers of changed items in the method's ``state``.
         self._changed: dict[str, set[int]] = {}
 
     def of(self, method: str, inputs: Inputs, live: Live, module: Any, methods: Sequence[str]) -> MethodProgram:
-        """Return the program that a call needs; ``live`` is its method lowered for these inputs, ``methods`` are all.
+        """Return the program for a call.
+
+        Args:
+            live: The method lowered for these inputs.
+            methods: Names of all methods.
 
         Raises:
-            UsageError: the method takes, returns or keeps other tensors than when its program was made.
+            UsageError: the method's inputs, outputs or state differ from those of the existing program.
         """
         program = self._once("", lambda: self._make_group(module, methods)).get(method)
         if program is None or program.lowered.inputs != live.function.inputs:
@@ -101,7 +105,7 @@ class Programs:
         return made[method]
 
     def compiled(self, program: MethodProgram, target: Target) -> Artifact:
-        """Return a program compiled for a board. Raises StageError, BoardError: it cannot be compiled."""
+        """Compile a program for a board. Raises StageError, BoardError."""
 
         def make() -> Artifact:
             try:
@@ -114,7 +118,7 @@ class Programs:
         return self._once(program.place, make)
 
     def tflite(self, method: str, inputs: Inputs, module: Any, target: Target) -> TfLiteProgram:
-        """Return the TFLite program that a call needs."""
+        """Return the TFLite program for a call."""
         count = self._count(method)
         place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
         return self._once(
@@ -136,7 +140,7 @@ class Programs:
         return made
 
     def _make_group(self, module: Any, methods: Sequence[str]) -> dict[str, MethodProgram]:
-        """One program of all methods whose signature says it all."""
+        """Create a program of all methods with a fully defined signature."""
         signed = {name: signature for name in methods if (signature := _signature(getattr(module, name))) is not None}
         if not signed:
             return {}
@@ -158,7 +162,11 @@ class Programs:
         place: str,
         changed: Collection[int] = (),
     ) -> dict[str, MethodProgram]:
-        """Write the MLIR of some methods and import it; ``changed`` are the numbers of state that is no constant."""
+        """Write the MLIR of some methods and import it.
+
+        Args:
+            changed: Numbers of state items that are not constants.
+        """
         folder = self._folder / place
         texts = [in_tf_dialect(getattr(module, name), name, args) for name, (module, args) in calls.items()]
         write_file(folder / TF_INPUT, _SPLIT.join(texts).encode(), option="", make_folder=True)
@@ -200,9 +208,9 @@ class Programs:
 
 
 def _constants(lives: Mapping[str, Live], changed: Collection[int]) -> dict[str, dict[int, Array]]:
-    """Return of each method the state that is a constant of its program, by number: what no method assigns.
+    """Return the state items that are constants: method -> number -> value. No method assigns them.
 
-    A variable of several methods has the same array in all.
+    A variable used by several methods has the same array in all of them.
     """
     assigned, values = set(), dict[int, Array]()
     for live in lives.values():
@@ -221,14 +229,14 @@ def _constants(lives: Mapping[str, Live], changed: Collection[int]) -> dict[str,
 
 
 def same_array(one: Array, other: Array) -> bool:
-    """Return whether two arrays have the same bits: a NaN is itself."""
+    """Return True if two arrays are bitwise equal, including NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return bool(np.array_equal(np.asarray(to_bytes(one)), np.asarray(to_bytes(other))))
 
 
 def _signature(function: Any) -> tuple[Any, ...] | None:
-    """Return a function's own signature, where it leaves nothing open."""
+    """Return a function's signature if all shapes are fully defined, else None."""
     import tensorflow as tf
 
     signature = getattr(function, "input_signature", None)
@@ -238,7 +246,7 @@ def _signature(function: Any) -> tuple[Any, ...] | None:
 
 
 def call_key(method: str, inputs: Inputs) -> str:
-    """Return what a program is made for: the method, dtypes and shapes of tensors, and the values of all else."""
+    """Return a program's key: method, dtypes and shapes of tensors, and values of other arguments."""
     kinds = (
         (path, f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf))
         for path, leaf in leaves(inputs)
@@ -247,22 +255,24 @@ def call_key(method: str, inputs: Inputs) -> str:
 
 
 def _outline(function: LoweredFunction) -> tuple[Any, ...]:
-    """Return what two makings of a module must have in common; Keras numbers its variables' names over all of them."""
+    """Return the properties that must match between module instances. Keras's variable names do not match."""
     state = [(one.spec.dtype, one.spec.shape, one.constant, one.result) for one in function.state]
     return function.inputs, function.outputs, state
 
 
 @dataclass(frozen=True)
 class TfLiteProgram:
-    """A method as a TFLite program."""
+    """Method as a TFLite program."""
 
     artifact: Artifact
-    outputs: tuple[TensorSpec, ...]  # the tensors that it returns
-    structure: Structure  # of what the method returns, see :func:`hil.controller.models.tensorflow.graphs.numbered`
+    outputs: tuple[TensorSpec, ...]  # output tensors
+    structure: (
+        Structure  # nesting of the method's outputs, see :func:`hil.controller.models.tensorflow.graphs.numbered`
+    )
 
 
 def lower_method(module: Any, method: str, inputs: Sequence[Any]) -> Live:
-    """Lower a method; the error that says why it cannot be has its name."""
+    """Lower a method. Error messages start with the method's name."""
     try:
         return lower(getattr(module, method), inputs)
     except CompileFailed as error:
@@ -273,10 +283,10 @@ def lower_method(module: Any, method: str, inputs: Sequence[Any]) -> Live:
 def make_tflite(
     module: Any, method: str, inputs: Inputs, place: Path, target: Target, context: RunContext
 ) -> TfLiteProgram:
-    """Convert a method for the dtypes and shapes of some inputs; variables that it reads become constants.
+    """Convert a method for the dtypes and shapes of some inputs. Variables that it reads become constants.
 
     Raises:
-        CompileFailed: TensorFlow cannot trace it, it assigns variables, or the converter refuses it.
+        CompileFailed: TensorFlow cannot trace the method, it assigns variables, or the converter rejects it.
     """
     import tensorflow as tf
 
@@ -295,7 +305,7 @@ def make_tflite(
     ]
     try:
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
-    except Exception as error:  # whatever the method itself raises
+    except Exception as error:  # the method may raise any exception
         raise CompileFailed(
             f"TensorFlow cannot trace {method}: {error_text(error)}", stage=Stage.COMPILE.value, detail=str(error)
         ) from error
@@ -323,7 +333,11 @@ def make_tflite(
 
 
 def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
-    """Return a method, called with arrays or ``tf.TensorSpec``, as MLIR in TensorFlow's dialect, for people."""
+    """Return a method as readable MLIR in TensorFlow's dialect.
+
+    Args:
+        args: Arrays or ``tf.TensorSpec``.
+    """
     import tensorflow as tf
 
     specs = replace_leaves(
@@ -332,6 +346,6 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     traced = function if hasattr(function, "get_concrete_function") else tf.function(function)
     try:
         text: str = tf.mlir.experimental.convert_function(traced.get_concrete_function(*specs))
-    except Exception as error:  # it is a by-product: what is wrong is said where the method is lowered
+    except Exception as error:  # only a by-product: lowering the method reports the error
         return f"// {name}: {error_text(error)}\n"
     return f"// {name}\n{text.strip()}\n"

@@ -1,4 +1,4 @@
-"""Traces in test cases, under unittest as under pytest."""
+"""Test cases with traces, for unittest and pytest."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
 EXPECTED = "expected.toml"
-# A trace calls a method as often as its function does, and has a reference backend.
+# The trace function defines the number of calls, and the reference is a backend.
 _NOT_OF_TRACES = ("iterations", "warmup", "references", "require_independent")
-# What a test file that is run by itself was asked for.
+# Options of a test file run as a script.
 _typed = TraceOptions()
 
 
@@ -35,14 +35,14 @@ def compile_module(
     reference_backend: str = "",
     name: str = "",
 ) -> Callable[[Case], Case]:
-    """Say which module a :class:`TracedModuleTestCase` is about. It is compiled when a test first needs it.
+    """Set the module of a :class:`TracedModuleTestCase`. It is compiled when a test first needs it.
 
     Args:
-        module_class: a tf.Module's or Keras model's class (or whatever makes one when called), or a class with
+        module_class: A tf.Module or Keras model class (or a callable that returns a module), or a class with
             :class:`hil.testing.ModelFile` attributes.
-        exported_names: its methods; None is every public tf.function. What a backend cannot compile is left out here.
-        target_backends, reference_backend: backends where no option names others.
-        name: of the module, instead of its class's; ``ResNet50/cifar10`` is a folder in a folder.
+        exported_names: Methods to export; None is every public tf.function. Omit methods that a backend cannot compile.
+        target_backends, reference_backend: Default backends, if no option specifies others.
+        name: The module's name, instead of the class name; ``ResNet50/cifar10`` creates a subdirectory.
     """
 
     def decorate(case: Case) -> Case:
@@ -56,15 +56,15 @@ def compile_module(
 
 
 class TracedModuleTestCase(unittest.TestCase):
-    """Tests that trace a module: each calls :meth:`compare_backends` with a trace function.
+    """Base class for tests that trace a module. A test calls :meth:`compare_backends` with a trace function.
 
-    Under pytest the options ``--target_backends``, ``--reference_backend`` and ``--artifacts_dir`` choose; a test file
-    that ends in ``hil.testing.main()`` takes them as well. Failures that ``expected.toml`` beside the test file
-    foresees are xfail under pytest and skipped under unittest. A backend that cannot run here is skipped; the others
-    are not.
+    The pytest options ``--target_backends``, ``--reference_backend`` and ``--artifacts_dir`` select backends and
+    directory. A test file that ends with ``hil.testing.main()`` accepts them too. Expected failures are listed in
+    ``expected.toml`` in the test file's directory. They are xfail under pytest and skipped under unittest. An
+    unavailable backend is skipped without affecting other backends.
     """
 
-    # module_class, exported_names, module_name, own_options: what :func:`compile_module` said.
+    # module_class, exported_names, module_name, own_options: set by :func:`compile_module`.
     module_class: ClassVar[Callable[[], Any] | None] = None
     exported_names: ClassVar[Sequence[str] | None] = None
     module_name: ClassVar[str] = ""
@@ -73,17 +73,17 @@ class TracedModuleTestCase(unittest.TestCase):
     _item: Any = None
 
     def run(self, result: Any = None) -> Any:
-        """Run the test. Under pytest the result is its item, which knows the options."""
+        """Run the test. Under pytest, ``result`` is the test item, which provides the options."""
         self._item = result if hasattr(result, "config") else None
         return super().run(result)
 
     def compare_backends(self, trace_function: TraceFunction) -> None:
-        """Call a function with a :class:`TracedModule` for each backend, keep the traces, and compare them.
+        """Call a function with a :class:`TracedModule` for each backend, store the traces, and compare them.
 
         Raises:
-            AssertionError: a backend failed, or passed although it should not; the message tells of all of them.
+            AssertionError: a backend failed or unexpectedly passed. The message describes all backends.
         """
-        __tracebackhide__ = True  # the message says it all
+        __tracebackhide__ = True  # the message is sufficient
         traces = self._opened()
         results = traces.compare(trace_function, self._command())
         text = summary(results, traces.reference.name)
@@ -94,7 +94,7 @@ class TracedModuleTestCase(unittest.TestCase):
         if any(result.outcome.exit_code for result in results):
             raise self.failureException(text)
         if any(result.outcome is Outcome.XFAIL for result in results):
-            # Said at the end of the test: whatever else it compares is compared as well.
+            # Report this at the end of the test, so that later comparisons still run.
             self.addCleanup(self._say_expected, text)
         missing = [result for result in results if result.outcome is Outcome.SKIP]
         if len(missing) == len(results):
@@ -104,7 +104,7 @@ class TracedModuleTestCase(unittest.TestCase):
                 self.skipTest(result.record.message)
 
     def _command(self) -> str:
-        """The command that runs this test again."""
+        """Return the command that repeats this test."""
         if self._item is None:
             return script_command(type(self).__module__) or shlex.join(["python", "-m", "unittest", self.id()])
         from hil.testing.pytest_plugin.options import repeat_command
@@ -113,7 +113,7 @@ class TracedModuleTestCase(unittest.TestCase):
         return shlex.join([*words, *(f"--{name}={value}" for name, value in self._given().items() if value)])
 
     def _given(self) -> dict[str, Any]:
-        """What pytest was given of the options of traces."""
+        """Return the trace options given to pytest."""
         return {name: self._item.config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS}
 
     def _say_expected(self, text: str) -> None:
@@ -124,7 +124,7 @@ class TracedModuleTestCase(unittest.TestCase):
         self.skipTest(f"XFAIL: {text}")
 
     def _opened(self) -> ModuleTraces:
-        """Return the class's module on its backends, from the first test on."""
+        """Return the class's traces, created at the first call."""
         case = type(self)
         if "_traces" not in vars(case) or case._traces is None:
             if case.module_class is None:
@@ -145,7 +145,7 @@ class TracedModuleTestCase(unittest.TestCase):
         return case._traces
 
     def _options(self) -> TraceOptions:
-        """Return what was typed, then what the class itself says."""
+        """Return the options of the command line, with defaults from the class."""
         typed = _typed
         if self._item is not None:
             from hil.testing.pytest_plugin.options import settings_of
@@ -162,7 +162,7 @@ class TracedModuleTestCase(unittest.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        """Give the boards back."""
+        """Release the boards."""
         super().tearDownClass()
         if (traces := vars(cls).get("_traces")) is not None:
             traces.close()
@@ -170,10 +170,12 @@ class TracedModuleTestCase(unittest.TestCase):
 
 
 def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
-    """Run the tests of the file that is run: ``python test_file.py --target_backends=iree_llvmcpu,tflite``.
+    """Run the tests of a test file: ``python test_file.py --target_backends=iree_llvmcpu,tflite``.
 
-    Whatever else is typed (``argv``, else the command line) is for unittest: names of tests, ``-v``, ``-k PATTERN``; so
-    are the settings.
+    Args:
+        argv: Arguments; None is the command line. Other arguments are passed to unittest: test names, ``-v``,
+            ``-k PATTERN``.
+        settings: Keyword arguments for ``unittest.main``.
     """
     global _typed
     words = list(sys.argv[1:] if argv is None else argv)

@@ -1,4 +1,4 @@
-"""A module whose calls are recorded, and random inputs that are the same in every trace."""
+"""Record the calls of a module, and generate random inputs that are equal in all traces."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TraceFunction = Callable[["TracedModule"], Any]
 
 
 class TracedModule:
-    """A module as a trace function sees it: its methods are called, and each call goes into the trace.
+    """Module for a trace function. Calls of its methods are recorded in the trace.
 
-    ``module.predict(x, rtol=1e-3)`` calls ``predict`` with x and records both that and what it returned, to be compared
-    within this tolerance; ``rtol`` and ``atol`` are never given to the method. Outputs are numpy arrays, nested as the
-    method nests them.
+    ``module.predict(x, rtol=1e-3)`` calls ``predict`` with x and records the call and its outputs, with this tolerance
+    for the comparison. ``rtol`` and ``atol`` are not passed to the method. Outputs are NumPy arrays in the method's
+    nesting.
     """
 
     def __init__(self, runner: Runner, methods: tuple[str, ...], traced: Traced) -> None:
@@ -62,7 +62,7 @@ class TracedModule:
         trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol, called.state, called.assigned, program))
         trace.ran_by = trace.ran_by or called.source
         if called.answer is not None:
-            # What a variable held before a later call, an earlier one says.
+            # For a variable in earlier calls, keep the value from before the first of them.
             trace.initial = {**called.answer.captured, **trace.initial}
         self._traced.answers.append(called.answer)
         return called.outputs
@@ -70,13 +70,15 @@ class TracedModule:
 
 @dataclass
 class Traced:
-    """What a trace function came to on one backend."""
+    """Result of a trace function on one backend."""
 
     trace: Trace
-    answers: list[Answer | None] = field(default_factory=list)  # of each call its program's, None if it had none
-    error: HilError | None = None  # what ended it early, or None
-    raised: Exception | None = None  # that, where it was the trace function's own
-    seconds: float = 0.0  # how long it took on the host
+    answers: list[Answer | None] = field(
+        default_factory=list
+    )  # results of the calls' programs; None for a call without a program
+    error: HilError | None = None  # the error that ended the trace early, or None
+    raised: Exception | None = None  # the original exception, if the trace function raised it
+    seconds: float = 0.0  # duration on the host
 
 
 def run_trace(
@@ -87,10 +89,13 @@ def run_trace(
     backend: str,
     seed: int = 0,
 ) -> Traced:
-    """Call a trace function with a newly made module, random numbers seeded before either; return what there is of the
-    trace where a stage failed, or the function itself raised something.
+    """Call a trace function with a new module.
 
-    ``methods`` is asked once the module was made.
+    Random numbers are seeded before the module is created and before the call. If a stage fails or the function raises
+    an exception, the trace so far is returned.
+
+    Args:
+        methods: Returns the method names. It is called after the module was created.
     """
     traced = Traced(Trace(module_name, backend, trace_name(function), _source(function)))
     try:
@@ -102,7 +107,7 @@ def run_trace(
         raise
     except HilError as error:
         traced.error = error
-    except Exception as error:  # the user's own function, which may check what it gets back
+    except Exception as error:  # the user's function may check results and raise any exception
         traced.raised = error
         traced.error = RunFailed(
             f"{traced.trace.name} raised {type(error).__name__}{_place(function, error)}: {error}",
@@ -115,7 +120,7 @@ def run_trace(
 
 
 def trace_name(function: TraceFunction) -> str:
-    """Return what a trace is called: its function's name. Raises UsageError: it has none."""
+    """Return a trace's name: that of its function. Raises UsageError if the function has no name."""
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise UsageError(f"a trace is named after its function, and {function!r} has no name", hint="write it with def")
@@ -123,7 +128,7 @@ def trace_name(function: TraceFunction) -> str:
 
 
 def _place(function: TraceFunction, error: Exception) -> str:
-    """Where in the trace function an error was raised, or in what that called."""
+    """Return the line of the trace function where an error occurred, as text; "" if unknown."""
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" in line {lines[-1]}" if lines else ""
@@ -137,7 +142,7 @@ def _source(function: TraceFunction) -> str:
 
 
 def set_random_seed(seed: int = 0) -> None:
-    """Seed Python's random numbers, numpy's and, where it is loaded, TensorFlow's: before each module and trace."""
+    """Seed the random numbers of Python, NumPy and, if loaded, TensorFlow. Called before each module and trace."""
     random.seed(seed)
     np.random.seed(seed)
     if "tensorflow" in sys.modules:
@@ -145,10 +150,10 @@ def set_random_seed(seed: int = 0) -> None:
 
 
 def uniform(shape: Sequence[int] = (), dtype: Any = np.float32, low: float = -1.0, high: float = 1.0) -> Array:
-    """Uniform random values of a shape, from numpy's seeded generator; integers and bools are truncated ones."""
+    """Return uniform random values from NumPy's seeded generator. Values for integers and bools are truncated."""
     return np.random.uniform(low, high, tuple(shape)).astype(dtype)
 
 
 def ndarange(shape: Sequence[int], dtype: Any = np.float32) -> Array:
-    """0, 1, 2, ... in a shape."""
+    """Return 0, 1, 2, ... in a shape."""
     return np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
