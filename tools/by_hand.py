@@ -1,7 +1,7 @@
-"""ONNX's node tests run as a person would run them, with none of hil's own way in between.
+"""Run ONNX node tests directly with the vendors' tools, without hil's pipeline.
 
-What runs a test runs in a process of its own. It returns: ``end`` ("ran", or the step that did not: "import",
-"compile", "load", "run"), ``crashed``, ``message``, and ``outputs``, a list of [dtype, shape or None, digest of bytes].
+Tests run in separate processes. A result has ``end`` ("ran", or the failed step: "import", "compile", "load", "run"),
+``crashed``, ``message``, and ``outputs``, a list of [dtype, shape or None, bytes' digest].
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MLIR = {
 
 @dataclass(frozen=True)
 class Test:
-    """A node test, as the onnx package has it: a model, and a data set."""
+    """A node test of the onnx package: a model and a data set."""
 
     id: str
     model: Any
@@ -45,7 +45,7 @@ class Test:
 
 
 def node_tests() -> dict[str, Test]:
-    """Every data set of every node test of the installed onnx, as hil's suite calls them; read from the package."""
+    """Read all data sets for all node tests from the installed onnx. Use the case names in hil's suite."""
     from onnx import TensorProto, numpy_helper
     from onnx.backend.test.loader import load_model_tests
 
@@ -69,10 +69,10 @@ def node_tests() -> dict[str, Test]:
 
 
 def onnxruntime(folder: str) -> dict[str, Any]:
-    """A plain InferenceSession on the CPU, its defaults untouched, called once.
+    """Run a model once in a plain InferenceSession on the CPU with default settings.
 
     Args:
-        folder: holds ``model.onnx`` and, in ``inputs``, its tensors.
+        folder: contains ``model.onnx`` and the tensors in ``inputs``.
     """
     import onnxruntime as ort
 
@@ -90,7 +90,7 @@ def onnxruntime(folder: str) -> dict[str, Any]:
             spec is None or spec.dtype in (*NUMPY_DTYPES, "string") for spec in specs
         ):
             return _ran([np.asarray(value) for value in session.run(None, inputs)])
-        # numpy has no name for a dtype in it, and run() none for numpy's: as OrtValues then.
+        # numpy lacks some dtypes, so pass the tensors as OrtValues.
         values = session.run_with_ort_values(None, {name: to_ort(array) for name, array in inputs.items()})
         return _ran([from_ort(value, spec.dtype) for value, spec in zip(values, specs, strict=True) if spec])
     except Exception as error:
@@ -98,13 +98,13 @@ def onnxruntime(folder: str) -> dict[str, Any]:
 
 
 def iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Sequence[str]) -> dict[str, Any]:
-    """``iree-import-onnx``, ``iree-compile`` and ``iree-run-module``.
+    """Run ``iree-import-onnx``, ``iree-compile`` and ``iree-run-module``.
 
     Args:
-        folder: holds ``model.onnx`` and, in ``inputs``, its tensors.
+        folder: contains ``model.onnx`` and the tensors in ``inputs``.
         flags: for iree-compile.
         device: for iree-run-module.
-        opset: for ``iree-import-onnx --opset-version``; 0 leaves that out.
+        opset: for ``iree-import-onnx --opset-version``; 0 omits the option.
         outputs: the outputs' dtypes, in order.
     """
     from iree.compiler.tools.import_onnx.__main__ import main, parse_arguments
@@ -112,7 +112,7 @@ def iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Se
     program = Path(folder) / f"plain{opset}.mlir"
     arguments = [str(Path(folder) / MODEL), "-o", str(program), *(["--opset-version", str(opset)] if opset else [])]
     try:
-        # The command's own main function: only Python's start is saved.
+        # Call the command's main function directly to save Python's startup time.
         with contextlib.redirect_stdout(io.StringIO()):
             main(parse_arguments(arguments))
     except (Exception, SystemExit) as error:
@@ -121,10 +121,10 @@ def iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Se
 
 
 def iree_repeated(folder: str, device: str) -> dict[str, Any]:
-    """What :func:`iree` compiled, called by IREE's Python API again and again, with memory that was used in between.
+    """Call the program of :func:`iree` repeatedly by IREE's Python API. Use and free memory between calls.
 
     Returns:
-        ``answers``: how many there were. A program that reads beyond its tensors gives more than one.
+        ``answers``: the number of different results. It exceeds 1 if a program reads beyond its tensors.
     """
     import iree.runtime as rt
 
@@ -145,12 +145,12 @@ def iree_repeated(folder: str, device: str) -> dict[str, Any]:
 
 
 def digest(array: Array) -> str:
-    """What tells an array's bytes from others."""
+    """Return a SHA-256 digest of an array's bytes."""
     return hashlib.sha256(to_bytes(array)).hexdigest()
 
 
 def described(arrays: Sequence[Array]) -> list[list[Any]]:
-    """[dtype, shape, digest] of each array."""
+    """Return [dtype, shape, digest] of the arrays."""
     return [[dtype_name(array.dtype), list(array.shape), digest(array)] for array in arrays]
 
 
@@ -160,7 +160,7 @@ def _compile_and_run(
     module = program.with_suffix(".vmfb")
     done = run_command([tool("iree-compile"), program, "-o", module, *flags])
     if done["code"]:
-        # 1 is a refusal; every other code and every signal is its death.
+        # Exit code 1 is an error; other codes and signals are crashes.
         return {**_end("compile", done["said"]), "crashed": done["code"] != 1}
     files = [folder / f"{program.stem}-{n}.{'npy' if one in NUMPY_DTYPES else 'bin'}" for n, one in enumerate(outputs)]
     command = [tool("iree-run-module"), f"--module={module}", f"--device={device}", f"--function={_function(folder)}"]
@@ -196,7 +196,7 @@ def _arguments(folder: Path) -> list[str]:
 
 
 def _read(file: Path, dtype: str) -> list[Any]:
-    """[dtype, shape or None, digest] of an output; a .bin file does not tell its shape."""
+    """Return [dtype, shape or None, digest] of an output. A .bin file lacks the shape."""
     if file.suffix == ".npy":
         array = load_npy(file)
         signless = array.dtype.kind in "iu" and dtype_of(dtype).kind in "iu"
@@ -217,7 +217,7 @@ def _end(step: str, error: object) -> dict[str, Any]:
 
 
 def run_command(command: Sequence[object]) -> dict[str, Any]:
-    """Run a command: its exit code (124: it took too long) and what it wrote to stderr."""
+    """Run a command. Return the exit code (124 after a timeout) and stderr."""
     try:
         done = subprocess.run(
             [str(word) for word in command],
@@ -232,5 +232,5 @@ def run_command(command: Sequence[object]) -> dict[str, Any]:
 
 
 def tool(name: str) -> str:
-    """Where a command of this environment lies."""
+    """Return the path of a command in this environment."""
     return str(Path(sysconfig.get_path("scripts")) / name)

@@ -1,7 +1,7 @@
-"""Cases of ExecuTorch's backend tester as hil ran them, beside the tester's own word. `scripts/check-executorch` is it.
+"""Compare hil with ExecuTorch's backend tester on the tester's cases (`scripts/check-executorch`).
 
-The tester compares within atol 0.1 and rtol 0.04, does not run what was not delegated, and skips what it knows the
-portable kernels lack; hil does all of that, more strictly. So a case may end worse in hil, but never better.
+The tester compares within atol 0.1 and rtol 0.04, does not run undelegated programs, and skips tests that portable
+kernels lack. hil runs all of these with stricter tolerances. So hil's outcome may be worse, but never better.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tools import stock_executorch
 TIMEOUT_S = 900.0
 _SHOWN = 100
 CRASHED = "CRASHED"
-# The tester's result -> what hil's outcome may be beside it.
+# Tester result -> matching hil outcomes.
 OUTCOMES: Mapping[str, tuple[str, ...]] = {
     "SUCCESS": ("PASS",),
     "SUCCESS_UNDELEGATED": ("PASS",),
@@ -41,13 +41,13 @@ OUTCOMES: Mapping[str, tuple[str, ...]] = {
     "QUANTIZE_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH", "IMPORT_ERROR"),
     "LOWER_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH"),
     "PTE_LOAD_FAIL": ("LOAD_ERROR",),
-    # The tester loads in the same breath as it runs.
+    # The tester loads and runs in a single step.
     "PTE_RUN_FAIL": ("LOAD_ERROR", "RUN_ERROR", "RUN_CRASH"),
     "OUTPUT_MISMATCH_FAIL": ("FAIL",),
     "UNKNOWN_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH", "LOAD_ERROR", "RUN_ERROR"),
     CRASHED: ("COMPILE_CRASH", "RUN_CRASH"),
 }
-# What the tester does not run, though it may have lowered it; and what hil could not lower.
+# Results for programs that the tester does not run, and outcomes for programs that hil could not lower.
 _LEFT_ALONE = ("SKIPPED", "SUCCESS_UNDELEGATED")
 _NOT_LOWERED = ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH")
 SAME = "the same"
@@ -59,7 +59,7 @@ KINDS = (SAME, STRICTER, NOT_RUN, DIFFERENT)
 
 @dataclass(frozen=True)
 class Finding:
-    """How hil's outcome and the tester's result compare."""
+    """Comparison of hil's outcome with the tester's result."""
 
     id: str
     kind: str
@@ -68,7 +68,7 @@ class Finding:
 
 
 def compare_outcomes(record: CaseRecord, stock: Mapping[str, Any]) -> Finding:
-    """Whether hil finds what the tester finds, and shares a program out as it does."""
+    """Compare hil's outcome and delegation with the tester's."""
     result, ended = stock["result"], record.ended
     told = f"{ended}: {record.message}" if record.message else ended
     words = f"{result}: {stock['message'][:300]}" if stock["message"] else result
@@ -92,7 +92,7 @@ Shares = tuple[dict[str, int], dict[str, int]]
 
 
 def _shares(record: CaseRecord) -> Shares | None:
-    """What was delegated and what was left, operators by the names that both have for them."""
+    """Return the delegated and undelegated operators, under names that both tools share."""
     shared = Delegation.of(record)
     return None if shared is None else (_plain(shared.delegated), _plain(shared.undelegated))
 
@@ -102,7 +102,7 @@ def _stock_shares(stock: Mapping[str, Any]) -> Shares | None:
 
 
 def _plain(counts: Mapping[str, int]) -> dict[str, int]:
-    """hil says ``aten.sin.default`` where the tester says ``aten::sin``."""
+    """Normalize operator names: ``aten.sin.default`` in hil is ``aten::sin`` in the tester."""
     return {name.replace("::", ".").removesuffix(".default"): count for name, count in counts.items()}
 
 
@@ -111,7 +111,7 @@ def _told(shares: Shares) -> str:
 
 
 def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> Mapping[str, Any]:
-    """The tester's own word on a test."""
+    """Return the tester's result for a test."""
     where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
     nothing: dict[str, Any] = {"delegated": None, "undelegated": None, "outputs": []}
     if test.skipped or test.problem:
@@ -127,7 +127,7 @@ def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> M
 
 
 def stock_name(flow: str) -> str:
-    """What the tester calls one of hil's flows: ``xnnpack_static_int8_per_channel``, ``portable``."""
+    """Return the tester's name of hil's flow: ``xnnpack_static_int8_per_channel``, ``portable``."""
     return flow.removeprefix("executorch-").replace("-", "_")
 
 
@@ -143,9 +143,9 @@ def stock_name(flow: str) -> str:
 def main(
     source: str, flow: str, patterns: tuple[str, ...], stored: Path | None, jobs: int | None, as_json: bool
 ) -> int:
-    """Run ExecuTorch's backend tester and hil on the same cases, and compare outcomes and what was delegated.
+    """Run ExecuTorch's backend tester and hil on the same cases, and compare outcomes and delegation.
 
-    Ends with 1 where the tester finds something that hil does not, with 5 when no case matches.
+    The exit code is 1 if the tester's results differ from hil's, and 5 if no case matches.
     """
     suite = BUILT_IN[source]
     with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
@@ -176,7 +176,7 @@ def main(
 
 
 def records_of(folder: Path, suite: str, flow: str, patterns: tuple[str, ...]) -> list[CaseRecord]:
-    """The cases of a stored run that the patterns select."""
+    """Return the cases of a stored run that match the patterns."""
     run = SuiteRun.open(folder)
     if (has := (run.head["suite"], run.head["flow"])) != (suite, flow):
         raise UsageError(f"{folder} is a run of {' with '.join(has)}, not of {suite} with {flow}")

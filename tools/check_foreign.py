@@ -1,13 +1,18 @@
-"""Programs that hil did not make, run by hil and by iree-run-module. `scripts/check-foreign` is this module's command.
+"""Compare hil with iree-run-module on programs that hil did not compile (`scripts/check-foreign`).
 
-Each of ONNX's node tests goes through iree-import-onnx and iree-compile. What that gives is called from flag files of
-three forms: ``npy`` (tensors in .npy files, as far as numpy knows their dtypes), ``typed`` (``2x3xf32=@x.bin`` and
-``2x3xf32=1 2 ...``) and ``wrong`` (as typed, and the last element of the first output is another). Equal means that hil
-says PASS where the tool says [SUCCESS], FAIL where it says [FAILED], and an error where it says neither. Where the tool
-died (it does where it is to print a NaN of 8 bits that differs), there is nothing to compare.
+An ONNX node test is compiled by iree-import-onnx and iree-compile. The program is called from flag files of three
+forms:
 
-One difference is known: the tool calls equal integers different where those expected have a sign and the program's have
-none. hil does so too, but for an output that is equal to an input: it may be that one, which the tool then accepts.
+- ``npy``: tensors in .npy files, if numpy has their dtypes.
+- ``typed``: ``2x3xf32=@x.bin`` and ``2x3xf32=1 2 ...``.
+- ``wrong``: as ``typed``, with a changed last element in the first output.
+
+Results are equal if hil reports PASS for the tool's [SUCCESS], FAIL for [FAILED], and an error for other output. If the
+tool crashes (it does when it prints a differing 8-bit NaN), there is no comparison.
+
+A known difference: the tool reports equal integers as different if the expected ones are signed and the program's are
+signless. hil does so too, except for an output that equals an input. Such an output may be the input itself, which the
+tool accepts.
 """
 
 from __future__ import annotations
@@ -42,52 +47,52 @@ from hil.formats.iree_command import give, tool_type
 from tools.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool
 from tools.check_operators import BOARD
 
-_HERE = "tools.check_foreign"  # which is also run as a command
+_HERE = "tools.check_foreign"  # needed because this module is also run as __main__
 FORMS = ("npy", "typed", "wrong")
 SUCCESS, FAILED, REFUSED, DIED = "SUCCESS", "FAILED", "refused", "died"
 _WORDS = {"PASS": SUCCESS, "FAIL": FAILED}
-# Up to so many elements a tensor of the typed form is written as text.
+# Maximum elements that the typed form writes as text.
 _AS_TEXT = 12
 _SHOWN = 100
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the two said of a flag file."""
+    """Results of both tools for a flag file."""
 
-    id: str  # the test's name and the form
+    id: str  # test name and form
     tool: str  # SUCCESS, FAILED, refused or died
-    hil: str  # the same words, or another outcome of hil's
-    reason: str  # why hil said so
-    like_input: bool = False  # an output of integers that is expected is equal to an input
+    hil: str  # the same words, or a different hil outcome
+    reason: str  # hil's reason
+    like_input: bool = False  # whether an expected integer output equals an input
 
     @property
     def equal(self) -> bool:
-        """Whether they are the same, or the tool says nothing."""
+        """Whether the results are equal, or the tool crashed."""
         return self.tool in (self.hil, DIED)
 
     @property
     def known(self) -> bool:
-        """Whether they differ as it is known that they do."""
+        """Whether this is the known difference."""
         return self.like_input and self.id.endswith(" npy") and (self.tool, self.hil) == (FAILED, SUCCESS)
 
 
 def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
-    """Compile a model as IREE's own tools do, write its flag files, and ask iree-run-module; in a process of its own.
+    """Compile a model with IREE's tools, write the flag files, and run iree-run-module. Runs in a separate process.
 
     Args:
-        folder: holds ``model.onnx`` and, in ``inputs`` and ``outputs``, its tensors.
+        folder: contains ``model.onnx`` and the tensors in ``inputs`` and ``outputs``.
         flags: for iree-compile.
         device: for iree-run-module.
 
     Returns:
-        form -> what the tool says; nothing where the model cannot be compiled.
+        The tool's result per form; empty if the model cannot be compiled.
     """
     from iree.compiler.tools.import_onnx.__main__ import main, parse_arguments
 
     place = Path(folder)
     try:
-        # The command's own main function: only Python's start is saved.
+        # Call the command's main function directly to save Python's startup time.
         with contextlib.redirect_stdout(io.StringIO()):
             main(parse_arguments([str(place / MODEL), "-o", str(place / "model.mlir")]))
     except (Exception, SystemExit):
@@ -117,9 +122,9 @@ def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
 
 
 def _tensor(array: Array, folder: Path, stem: str, form: str) -> str:
-    """A tensor as a flag has it."""
-    array, name = np.array(array, order="C"), dtype_name(array.dtype)  # the tool reads no other order
-    # As text and as elements alone the tool knows neither bools nor complex numbers.
+    """Return a tensor as the value of a flag."""
+    array, name = np.array(array, order="C"), dtype_name(array.dtype)  # the tool requires C order
+    # The tool does not support bool and complex values as text or raw elements.
     if array.dtype.kind in "bc" or (form == "npy" and name in NUMPY_DTYPES):
         save_npy(folder / f"{stem}.npy", array)
         return f"@{stem}.npy"
@@ -135,24 +140,27 @@ def _wrong(outputs: Sequence[Array]) -> list[Array]:
         return list(outputs)
     changed = first.copy()
     raw = changed.reshape(-1)[-1:].view(np.uint8)
-    raw[-1] ^= 1 if changed.dtype.kind == "b" else 0x41  # of a float the exponent
+    raw[-1] ^= 1 if changed.dtype.kind == "b" else 0x41  # for floats this changes the exponent
     return [changed, *others]
 
 
 class _Quiet:
-    """Progress that nobody sees."""
+    """Progress without output."""
 
     def begin(self, name: str, stages: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stage(self, name: str, number: int, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self, name: str, outcome: str = "", reason: str = "") -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
+
+    def interrupt(self, command: str) -> None:
+        """Do nothing."""
 
 
 def _like_input(inputs: Iterable[Array], outputs: Iterable[Array]) -> bool:
@@ -164,7 +172,7 @@ def _like_input(inputs: Iterable[Array], outputs: Iterable[Array]) -> bool:
 
 @contextlib.contextmanager
 def simulator(folder: Path) -> Iterator[str]:
-    """The address of a simulated board that lasts as long as this."""
+    """Start a simulated board for this context, and yield the address."""
     command = [sys.executable, "-m", "hil.sim", "--listen", f"unix:{folder}/sim.sock", "--store", f"{folder}/store"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
@@ -175,7 +183,7 @@ def simulator(folder: Path) -> Iterator[str]:
 
 
 def by_hil(file: Path, board: str, out: Path, isolated: Isolated) -> tuple[str, str]:
-    """What hil says of a flag file, in the tool's words, and why."""
+    """Return hil's result for a flag file in the tool's words, and the reason."""
     screen: Progress = _Quiet()
     try:
         record = run_job(Job(flagfile=file, board=board, out=out), screen=screen, isolated=isolated)
@@ -187,12 +195,12 @@ def by_hil(file: Path, board: str, out: Path, isolated: Isolated) -> tuple[str, 
 
 
 def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterator[Finding]:
-    """The findings of tests, as they come.
+    """Yield the findings of tests as they complete.
 
     Args:
         tests: name -> (model, inputs, outputs): an ONNX model and arrays by name.
-        isolated: where models are compiled and imported.
-        folder: for everything that is written.
+        isolated: the processes for compilation and import.
+        folder: the directory for all files.
     """
     board = load_board(BOARD)
     flags, device = board.compile_flags["iree"], board.devices["iree"]
@@ -209,7 +217,7 @@ def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterato
                 f"{_HERE}:verdicts", arguments, timeout=4 * STEP_TIMEOUT_S, log=place / "tools.log"
             )
         except IsolatedCrash:
-            return {}  # the importer died
+            return {}  # the importer crashed
         return said
 
     with simulator(folder) as address, concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
@@ -223,11 +231,11 @@ def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterato
 
 
 def node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict[str, Array], dict[str, Array]]]:
-    """ONNX's node tests that take and give tensors only: name -> (model, inputs, outputs).
+    """Return ONNX's node tests with only tensors as inputs and outputs: name -> (model, inputs, outputs).
 
     Args:
-        patterns: of their names; none are all.
-        every: of those that match only each so-manyth.
+        patterns: of their names; empty for all.
+        every: return only every Nth match.
     """
     from onnx import TensorProto, numpy_helper
     from onnx.backend.test.loader import load_model_tests
@@ -259,9 +267,9 @@ def node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict
 @click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool) -> int:
-    """Run ONNX's node tests, compiled by IREE's own tools, by hil and by iree-run-module, and compare the verdicts.
+    """Compile ONNX's node tests with IREE's tools, run them with hil and iree-run-module, and compare the verdicts.
 
-    Ends with 1 where one differs, with 5 when no test matches or none can be compiled.
+    The exit code is 1 if a verdict differs, and 5 if no test matches or none can be compiled.
     """
     from rich.progress import track
 

@@ -1,6 +1,6 @@
-"""Every ONNX node test as hil ran it, beside the same by hand. `scripts/check-operators` is this module's command.
+"""Compare hil with the vendors' tools on all ONNX node tests (`scripts/check-operators`).
 
-Equal means: both gave outputs of the same dtypes, shapes and bits; or both refused, or died, at the same step.
+Results are equal if both have outputs with the same dtypes, shapes and bits, or if both fail or crash at the same step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHOWN = 100
 EQUAL = "the same bits"
 REFUSED = "refused at the same step"
 CRASHED = "died at the same step"
-# hil compiles models with float64 so: the compiler's default would make float64 float32.
+# hil compiles models with float64 this way, because the compiler's default converts float64 to float32.
 KEPT = f"the same, with {KEEP_FLOAT64}"
 CONVERTED = f"the same, with iree-import-onnx --opset-version {OPSET}"
 NO_TENSORS = "hil passes tensors only, no sequences and optionals"
@@ -48,7 +48,7 @@ KINDS = (EQUAL, REFUSED, CRASHED, KEPT, CONVERTED, NO_TENSORS, RANDOM, DIFFERENT
 
 @dataclass(frozen=True)
 class Finding:
-    """How hil's result and that by hand compare."""
+    """Comparison of hil's result with the result by hand."""
 
     id: str
     kind: str
@@ -60,7 +60,7 @@ Result = Mapping[str, Any]
 
 
 def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
-    """What hil came to, in the words of :mod:`tools.by_hand`, by case."""
+    """Return hil's results by case, in the form of :mod:`tools.by_hand`."""
     found: dict[str, tuple[CaseRecord, Result]] = {}
     for line in (run / "results.jsonl").read_text().splitlines():
         record = CaseRecord.of_json(json.loads(line))
@@ -79,7 +79,7 @@ def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
 
 
 def _stored(file: Path) -> list[Any]:
-    """[dtype, shape, digest]; numpy's format forgets the name of a dtype that numpy has none for."""
+    """Return [dtype, shape, digest]. The dtype is "" for dtypes that numpy's format cannot represent."""
     array = load_npy(file)
     if array.dtype.kind != "V":
         return by_hand.described([array])[0]
@@ -87,11 +87,11 @@ def _stored(file: Path) -> list[Any]:
 
 
 class Checker:
-    """Runs node tests by hand, as one flow would, and compares.
+    """Runs node tests by hand for a flow, and compares the results with hil's.
 
     Args:
-        flow: its name; one without a recipe.
-        isolated: the processes that do it.
+        flow: name of a flow without a recipe.
+        isolated: the processes for the tools.
     """
 
     def __init__(self, flow: str, isolated: Isolated) -> None:
@@ -106,7 +106,7 @@ class Checker:
 
     @property
     def commands(self) -> str:
-        """What is done by hand."""
+        """The commands that are run by hand."""
         if self._runtime == "onnxruntime":
             return 'onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"]).run(None, INPUTS)'
         compiling = f"iree-compile MODEL.mlir -o MODEL.vmfb {' '.join(self._flags)}"
@@ -114,7 +114,7 @@ class Checker:
         return f"iree-import-onnx MODEL -o MODEL.mlir; {compiling}; {running}"
 
     def check(self, test: Test, record: CaseRecord, hil: Result) -> Finding:
-        """One test by hand, and how hil's result compares."""
+        """Run a test by hand, and compare hil's result."""
         with temporary_folder("hil-check-") as folder:
             (Path(folder) / by_hand.MODEL).write_bytes(test.model.SerializeToString())
             save_tensors(Path(folder) / by_hand.INPUTS, test.inputs)
@@ -132,7 +132,7 @@ class Checker:
         return Finding(test.id, kind, _told(hil), _told(plain))
 
     def _ways(self, test: Test, folder: Path) -> Iterator[tuple[str, Result]]:
-        """The plain way; then, where the plain importer does less, that which is as hil imports on purpose."""
+        """Yield results of the plain tools, then with hil's settings if the plain importer supports less."""
         if self._runtime == "onnxruntime":
             yield EQUAL, self._call(by_hand.onnxruntime, folder=str(folder))
             return
@@ -145,7 +145,7 @@ class Checker:
             yield CONVERTED, self._call(by_hand.iree, **common, flags=flags, opset=OPSET)
 
     def _varies(self, folder: str, test: Test, plain: Result) -> bool:
-        """Whether the answer is another when asked for again: random, or made of memory that is not the program's."""
+        """Return whether a repeated run gives a different result: it is random, or the program reads foreign memory."""
         if self._runtime == "iree":
             return int(self._call(by_hand.iree_repeated, folder=folder, device=self._device).get("answers", 1)) > 1
         return not same(next(self._ways(test, Path(folder)))[1], plain)
@@ -160,8 +160,8 @@ class Checker:
 
 
 def same(hil: Result, other: Result) -> str:
-    """In which way two results are the same; "" where they are not."""
-    # hil reads models with an importer of its own before a compiler or runtime sees them.
+    """Return how two results are equal, or "" if they differ."""
+    # hil's importer may reject models before the compiler or runtime does.
     early = ("import", "compile")
     if hil["end"] != other["end"] and not (hil["end"] in early and other["end"] in early):
         return ""
@@ -175,7 +175,7 @@ def same(hil: Result, other: Result) -> str:
 
 
 def _same_output(mine: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Where one does not know a dtype or a shape, the bytes decide."""
+    """Compare two outputs. Unknown dtypes and shapes match any."""
     return mine[2] == other[2] and all(
         one == two or one == "" or two is None for one, two in zip(mine, other, strict=True)
     )
@@ -199,9 +199,9 @@ def _told(result: Result) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def main(flow: str, patterns: tuple[str, ...], jobs: int | None, run: Path | None, as_json: bool) -> int:
-    """Run the ONNX node tests through hil, and by hand, and compare every outcome and every bit of every output.
+    """Run the ONNX node tests with hil and by hand, and compare all outcomes and output bits.
 
-    Ends with 1 where one differs and no reason for it is known, with 5 when no test matches.
+    The exit code is 1 if a result differs without a known reason, and 5 if no test matches.
     """
     with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         checker = Checker(flow, isolated)
@@ -232,7 +232,7 @@ def _run_hil(flow: str, patterns: Sequence[str], jobs: int | None, out: Path) ->
 
 
 def _watched(futures: Sequence[Any]) -> Iterator[Any]:
-    """The futures, with a bar of those that are done."""
+    """Yield the futures as they are processed, with a progress bar."""
     from rich.progress import track
 
     from hil.controller.storage.console import Console

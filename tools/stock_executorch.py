@@ -1,4 +1,4 @@
-"""ExecuTorch's own backend tester, run on one of its tests; called in an isolated process by check_executorch."""
+"""Run a test of ExecuTorch's backend tester. check_executorch calls this in an isolated process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 
 def run(module: str, function: str, choice: int, number: int, flow: str) -> dict[str, Any]:
-    """Lower, run and compare a model as the tester does it.
+    """Lower, run and compare a model as the tester does.
 
     Args:
-        module, function, choice, number: which: see :class:`hil.controller.workloads.suites.torch_cases.TorchTest`.
+        module, function, choice, number: of :class:`hil.controller.workloads.suites.torch_cases.TorchTest`.
         flow: the tester's name of a flow.
 
     Returns:
         ``result`` (the name of a ``TestResult``), ``message``, ``delegated`` and ``undelegated`` (operator -> nodes;
-        None where it did not come so far), and ``outputs``: ``max``, ``mae`` and ``sqnr`` of each.
+        None if the test failed earlier), and ``outputs``: ``max``, ``mae`` and ``sqnr`` per output.
     """
     from executorch.backends.test.suite.flow import all_flows
     from executorch.backends.test.suite.reporting import begin_test_session, complete_test_session

@@ -1,7 +1,7 @@
-"""Virtual boards: a board's own root file system, address and OpenSSH server in Linux namespaces, for tests.
+"""Virtual boards for tests: a root file system, address and OpenSSH server in separate Linux namespaces.
 
-A **board** is a set of namespaces with a real sshd in it; a **keeper** is the process that holds them, and that does to
-the board what happens to boards. :func:`start` starts one; ``scripts/virtual-board`` is the command.
+A **board** is a set of namespaces with a real sshd. A **keeper** is the process that owns the namespaces and simulates
+events such as power cuts. :func:`start` starts a board; ``scripts/virtual-board`` is the command.
 """
 
 from tools.virtual_board.board import VirtualBoard

@@ -1,4 +1,4 @@
-"""A virtual board, from outside: reach it, and make happen to it what happens to boards."""
+"""Access to a virtual board from outside: SSH, and simulated events such as power cuts."""
 
 from __future__ import annotations
 
@@ -25,82 +25,83 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True)
 class VirtualBoard:
-    """A board that runs on this machine, with an address, a root file system and an SSH server of its own.
+    """A board that runs on this machine, with a separate address, root file system and SSH server.
 
     Args:
-        folder: its folder: ``identity`` (the key that root and tester let in), ``known_hosts``, ``console.log``.
+        folder: the board's directory with ``identity`` (private key for root and tester), ``known_hosts``,
+            ``console.log``.
     """
 
     folder: Path
     _lifeline: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
 
-    #: The login besides root; its password is its name.
+    #: The login besides root; the password is the same text.
     user = "tester"
 
     @property
     def plan(self) -> Plan:
-        """What it was made to be."""
+        """The settings that it was created with."""
         return Plan.read(self.folder)
 
     @property
     def name(self) -> str:
-        """Its host name."""
+        """The host name."""
         return self.plan.name
 
     @property
     def arch(self) -> str:
-        """Its architecture, as ``uname -m`` on it gives it."""
+        """The architecture, as ``uname -m`` prints it."""
         return self.plan.arch
 
     @property
     def ip(self) -> str:
-        """Its IP address."""
+        """The IP address."""
         return self.plan.ip
 
     @property
     def address(self) -> str:
-        """Where root logs in: ``root@IP``."""
+        """SSH address of root: ``root@IP``."""
         return f"root@{self.ip}"
 
     @property
     def identity(self) -> Path:
-        """The private key that root and tester let in."""
+        """The private key for root and tester."""
         return self.folder / "identity"
 
     @property
     def known_hosts(self) -> Path:
-        """The file with its host key."""
+        """The file with the host key."""
         return self.folder / "known_hosts"
 
     @property
     def link(self) -> str:
-        """The network device of this machine that its cable ends at."""
+        """The network device on this machine that the board's cable is connected to."""
         return link_name(self.ip)
 
     @property
     def console(self) -> str:
-        """What its SSH server and its boot have said."""
+        """Output of the SSH server and the boot."""
         return (self.folder / "console.log").read_text(errors="replace")
 
     def ssh(self, *options: str, user: str = "root") -> list[str]:
-        """The ``ssh`` command up to the board's address, without a look at the caller's own configuration."""
+        """Return the ``ssh`` command with the board's address. It ignores the caller's SSH configuration."""
         own = ["-F", "none", "-i", str(self.identity), "-o", f"UserKnownHostsFile={self.known_hosts}"]
         return ["ssh", *own, "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", *options, f"{user}@{self.ip}"]
 
     def cut(self) -> None:
-        """Pull its network cable: what is sent is lost, and neither side is told."""
+        """Disconnect the network cable: packets are lost, and neither side is notified."""
         self._ask("cut")
 
     def restore(self) -> None:
-        """Plug its network cable in again."""
+        """Reconnect the network cable."""
         self._ask("restore")
 
     def kill(self) -> None:
-        """Cut its power: every process is gone at once, and no connection is closed. What its disk held stays."""
+        """Cut the power: all processes die at once, and no connection is closed. The disk is preserved."""
         self._ask("kill")
 
     def power_on(self, *, wait: bool = True) -> None:
-        """Give it power, if it has none, and wait until it can be logged into.
+        """Switch it on if it is off, and wait until SSH works.
 
         Raises:
             BoardError: it did not boot.
@@ -110,7 +111,7 @@ class VirtualBoard:
             self.wait()
 
     def reboot(self, *, wait: bool = True) -> None:
-        """Cut its power and give it again at once: another ``boot_id`` and uptime, the same disk.
+        """Cut the power and restore it at once. The ``boot_id`` and uptime change; the disk is preserved.
 
         Raises:
             BoardError: it did not boot.
@@ -120,26 +121,26 @@ class VirtualBoard:
             self.wait()
 
     def freeze(self) -> None:
-        """Hang it: all its processes stop, while its kernel still acknowledges what is sent to it."""
+        """Hang the board: all processes stop, but the kernel still acknowledges packets."""
         self._ask("freeze")
 
     def thaw(self) -> None:
-        """Let its processes go on."""
+        """Resume the board's processes."""
         self._ask("thaw")
 
     def run(
         self, argv: Sequence[str], *, stdin: str | None = None, timeout: float = 60.0, check: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on it as root, not over its network: also while that is cut.
+        """Run a command on it as root, without the network, so that it also works while the cable is cut.
 
         Args:
-            argv: the command; no shell reads it.
-            stdin: what the command reads.
+            argv: the command, without a shell.
+            stdin: input for the command.
             timeout: in seconds.
             check: raise for any exit code but 0.
 
         Raises:
-            BoardError: the board is off, or the command took too long.
+            BoardError: the board is off, or the command timed out.
             subprocess.CalledProcessError: ``check``, and the command failed.
         """
         answer = self._ask("run", argv=list(argv), stdin=stdin, timeout=timeout)
@@ -149,19 +150,19 @@ class VirtualBoard:
         return done
 
     def status(self) -> dict[str, str]:
-        """Its ``power`` ("on" or "off") and its ``cable`` ("up" or "down")."""
+        """Return the ``power`` ("on" or "off") and ``cable`` ("up" or "down")."""
         answer: dict[str, str] = self._ask("status")
         return answer
 
     def wait(self, timeout: float = _READY_S) -> None:
-        """Wait until its SSH server answers.
+        """Wait until the SSH server responds.
 
         Raises:
-            BoardError: it did not, in that many seconds.
+            BoardError: it did not respond within ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
-        # A booting board loses the first packet, and the kernel would send it again only after a second; but a network
-        # that was made slow takes longer to answer.
+        # A booting board loses the first packet, and the kernel would retransmit it only after a second, so begin with
+        # a short timeout. Increase it, because a network with a configured delay responds later.
         patience = 0.3
         while not says_ssh(self.ip, patience):
             patience = min(1.5 * patience, _PATIENCE_S)
@@ -172,28 +173,28 @@ class VirtualBoard:
             time.sleep(0.02)
 
     def down(self) -> None:
-        """End it and all that belongs to it; nothing of it stays behind. Again is allowed."""
+        """End the board and remove all files. Repeated calls are allowed."""
         with suppress(BoardLost):
             address = self.ip
             self._ask("down")
-            # The kernel takes it away as well, but in its own time.
+            # The kernel also removes the device, but later.
             unplug(address)
-        # What a board that was ended in another way left behind.
+        # Remove files after a board ended in a different way.
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lifeline is not None:
             assert self._lifeline.stdin is not None
             self._lifeline.stdin.close()
             try:
                 self._lifeline.wait(_ANSWER_S)
-            except subprocess.TimeoutExpired:  # it hangs
+            except subprocess.TimeoutExpired:  # the keeper hangs
                 end(self._lifeline)
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
-        """Have the keeper do something."""
+        """Send a request to the keeper and return the response."""
         timeout = arguments.get("timeout", 0.0)
         answered = b""
         try:
-            # By way of a descriptor: the name of a socket has to be short.
+            # Use a descriptor, because socket paths must be short.
             folder = os.open(self.folder, os.O_PATH)
             try:
                 with socket.socket(socket.AF_UNIX) as connection:

@@ -1,4 +1,7 @@
-"""What a virtual board is made of: namespaces on this machine's kernel, or a whole machine with its own kernel."""
+"""Implementations of a virtual board:
+
+namespaces on this machine's kernel, or an emulated machine with a separate kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +20,44 @@ from tools.virtual_board.plan import Plan, card
 _BOOT = Path(__file__).with_name("boot.sh")
 _NEW = "--net --mount --uts --ipc --pid --fork --kill-child".split()
 _ENTER = "-m -u -i -n -p -T -r -w".split()
-# What the root file system and the file system's own tables take of a machine's disk.
+# Disk space for the root file system and the file system's tables, in MB.
 _SYSTEM_MB = 256
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin", "HOME": "/root"}
 
-#: A board with its power on: the process that it lives and dies with.
+#: The main process of a running board.
 Live = subprocess.Popen[bytes]
 
 
 class Body(Protocol):
-    """A board's body: how it is switched on, looked into and ended. Its network cable is a device called ``port``."""
+    """Implementation of a board: how to boot, access and end it. The network cable is the device ``port``."""
 
     def boot(self, bridge: str, cable: str) -> Live:
-        """Switch it on, with its cable on that bridge, "up" or "down"."""
+        """Boot it, with the cable connected to that bridge. ``cable`` is "up" or "down"."""
 
     def kill(self, live: Live) -> None:
-        """End all of it at once, and wait for that."""
+        """End all processes at once, and wait until they have ended."""
 
     def processes(self, live: Live) -> set[int]:
-        """The processes to stop for it to hang."""
+        """Return the processes to stop in order to hang it."""
 
     def run(
         self, live: Live, argv: Sequence[str], stdin: str | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on it as root, not through its network; timeout in seconds.
+        """Run a command on it as root, without the network. The timeout is in seconds.
 
         Raises:
             OSError: it is off.
-            subprocess.TimeoutExpired: the command took longer.
+            subprocess.TimeoutExpired: the command timed out.
         """
 
 
 class Namespaces:
-    """A board in namespaces of its own, on this machine's kernel.
+    """A board in separate namespaces on this machine's kernel.
 
     Args:
-        plan: what it is to be.
-        root: its root file system.
-        folder: where its ``boot_id`` and ``console.log`` go.
+        plan: the board's settings.
+        root: the root file system.
+        folder: the directory for ``boot_id`` and ``console.log``.
     """
 
     def __init__(self, plan: Plan, root: Path, folder: Path) -> None:
@@ -63,7 +66,7 @@ class Namespaces:
         self._folder = folder
 
     def boot(self, bridge: str, cable: str) -> Live:
-        """Another boot_id, and clocks that begin again."""
+        """Boot with a new boot_id, and clocks that begin at 0."""
         plan = self._plan
         boot_id = self._folder / "boot_id"
         boot_id.write_text(f"{uuid.uuid4()}\n")
@@ -79,7 +82,7 @@ class Namespaces:
             )
 
     def kill(self, live: Live) -> None:
-        """With its first process the kernel ends all the others; ``unshare`` waits for them."""
+        """Kill the first process. The kernel then kills the others, and ``unshare`` waits for them."""
         try:
             os.kill(_child(live), signal.SIGKILL)
         except ProcessLookupError:
@@ -87,13 +90,13 @@ class Namespaces:
         live.wait()
 
     def processes(self, live: Live) -> set[int]:
-        """All that there are."""
+        """Return all processes."""
         return set(_inside(_namespace(_child(live))))
 
     def run(
         self, live: Live, argv: Sequence[str], stdin: str | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """Inside all its namespaces; while it boots, this waits for it."""
+        """Run a command inside all namespaces of the board. Wait if it is booting."""
         first = self._booted(live, time.monotonic() + timeout)
         environment = {**_ENVIRONMENT, "QEMU_CPU": self._plan.cpu}
         words = ["env", "-i", *(f"{key}={value}" for key, value in environment.items() if value), *argv]
@@ -116,7 +119,7 @@ class Namespaces:
 
     @staticmethod
     def _booted(live: Live, end: float) -> int:
-        """Its first process, once that sees the board's files and no longer this machine's."""
+        """Return the first process, once the process has switched to the board's root."""
         while Path(f"/proc/{_child(live)}/root").samefile("/"):
             if time.monotonic() > end:
                 raise TimeoutError("the virtual board does not boot")
@@ -125,12 +128,13 @@ class Namespaces:
 
 
 class WholeMachine:
-    """A board with a kernel of its own.
+    """An emulated board with a separate kernel.
 
     Args:
-        plan: what it is to be.
-        root: its root file system, which is copied to its disk.
-        folder: where its disk and messages go; the working folder, for a socket's name has to be short.
+        plan: the board's settings.
+        root: the root file system, which is copied to the disk.
+        folder: the directory for disk and logs. It must be in the working directory, because socket paths must be
+            short.
     """
 
     def __init__(self, plan: Plan, root: Path, folder: Path) -> None:
@@ -156,32 +160,32 @@ class WholeMachine:
         return subprocess.Popen(system.start(self._image, self._machine), stdin=subprocess.DEVNULL)
 
     def kill(self, live: Live) -> None:
-        """The emulator is all there is."""
+        """Kill the emulator, which is the only process."""
         live.kill()
         live.wait()
 
     def processes(self, live: Live) -> set[int]:
-        """The emulator."""
+        """Return the emulator's process."""
         return {live.pid}
 
     def run(
         self, live: Live, argv: Sequence[str], stdin: str | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """Over its serial line."""
+        """Run a command over the serial line."""
         from tools.virtual_board.system_serial import run
 
         return run(self._machine.serial, argv, stdin=stdin or "", timeout=timeout)
 
 
 def _child(process: subprocess.Popen[Any]) -> int:
-    """The first process of the namespaces that a process began or entered.
+    """Return the first process of the namespaces that a process created or entered.
 
     Raises:
-        ProcessLookupError: there is none, for the board is off.
+        ProcessLookupError: the board is off.
     """
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     with suppress(OSError):
-        # It may not have come to that yet.
+        # The child may not exist yet.
         while process.poll() is None:
             for child in children.read_text().split():
                 return int(child)

@@ -1,4 +1,4 @@
-"""The command ``scripts/virtual-board``: boards that live until they are told to go."""
+"""The command ``scripts/virtual-board``: boards that run until they are stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    """Boards on this machine, to try hil on: each has its own address, root file system and SSH server.
+    """Run virtual boards on this machine, with separate addresses, root file systems and SSH servers.
 
     Needs root and Debian's packages (fetched once, then cached).
 
@@ -36,7 +36,7 @@ def cli() -> None:
 
 
 def _board(name: str) -> VirtualBoard:
-    """The board of that name, running or not."""
+    """Return the board of that name, running or not."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a board", hint="up to 32 of a-z, 0-9 and -")
     return VirtualBoard(state_folder() / name)
@@ -60,10 +60,10 @@ def _running(name: str) -> VirtualBoard:
     "--disk", "disk_mb", type=click.IntRange(min=8), default=1024, show_default=True, help="Room on it, in MB."
 )
 def up(name: str, arch: str, system: bool, netem: str, disk_mb: int) -> None:
-    """Start a board, or switch it on again, and print how to reach it.
+    """Start a board, or switch it on, and print the connection data.
 
-    One line of JSON: {"address": "root@IP", "identity": FILE, "known_hosts": FILE}. The login "tester" has the same
-    key, and the password "tester".
+    Prints a line of JSON: {"address": "root@IP", "identity": FILE, "known_hosts": FILE}. The login "tester" has the
+    same key, and the password "tester".
     """
     from filelock import FileLock
 
@@ -78,7 +78,7 @@ def up(name: str, arch: str, system: bool, netem: str, disk_mb: int) -> None:
         try:
             board.status()
         except BoardLost:
-            # What a machine's crash left behind.
+            # Remove files left after a machine crash.
             board.down()
             start(board.folder, name=name, lifeline=False, **asked)
         else:
@@ -97,7 +97,7 @@ def up(name: str, arch: str, system: bool, netem: str, disk_mb: int) -> None:
 @cli.command()
 @click.argument("name")
 def down(name: str) -> None:
-    """End a board and forget it and its disk; one that is not there is fine."""
+    """End a board and delete the disk. A missing board is not an error."""
     _board(name).down()
 
 
@@ -132,7 +132,7 @@ _verb("thaw", VirtualBoard.thaw, "Let a hanging board go on.")
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec(command: tuple[str, ...]) -> None:
-    """Run a command where the boards can be reached: here.
+    """Run a command on this machine, which can reach the boards.
 
     \b
     Example:
@@ -146,7 +146,7 @@ def exec(command: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Run the command and end with its exit code; an error is told, never traced back."""
+    """Run the command and exit with the command's exit code. Report errors without a traceback."""
     code: Any
     try:
         code = cli.main(prog_name="scripts/virtual-board", standalone_mode=False)

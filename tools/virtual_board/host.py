@@ -1,4 +1,4 @@
-"""What a virtual board takes from this machine: namespaces, and one end of its network cable."""
+"""Resources of this machine for a virtual board: namespaces, and an end of the network cable."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tools.virtual_board.plan import card
 
 _TOOLS = ("ip", "unshare", "nsenter", "mount", "ssh-keygen")
 _SBIN = ":/usr/sbin:/sbin"
-# A network of four addresses for each board: its own, the host's and the two that every network has.
+# A board has a network with four addresses: the board, the host, network and broadcast.
 _NETWORK = "10.231"
 _NETWORKS = 1 << 14
 _TRIES = 20
 _PRIVILEGED = "run it as root, in a container with --privileged; HIL_NO_BOARDS=1 leaves out the tests that need one"
 _GREETING_S = 10.0
-# Only once its users are mapped can it mount anything, and only a program started after that has root's powers there.
+# It can mount only once the users are mapped, and only programs started after that have root's capabilities.
 _BEGIN = 'read -r go && mount -t proc proc /proc && exec "$@"'
 _NEW = "--user --net --mount --pid --fork --kill-child".split()
-# The folder that holds this package: no installation of hil has it.
+# This package's directory, which installations of hil lack.
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def require() -> None:
-    """See that this machine can run virtual boards.
+    """Check that this machine can run virtual boards.
 
     Raises:
-        UsageError: it cannot, and what it lacks.
+        UsageError: a requirement is missing. The message names it.
     """
     if sys.platform != "linux":
         raise UsageError("virtual boards need Linux", hint="set HIL_NO_BOARDS=1 to leave their tests out")
@@ -56,12 +56,13 @@ def require() -> None:
 
 
 def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
-    """Begin a process with namespaces of its own; it starts the command after a line on its stdin.
+    """Start a process in new namespaces. It runs the command after it reads a line on stdin.
 
-    When the process ends, the kernel ends all that is in them. Its messages go to ``keeper.log`` in the folder.
+    When the process ends, the kernel ends all processes in the namespaces. The output is written to ``keeper.log`` in
+    the directory.
 
     Raises:
-        UsageError: this machine allows no such namespaces.
+        UsageError: this machine does not allow such namespaces.
     """
     log = folder / "keeper.log"
     with log.open("wb") as messages:
@@ -71,7 +72,7 @@ def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
             stdout=messages,
             stderr=messages,
             env={**os.environ, "PYTHONPATH": _ROOT},
-            # What the terminal interrupts is the caller, who then ends this.
+            # Ctrl-C should interrupt only the caller, which then ends this process.
             start_new_session=True,
         )
     try:
@@ -87,7 +88,7 @@ def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End what :func:`new_namespaces` began, at whatever point it is."""
+    """End a process of :func:`new_namespaces` in any state."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     with suppress(OSError):
         for child in children.read_text().split():
@@ -97,10 +98,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _map_users(process: subprocess.Popen[bytes]) -> None:
-    """Let every user and group that is known here be known in there, under the same number.
+    """Map all users and groups of this machine to the same numbers in the namespace.
 
     Raises:
-        OSError: it has no namespaces of its own.
+        OSError: the process has no separate namespaces.
     """
     inside, outside = Path(f"/proc/{process.pid}"), Path("/proc/self")
     while process.poll() is None and (inside / "ns/user").readlink() == (outside / "ns/user").readlink():
@@ -111,10 +112,10 @@ def _map_users(process: subprocess.Popen[bytes]) -> None:
 
 
 def plug_in(process: int) -> tuple[str, str]:
-    """Lay a network cable from this machine into a process's namespaces, where it is ``uplink``.
+    """Create a network cable from this machine to a process's namespaces, where the device is ``uplink``.
 
     Returns:
-        This machine's address on it, and the address for the other side.
+        This machine's address on the cable, and the address for the other side.
 
     Raises:
         UsageError: this machine does not allow it.
@@ -122,13 +123,13 @@ def plug_in(process: int) -> tuple[str, str]:
     for _ in range(_TRIES):
         number = random.randrange(_NETWORKS)
         gateway, address = (f"{_NETWORK}.{number >> 6}.{(number & 63) * 4 + side}" for side in (1, 2))
-        # The kernel makes a name once: whoever gets it has the addresses.
+        # Device names are unique, so creating the name reserves the addresses.
         link = f"{link_name(address)} type veth peer name uplink netns {process}"
         done = _ip(f"link add name {link}")
         if not done.returncode:
             _ip(f"address add {gateway}/30 dev {link_name(address)}").check_returncode()
             _ip(f"link set {link_name(address)} up").check_returncode()
-            # A question to a board that is not there yet would be asked again only after a second.
+            # The kernel would repeat an ARP request to a booting board only after a second, so add the neighbour here.
             _ip(f"neighbour add {address} lladdr {card(address)} dev {link_name(address)} nud stale").check_returncode()
             return gateway, address
         if "exists" not in done.stderr:
@@ -137,12 +138,12 @@ def plug_in(process: int) -> tuple[str, str]:
 
 
 def unplug(address: str) -> None:
-    """Take the cable of the board with that address away, if it is still there."""
+    """Remove the cable of the board with that address, if it exists."""
     _ip(f"link delete {link_name(address)}")
 
 
 def link_name(address: str) -> str:
-    """The name of this machine's end of the cable of the board with that address."""
+    """Return the device name for this machine's end of the cable, for the board with that address."""
     third, fourth = map(int, address.split(".")[2:])
     return f"hilboard{(third << 6) + fourth // 4}"
 
@@ -152,7 +153,7 @@ def _ip(words: str) -> subprocess.CompletedProcess[str]:
 
 
 def says_ssh(address: str, patience: float) -> bool:
-    """Whether an SSH server greets at an address, which answers within so many seconds."""
+    """Return whether an SSH server responds at an address. ``patience`` is the connection timeout in seconds."""
     try:
         with socket.create_connection((address, 22), timeout=patience) as connection:
             connection.settimeout(_GREETING_S)

@@ -1,7 +1,7 @@
-"""The process that keeps one virtual board: in namespaces of its own, it holds the board's disk, network and power.
+"""Keeper process of a virtual board. It runs in separate namespaces and owns the board's disk, network and power.
 
-It is the first process of its process namespace, so that when it ends, however it ends, the kernel ends the board, its
-mounts and its network with it. It ends when told to, or when whoever started it does.
+It is the first process of a PID namespace. When it ends for any reason, the kernel ends the board, the mounts and the
+network. It ends on request, or when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tools.virtual_board.plan import Plan
 
 _PR_SET_PDEATHSIG = 1
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
-# An ELF file of 64 bits, little endian, for AArch64, whatever the bytes that say nothing about that. F: the emulator is
-# opened now, and so found from inside any root.
+# Matches 64-bit little-endian ELF files for AArch64, ignoring irrelevant bytes. Flag F opens the emulator now, so that
+# it works from inside any root.
 _AARCH64 = (
     r":hil-aarch64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
     r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:{emulator}:F"
@@ -36,11 +36,11 @@ _OFF = "the virtual board is off"
 
 
 class Keeper:
-    """One board: everything that can be done to it from outside.
+    """Operations on a board from outside.
 
     Args:
-        folder: the board's folder.
-        plan: what the board is.
+        folder: the board's directory.
+        plan: the board's settings.
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
@@ -52,7 +52,7 @@ class Keeper:
         self._cable = "up"
 
     def set_up(self) -> None:
-        """Make the disk and the network, and switch the board on."""
+        """Create the disk and the network, and switch the board on."""
         plan = self._plan
         if plan.emulator:
             _register(plan.emulator)
@@ -70,7 +70,7 @@ class Keeper:
         self.power_on()
 
     def _make_root(self) -> Path:
-        """The shared root file system, with a layer over it that takes what is written."""
+        """Mount the shared root file system with a writable overlay."""
         plan = self._plan
         layers = self._folder / "layers"
         layers.mkdir()
@@ -94,7 +94,7 @@ class Keeper:
                 threading.Thread(target=self._watch, args=(self._live,), daemon=True).start()
 
     def _watch(self, live: Live) -> None:
-        """A board that restarts itself (``reboot``) is booted again; after anything else it stays off."""
+        """Wait until the board ends. Boot it if it rebooted itself (``reboot``); otherwise it stays off."""
         code = live.wait()
         with self._lock:
             if self._live is live:
@@ -104,7 +104,7 @@ class Keeper:
                     self.power_on()
 
     def kill(self) -> None:
-        """Cut the power. Nothing says goodbye: the cable goes first, so that no closing of a connection gets out."""
+        """Cut the power. Remove the cable first, so that no closing of a connection is sent."""
         with self._lock:
             live, self._live = self._live, None
             if live is not None:
@@ -112,17 +112,17 @@ class Keeper:
                 self._body.kill(live)
 
     def reboot(self) -> None:
-        """Cut the power and give it again at once."""
+        """Cut the power and restore it at once."""
         with self._lock:
             self.kill()
             self.power_on()
 
     def cut(self) -> None:
-        """Pull the network cable."""
+        """Disconnect the network cable."""
         self._set_cable("down")
 
     def restore(self) -> None:
-        """Plug the network cable in again."""
+        """Reconnect the network cable."""
         self._set_cable("up")
 
     def _set_cable(self, state: str) -> None:
@@ -132,7 +132,7 @@ class Keeper:
                 _ip(f"link set port {state}")
 
     def freeze(self) -> None:
-        """Stop every process on the board; its kernel still acknowledges what is sent to it."""
+        """Stop all processes on the board. The kernel still acknowledges packets."""
         live = self._running()
         stopped: set[int] = set()
         while new := self._body.processes(live) - stopped:
@@ -140,7 +140,7 @@ class Keeper:
             stopped |= new
 
     def thaw(self) -> None:
-        """Let the board's processes go on."""
+        """Resume the board's processes."""
         _signal(self._body.processes(self._running()), signal.SIGCONT)
 
     def _running(self) -> Live:
@@ -150,23 +150,23 @@ class Keeper:
         return live
 
     def run(self, argv: list[str], stdin: str | None, timeout: float) -> dict[str, Any]:
-        """Run a command on the board, as root and not through its network."""
+        """Run a command on the board as root, without the network."""
         done = self._body.run(self._running(), argv, stdin, timeout)
         return {"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
     def status(self) -> dict[str, str]:
-        """How the board is."""
+        """Return the state of power and cable."""
         with self._lock:
             return {"power": "off" if self._live is None else "on", "cable": self._cable}
 
     def down(self) -> None:
-        """End the board, this process and the board's folder."""
+        """End the board and this process, and remove the board's directory."""
         subprocess.run(["umount", "--lazy", "layers"], stderr=subprocess.DEVNULL)
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
     def serve(self) -> None:
-        """Answer requests, one a connection, until told to end."""
+        """Serve requests, one per connection, until ``down`` is called."""
         verbs: dict[str, Callable[..., Any]] = {
             verb.__name__: verb
             for verb in (
@@ -192,7 +192,7 @@ class Keeper:
 
 
 def _register(emulator: str) -> None:
-    """Have the kernel run programs for AArch64 with this emulator, in these namespaces only."""
+    """Register this emulator for AArch64 programs with the kernel, in these namespaces only."""
     try:
         _sh("mount", "-t", "binfmt_misc", "binfmt_misc", str(_BINFMT))
     except subprocess.CalledProcessError as error:
@@ -241,11 +241,11 @@ def _end_with_lifeline(keeper: Keeper) -> None:
 
 
 def main() -> None:
-    """Keep the board of the folder that the command line names."""
+    """Run the keeper for the board directory on the command line."""
     folder = Path(sys.argv[1])
-    # Its control socket is named relative to here: the name of a socket has to be short.
+    # Use a path relative to here for the control socket, because socket paths must be short.
     os.chdir(folder)
-    # What came before this was started anew with root's powers here, and so lost this.
+    # The exec with root's capabilities has cleared this setting from the parent command, so set it here.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     plan = Plan.read(folder)
     keeper = Keeper(folder, plan)

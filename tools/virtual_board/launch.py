@@ -1,4 +1,4 @@
-"""Starting a virtual board: what it needs is fetched, its keys are made, and its keeper begins."""
+"""Start a virtual board: fetch packages, create keys, and start the keeper."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def start(
     memory_mb: int = 512,
     lifeline: bool = True,
 ) -> VirtualBoard:
-    """Start a virtual board and wait until it can be logged into.
+    """Start a virtual board and wait until SSH works.
 
     Args:
-        folder: a folder for it alone, which it removes at its end.
-        name: its host name.
-        arch: its architecture.
-        disk_mb: how much it can write, in MB.
-        netem: delay, jitter and loss of its network, such as "delay 20ms 5ms loss 1%".
-        system: a whole machine with a kernel of its own, under qemu-system-aarch64: slower. Only for aarch64.
+        folder: an exclusive directory, which is removed when the board ends.
+        name: the host name.
+        arch: the architecture.
+        disk_mb: the writable disk space, in MB.
+        netem: delay, jitter and loss of the network, such as "delay 20ms 5ms loss 1%".
+        system: emulate a machine with a separate kernel under qemu-system-aarch64, which is slower. Only for aarch64.
         memory_mb: the memory of such a machine, in MB.
-        lifeline: whether it ends with this process, however that ends.
+        lifeline: whether it ends when this process ends for any reason.
 
     Raises:
-        UsageError: this machine cannot run one, and why.
+        UsageError: this machine cannot run a board. The message gives the reason.
         BoardError: it did not boot.
     """
     keeper = None
@@ -77,7 +77,7 @@ def start(
 
 
 def _provide(plan: Plan, folder: Path) -> Plan:
-    """The plan with what its board needs: all but its addresses."""
+    """Return the plan with all files that the board needs. Only the addresses are missing."""
     program = cpu = ""
     if plan.system:
         if plan.arch != "aarch64":
@@ -93,9 +93,9 @@ def _provide(plan: Plan, folder: Path) -> Plan:
 
 
 def _go(keeper: subprocess.Popen[bytes], folder: Path, lifeline: bool) -> None:
-    """Have the keeper begin, and wait until it can be asked."""
+    """Start the keeper's work, and wait until it accepts requests."""
     assert keeper.stdin is not None
-    # One that has ended already is found out below.
+    # The loop below detects a keeper that has already ended.
     with suppress(BrokenPipeError):
         keeper.stdin.write(b"go\n")
         keeper.stdin.flush()
@@ -109,7 +109,7 @@ def _go(keeper: subprocess.Popen[bytes], folder: Path, lifeline: bool) -> None:
 
 
 def _own_files(folder: Path, name: str, cpu: str) -> dict[str, tuple[str, int, int]]:
-    """What sets this board apart from others: text, mode and owner."""
+    """Return the files that are specific to this board: text, mode and owner."""
     public = (folder / "identity.pub").read_text()
     config = SSHD_CONFIG + (f"SetEnv QEMU_CPU={cpu}\n" if cpu else "")
     return {

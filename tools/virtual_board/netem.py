@@ -1,6 +1,6 @@
-"""Delay, jitter, loss and a rate for a virtual board's network: a pair of TAP devices with a queue between them.
+"""Delay, jitter, loss and a rate limit for a virtual board's network: a pair of TAP devices with a queue between them.
 
-It speaks the words of ``tc netem``, which few kernels in containers have.
+It accepts the syntax of ``tc netem``, which most kernels in containers lack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hil.errors import UsageError
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
 _FRAME = 65536
-# What a queue of netem's own holds.
+# Queue length, as netem's default.
 _LIMIT = 1000
 _TIME = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -34,19 +34,19 @@ _SPEC = re.compile(
 
 @dataclass(frozen=True)
 class Netem:
-    """What happens to every packet, each way."""
+    """Effects on all packets, in both directions."""
 
-    delay_s: float = 0.0  # how much later it arrives, in seconds
-    jitter_s: float = 0.0  # by how much that varies up and down, in seconds; packets stay in order
-    loss: float = 0.0  # the share that is lost, from 0 to 1
-    rate_bps: float = 0.0  # bits a second, or 0 for no limit
+    delay_s: float = 0.0  # delay in seconds
+    jitter_s: float = 0.0  # maximum delay deviation in seconds; packets stay in order
+    loss: float = 0.0  # packet loss, from 0 to 1
+    rate_bps: float = 0.0  # bits per second, or 0 for no limit
 
 
 def parse(words: str) -> Netem:
-    """Read ``[delay TIME [JITTER]] [loss PERCENT] [rate RATE]``, such as "delay 20ms 5ms loss 1% rate 10mbit".
+    """Parse ``[delay TIME [JITTER]] [loss PERCENT] [rate RATE]``, such as "delay 20ms 5ms loss 1% rate 10mbit".
 
     Raises:
-        UsageError: it says something else.
+        UsageError: the text is invalid.
     """
     found = _SPEC.fullmatch(words.strip())
     try:
@@ -71,7 +71,7 @@ def parse(words: str) -> Netem:
 
 
 def open_tap(name: str) -> int:
-    """Make a TAP device, which lives as long as the descriptor that this returns.
+    """Create a TAP device. It exists until the returned descriptor is closed.
 
     Raises:
         OSError: this machine has no TAP devices.
@@ -83,7 +83,7 @@ def open_tap(name: str) -> int:
 
 @dataclass
 class Way:
-    """One direction of a network: frames in the order and with the times at which they arrive."""
+    """A network direction: computes arrival times and preserves frame order."""
 
     netem: Netem
     to: int
@@ -93,7 +93,7 @@ class Way:
     random: random.Random = field(default_factory=random.Random)
 
     def due(self, size: int, now: float) -> float | None:
-        """When a frame that comes now arrives; None where it is lost."""
+        """Return the arrival time of a frame that is sent now, or None if it is lost."""
         netem = self.netem
         if self.random.random() < netem.loss or self.held >= _LIMIT:
             return None
@@ -105,7 +105,7 @@ class Way:
 
 
 def forward(one: int, other: int, netem: Netem) -> None:
-    """Carry frames between two TAP devices, both ways, for ever."""
+    """Forward frames between two TAP devices in both directions, forever."""
     ways = {one: Way(netem, other), other: Way(netem, one)}
     queue: list[tuple[float, int, Way, bytes]] = []
     numbers = itertools.count()
@@ -126,5 +126,5 @@ def forward(one: int, other: int, netem: Netem) -> None:
             try:
                 os.write(way.to, frame)
             except OSError:
-                # The far side is full or down: a packet lost, as on any network.
+                # The other side is full or down, so the packet is lost.
                 continue

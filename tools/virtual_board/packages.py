@@ -1,7 +1,7 @@
-"""Debian packages of any architecture, fetched through this machine's own apt sources into a state of our own.
+"""Debian packages of any architecture, fetched through this machine's apt sources into a separate apt state.
 
-Mirror, proxy and certificates are those that apt is set up with; nothing of the machine's own package state is touched,
-and no package's code is run.
+The mirror, proxy and certificates are those of the machine's apt configuration. The machine's package state is not
+changed, and no package code is run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.virtual_board.places import made
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 SOURCES_VARIABLE = "HIL_DEBIAN_SOURCES"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-# Apt's own line: 'http://mirror/debian/dists/bookworm-updates/InRelease' file-name 0
+# A line from apt: 'http://mirror/debian/dists/bookworm-updates/InRelease' file-name 0
 _RELEASE = re.compile(r"^'(?P<uri>[^']+)/dists/(?P<suite>[^']+)/InRelease'", re.M)
 _SUITE = re.compile(r"(?P<name>[a-z]+)(?P<part>|-updates|-security|/updates)$")
 _DEBIAN_NAMES = {"bookworm", "trixie", "forky", "oldstable", "stable", "testing", "sid", "unstable"}
@@ -34,10 +34,10 @@ class PackagesUnavailable(HilError):
 
 @dataclass(frozen=True)
 class Apt:
-    """An apt state of our own, for one architecture and one Debian release.
+    """A separate apt state for an architecture and a Debian release.
 
     Args:
-        folder: where the state lies; it can be thrown away at any time.
+        folder: the directory of the state; it can be deleted at any time.
         arch: ``x86_64`` or ``aarch64``.
         release: Debian's name of the release.
     """
@@ -47,18 +47,18 @@ class Apt:
     release: str = "bookworm"
 
     def update(self) -> None:
-        """Fetch the lists of packages.
+        """Fetch the package lists.
 
         Raises:
             UsageError: the machine has no Debian sources.
-            PackagesUnavailable: apt could not.
+            PackagesUnavailable: apt failed.
         """
         for place in ("lists/partial", "archives/partial", "etc"):
             made(self.folder / place)
         (self.folder / "status").touch()
         sources = _sources(self.release)
         (self.folder / "sources.list").write_text(sources)
-        # What the machine hooks onto its own updates is not for ours.
+        # Clear the hooks that the machine has configured for its updates.
         cleared = "".join(
             f"#clear {name};\n"
             for name in (
@@ -92,19 +92,19 @@ class Apt:
         self._run("update", "-qq", "--error-on=any")
 
     def download(self, packages: Sequence[str]) -> list[Path]:
-        """Fetch packages and all that they depend on.
+        """Fetch packages and all their dependencies.
 
         Raises:
-            PackagesUnavailable: apt could not.
+            PackagesUnavailable: apt failed.
         """
         self._run("install", "-qq", "-y", "--download-only", *packages)
         return sorted((self.folder / "archives").glob("*.deb"))
 
     def download_alone(self, package: str) -> Path:
-        """Fetch one package without what it depends on.
+        """Fetch a package without dependencies.
 
         Raises:
-            PackagesUnavailable: apt could not, or knows no such package.
+            PackagesUnavailable: apt failed, or the package is unknown.
         """
         self._run("download", "-qq", package)
         return next(iter(sorted(self.folder.glob(f"{package}_*.deb"))))
@@ -121,22 +121,22 @@ class Apt:
 
 
 def host_arch() -> str:
-    """This machine's architecture, as ``uname -m`` gives it."""
+    """Return this machine's architecture, as ``uname -m`` prints it."""
     return os.uname().machine
 
 
 def triplet(arch: str) -> str:
-    """Debian's multiarch name, such as ``aarch64-linux-gnu``."""
+    """Return Debian's multiarch name, such as ``aarch64-linux-gnu``."""
     return f"{arch}-linux-gnu"
 
 
 def unpack(deb: Path, folder: Path, *options: str) -> None:
-    """Unpack a package's files below a folder, with extra options for tar.
+    """Unpack a package's files into a directory, with extra options for tar.
 
     Raises:
-        PackagesUnavailable: the package is damaged or the folder cannot be written.
+        PackagesUnavailable: the package is damaged or the directory cannot be written.
     """
-    # The owners are numbers: names would be looked up in this machine's passwd.
+    # Use numeric owners: tar would look up names in this machine's passwd.
     extract = ["tar", "-x", "-p", "-C", str(folder), "--numeric-owner", "--keep-directory-symlink", *options]
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(deb)], stdout=subprocess.PIPE) as source:
         done = subprocess.run(extract, stdin=source.stdout, stderr=subprocess.PIPE, text=True)
@@ -159,16 +159,16 @@ def _environment() -> dict[str, str]:
 
 
 def _sources(release: str) -> str:
-    """apt's one-line sources of a Debian release, from the mirrors that this machine uses.
+    """Return one-line apt sources of a Debian release, for the mirrors that this machine uses.
 
     Raises:
-        UsageError: it uses no Debian mirror.
+        UsageError: the machine has no Debian mirror.
     """
     if chosen := os.environ.get(SOURCES_VARIABLE):
         return Path(chosen).read_text()
     command = [*_apt(), "-o", "Dir::State::lists=/nonexistent", "update", "--print-uris"]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment())
-    # By its own archive's keys where the machine keeps them in this place, by apt's trusted ones otherwise.
+    # Use Debian's archive keys if the machine has them at this path, otherwise apt's trusted keys.
     signed = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
     lines = set()
     for found in _RELEASE.finditer(done.stdout):

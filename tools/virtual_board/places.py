@@ -1,4 +1,4 @@
-"""Where virtual boards keep what they need: the lab's state, and the cache of packages and root file systems."""
+"""Directories of virtual boards: the lab's state, and the cache for packages and root file systems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from hil.errors import StorageError
 
 
 def state_folder() -> Path:
-    """The lab's folder: ``$HIL_VIRTUAL_LAB``, or else one below ``$XDG_RUNTIME_DIR`` or the user's state folder."""
+    """Return the lab's directory.
+
+    It is ``$HIL_VIRTUAL_LAB``, or a subdirectory of ``$XDG_RUNTIME_DIR`` or the user's state directory.
+    """
     if chosen := os.environ.get("HIL_VIRTUAL_LAB"):
         return Path(chosen).absolute()
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -20,17 +23,17 @@ def state_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """The cache that all labs of a user share: ``hil/virtual-board`` in the user's cache folder."""
+    """Return the cache that all labs of a user share: ``hil/virtual-board`` in the user's cache directory."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("hil", appauthor=False)) / "virtual-board"
 
 
 def made(folder: Path) -> Path:
-    """The folder, made if it is not there, for nobody else to read.
+    """Create a directory that only the user can read, if it does not exist. Return it.
 
     Raises:
-        StorageError: it cannot be made.
+        StorageError: the directory cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a virtual board is to be: written by whoever starts it, read by the process that keeps it."""
+"""Settings of a virtual board, written by the process that starts it and read by the keeper."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _FILE = "plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """One board."""
+    """Settings of a board."""
 
-    name: str  # its host name
-    arch: str  # its architecture, as ``uname -m`` gives it
-    disk_mb: int  # how much it can write, in MB
-    netem: str  # delay, jitter and loss of its network, in the words of ``tc netem``, or ""
-    system: bool  # whether it is a whole machine with a kernel of its own
-    memory_mb: int  # the memory of such a machine, in MB
-    lifeline: bool  # whether the board ends when the keeper's stdin does
-    ip: str = ""  # its address
+    name: str  # host name
+    arch: str  # architecture, as ``uname -m`` prints it
+    disk_mb: int  # writable disk space, in MB
+    netem: str  # network delay, jitter and loss in ``tc netem`` syntax, or ""
+    system: bool  # whether it is an emulated machine with a separate kernel
+    memory_mb: int  # memory for such a machine, in MB
+    lifeline: bool  # whether the board ends when the keeper's stdin is closed
+    ip: str = ""  # IP address
     gateway: str = ""  # the host's address on the board's network
-    rootfs: str = ""  # the root file system below its own changes
-    emulator: str = ""  # the program that runs its programs, or "" where this machine can by itself
-    cpu: str = ""  # the CPU that the emulator is to be, or ""
-    # files of its own below its root: text, mode and owner.
+    rootfs: str = ""  # the read-only root file system below the overlay
+    emulator: str = ""  # the emulator for programs, or "" if this machine can run them
+    cpu: str = ""  # the emulated CPU, or ""
+    # Files specific to this board, by path below the root: text, mode and owner.
     files: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
-        """The plan in a board's folder.
+        """Read the plan from a board's directory.
 
         Raises:
-            BoardLost: there is none, or it is of another version.
+            BoardLost: the plan is missing, or from a different version.
         """
         try:
             return cls(**json.loads((folder / _FILE).read_text()))
@@ -43,10 +43,10 @@ class Plan:
             raise BoardLost("no such virtual board runs", board=folder.name) from None
 
     def write(self, folder: Path) -> None:
-        """Write the plan into a board's folder."""
+        """Write the plan to a board's directory."""
         (folder / _FILE).write_text(json.dumps(asdict(self)))
 
 
 def card(ip: str) -> str:
-    """The address of the network card of the board with that IP address: the same at every boot, others remember it."""
+    """Return the MAC address for an IP address. It is the same at every boot, because other machines cache it."""
     return ":".join(f"{part:02x}" for part in (2, 0, *map(int, ip.split("."))))

@@ -1,4 +1,4 @@
-"""The root file systems of virtual boards: Debian's packages, unpacked into a cache that all boards of a user share."""
+"""Root file systems for virtual boards: Debian packages, unpacked into a cache that a user's boards share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hil.errors import UsageError
 from tools.virtual_board import packages
 from tools.virtual_board.places import cache_folder, made
 
-# Its qemu shows the emulated CPU in /proc/cpuinfo; that of the boards' own release shows this machine's.
+# This qemu shows the emulated CPU in /proc/cpuinfo. The boards' release shows this machine's CPU.
 _EMULATOR_RELEASE = "trixie"
 _PACKAGES = (
     "base-files base-passwd bash busybox-static coreutils dash findutils grep gzip hostname iproute2 libc-bin "
     "libstdc++6 login mawk mount openssh-server openssh-sftp-server procps python3 python3-minimal sed tar util-linux"
 ).split()
-# What only the scripts of packages need; none of them is ever run here.
+# Package script dependencies, which are never run here.
 _LEFT_OUT = (
     "adduser debconf init-system-helpers libperl5.36 perl perl-base perl-modules-5.36 runit-helper ucf usrmerge".split()
 )
@@ -64,7 +64,7 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
     "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\ntester:x:1000:\nnogroup:x:65534:\n",
     "etc/shadow": f"root:*:20000::::::\nsshd:*:20000::::::\ntester:{_HASH}:20000::::::\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
-    # init starts sshd again when it ends, as a service manager does.
+    # init restarts sshd when it ends, as a service manager does.
     "etc/inittab": "::respawn:/usr/sbin/sshd -D -e\n",
 }
 _LINKS = {
@@ -82,10 +82,10 @@ Builder = Callable[[Path], None]
 
 
 def root_filesystem(arch: str) -> Path:
-    """The root file system of an architecture's boards, made on the first call (about 20 s); never write to it.
+    """Return the root file system for an architecture, built on the first call (about 20 s). Never write to it.
 
     Raises:
-        UsageError: there is no such architecture, or this machine cannot make one.
+        UsageError: the architecture is unsupported, or this machine cannot build it.
         PackagesUnavailable: the packages could not be fetched.
     """
     if arch not in packages.DEBIAN:
@@ -95,7 +95,7 @@ def root_filesystem(arch: str) -> Path:
 
 
 def emulator(arch: str) -> Path:
-    """A static program that runs programs of an architecture on this machine, fetched on the first call.
+    """Return a static emulator for programs of an architecture, fetched on the first call.
 
     Raises:
         PackagesUnavailable: it could not be fetched.
@@ -112,12 +112,12 @@ def emulator(arch: str) -> Path:
 
 
 def cached(name: str, recipe: str, build: Builder) -> Path:
-    """A folder in the cache, built once: under a lock, and whole or not at all.
+    """Return a cached directory. Build it once, atomically and under a lock.
 
     Args:
-        name: what it is.
-        recipe: all that its content depends on.
-        build: fills the empty folder that it is given.
+        name: name of the content.
+        recipe: all inputs that determine the content.
+        build: fills the given empty directory.
     """
     from filelock import FileLock
 
@@ -138,7 +138,10 @@ def cached(name: str, recipe: str, build: Builder) -> Path:
 
 @contextmanager
 def scratch_for(folder: Path) -> Iterator[Path]:
-    """A folder for what is needed only while :func:`cached` has another one built; a killed one's goes at the next."""
+    """Yield a temporary directory for a builder of :func:`cached`.
+
+    The next build removes a killed process's directory.
+    """
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.stem}-", suffix=".part") as scratch:
         yield Path(scratch)
 

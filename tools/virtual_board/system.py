@@ -1,11 +1,11 @@
-"""A virtual board that is a whole machine: an aarch64 kernel, disk and network card of its own, emulated by qemu.
+"""Virtual boards as emulated machines: an aarch64 kernel, disk and network card, emulated by qemu.
 
-What the cheaper boards cannot do, this one does: it boots and really reboots, its wall clock can be set, it has a
-``boot_id``, an uptime, a memory and a Cortex-A53 of its own, and a power cut takes what was not on its disk yet.
-It is up to three times slower than a program under qemu-user.
+Compared with boards in namespaces, such a board really boots and reboots, and the wall clock can be set. It has a
+separate ``boot_id``, uptime, memory and Cortex-A53. A power cut loses data that was not yet written to the disk. It is
+up to three times slower than a program under qemu-user.
 
-Everything comes from Debian's packages, unpacked into a cache: nothing is installed, no firmware is needed, and qemu
-runs with its own libraries, whatever the host's.
+All files are from Debian packages, unpacked into a cache. No package is installed and no firmware is needed. qemu runs
+with packaged libraries, independent of the host's.
 """
 
 from __future__ import annotations
@@ -24,66 +24,67 @@ from tools.virtual_board.places import made
 from tools.virtual_board.rootfs import cached, scratch_for
 from tools.virtual_board.system_initrd import in_load_order, initrd
 
-# Never "max": what it emulates on top (pointer authentication) makes the boot five times slower.
+# Never use "max": the extra features (pointer authentication) make the boot five times slower.
 _CPU = "cortex-a53"
 _QEMU = "qemu-system-aarch64"
 _QEMU_PACKAGE = "qemu-system-arm"
 _LOADER = "loader"
 _KERNEL = "linux-image-cloud-arm64"
-# ext4 is in the kernel itself. sch_netem is here for `tc qdisc add dev eth0 root netem ...` on the board.
+# ext4 is built into the kernel. sch_netem is for `tc qdisc add dev eth0 root netem ...` on the board.
 _MODULES = ("virtio_mmio", "virtio_blk", "virtio_net", "virtio_rng", "virtio_console", "sch_netem")
-# Seconds that one of the host's tools may take.
+# Timeout for the host's tools, in seconds.
 _LIMIT = 120.0
-# Tools that an ordinary user's PATH leaves out.
+# Directories that an ordinary user's PATH lacks.
 _SBIN = ":/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True)
 class SystemImage:
-    """What all machines share."""
+    """Files that all machines share."""
 
     kernel: Path  # the kernel's file
-    modules: tuple[Path, ...]  # the drivers, in the order to load them
-    qemu: tuple[str, ...]  # how to call qemu-system-aarch64; its arguments follow
+    modules: tuple[Path, ...]  # the drivers, in load order
+    qemu: tuple[str, ...]  # qemu-system-aarch64 command, without arguments
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine."""
+    """An emulated machine."""
 
-    # where its ``disk``, ``initrd``, ``console.log`` and ``serial`` line lie; the line is a socket, whose name has to
-    # be short.
+    # Directory for ``disk``, ``initrd``, ``console.log`` and the ``serial`` socket. Socket paths must be short.
     folder: Path
-    name: str  # its host name
-    address: str  # its IP address with the network's width, "10.0.0.2/24"
-    tap: str  # the tap device of the host that its network card is plugged into
-    gateway: str = ""  # the address of the way out, or ""
-    memory_mb: int = 512  # its memory, in MB; 128 boots to sshd and leaves about 60 of them
-    cores: int = 2  # how many Cortex-A53 it has
+    name: str  # host name
+    address: str  # IP address with the prefix length, "10.0.0.2/24"
+    tap: str  # the host's tap device that the network card is connected to
+    gateway: str = ""  # default gateway address, or ""
+    memory_mb: int = 512  # memory, in MB; 128 boots to sshd with about 60 free
+    cores: int = 2  # Cortex-A53 cores
 
     @property
     def disk(self) -> Path:
-        """The file that is its disk."""
+        """The disk image."""
         return self.folder / "disk"
 
     @property
     def initrd(self) -> Path:
-        """What its kernel boots with."""
+        """The initial RAM disk."""
         return self.folder / "initrd"
 
     @property
     def console(self) -> Path:
-        """What its kernel and init print."""
+        """Output of the kernel and init."""
         return self.folder / "console.log"
 
     @property
     def serial(self) -> Path:
-        """The socket that is the host's end of its serial line: see :mod:`tools.virtual_board.system_serial`."""
+        """The socket of the serial line on the host: see :mod:`tools.virtual_board.system_serial`."""
         return self.folder / "serial"
 
 
 def prepare() -> SystemImage:
-    """Get the kernel, its drivers and an emulator, unless this machine has one: 80 MB in the cache, some 15 s, once.
+    """Fetch the kernel and drivers, and an emulator unless this machine has one.
+
+    The first call takes about 15 s and caches 80 MB.
 
     Raises:
         UsageError: the machine has no Debian sources.
@@ -106,18 +107,18 @@ def prepare() -> SystemImage:
 
 
 def make_disk(image: SystemImage, machine: Machine, root: Path, *, size_mb: int = 2048) -> None:
-    """Make a machine's disk and initrd, while its power is off.
+    """Create a machine's disk and initrd while the power is off.
 
     Args:
-        image: what :func:`prepare` made.
-        machine: the machine; its folder is made.
-        root: what is to be on the disk, with the owners that are seen from here: a root file system whose init is
-            busybox's. It is only read.
-        size_mb: the disk's size, in MB. It takes up only what is written to it.
+        image: result of :func:`prepare`.
+        machine: the machine. The directory is created.
+        root: content of the disk, with the owners as seen from here: a root file system with busybox's init. It is only
+            read.
+        size_mb: the disk's size, in MB. The image is sparse.
 
     Raises:
         UsageError: a tool is missing.
-        StorageError: the disk cannot be made.
+        StorageError: the disk cannot be created.
     """
     made(machine.folder)
     machine.initrd.write_bytes(initrd(root / "usr/bin/busybox", image.modules))
@@ -126,15 +127,16 @@ def make_disk(image: SystemImage, machine: Machine, root: Path, *, size_mb: int 
 
 
 def start(image: SystemImage, machine: Machine) -> list[str]:
-    """The command that is the machine with its power on, from now until it ends.
+    """Return the command that runs the machine with the power on.
 
-    SIGKILL is a power cut, SIGSTOP and SIGCONT a hang and its end. It boots in seconds, reboots without ending, and
-    ends when the machine powers itself off. It belongs into the network namespace where the tap is.
+    SIGKILL is a power cut; SIGSTOP and SIGCONT begin and end a hang. It boots in seconds and reboots without exiting.
+    It exits when the machine powers itself off. Run it in the network namespace of the tap.
     """
     words = {"name": machine.name, "address": machine.address, "gateway": machine.gateway}
-    # A board reboots when its kernel fails.
+    # panic=1: the board reboots on a kernel panic.
     kernel = ["console=ttyAMA0", "quiet", "panic=1", *(f"hil.{key}={value}" for key, value in words.items() if value)]
-    # The disk does not wait for the host's: qemu's end loses nothing that the machine wrote, only the host's end would.
+    # Do not flush to the host's disk: if qemu ends, writes are safe in the host's cache; only a host crash loses
+    # them.
     return [
         *image.qemu,
         *("-no-user-config", "-nodefaults", "-display", "none", "-monitor", "none"),
@@ -155,7 +157,7 @@ def start(image: SystemImage, machine: Machine) -> list[str]:
 def _take_kernel(scratch: Path, folder: Path) -> None:
     apt = Apt(made(scratch), "aarch64")
     apt.update()
-    # Alone, for what they depend on is needed where a kernel is installed and not where it is only booted.
+    # Fetch packages without dependencies, which only a kernel installation needs.
     newest = _run(["dpkg-deb", "--field", str(apt.download_alone(_KERNEL)), "Depends"]).split()[0]
     unpacked = made(scratch / "unpacked")
     unpack(apt.download_alone(newest), unpacked)
@@ -166,7 +168,7 @@ def _take_kernel(scratch: Path, folder: Path) -> None:
 
 
 def _take_qemu(scratch: Path, folder: Path) -> None:
-    """The emulator with the libraries that it loads, the loader and the C library among them."""
+    """Fetch the emulator with libraries, including the loader and the C library."""
     apt = Apt(made(scratch), host_arch())
     apt.update()
     unpacked = made(scratch / "unpacked")
@@ -183,12 +185,12 @@ def _take_qemu(scratch: Path, folder: Path) -> None:
 
 
 def _mac(address: str) -> str:
-    """A locally administered address, of the machine's IP address."""
+    """Return a locally administered MAC address for an IP address."""
     return "02:00:" + ":".join(f"{part:02x}" for part in ip_interface(address).packed)
 
 
 def _escaped(path: Path) -> str:
-    """A path as a value among qemu's options."""
+    """Escape a path for a qemu option."""
     return str(path).replace(",", ",,")
 
 

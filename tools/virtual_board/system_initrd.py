@@ -1,4 +1,4 @@
-"""The initrd of a virtual board that is a whole machine: an archive of busybox, the drivers and one script."""
+"""Initrd of an emulated virtual board: an archive with busybox, the drivers and scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _END = ("TRAILER!!!", 0, b"")
 
 
 def initrd(busybox: Path, modules: Sequence[Path]) -> bytes:
-    """An initrd that loads these modules in this order, and boots the disk."""
+    """Return an initrd that loads these modules in this order, and boots the disk."""
     return cpio(
         [
             ("bin", stat.S_IFDIR | 0o755, b""),
@@ -28,7 +28,7 @@ def initrd(busybox: Path, modules: Sequence[Path]) -> bytes:
 
 
 def cpio(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
-    """An archive in the form that Linux unpacks at boot ("newc"), of names, modes and contents."""
+    """Return a cpio archive ("newc", which Linux unpacks at boot) of names, modes and contents."""
     parts = []
     for number, (name, mode, data) in enumerate([*entries, _END], start=1):
         path = name.encode() + b"\0"
@@ -42,14 +42,14 @@ def _padded(data: bytes) -> bytes:
 
 
 def in_load_order(folder: Path, wanted: Iterable[str]) -> list[Path]:
-    """Those of the kernel modules under a folder that are wanted or that a wanted one needs, each after what it needs.
+    """Return the wanted kernel modules and their dependencies, in load order.
 
     Args:
         folder: a kernel's ``lib/modules``; uncompressed, as Debian's are.
         wanted: names, with ``_`` for ``-``.
 
     Raises:
-        KeyError: a module is not there.
+        KeyError: a module is missing.
     """
     files = {path.stem.replace("-", "_"): path for path in folder.rglob("*.ko")}
     ordered: dict[str, Path] = {}
@@ -66,6 +66,6 @@ def in_load_order(folder: Path, wanted: Iterable[str]) -> list[Path]:
 
 
 def _needs(module: Path) -> Iterator[str]:
-    """What the module itself says it needs; ``modules.dep`` says the same, but only after ``depmod``."""
+    """Return the dependencies listed in a module. ``modules.dep`` lists them too, but only after ``depmod``."""
     found = re.search(rb"\0depends=([^\0]+)\0", module.read_bytes())
     return (name.replace("-", "_") for name in found[1].decode().split(",")) if found else iter(())

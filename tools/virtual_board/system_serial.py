@@ -1,6 +1,6 @@
-"""The host's end of the serial line of a virtual board that is a whole machine: runs commands on it as root.
+"""Run commands as root over the serial line of an emulated virtual board.
 
-The line is apart from the board's network and from sshd, as a real board's debug port is.
+The line is independent of the board's network and sshd, like a real board's debug port.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 
 def run(line: Path, argv: Sequence[str], *, stdin: str = "", timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run a command on the board, one at a time; while it boots, this waits for it.
+    """Run a command on the board, one at a time. Wait if it is booting.
 
     Args:
         line: the line's socket, :attr:`tools.virtual_board.system.Machine.serial`.
-        argv: the command, which no shell looks at.
-        stdin: its input.
+        argv: the command, without a shell.
+        stdin: the command's input.
         timeout: seconds until it is killed.
 
     Raises:
         OSError: the board's power is off.
-        subprocess.TimeoutExpired: it did not end in time, or the board hangs.
+        subprocess.TimeoutExpired: it timed out, or the board hangs.
     """
     ends = time.monotonic() + timeout
     number = uuid.uuid4().hex
@@ -45,7 +45,7 @@ def run(line: Path, argv: Sequence[str], *, stdin: str = "", timeout: float) -> 
 
 
 def _answer(port: socket.socket, number: str, ends: float) -> list[str]:
-    """The words of the line that answers this number; what came too late for an earlier one is passed over."""
+    """Return the words of the response with this number. Ignore late responses to earlier commands."""
     received = b""
     while True:
         *lines, received = received.split(b"\n")
