@@ -2,13 +2,14 @@
 
 - 50 small layer tests, compiled beforehand, beside scp and ssh: on a connection for each command, through a master
   opened for every test, through one master. Connecting, comparing and closing count; every output is checked.
-- Opening a session where the agent is there; one more test; a warm command, with and without TCP_NODELAY; a whole
-  `hil run` of a model that is compiled and on the board.
+- Opening a session where the agent is there; one more test; a warm command; a whole `hil run` of a model that is
+  compiled and on the board.
 - 200 MB to the board's disk, beside scp through an open master; 128 MiB to and from memory through the tunnel, beside a
   bare socket through an `ssh -L`.
 - What the agent takes of an aarch64 board's disk and memory, on a machine with a kernel of its own.
 
-Run as `python -m benchmarks.ssh`. Needs what virtual boards need: Linux, root, apt-get, OpenSSH's client.
+Run as `python -m benchmarks.ssh`; a short form is `--rounds 0 --sessions 5 --bulk 2 --footprint 0`.
+Needs what virtual boards need: Linux, root, apt-get, OpenSSH's client.
 """
 
 from __future__ import annotations
@@ -139,19 +140,10 @@ def session_rows(board: VirtualBoard, folder: Path, rounds: int) -> list[common.
             time.sleep(0.05)
         assert opened.shell
         shell, rival = opened.shell, Rival(board, folder)
-        sock = shell.transport.sock
-
-        def warm(no_delay: bool) -> list[float]:
-            import socket
-
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, no_delay)
-            return common.timed(lambda: shell.run(["true"]), 5)
-
         with rival.master() as through:
             got = common.interleave(
                 {
-                    "hil": lambda: warm(True),
-                    "delayed": lambda: warm(False),
+                    "hil": lambda: common.timed(lambda: shell.run(["true"]), 5),
                     "ssh": lambda: common.timed(lambda: rival.ssh("true", through=through), 5),
                 },
                 rounds,
@@ -170,7 +162,6 @@ def session_rows(board: VirtualBoard, folder: Path, rounds: int) -> list[common.
         limit("session open, the agent is there", statistics.median(opening), 0.7),
         limit("one more test on an open session", statistics.median(one_more), 0.015),
         limit(case, statistics.median(got["hil"]), 0.010),
-        common.beside(case, got["hil"], "without TCP_NODELAY", got["delayed"], 1e3, "ms", ""),
         common.beside(case, got["hil"], "ssh through an open master", got["ssh"], 1e3, "ms", ""),
     ]
 

@@ -91,7 +91,7 @@ def file_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: in
 
 
 def tensor_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: int) -> list[common.Row]:
-    """Tensors through either kind of tunnel, beside a bare socket; the program's own time on the board aside."""
+    """Tensors through the tunnel, beside a bare socket; the program's own time on the board aside."""
     programs = {}
     for name, text in (("take", TAKE), ("give", GIVE)):
         (folder / f"{name}.mlir").write_text(text)
@@ -121,25 +121,24 @@ def tensor_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: 
         assert into[0] == into[-1] == turn
         return [taken]
 
-    for kind, bar, openssh_client in (("ssh -L", ">= 0.8", True), ("paramiko", "", False)):
-        tunnel = open_tunnel(shell, place.socket, openssh_client=openssh_client)
-        client = AgentClient(Target(tunnel.address), board.name)
-        client.describe()
-        client.open_session("benchmark", on_wait=lambda said: None)
-        take, give = (common.load(client, programs[name], device=DEVICE) for name in ("take", "give"))
-        cases = {
-            "bare there": lambda: [bare.there(memoryview(data).cast("B"))],
-            "there": there,
-            "bare back": lambda: [bare.back(memoryview(into).cast("B"))],
-            "back": back,
-        }
-        got = common.interleave(cases, rounds)
-        client.close()
-        tunnel.close()
-        speed = {name: [SIZE / 1e6 / one for one in seconds] for name, seconds in got.items()}
-        for way, name in (("to", "there"), ("from", "back")):
-            case = f"gRPC, 128 MiB {way} the board, through {kind}"
-            rows.append(common.beside(case, speed[name], "bare ssh -L, gcm", speed[f"bare {name}"], 1, "MB/s", bar))
+    tunnel = open_tunnel(shell, place.socket)
+    client = AgentClient(Target(tunnel.address), board.name)
+    client.describe()
+    client.open_session("benchmark", on_wait=lambda said: None)
+    take, give = (common.load(client, programs[name], device=DEVICE) for name in ("take", "give"))
+    cases = {
+        "bare there": lambda: [bare.there(memoryview(data).cast("B"))],
+        "there": there,
+        "bare back": lambda: [bare.back(memoryview(into).cast("B"))],
+        "back": back,
+    }
+    got = common.interleave(cases, rounds)
+    client.close()
+    tunnel.close()
+    speed = {name: [SIZE / 1e6 / one for one in seconds] for name, seconds in got.items()}
+    for way, name in (("to", "there"), ("from", "back")):
+        case = f"gRPC, 128 MiB {way} the board, through the tunnel"
+        rows.append(common.beside(case, speed[name], "bare ssh -L, gcm", speed[f"bare {name}"], 1, "MB/s", ">= 0.8"))
     bare.close()
     shell.close()
     return rows

@@ -134,9 +134,9 @@ def new_sessions(server: Server, root: Path, size: Size, notes: list[str]) -> li
 
 
 def judged(server: Server) -> float:
-    """Seconds until the page of regressions says no more that histories have yet to be looked at."""
+    """Seconds until the page of regressions says no more that histories are not yet analysed."""
     begun = time.perf_counter()
-    while b"have yet to be looked at" in server.get("/history/regressions")[2]:
+    while b"are not yet analysed" in server.get("/history/regressions")[2]:
         assert time.perf_counter() - begun < 600, "histories are not judged"
         time.sleep(0.2)
     return time.perf_counter() - begun

@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 _PATIENCE_S = 600
 # What every page says until everything that is stored was read once.
-READING = b"Reading what is stored"
+READING = b"Indexing: "
 
 
 class Server:
@@ -23,15 +23,19 @@ class Server:
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self._process = process
-        self.address = address
-        self._connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=120)
+        parts = urlsplit(address)
+        self.address = f"{parts.scheme}://{parts.netloc}/"
+        self._connection = http.client.HTTPConnection(parts.netloc, timeout=120)
+        # With a farm every page needs the token that the address has.
+        token = parse_qs(parts.query).get("token", [""])[0]
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str) -> tuple[float, int, bytes]:
         """Ask for a page over a connection that stays; seconds until the whole of it is here, status, body."""
         for _ in range(2):
             start = time.perf_counter()
             try:
-                self._connection.request("GET", path)
+                self._connection.request("GET", path, headers=self._headers)
                 answer = self._connection.getresponse()
                 break
             except (http.client.RemoteDisconnected, BrokenPipeError):
