@@ -15,12 +15,14 @@ from typing import Any
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
 from hil.agent import answers, forks, ipc
+from hil.core.processes import Ended
 from hil.errors import BoardError, HilError, StageError, UsageError
 
 _FRAME = struct.Struct("<I")
 _LIMIT_S, _LISTEN_S = 0.2, 0.1
 _SPEC = {"name": "x", "dtype": "float32", "shape": [4, "n", None]}
 _ANSWERS: list[Any] = [
+    {"ok": {}},
     {"ok": {}},
     {"ok": {"inputs": [_SPEC], "outputs": [_SPEC], "function": "main", "load_ns": 5}},
     {
@@ -29,7 +31,7 @@ _ANSWERS: list[Any] = [
             "placement": [{"device": "cpu", "nodes": 2, "names": ["a"], "elsewhere": False}],
         }
     },
-    {"error": ["RunFailed", "it failed", "a hint", "a detail"]},
+    {"error": ["RunFailed", "it failed", "a hint", "a detail", "wrong-target"]},
 ]
 
 
@@ -81,7 +83,7 @@ def _read(data: bytes) -> list[str]:
     """Each message of an input as an answer and as a fork server's news; returns what it was taken for."""
     kinds = []
     for number, body in enumerate(_frames(data)):
-        op = ("prepare", "load", "invoke", "profile")[number % 4]
+        op = ("prepare", "open", "load", "invoke", "profile")[number % 5]
         try:
             kinds.append(f"{op} {type(answers.read(body, op, 1)).__name__}")
         except HilError as error:
@@ -99,9 +101,9 @@ class _Forks:
 
     def __init__(self) -> None:
         self.fds: list[int] = []
-        self.on_exit: Callable[[int], None] = lambda code: None
+        self.on_exit: Callable[[Ended], None] = lambda code: None
 
-    def fork(self, fds: list[int], on_exit: Callable[[int], None], **_: Any) -> int:
+    def fork(self, fds: list[int], on_exit: Callable[[Ended], None], **_: Any) -> int:
         self.fds, self.on_exit = [os.dup(fd) for fd in fds], on_exit
         return 1 << 30  # the number of no process
 
@@ -138,6 +140,9 @@ def _opened(folder: Path) -> Iterator[Attempt]:
 
         def has(self, runtime: str, device: str) -> bool:
             return True
+
+        def missing_device(self, runtime: str, device: str) -> None:
+            return None
 
         def refill(self, runtime: str, device: str) -> None:
             pass
@@ -176,7 +181,7 @@ def _opened(folder: Path) -> Iterator[Attempt]:
     yield attempt
 
 
-def _say(fds: list[int], data: bytes, on_exit: Callable[[int], None]) -> None:
+def _say(fds: list[int], data: bytes, on_exit: Callable[[Ended], None]) -> None:
     """Say all of it, as far as anybody listens, and die."""
     with contextlib.suppress(OSError):
         os.ftruncate(fds[2], 1 << 16)  # what it says of its outputs may be there
@@ -186,7 +191,7 @@ def _say(fds: list[int], data: bytes, on_exit: Callable[[int], None]) -> None:
         sock.shutdown(socket.SHUT_WR)
     for fd in fds[1:]:
         os.close(fd)
-    on_exit(-11)
+    on_exit(Ended(-11))
 
 
 FUZZER = Fuzzer("channel", "what a hostile worker says to the agent", _opened, _seeds, _change, ())

@@ -145,8 +145,8 @@ class Loop:
         if number < self._first:
             return self._pool[number]
         rng = Random(f"{self._seed}:{number}")
-        # What was found last is what least is known of.
-        base = rng.choice(self._pool[-20:] if rng.random() < 0.25 else self._pool)
+        # Recent inputs are the least explored. Prefer short ones: mutation makes inputs grow, and long ones are slow.
+        base = min(rng.choices(self._pool[-20:] if rng.random() < 0.25 else self._pool, k=2), key=len)
         if rng.random() < 0.03:
             other = rng.choice(self._pool)
             base = base[: rng.randrange(len(base) + 1)] + other[rng.randrange(len(other) + 1) :]
@@ -226,11 +226,12 @@ def judge(fuzzer: Fuzzer, attempt: Attempt, data: bytes, counts: Counts) -> tupl
 
 def _place(error: BaseException) -> str:
     """Where in hil an error was raised."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(_HIL)]
-    if len(frames) > 40:  # recursion
-        frames = frames[:2]
-    last = frames[-1] if frames else None
-    return f"{last.filename.removeprefix(_HIL)}:{last.lineno}" if last else "outside hil"
+    walk = traceback.walk_tb(error.__traceback__)
+    places = [(one.f_code.co_filename, line) for one, line in walk if one.f_code.co_filename.startswith(_HIL)]
+    if not places:
+        return "outside hil"
+    file, line = places[1 if len(places) > 40 else -1]  # so many are a recursion
+    return f"{file.removeprefix(_HIL)}:{line}"
 
 
 def _peak_mib() -> int:

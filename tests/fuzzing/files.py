@@ -80,7 +80,7 @@ def small_files(*patterns: str) -> list[bytes]:
 # ---- .hilb
 
 
-def _bundles() -> list[bytes]:
+def bundles() -> list[bytes]:
     from support import bundle_files
 
     with tempfile.TemporaryDirectory() as place:
@@ -94,7 +94,7 @@ def _bundles() -> list[bytes]:
     return [plain, head, controlled]
 
 
-def _bundle(data: bytes, rng: Random) -> bytes:
+def change_bundle(data: bytes, rng: Random) -> bytes:
     """Change a bundle's manifest or a blob of it, and set right what follows from that; or its bytes."""
     import json
 
@@ -303,6 +303,20 @@ def _read_tensor(path: Path) -> None:
         named.unlink()
 
 
+# ---- ETDump
+
+
+def _read_etdump(path: Path) -> Tried:
+    from hil.controller.analysis.profile.etdump_profile import profile_of
+
+    profile = profile_of(path, model="m", board="sim")
+    for row in profile.rows:
+        str(row)
+    # What the reader refuses ends at few places: what it takes tells inputs from one another.
+    counts = (len(profile.rows), sum(len(call.iterations_ns) for call in profile.calls))
+    return Tried(kinds=(f"{counts}", *sorted({row.kind for row in profile.rows})))
+
+
 # ---- .vmfb, .mlir
 
 
@@ -350,7 +364,7 @@ _MLIR_WORDS = [
 ]
 
 
-def _model(
+def model_fuzzer(
     name: str,
     about: str,
     file: str,
@@ -364,8 +378,8 @@ def _model(
 
 
 FUZZERS = [
-    Fuzzer("bundles", "bundles, .hilb", reader("a.hilb", _read_bundle), _bundles, _bundle),
-    _model(
+    Fuzzer("bundles", "bundles, .hilb", reader("a.hilb", _read_bundle), bundles, change_bundle),
+    model_fuzzer(
         "executorch",
         "ExecuTorch's programs and their cases, .pte and .bpte",
         "a.bpte",
@@ -373,8 +387,8 @@ FUZZERS = [
         _executorch,
         mutate.havoc,
     ),
-    _model("onnx", "models, .onnx", "a.onnx", _read_onnx, _models, _onnx, limit_mib=1200),
-    _model(
+    model_fuzzer("onnx", "models, .onnx", "a.onnx", _read_onnx, _models, _onnx, limit_mib=1200),
+    model_fuzzer(
         "tflite",
         "models, .tflite",
         "a.tflite",
@@ -383,14 +397,21 @@ FUZZERS = [
         mutate.havoc,
         lacking=_lacking_litert,
     ),
-    _model("vmfb", "programs of IREE, .vmfb", "a.vmfb", _read_vmfb, _programs, mutate.havoc),
-    _model(
+    model_fuzzer("vmfb", "programs of IREE, .vmfb", "a.vmfb", _read_vmfb, _programs, mutate.havoc),
+    model_fuzzer(
         "mlir",
         "models, .mlir",
         "a.mlir",
         _read_mlir,
         lambda: [_MLIR],
         lambda data, rng: mutate.lines(data, rng, _MLIR_WORDS),
+    ),
+    Fuzzer(
+        "etdump",
+        "profiles of ExecuTorch, ETDump",
+        reader("a.etdp", _read_etdump),
+        lambda: small_files("tests/unit/executorch_files/*.etdp"),
+        mutate.havoc,
     ),
     Fuzzer("tensors", "tensors that users give: .npy, .npz, .pb", reader("a.bin", _read_tensor), _tensors, _tensor),
 ]

@@ -178,13 +178,11 @@ def _field(line: bytes, rng: Random, words: Sequence[bytes]) -> bytes:
 
 
 def tree(value: Any, rng: Random) -> Any:
-    """A copy of what JSON or TOML holds, with something in it changed."""
-    changed = copy.deepcopy(value)
+    """Change something, in place, in a tree of JSON or TOML. Return the tree."""
     for _ in range(1 << rng.randrange(3)):
-        places = list(_places(changed))
-        if not places:
+        if not (isinstance(value, (dict, list)) and value):
             return odd_value(rng)
-        holder, key = rng.choice(places)
+        holder, key = _choose_place(value, rng)
         what = rng.randrange(8)
         if what == 0:
             del holder[key]
@@ -193,29 +191,24 @@ def tree(value: Any, rng: Random) -> Any:
         elif what == 1:
             holder[rng.choice(TEXTS)] = holder[key]
         elif what == 2:
-            holder[key] = copy.deepcopy(_at(rng.choice(places)))
+            other, name = _choose_place(value, rng)
+            holder[key] = copy.deepcopy(other[name])
         elif what == 3:
             holder[key] = _nested(holder[key], rng)
         else:
             holder[key] = _like(holder[key], rng) if rng.random() < 0.6 else odd_value(rng)
-    return changed
+    return value
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every place in a tree: who holds it, under which key; no deeper than Python's own recursion would go."""
-    found: list[tuple[Any, Any]] = []
-    left = [value]
-    while left:
-        holder = left.pop()
-        keys = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
-        for key in keys:
-            found.append((holder, key))
-            left.append(holder[key])
-    return found
-
-
-def _at(place: tuple[Any, Any]) -> Any:
-    return place[0][place[1]]
+def _choose_place(value: dict[str, Any] | list[Any], rng: Random) -> tuple[Any, Any]:
+    """Return a dict or list of a tree, and one of its keys."""
+    holder: Any = value
+    while True:
+        key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+        inner = holder[key]
+        if not (isinstance(inner, (dict, list)) and inner) or rng.random() < 0.2:
+            return holder, key
+        holder = inner
 
 
 def _nested(value: Any, rng: Random) -> Any:

@@ -23,14 +23,34 @@ else:
 
 def toml(data: bytes, rng: Random) -> bytes:
     """Change what a TOML file says, or its text."""
-    import tomlkit
-
     if rng.random() < 0.5:
         return mutate.lines(data, rng)
     try:
-        return tomlkit.dumps(mutate.tree(tomllib.loads(data.decode()), rng)).encode("utf-8", "surrogatepass")
-    except Exception:  # what TOML cannot say, or no TOML any more
+        document = mutate.tree(tomllib.loads(data.decode()), rng)
+    except (ValueError, RecursionError):  # no TOML any more
         return mutate.havoc(data, rng)
+    if not isinstance(document, dict):
+        return mutate.havoc(data, rng)
+    tables = {name: value for name, value in document.items() if value and isinstance(value, dict)}
+    parts = [*_toml_lines({name: value for name, value in document.items() if name not in tables})]
+    for name, table in tables.items():
+        parts += [f"[{json.dumps(name, ensure_ascii=False)}]", *_toml_lines(table)]
+    return "\n".join(parts).encode("utf-8", "surrogatepass")
+
+
+def _toml_lines(table: dict[str, Any]) -> Iterator[str]:
+    """Write the lines of a table: tomlkit takes most of a fuzzer's time, and checks what it writes."""
+    return (f"{json.dumps(name, ensure_ascii=False)} = {_toml_value(value)}" for name, value in table.items())
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(_toml_lines(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value).lower() if isinstance(value, bool | float) else str(value)
 
 
 # ---- configurations

@@ -1,0 +1,123 @@
+"""Fuzzers of folders that others may have written: golden folders and studies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from fuzzing import mutate
+from fuzzing.engine import Attempt, Fuzzer, Tried
+from fuzzing.texts import toml
+from hil.errors import LoadFailed, UsageError
+
+# ---- golden folders
+
+
+@contextlib.contextmanager
+def _golden(folder: Path) -> Iterator[Attempt]:
+    """A golden folder with its tensors; its index is the input."""
+    import shutil
+
+    from hil.controller.workloads.bundles.case_files import GOLDEN_INDEX, read_golden
+
+    held = folder / "golden"
+    _write_golden(held)
+    (folder / "other").write_bytes(b"x")
+
+    def attempt(data: bytes) -> Tried:
+        (held / GOLDEN_INDEX).write_bytes(data)
+        bundle = read_golden(held, context=None)  # type: ignore[arg-type]
+        return Tried(1, (f"{len(bundle.methods)} methods", f"{sum(len(one.cases) for one in bundle.methods)} cases"))
+
+    yield attempt
+    shutil.rmtree(held)
+
+
+def _write_golden(folder: Path) -> None:
+    from support import bundle_files
+
+    from hil.controller.workloads.bundles.case_files import write_golden
+
+    made = folder.with_name("made")
+    made.mkdir()
+    case = bundle_files.case(6, control=bundle_files.control(6))
+    write_golden(bundle_files.bundle(made, case), folder, context=None)  # type: ignore[arg-type]
+
+
+def _golden_seeds() -> list[bytes]:
+    import tempfile
+
+    from hil.controller.workloads.bundles.case_files import GOLDEN_INDEX
+
+    with tempfile.TemporaryDirectory() as place:
+        _write_golden(Path(place) / "golden")
+        return [(Path(place) / "golden" / GOLDEN_INDEX).read_bytes()]
+
+
+# ---- studies
+
+_STUDY = b"""[a]
+title = "an experiment"
+reported = "it failed"
+[b]
+"""
+
+
+def _study_seeds() -> list[bytes]:
+    row = {
+        **{"experiment": "a", "title": "an experiment", "reported": "", "way": "iree", "compiler": "iree 3"},
+        **{"relation": "independent", "detail": "", "steps": 3, "placement": [{"device": "cpu", "nodes": 2}]},
+        "outcome": "FAIL",
+        "stages": [{"name": "train", "outcome": "pass", "seconds": 1.5, "message": ""}, {"name": "run"}],
+        **{"failed_stage": "", "message": "", "bytes": 100, "program": "a/p.vmfb"},
+        "worst": {"name": "w", "index": [1, 2], "a": 1.0, "b": 2.0, "step": 1, "max_abs": 1.0},
+    }
+    ended = {**row, "experiment": "b", "outcome": "PASS", "worst": None, "placement": None}
+    return [_STUDY, json.dumps([row, ended]).encode()]
+
+
+@contextlib.contextmanager
+def _study(folder: Path) -> Iterator[Attempt]:
+    """A study's list of experiments, and the rows that an interrupted one left."""
+    from hil.controller.workloads.study.record import LIST, MODEL, Row, exit_code, read_study, summary, taken_over
+    from hil.controller.workloads.study.show import failures, markdown, terminal_table
+
+    for name in "ab":
+        (folder / name).mkdir()
+        (folder / name / MODEL).write_bytes(b"")
+    (folder / LIST).write_bytes(_STUDY)
+    asked = [Row(one, "iree", []) for one in read_study(folder)]
+
+    def attempt(data: bytes) -> Tried:
+        kinds = []
+        (folder / LIST).write_bytes(data)
+        try:
+            kinds.append(f"{len(read_study(folder))} experiments")
+        except UsageError as error:
+            str(error).encode()
+            kinds.append(f"list {error.message.rpartition(':')[2][:20]}")
+        try:
+            rows = taken_over(json.loads(data), asked)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:  # which its reader makes a UsageError
+            kinds.append(f"rows {type(error).__name__}")
+        else:
+            kinds.append(f"{summary(rows)} {exit_code(rows, False)} {len(failures(rows))}"[:60])
+            terminal_table(rows)
+            markdown(rows).encode(errors="surrogatepass")
+        return Tried(2, tuple(kinds))
+
+    yield attempt
+
+
+FUZZERS = [
+    Fuzzer("golden", "golden folders", _golden, _golden_seeds, mutate.json_bytes, (UsageError, LoadFailed)),
+    Fuzzer(
+        "study",
+        "a study's list, and its rows as an interrupted one left them",
+        _study,
+        _study_seeds,
+        lambda data, rng: (toml if data[:1] != b"[" or b"]\n" in data[:20] else mutate.json_bytes)(data, rng),
+    ),
+]
