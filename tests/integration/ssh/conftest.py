@@ -18,6 +18,7 @@ import pytest
 from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
+from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.shell import Shell
 
@@ -39,8 +40,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What makes connections: the user's ssh or, where a test asks for it, paramiko, as on a machine without ssh."""
+    name = str(getattr(request, "param", "OpenSSH"))
+    monkeypatch.setattr(openssh, "is_usable", lambda: name == "OpenSSH")
+    return name
+
+
 @pytest.fixture
-def log_in(sshd: Sshd, tmp_path: Path) -> Iterator[Callable[..., Shell]]:
+def log_in(client: str, sshd: Sshd, tmp_path: Path) -> Iterator[Callable[..., Shell]]:
     """Logs in, to the sshd of all tests or another address; what is not given is as it should be."""
     shells = []
 
@@ -73,17 +82,15 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 @pytest.fixture
-def in_terminal(tmp_path: Path) -> Callable[..., tuple[bytes, int]]:
+def in_terminal(client: str, tmp_path: Path) -> Callable[..., tuple[bytes, int]]:
     """Runs a Python program in a terminal, types an answer once it is asked for; what it showed, and its code."""
 
-    def run(
-        source: str, *argv: str, prompt: bytes, answer: bytes, again: bool = False, path: str = ""
-    ) -> tuple[bytes, int]:
+    def run(source: str, *argv: str, prompt: bytes, answer: bytes, again: bool = False) -> tuple[bytes, int]:
         program = tmp_path / "program.py"
         program.write_text(source)
         child, terminal = pty.fork()
         if child == 0:
-            environment = {**os.environ, "PATH": path or os.environ["PATH"]}
+            environment = {**os.environ, "PATH": os.environ["PATH"] if client == "OpenSSH" else "/nowhere"}
             os.execve(sys.executable, [sys.executable, str(program), *argv], environment)
         said, typed, until = b"", False, time.monotonic() + 60
         try:

@@ -1,4 +1,4 @@
-"""A login that prints something before every command, as a .bashrc may: nothing of that is the command's."""
+"""A login that prints text before every command, like a .bashrc: command output excludes it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.sshd import Sshd, running_sshd
+from support.sshd import BOTH, Sshd, running_sshd
 
 from hil.controller.devices.deploy.probe import ask
 from hil.controller.devices.ssh.shell import Shell
 
 LogIn = Callable[..., Shell]
+pytestmark = pytest.mark.parametrize(*BOTH, indirect=True)
 
 
 @pytest.fixture(params=["echo 'Welcome!'", "printf 'no end of line'", "printf 'folder\\t/elsewhere\\n'"])
 def chatty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sshd]:
-    # sshd runs this before what was asked for; bash, where it is the login's shell, does the same with a .bashrc.
+    # sshd runs this before every command, as bash does with a .bashrc.
     with running_sshd(tmp_path / "chatty") as server:
         (server.home / ".ssh").mkdir()
         (server.home / ".ssh/rc").write_text(request.param + "\n")
         yield server
 
 
-def test_what_a_command_says_is_its_own(chatty: Sshd, log_in: LogIn) -> None:
+def test_command_output_excludes_login_output(chatty: Sshd, log_in: LogIn) -> None:
     shell = log_in(server=chatty)
     assert shell.run(["echo", "said"]).out == b"said\n"
     assert shell.run(["cat"], stdin=bytes(range(256)) * 1000).out == bytes(range(256)) * 1000
@@ -31,7 +32,7 @@ def test_what_a_command_says_is_its_own(chatty: Sshd, log_in: LogIn) -> None:
     assert shell.run(["true"]).out == b""
 
 
-def test_files_are_whole(chatty: Sshd, log_in: LogIn, tmp_path: Path) -> None:
+def test_file_transfer_survives_login_output(chatty: Sshd, log_in: LogIn, tmp_path: Path) -> None:
     shell = log_in(server=chatty)
     (tmp_path / "near").write_bytes(bytes(range(256)) * 1000)
     shell.put(tmp_path / "near", f"{tmp_path}/far")
@@ -39,5 +40,5 @@ def test_files_are_whole(chatty: Sshd, log_in: LogIn, tmp_path: Path) -> None:
     assert (tmp_path / "back").read_bytes() == (tmp_path / "near").read_bytes()
 
 
-def test_a_board_is_seen_as_it_is(chatty: Sshd, log_in: LogIn, tmp_path: Path) -> None:
+def test_probe_survives_login_output(chatty: Sshd, log_in: LogIn, tmp_path: Path) -> None:
     assert ask(log_in(server=chatty), "probe", str(tmp_path / "place"), "", board="b").folder == str(tmp_path / "place")

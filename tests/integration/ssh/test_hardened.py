@@ -1,4 +1,4 @@
-"""Servers that forward less than usual: the agent is reached all the same, and the way is told."""
+"""Servers with restricted forwarding: hil reaches the agent through a relay and reports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.agents import Program
-from support.sshd import LOOPBACK, Sshd, running_sshd, started_with
+from support.sshd import BOTH, LOOPBACK, Sshd, running_sshd, started_with
 from support.waiting import eventually
 
 from hil.controller.devices.board_client import Target
@@ -20,14 +20,15 @@ from hil.core.digest import digest_file
 from hil.errors import BoardLost
 
 LogIn = Callable[..., Shell]
+pytestmark = pytest.mark.parametrize(*BOTH, indirect=True)
 PYTHON = "/usr/bin/python3"
 NO_SOCKETS = "AllowStreamLocalForwarding no"
 NO_TCP = "AllowTcpForwarding no"
-# What ssh itself is configured with, and the word for the way that is left.
+# The sshd settings, and the reported relay.
 HARDENED = {
-    "no sockets": ([NO_SOCKETS], "going through TCP on the board's own loopback, with a token"),
-    "neither": ([NO_SOCKETS, NO_TCP], "going through the input and output of a command there"),
-    "nothing at all": (["DisableForwarding yes"], "going through the input and output of a command there"),
+    "no sockets": ([NO_SOCKETS], "using TCP on the board's loopback interface, with a token"),
+    "neither": ([NO_SOCKETS, NO_TCP], "using stdin and stdout of a command on the board"),
+    "nothing at all": (["DisableForwarding yes"], "using stdin and stdout of a command on the board"),
 }
 
 
@@ -51,7 +52,7 @@ def tunnel_to() -> Iterator[Callable[..., Tunnel]]:
         tunnel.close()
 
 
-def test_an_agent_is_reached_and_the_way_is_told(
+def test_hardened_server_falls_back_to_reported_relay(
     hardened: tuple[Sshd, str],
     log_in: LogIn,
     tunnel_to: Callable[..., Tunnel],
@@ -62,7 +63,7 @@ def test_an_agent_is_reached_and_the_way_is_told(
     told: list[str] = []
     tunnel = tunnel_to(log_in(server=server), start_agent(), told.append)
     (line,) = told
-    assert line.startswith("the board's sshd forwards no Unix sockets (it says: ") and line.endswith(way)
+    assert line.startswith("the board's sshd does not forward Unix sockets (") and line.endswith(way)
     client = AgentClient(Target(tunnel.address), "b")
     try:
         assert client.describe().protocol
@@ -76,7 +77,7 @@ def test_an_agent_is_reached_and_the_way_is_told(
         client.close()
 
 
-def test_a_server_that_forwards_sockets_is_used_as_ever(
+def test_server_with_socket_forwarding_skips_fallback(
     shell: Shell, tunnel_to: Callable[..., Tunnel], start_agent: Callable[..., str]
 ) -> None:
     told: list[str] = []
@@ -84,34 +85,33 @@ def test_a_server_that_forwards_sockets_is_used_as_ever(
     assert told == []
 
 
-def test_the_port_is_for_who_has_the_token_alone_and_no_process_shows_it(
-    log_in: LogIn, start_agent: Callable[..., str], tmp_path: Path
-) -> None:
+def test_relay_port_requires_hidden_token(log_in: LogIn, start_agent: Callable[..., str], tmp_path: Path) -> None:
     remote = start_agent().removeprefix("unix:")
     with running_sshd(tmp_path / "hardened", NO_SOCKETS) as server:
         shell = log_in(server=server)
         relay = TcpRelay(shell.transport, PYTHON, remote)
+        relay.listen(tmp_path / "near.sock")
         helpers = [pid for pid in started_with(f"HOME={server.home}") if b"board_relay" in command_line(pid)]
         assert helpers
-        # sshd's own processes cannot be seen by everybody; what was started, with all its words, can.
+        # Not every user can see sshd's processes, but the started helpers and their arguments are visible.
         shown = [command_line(pid) + Path(f"/proc/{pid}/environ").read_bytes() for pid in helpers]
         assert not any(relay._token.encode() in words for words in shown)
         places = {line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if " 0A " in line}
-        assert f"0100007F:{relay._port:04X}" in places and f"00000000:{relay._port:04X}" not in places
+        assert f"0100007F:{relay.port:04X}" in places and f"00000000:{relay.port:04X}" not in places
         for token in (b"", b"x" * 64, relay._token.encode()[:-1] + b"!"):
-            with socket.create_connection((LOOPBACK, relay._port)) as stranger:
+            with socket.create_connection((LOOPBACK, relay.port)) as stranger:
                 stranger.settimeout(60)
                 stranger.sendall(token + (b"" if len(token) == 64 else b"PRI * HTTP/2.0\r\n" + b"x" * 64))
                 assert answer(stranger) == b""
-        channel, pieces = relay.open()
-        channel.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-        assert next(pieces)  # an HTTP/2 server's first words
-        channel.close()
+        with socket.socket(socket.AF_UNIX) as near:
+            near.connect(str(tmp_path / "near.sock"))
+            near.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            assert near.recv(1)  # the first bytes of an HTTP/2 server
         relay.close()
         eventually(lambda: not any(command_line(pid) for pid in helpers))
 
 
-def test_no_helper_outlives_a_link_that_broke(log_in: LogIn, start_agent: Callable[..., str], tmp_path: Path) -> None:
+def test_relay_stops_when_link_breaks(log_in: LogIn, start_agent: Callable[..., str], tmp_path: Path) -> None:
     remote = start_agent().removeprefix("unix:")
     with running_sshd(tmp_path / "hardened", NO_SOCKETS) as server:
         tunnel = open_any_tunnel(log_in(server=server), remote, PYTHON, print)
@@ -122,20 +122,18 @@ def test_no_helper_outlives_a_link_that_broke(log_in: LogIn, start_agent: Callab
         tunnel.close()
 
 
-def test_an_agent_that_left_meanwhile_is_no_fault_of_the_server(log_in: LogIn, tmp_path: Path) -> None:
-    with running_sshd(tmp_path / "hardened", NO_SOCKETS) as server, pytest.raises(BoardLost, match="left just now"):
+def test_agent_exit_raises_board_lost(log_in: LogIn, tmp_path: Path) -> None:
+    with running_sshd(tmp_path / "hardened", NO_SOCKETS) as server, pytest.raises(BoardLost, match="the agent exited"):
         open_any_tunnel(log_in(server=server), str(tmp_path / "none.sock"), PYTHON, print)
 
 
-def test_a_connection_that_no_helper_carries_is_told_in_the_log(
-    log_in: LogIn, start_agent: Callable[..., str], tmp_path: Path
-) -> None:
+def test_tunnel_log_reports_failed_connection(log_in: LogIn, start_agent: Callable[..., str], tmp_path: Path) -> None:
     remote = start_agent().removeprefix("unix:")
     with running_sshd(tmp_path / "hardened", NO_SOCKETS, NO_TCP) as server:
         tunnel = open_any_tunnel(log_in(server=server), remote, PYTHON, print)
         try:
             Path(remote).rename(tmp_path / "gone.sock")
-            for _ in range(2):  # the first is carried by the helper that found out that there is a way
+            for _ in range(2):  # the helper that tested the relay carries the first connection
                 with socket.socket(socket.AF_UNIX) as near:
                     near.connect(tunnel.address.removeprefix("unix:"))
                     near.shutdown(socket.SHUT_WR)
@@ -147,7 +145,7 @@ def test_a_connection_that_no_helper_carries_is_told_in_the_log(
             tunnel.close()
 
 
-def test_a_helper_that_cannot_run_leaves_no_way(log_in: LogIn, tmp_path: Path) -> None:
+def test_unusable_python_fails_tunnel(log_in: LogIn, tmp_path: Path) -> None:
     with running_sshd(tmp_path / "hardened", NO_SOCKETS) as server, pytest.raises(NoTunnel, match="not found"):
         open_any_tunnel(log_in(server=server), str(tmp_path / "none.sock"), "/no/such/python", print)
 

@@ -1,22 +1,25 @@
-"""Host keys on a real sshd: unknown ones are refused or pinned, changed ones are refused."""
+"""Host keys of a real sshd: unknown keys are rejected or pinned, changed keys are rejected."""
 
 from __future__ import annotations
 
 import shlex
-import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from support.sshd import LOOPBACK, Sshd, make_key, running_sshd
+from support.sshd import BOTH, LOOPBACK, Sshd, make_key, running_sshd
 
-from hil.controller.devices.ssh.known_hosts import HostKeyRefused
+from hil.controller.devices.ssh.errors import HostKeyRefused
+from hil.controller.devices.ssh.openssh_log import Log
 from hil.errors import EXIT_BOARD, UsageError
 
+pytestmark = pytest.mark.parametrize(*BOTH, indirect=True)
 
-def test_an_unknown_key_is_refused_with_what_pins_it(sshd: Sshd, log_in, tmp_path: Path) -> None:
+
+def test_unknown_key_error_suggests_pinning_command(sshd: Sshd, log_in, tmp_path: Path) -> None:
     known = tmp_path / "known hosts"
-    with pytest.raises(HostKeyRefused, match="is not known: ssh-ed25519 SHA256:") as refused:
+    with pytest.raises(HostKeyRefused, match=r"unknown host key of .*: ssh-ed25519 SHA256:") as refused:
         log_in(known_hosts=str(known))
     assert refused.value.exit_code == EXIT_BOARD
     assert "--accept-new-host-key" in refused.value.hint
@@ -25,7 +28,7 @@ def test_an_unknown_key_is_refused_with_what_pins_it(sshd: Sshd, log_in, tmp_pat
     assert log_in(known_hosts=str(known)).run(["echo", "in"]).text == "in"
 
 
-def test_nothing_is_sent_to_a_server_that_is_not_known(log_in, tmp_path: Path) -> None:
+def test_client_sends_only_key_exchange_to_unknown_server(log_in, tmp_path: Path) -> None:
     with running_sshd(tmp_path / "other") as server:
         (server.folder / "log").write_text("")
         with pytest.raises(HostKeyRefused):
@@ -33,28 +36,39 @@ def test_nothing_is_sent_to_a_server_that_is_not_known(log_in, tmp_path: Path) -
         assert "key" not in server.log
 
 
-def test_a_new_key_is_pinned_when_that_is_asked_for(sshd: Sshd, log_in, tmp_path: Path) -> None:
+def test_accept_new_host_key_pins_key(sshd: Sshd, log_in, tmp_path: Path) -> None:
     known = tmp_path / "new" / "known_hosts"
     log_in(known_hosts=str(known), accept_new_host_key=True)
-    assert stat.S_IMODE(known.stat().st_mode) == 0o600
-    assert known.read_text().startswith(f"[{LOOPBACK}]:{sshd.port} ssh-ed25519 ")
+    name = f"[{LOOPBACK}]:{sshd.port}"
+    assert subprocess.run(["ssh-keygen", "-F", name, "-f", known], stdout=subprocess.DEVNULL).returncode == 0
     log_in(known_hosts=str(known))
 
 
-def test_pinning_keeps_what_was_there(log_in, tmp_path: Path) -> None:
+def test_pinning_preserves_existing_lines(log_in, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
-    known.write_text("# mine\nother ssh-ed25519 not-even-a-key")
+    known.write_text("# mine\nother ssh-ed25519 not-even-a-key\n")
     log_in(known_hosts=str(known), accept_new_host_key=True)
-    assert known.read_text().startswith("# mine\nother ssh-ed25519 not-even-a-key\n[")
+    assert known.read_text().startswith("# mine\nother ssh-ed25519 not-even-a-key\n")
     log_in(known_hosts=str(known))
 
 
-def test_a_file_that_cannot_be_written_is_named(log_in) -> None:
-    with pytest.raises(UsageError, match=r"cannot pin the host key .* in /proc/known_hosts"):
+def test_unwritable_known_hosts_error_names_file(log_in) -> None:
+    with pytest.raises(UsageError, match=r"cannot pin the host key .*/proc/known_hosts"):
         log_in(known_hosts="/proc/known_hosts", accept_new_host_key=True)
 
 
-def test_a_changed_key_is_always_refused(sshd: Sshd, log_in, tmp_path: Path) -> None:
+def test_slow_ssh_log_reader_finds_fingerprint(log_in, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Log.feed
+
+    def read_slowly(self: Log, line: str, *, is_own: bool) -> None:
+        time.sleep(0.05)
+        feed(self, line, is_own=is_own)
+
+    monkeypatch.setattr(Log, "feed", read_slowly)
+    assert log_in().fingerprint.startswith("SHA256:")
+
+
+def test_changed_key_fails_even_with_accept_new(sshd: Sshd, log_in, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     sshd.pin(known, key=make_key(tmp_path / "old"))
     before = known.read_text()
@@ -66,14 +80,14 @@ def test_a_changed_key_is_always_refused(sshd: Sshd, log_in, tmp_path: Path) -> 
     log_in(known_hosts=str(known), accept_new_host_key=True)
 
 
-def test_a_key_of_another_kind_is_a_changed_one(sshd: Sshd, log_in, tmp_path: Path) -> None:
+def test_key_of_different_type_counts_as_changed(sshd: Sshd, log_in, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     sshd.pin(known, key=make_key(tmp_path / "old", kind="ecdsa"))
     with pytest.raises(HostKeyRefused, match="has changed"):
         log_in(known_hosts=str(known), accept_new_host_key=True)
 
 
-def test_hashed_names_are_read(sshd: Sshd, log_in, tmp_path: Path) -> None:
+def test_hashed_known_hosts_names_match(sshd: Sshd, log_in, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     sshd.pin(known)
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
@@ -81,7 +95,7 @@ def test_hashed_names_are_read(sshd: Sshd, log_in, tmp_path: Path) -> None:
     log_in(known_hosts=str(known))
 
 
-def test_a_revoked_key_is_refused(sshd: Sshd, log_in, tmp_path: Path) -> None:
+def test_revoked_key_fails_login(sshd: Sshd, log_in, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     sshd.pin(known)
     known.write_text(known.read_text() + "@revoked * " + sshd.host_key.with_suffix(".pub").read_text())
@@ -89,22 +103,13 @@ def test_a_revoked_key_is_refused(sshd: Sshd, log_in, tmp_path: Path) -> None:
         log_in(known_hosts=str(known), accept_new_host_key=True)
 
 
-def test_the_users_own_file_is_the_default(sshd: Sshd, log_in, home: Path) -> None:
+def test_user_known_hosts_file_applies_by_default(sshd: Sshd, log_in, home: Path) -> None:
     sshd.pin(home / ".ssh/known_hosts")
     log_in(known_hosts="")
 
 
-def test_the_ssh_config_makes_nothing_looser(log_in, home: Path, tmp_path: Path) -> None:
+def test_ssh_config_cannot_allow_changed_key(sshd: Sshd, log_in, home: Path, tmp_path: Path) -> None:
     (home / ".ssh/config").write_text("Host *\n  StrictHostKeyChecking no\n")
-    with pytest.raises(HostKeyRefused):
-        log_in(known_hosts=str(tmp_path / "none"))
-
-
-def test_fabric_alone_would_let_anybody_answer(sshd: Sshd, home: Path) -> None:
-    """What is mended: once this fails, the mending may go."""
-    import fabric
-
-    keys = {"key_filename": str(sshd.identity), "allow_agent": False}
-    with fabric.Connection(LOOPBACK, sshd.user, sshd.port, connect_kwargs=keys) as connection:
-        connection.open()
-        assert connection.is_connected
+    sshd.pin(tmp_path / "old", key=make_key(tmp_path / "key"))
+    with pytest.raises(HostKeyRefused, match="has changed"):
+        log_in(known_hosts=str(tmp_path / "old"))

@@ -1,0 +1,256 @@
+"""A user with a home directory, as both `ssh` and `hil` see it.
+
+`ssh` takes the home directory from passwd and ignores $HOME. So both run in a mount namespace whose passwd names a
+temporary directory: a symbolic link, which leads to the home of the current test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from support.sshd import LOOPBACK, Sshd
+
+REPOSITORY = Path(__file__).parents[3]
+TIMEOUT_S = 60.0
+REACHED = re.compile(r"^(?:SSH_CONNECTION=)?(\S+) \d+ (\S+) (\d+)\r?$", re.M)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended. ``code`` is None after a timeout."""
+
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def reached(self) -> tuple[str, str, int] | None:
+        """Who was let in where: the client's address, the server's address, the server's port; None: no login."""
+        found = REACHED.search(self.out)
+        return (found[1], found[2], int(found[3])) if found and self.code == 0 else None
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}\n{self.out}{self.err}"
+
+
+OPENSSH, PARAMIKO = "openssh", "paramiko"
+# Arguments of parametrize, beside `indirect`, for what holds for both transports.
+BOTH = ("transport", [OPENSSH, pytest.param(PARAMIKO, marks=pytest.mark.slow)])
+# Without `ssh` on PATH hil logs in by paramiko.
+_PATH_WITHOUT_SSH = "/usr/sbin"
+
+
+@dataclass(frozen=True)
+class Both:
+    """What `ssh` and `hil` did with the same files.
+
+    paramiko supports a part of them: it may reject a file as bad usage, and its texts are its own.
+    """
+
+    ssh: Ended
+    hil: Ended
+    transport: str
+
+    def assert_logged_in(self) -> None:
+        """Assert that both were let in by the same server, from the same address."""
+        assert self.ssh.reached, f"ssh: {self.ssh}"
+        if not self._is_rejected:
+            assert self.hil.reached == self.ssh.reached, f"ssh: {self.ssh.reached}\nhil: {self.hil}"
+
+    def assert_refused(self, *texts: str, code: int = 4) -> None:
+        """Assert that both failed for the reason that ssh gives in these texts."""
+        assert self.ssh.code == 255, f"ssh: {self.ssh}"
+        if self.transport == PARAMIKO:
+            assert self._is_rejected or self.hil.code == 4, f"hil: {self.hil}"
+            return
+        assert self.hil.code == code, f"hil: {self.hil}"
+        for text in texts:
+            assert text in self.ssh.err and text in self.hil.err, f"ssh: {self.ssh}\nhil: {self.hil}"
+        assert code != 4 or "hint:" in self.hil.err, f"hil: {self.hil}"
+
+    def assert_equal(self) -> None:
+        """Assert that both were let in by the same server, or that neither was."""
+        if not self._is_rejected:
+            assert self.hil.reached == self.ssh.reached, f"ssh: {self.ssh}\nhil: {self.hil}"
+
+    @property
+    def _is_rejected(self) -> bool:
+        """Whether hil named a file, which it reads no further without `ssh`."""
+        named = re.search(r"(^|\s)/\S+(, line \d+: | cannot be read)|ssh refuses /|nested includes: /", self.hil.err)
+        return self.transport == PARAMIKO and self.hil.code == 2 and bool(named)
+
+
+class ForkServers:
+    """Two processes in one mount namespace each, so that `ssh` and `hil` run at the same time."""
+
+    def __init__(self, folder: Path, prefix: tuple[str, ...] = ()) -> None:
+        self._home = folder / "home"
+        passwd = folder / "passwd"
+        lines = Path("/etc/passwd").read_text().splitlines()
+        kept = [line for line in lines if not line.startswith("root:")]
+        passwd.write_text("\n".join([f"root:x:0:0:root:{self._home}:/bin/sh", *kept]) + "\n")
+        self.system_config = folder / "ssh_config"
+        self.system_config.write_text("")
+        mounts = (
+            f"mount --make-rprivate /; mount --bind '{passwd}' /etc/passwd; "
+            f"mount --bind '{self.system_config}' /etc/ssh/ssh_config; exec \"$@\""
+        )
+        script = Path(__file__).with_name("fork_server.py")
+        command = [*prefix, "unshare", "--mount", "sh", "-ec", mounts, "sh", sys.executable, str(script)]
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+            for _ in range(2)
+        ]
+        self._locks = [threading.Lock() for _ in self._processes]
+
+    def enter(self, home: Path) -> Path:
+        """Make a directory the user's home; returns its name in passwd."""
+        self._home.unlink(missing_ok=True)
+        self._home.symlink_to(home)
+        return self._home
+
+    def run(self, number: int, order: Mapping[str, object]) -> int | None:
+        """Run an order; returns its exit code."""
+        process = self._processes[number]
+        assert process.stdin and process.stdout
+        with self._locks[number]:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        assert line, "the fork server ended"
+        code: int | None = json.loads(line)["code"]
+        return code
+
+    def close(self) -> None:
+        """End both."""
+        for process in self._processes:
+            assert process.stdin and process.stdout
+            process.stdin.close()
+            process.wait(TIMEOUT_S)
+            process.stdout.close()
+
+
+@dataclass
+class User:
+    """A user of this machine, at the start with an empty ~/.ssh."""
+
+    servers: ForkServers
+    folder: Path
+    transport: str = OPENSSH
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.folder / "home/.ssh").mkdir(parents=True, mode=0o700)
+        self.home = self.servers.enter(self.folder / "home")
+        self.servers.system_config.write_text("")
+        self.ssh_folder = self.home / ".ssh"
+        self.known_hosts = self.ssh_folder / "known_hosts"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "HIL_", "DISPLAY"))}
+        kept |= {"HOME": str(self.home), "HIL_CACHE_DIR": str(self.folder / "cache"), "XDG_CONFIG_HOME": ""}
+        self.env = kept | self.env
+
+    def write(self, name: str, text: str | bytes, mode: int = 0o600) -> Path:
+        """Write a file below ~/.ssh."""
+        path = self.ssh_folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        path.chmod(mode)
+        return path
+
+    def configure(self, *lines: str) -> None:
+        """Write ~/.ssh/config."""
+        self.write("config", "\n".join(lines) + "\n")
+
+    def take_key(self, key: Path, name: str = "id_ed25519", *, public: bool = True) -> Path:
+        """Copy a key pair into ~/.ssh."""
+        if public:
+            self.write(f"{name}.pub", key.with_name(f"{key.name}.pub").read_bytes(), 0o644)
+        return self.write(name, key.read_bytes())
+
+    def pin(self, server: Sshd, name: str = "", key: Path | None = None) -> None:
+        """Add a host key to known_hosts, by default the server's own under its address."""
+        public = (key or server.host_key).with_suffix(".pub").read_text()
+        with self.known_hosts.open("a") as file:
+            file.write(f"{name or f'[{LOOPBACK}]:{server.port}'} {public}")
+
+    def run(self, *argv: str, at: int = 0, stdin: Path = Path(os.devnull), timeout: float = TIMEOUT_S) -> Ended:
+        """Run a program (``hil`` is this checkout's) without a terminal."""
+        out, err = self.folder / f"out{at}", self.folder / f"err{at}"
+        without_ssh = argv[0] == "hil" and self.transport == PARAMIKO
+        order = {
+            "argv": argv,
+            "env": {**self.env, "PATH": _PATH_WITHOUT_SSH} if without_ssh else self.env,
+            "cwd": str(self.folder),
+            "streams": [str(stdin), str(out), str(err)],
+            "timeout": timeout,
+        }
+        code = self.servers.run(at, order)
+        ended = Ended(code, out.read_text(errors="replace"), err.read_text(errors="replace"))
+        assert "Traceback" not in ended.err, ended.err
+        return ended
+
+    def ssh(self, name: str = "board", *options: str, timeout: float = TIMEOUT_S) -> Ended:
+        """Log in by plain `ssh`; ``options`` are its own."""
+        command = ["ssh", "-o", "BatchMode=yes", *options, name, "printenv SSH_CONNECTION"]
+        return self.run(*command, at=0, timeout=timeout)
+
+    def hil(self, address: str = "ssh:board", *options: str, timeout: float = TIMEOUT_S) -> Ended:
+        """Log in by `hil board shell`; ``options`` are its own. For OpenSSH's transport alone: skips otherwise."""
+        self._require_openssh()
+        return self._hil(address, *options, timeout=timeout)
+
+    def _hil(self, address: str, *options: str, timeout: float) -> Ended:
+        command = ["hil", "board", "shell", *options, address, "--", "printenv", "SSH_CONNECTION"]
+        return self.run(*command, at=1, timeout=timeout)
+
+    def ping(self) -> Ended:
+        """Run a command on the board by `hil board ping`, without an agent. For OpenSSH's transport alone."""
+        self._require_openssh()
+        return self.run("hil", "board", "ping", "ssh:board", "--runtime-hw-type", "command", "--count", "1", at=1)
+
+    def _require_openssh(self) -> None:
+        if self.transport == PARAMIKO:
+            pytest.skip("a promise of OpenSSH's transport")
+
+    def both(
+        self,
+        name: str = "board",
+        address: str = "",
+        *,
+        ssh: tuple[str, ...] = (),
+        hil: tuple[str, ...] = (),
+        timeout: float = TIMEOUT_S,
+    ) -> Both:
+        """Log in by both, at the same time; ``ssh`` and ``hil`` are options of each."""
+        with ThreadPoolExecutor(2) as pool:
+            plain = pool.submit(self.ssh, name, *ssh, timeout=timeout)
+            ours = pool.submit(self._hil, address or f"ssh:{name}", *hil, timeout=timeout)
+            return Both(plain.result(), ours.result(), self.transport)
+
+
+def host(name: str, server: Sshd, *more: str, hostname: str = LOOPBACK) -> str:
+    """A block of ssh_config for a server; lines of ``more`` come first, so that they win."""
+    lines = [*more, f"HostName {hostname}", f"Port {server.port}", f"User {server.user}"]
+    return "\n  ".join([f"Host {name}", *lines]) + "\n"
+
+
+@contextmanager
+def fork_servers(folder: Path, prefix: tuple[str, ...] = ()) -> Iterator[ForkServers]:
+    """The processes of a module's tests; ``prefix`` is the start of their command line, such as nsenter's."""
+    servers = ForkServers(folder, prefix)
+    try:
+        yield servers
+    finally:
+        servers.close()
