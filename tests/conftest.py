@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from support.waiting import allowed_s
 
 pytest_plugins = [f"support.{name}" for name in ("agents", "boards", "commands", "fake_farm", "farms", "labgrids")]
 
@@ -33,11 +34,13 @@ settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("hil")
 
 INTEGRATION = Path(__file__).parent / "integration"
-# Of a test that names none. Not in the ini: who runs the examples need not have pytest-timeout, and without it an ini
-# that sets this is refused.
-TIMEOUT_S = 900
-# Files of tests of which some take half a minute and more.
+FRAMEWORKS = Path(__file__).parent / "frameworks"
+# A test without a limit of its own. pytest-timeout then shows the stacks of all threads. Not in the ini: without the
+# plugin, which the examples do not need, pytest refuses an ini that sets it.
+TIMEOUT_S = 120.0
+# Files of tests of which some take half a minute and more, and tests that compile with a framework.
 LONG = ("test_docs.py", "test_mutations.py", "test_lying_agent.py")
+LONG_TIMEOUT_S = 900.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,7 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.is_relative_to(INTEGRATION):
             item.add_marker("ci")
         if config.pluginmanager.hasplugin("timeout") and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+            is_long = item.path.name in LONG or item.path.is_relative_to(FRAMEWORKS)
+            item.add_marker(pytest.mark.timeout(allowed_s(LONG_TIMEOUT_S if is_long else TIMEOUT_S)))
     items[:] = _long_first(items)
 
 

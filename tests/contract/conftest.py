@@ -1,4 +1,4 @@
-"""Every way to reach an agent. The contract's tests run over each."""
+"""All connections to an agent. The contract tests run over each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.core.digest import digest_file
 
 @pytest.fixture(scope="session", params=AGENTS)
 def reached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
-    """An agent: in this process, as a process on loopback TCP, as a simulator on a Unix socket, on a board over SSH."""
+    """Yield an agent: in process, over loopback TCP, as a simulator on a Unix socket, or on a board over SSH."""
     with reach(request.param, tmp_path_factory.mktemp("agent"), request) as found:
         yield found
 
@@ -31,13 +31,13 @@ def address(reached: Reached) -> str:
 def add(
     request: pytest.FixtureRequest, reached: Reached, add_programs_for: Callable[..., dict[str, Program]]
 ) -> Program:
-    """a + b of 4096 float32, for what the agent runs on."""
+    """Return a program that adds two tensors of 4096 float32, for the agent's architecture."""
     return add_programs_for(reached.arch)[request.param]
 
 
 @pytest.fixture
 def connect(address: str) -> Iterator[Callable[[], AgentClient]]:
-    """Makes clients of the agent, closed at the end."""
+    """Yield a function that creates clients of the agent. They are closed at the end."""
     clients: list[AgentClient] = []
 
     def make() -> AgentClient:
@@ -51,7 +51,7 @@ def connect(address: str) -> Iterator[Callable[[], AgentClient]]:
 
 @pytest.fixture
 def client(connect: Callable[[], AgentClient]) -> AgentClient:
-    """A client with a session."""
+    """Return a client with an open session."""
     made = connect()
     made.open_session("contract test", wait_s=10, on_wait=print)
     return made
@@ -59,7 +59,7 @@ def client(connect: Callable[[], AgentClient]) -> AgentClient:
 
 @pytest.fixture
 def profiler(reached: Reached) -> Callable[[AgentClient, str], str]:
-    """Pushes the tool that an agent lacks for profiling a runtime's programs; its digest, "" where it lacks none."""
+    """Return a function that pushes the profiling tool of a runtime. It returns its digest, or "" if none is needed."""
 
     def push(client: AgentClient, runtime: str) -> str:
         shown = next(one for one in client.describe().runtimes if one.name == runtime)

@@ -1,5 +1,4 @@
-"""What every board does for those that run programs on it, whatever is between: with an agent over every link, and
-without one, where the same program is run by command."""
+"""The contract of every board: with an agent over every connection, and without one, by command."""
 
 from __future__ import annotations
 
@@ -42,14 +41,14 @@ B = np.full(64, 2.5, np.float32)
 
 @pytest.fixture(scope="module", params=[*AGENTS, *COMMANDS])
 def reached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
-    """As in the agent's contract, and boards without an agent."""
+    """Yield the agents of the agent contract, and boards without an agent."""
     with reach(request.param, tmp_path_factory.mktemp("agent"), request) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def board(reached: Reached) -> Iterator[Board]:
-    """A board that is ours."""
+    """Yield a board that this test holds."""
     choice = choose(reached.board or reached.address, identity=reached.identity, known_hosts=reached.known_hosts)
     if reached.by_command:
         choice = replace(choice, config=replace(choice.config, command=RuntimeCommand(kind="command")))
@@ -60,7 +59,7 @@ def board(reached: Reached) -> Iterator[Board]:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory, reached) -> Callable[[str], Artifact]:
-    """For a function's name: the program above for what the board runs on."""
+    """Return a function that maps a function name to the program for the board's architecture."""
     folder = tmp_path_factory.mktemp("program")
     (folder / "all.mlir").write_text(MLIR)
     made = compile_mlir(folder / "all.mlir", reached.arch, folder / "all of it.vmfb")
@@ -82,17 +81,17 @@ def broken(folder: Path) -> Artifact:
     return Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, "", "-")
 
 
-def test_a_program_is_pushed_once(board, programs):
+def test_board_push_skips_known_program(board, programs):
     board.push(programs("add"))
     assert board.push(programs("add")) == 0
 
 
-def test_a_program_says_what_it_takes(load):
+def test_board_program_reports_input_specs(load):
     with load("add") as program:
         assert [(spec.dtype, spec.shape) for spec in program.loaded.inputs] == [("float32", (64,))] * 2
 
 
-def test_it_runs_and_tells_on_what(board, load):
+def test_board_run_records_provenance(board, load):
     with load("add") as program:
         result, call = program.run({"a": A, "b": B}, warmup=1, iterations=2)
     np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
@@ -110,16 +109,16 @@ def test_it_runs_and_tells_on_what(board, load):
     assert ("host_key" in result.provenance) == (board.shell is not None)
 
 
-def test_every_run_says_where_the_program_ran(load):
+def test_board_run_records_placement_every_time(load):
     with load("add") as program:
-        for _ in range(2):  # the board itself says it once
+        for _ in range(2):  # the board itself reports the placement only once
             result, _ = program.run({"a": A, "b": B})
             (part,) = result.provenance["placement"]
             assert part == {"device": "local-task", "nodes": 0, "names": [], "elsewhere": False}
             assert result.provenance["elsewhere"] == ""
 
 
-def test_what_cannot_be_measured_is_absent(board, load):
+def test_board_run_omits_unavailable_measurements(board, load):
     with load("add") as program:
         result, _ = program.run({"a": A, "b": B}, iterations=3)
     measured = "command" not in result.provenance
@@ -128,7 +127,7 @@ def test_what_cannot_be_measured_is_absent(board, load):
     assert ("clock" in result.provenance) == measured
 
 
-def test_each_run_has_its_own_inputs(load):
+def test_board_run_uses_new_inputs_every_time(load):
     with load("two") as program:
         for seed in range(3):
             a = np.random.default_rng(seed).integers(-100, 100, (2, 3), dtype=np.int32)
@@ -139,14 +138,14 @@ def test_each_run_has_its_own_inputs(load):
 
 
 @pytest.mark.parametrize("inputs", [{"a": A}, {"a": A.astype(np.float64), "b": B}, {"a": A[:5], "b": B}])
-def test_inputs_that_do_not_fit_are_refused(load, inputs):
+def test_board_run_rejects_mismatched_inputs(load, inputs):
     with load("add") as program:
         with pytest.raises(errors.UsageError):
             program.run(inputs)
         program.run({"a": A, "b": B})
 
 
-def test_it_is_profiled_and_runs_on(board, load):
+def test_board_profiles_program_and_runs_afterwards(board, load):
     with load("add") as program:
         taken = program.profile({"a": A, "b": B}, warmup=1, iterations=2)
         assert len(taken.files["profile.ireeprof"]) > 100
@@ -158,7 +157,7 @@ def test_it_is_profiled_and_runs_on(board, load):
     np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
 
 
-def test_a_profile_of_a_program_that_fails_is_a_run_error(load):
+def test_board_profile_of_failing_program_raises_run_error(load):
     with load("refuses") as program:
         with pytest.raises(errors.RunFailed) as caught:
             program.profile({"n": np.array(4, np.int32)})
@@ -166,14 +165,14 @@ def test_a_profile_of_a_program_that_fails_is_a_run_error(load):
         program.profile({"n": np.array(3, np.int32)})
 
 
-def test_a_profile_that_hangs_is_ended(load):
+def test_board_profile_times_out(load):
     with load("hangs") as program, pytest.raises(errors.StageTimeout):
         program.profile({"n": np.array(1, np.int32)}, timeout=2)
     with load("add") as program:
         program.run({"a": A, "b": B})
 
 
-def test_counters_are_watched_beside_a_run(board, load):
+def test_board_counters_sampled_during_run(board, load):
     with board.watch_counters(0.02) as watch, load("add") as program:
         program.run({"a": A, "b": B})
         measured = not watch.problem
@@ -185,18 +184,18 @@ def test_counters_are_watched_beside_a_run(board, load):
     assert watch.problem == "" or not measured
 
 
-def test_what_is_no_program_is_a_load_error(board, tmp_path):
+def test_board_reports_invalid_program_as_load_error(board, tmp_path):
     board.push(broken(tmp_path))
     with pytest.raises(errors.LoadFailed):
         board.load(broken(tmp_path)).run({})
 
 
-def test_an_unknown_function_is_a_load_error(load):
+def test_board_reports_unknown_function_as_load_error(load):
     with pytest.raises(errors.LoadFailed, match="nowhere"):
         load("nowhere").run({})
 
 
-def test_what_the_program_reports_is_a_run_error(load):
+def test_board_reports_program_failure_as_run_error(load):
     three, four = np.array(3, np.int32), np.array(4, np.int32)
     with load("refuses") as program:
         with pytest.raises(errors.RunFailed) as caught:
@@ -207,7 +206,7 @@ def test_what_the_program_reports_is_a_run_error(load):
         assert int(next(iter(result.outputs.values()))) == 3
 
 
-def test_a_program_that_hangs_is_ended_and_the_next_one_runs(load):
+def test_board_run_times_out_and_next_program_runs(load):
     with load("hangs") as program, pytest.raises(errors.StageTimeout):
         program.run({"n": np.array(1, np.int32)}, timeout=2)
     with load("add") as program:

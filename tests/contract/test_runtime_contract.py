@@ -1,4 +1,4 @@
-"""Every run of a program starts from the inputs it was given and from the state after loading, in every runtime."""
+"""In every runtime, each run of a program starts from the given inputs and from the state after loading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hil.agent.ipc import Arena, lay_out
 from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, from_bytes
 
-# Adds to a row of its first input; IREE does that in the input's memory.
+# Adds to a row of its first input; IREE updates the input's memory in place.
 UPDATE = """
 func.func @main(%cache: tensor<{rows}x64xf32>, %x: tensor<1x64xf32>, %at: tensor<i32>) -> tensor<{rows}x64xf32> {{
   %zero = arith.constant dense<0> : tensor<i32>
@@ -31,7 +31,7 @@ func.func @main(%cache: tensor<{rows}x64xf32>, %x: tensor<1x64xf32>, %at: tensor
   return %y : tensor<{rows}x64xf32>
 }}
 """
-# Adds its input to what it keeps from call to call.
+# Adds its input to state that persists between calls.
 SUM = """
 util.global private mutable @sum = dense<0.0> : tensor<4xf32>
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
@@ -54,7 +54,7 @@ class Loaded:
         self.names = [one["name"] for one in self._worker.do_load(order)["inputs"]]
 
     def run(self, inputs: Sequence[Array], warmup: int = 1, iterations: int = 4) -> tuple[list[Array], dict[str, Any]]:
-        """Return the first run's outputs, and what the worker says of all."""
+        """Return the first run's outputs, and the worker's report about all runs."""
         entries, size = lay_out(self._in, zip(self.names, inputs, strict=True))
         order = {"inputs": entries, "bytes": size, "warmup": warmup, "iterations": iterations}
         found = self._worker.do_invoke(order)
@@ -69,7 +69,7 @@ class Loaded:
 
 
 def cache(rows: int) -> tuple[list[Array], Array]:
-    """Inputs of UPDATE, and its answer."""
+    """Return inputs of UPDATE, and the expected output."""
     kept, x = np.arange(rows * 64, dtype=np.float32).reshape(rows, 64), np.full((1, 64), 5, np.float32)
     right = kept.copy()
     right[2] += 5
@@ -117,7 +117,7 @@ def tflite_update(folder: Path) -> tuple[Path, list[Array], Array]:
         pytest.param("tflite", "builtin", tflite_update, id="tflite-builtin"),
     ],
 )
-def test_every_run_gets_the_inputs_that_were_given(
+def test_runtime_gives_every_run_the_original_inputs(
     runtime: str, device: str, build: Callable[[Path], tuple[Path, list[Array], Array]], tmp_path: Path
 ):
     path, inputs, right = build(tmp_path)
@@ -132,7 +132,7 @@ def test_every_run_gets_the_inputs_that_were_given(
         assert [runs for runs, *_ in told.get("answers", [[1]])] == [warmup + iterations]
 
 
-def test_every_run_starts_from_the_state_after_loading(tmp_path: Path):
+def test_runtime_starts_every_run_from_state_after_load(tmp_path: Path):
     (tmp_path / "sum.mlir").write_text(SUM)
     program = compile_mlir(tmp_path / "sum.mlir", platform.machine(), tmp_path / "sum.vmfb")
     loaded = Loaded("iree", program.path, "local-sync")
@@ -142,7 +142,7 @@ def test_every_run_starts_from_the_state_after_loading(tmp_path: Path):
         assert len(told.get("answers", [1])) == 1
 
 
-def test_answers_that_differ_are_counted_in_all_runs(tmp_path: Path):
+def test_runtime_counts_differing_outputs_of_all_runs(tmp_path: Path):
     node = helper.make_node("RandomUniform", [], ["r"], shape=[4])
     outputs = [helper.make_tensor_value_info("y", 1, [4])]
     inputs = [helper.make_tensor_value_info("x", 1, [4])]

@@ -1,4 +1,4 @@
-"""What docs/contributing.md says about adding to hil is done in a copy of hil, and works."""
+"""Apply the example of docs/internals/adding.md to a copy of hil and run it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from support.commands import Ended
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "contributing.md").read_text()
+GUIDE = (ROOT / "docs" / "internals" / "adding.md").read_text()
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the tree, with its own `hil` as the first that Python finds."""
+    """Copy the source tree. Python finds the `hil` package of the copy first."""
     folder = tmp_path / "tree"
     shutil.copytree(ROOT / "hil", folder / "hil", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "board_configs", folder / "board_configs")
@@ -25,20 +25,20 @@ def copy(tmp_path: Path) -> Path:
 
 
 def blocks(heading: str) -> list[tuple[str, str]]:
-    """The blocks of a section: language and text."""
+    """Return language and text of the code blocks in a section."""
     section = GUIDE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^```(\w*)\n(.*?)^```$", section, re.M | re.S)
 
 
 def hil_of(folder: Path, environment: dict[str, str], *words: object) -> Ended:
-    """Run the copy's `hil` in the folder above it."""
+    """Run `hil` of the copy in its parent directory."""
     environment = {**environment, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "hil", *map(str, words)]
     done = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=300)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def test_a_runtime_is_added_by_a_file_and_an_entry(copy: Path, environment: dict[str, str]) -> None:
+def test_contributing_guide_adds_working_runtime(copy: Path, environment: dict[str, str]) -> None:
     (language, module), (_, entry) = blocks("Add a runtime")
     named = re.match(r"# file: (\S+)\n", module)
     assert language == "python" and named

@@ -1,4 +1,4 @@
-"""What one client does to an agent: it never keeps the board, or the agent itself, from the next one."""
+"""Attacks by a single client must not block the board or the agent for other clients."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
 
 MANY = 60
-# What each of these takes is milliseconds; a busy machine gets more.
+# Each operation takes milliseconds; the limit allows for a busy machine.
 SOON_S = 8.0
 X = np.arange(4096, dtype=np.float32)
 
 
 class Board:
-    """An agent's process seen from outside."""
+    """Inspect the process of an agent."""
 
     def __init__(self, process: Any, address: str, store: Path) -> None:
         self.process, self.address, self.store = process, address, store
 
     @property
     def memory(self) -> int:
-        """Resident bytes."""
+        """Resident memory in bytes."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) << 10
@@ -61,7 +61,7 @@ def module(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Board]]:
-    """Starts an agent; its store is ``store``."""
+    """Return a function that starts an agent with the store ``store``."""
     with contextlib.ExitStack() as started:
 
         def make(module: str, *more: str) -> Board:
@@ -77,7 +77,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Board]]:
 def board(start: Callable[..., Board], module: str) -> Board:
     found = start(module)
     with client_of(found) as client:
-        client.describe(timeout=60)  # the runtimes are imported once
+        client.describe(timeout=60)  # imports the runtimes
     return found
 
 
@@ -97,13 +97,13 @@ def raw_of(board: Board) -> Iterator[grpc.Channel]:
 
 
 def silence() -> Iterator[Any]:
-    """A client that sends nothing, and does not hang up."""
+    """Simulate a client that sends nothing and stays connected."""
     threading.Event().wait(600)
     yield b""
 
 
 def silent(channel: grpc.Channel, path: str, many: int, metadata: Any = ()) -> list[Any]:
-    """Calls that are begun, and then nothing comes."""
+    """Begin calls that never send a message."""
     return [channel.stream_stream(path)(silence(), metadata=metadata) for _ in range(many)]
 
 
@@ -114,7 +114,7 @@ def hold(stub: Any, opening: pb.SessionOpen) -> tuple[Any, queue.SimpleQueue[Any
 
 
 def assert_everybody_gets_in(board: Board, fence: int) -> None:
-    """Describe, the clock, health and a takeover, each soon."""
+    """Check that Describe, Clock, Health and a takeover finish soon."""
     begun = time.monotonic()
     with raw_of(board) as channel:
         stub = grpc_calls.Stub(channel)
@@ -144,21 +144,21 @@ def assert_everybody_gets_in(board: Board, fence: int) -> None:
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )
-def test_calls_without_a_session_that_say_nothing_keep_nobody_out(start, path):
+def test_agent_serves_clients_despite_silent_calls(start, path):
     board = start("hil.agent")
     with client_of(board) as client:
         client.describe(timeout=60)
     with raw_of(board) as channel:
         begun = time.monotonic()
-        kept = silent(channel, path, MANY)  # a call that nobody keeps is broken off by gRPC
+        kept = silent(channel, path, MANY)  # keep references: gRPC cancels unreferenced calls
         time.sleep(0.5)
         assert_everybody_gets_in(board, fence=5)
-        # Those that got in last still wait, as long as they may; they need not be those that were begun last.
+        # The latest admitted calls still wait for their first message. Admission order may differ from start order.
         late = time.monotonic() - begun > FIRST_MESSAGE_S - 1
         assert late or not all(call.done() for call in kept) or path.endswith("Missing")
 
 
-def test_clocks_that_began_and_then_say_nothing_keep_nobody_out(board):
+def test_agent_serves_clients_despite_idle_clock_streams(board):
     with raw_of(board) as channel:
         clock = channel.stream_stream("/hil.v1.Board/Clock")
         ticking = [clock(itertools.chain([b""], silence())) for _ in range(MANY)]
@@ -170,7 +170,7 @@ def test_clocks_that_began_and_then_say_nothing_keep_nobody_out(board):
         assert_everybody_gets_in(board, fence=5)
 
 
-def test_a_call_that_says_nothing_is_ended_and_its_thread_given_back(start):
+def test_agent_ends_silent_call_and_frees_thread(start):
     board = start("hil.agent")
     with raw_of(board) as channel:
         call = channel.stream_stream("/hil.v1.Sessions/Hold")(silence())
@@ -185,7 +185,7 @@ def test_a_call_that_says_nothing_is_ended_and_its_thread_given_back(start):
 
 @pytest.fixture
 def hung(start, module, add_programs) -> Iterator[tuple[Board, AgentClient, str]]:
-    """A session whose program never answers its first call."""
+    """Open a session with a program that never answers its first call."""
     board = start("hil.sim", "--fault", "hang") if module == "hil.sim" else start(module)
     with client_of(board) as client:
         client.describe(timeout=60)
@@ -196,7 +196,7 @@ def hung(start, module, add_programs) -> Iterator[tuple[Board, AgentClient, str]
 
 
 def invoking(client: AgentClient, program: str, iterations: int) -> list[Any]:
-    """Many calls of a program that takes for ever."""
+    """Begin many calls of a program that never ends."""
     start = pb.InvokeStart(program_id=program, iterations=iterations, timeout_s=600)
     for name in ("a", "b"):
         start.inputs.append(wire.tensor_to_message(name, "float32", X.shape, memoryview(X).cast("B"))[0])
@@ -206,25 +206,25 @@ def invoking(client: AgentClient, program: str, iterations: int) -> list[Any]:
     ]
 
 
-def test_calls_of_a_program_that_hangs_keep_nobody_out_and_end_with_their_session(hung):
+def test_agent_serves_clients_while_program_hangs(hung):
     board, client, program = hung
     before = board.threads
     calls = invoking(client, program, 1_000_000)
     puts = silent(channel_of(client), "/hil.v1.Blobs/Put", MANY, metadata_of(client))
-    # What is one too many is told so, while those that were let in go on.
+    # The agent rejects calls over the limit and continues the admitted calls.
     refused = eventually(lambda: [call for call in calls if call.done()], within_s=SOON_S)
     assert {code_of(call) for call in refused} == {(grpc.StatusCode.RESOURCE_EXHAUSTED, "BoardBusy")}
     assert_everybody_gets_in(board, fence=4)
     calls += puts
     eventually(lambda: all(call.done() for call in calls), within_s=30)
-    # And the next session can use the board.
+    # The next session can use the board.
     with client_of(board) as other:
         other.open_session("next", fence=9, wait_s=5, on_wait=print)
         assert other.missing(["blake3:" + "0" * 64])
     assert board.threads < before + 150
 
 
-def test_calls_that_are_broken_off_give_their_threads_back_at_once(hung):
+def test_agent_frees_threads_of_cancelled_calls(hung):
     _, client, program = hung
     for _ in range(4):
         for call in invoking(client, program, 1_000_000):
@@ -244,7 +244,7 @@ def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
     return call.code(), type(error).__name__
 
 
-def test_eight_who_wait_do_not_keep_out_whoever_takes_the_board(board):
+def test_waiting_clients_do_not_block_takeover(board):
     with client_of(board) as holder, raw_of(board) as channel:
         holder.open_session("holder", ttl_s=60, wait_s=5, on_wait=print)
         stub = grpc_calls.Stub(channel)
@@ -259,7 +259,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def deaf_call(board: Board, path: str, message: bytes) -> socket.socket:
-    """A call by bare HTTP/2 whose client leaves no room for any answer, and reads none."""
+    """Begin a plain HTTP/2 call whose client has no receive window and reads no response."""
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers",
               "content-type": "application/grpc"}  # fmt: skip
     headers = b"".join(
@@ -278,8 +278,8 @@ def deaf_call(board: Board, path: str, message: bytes) -> socket.socket:
     return connection
 
 
-def test_owners_that_do_not_read_leave_no_threads_behind(start):
-    """A session is taken from one that leaves no room for any answer, again and again."""
+def test_agent_frees_threads_of_deaf_owners(start):
+    """Take the session repeatedly from owners without room for a response."""
     board = start("hil.agent")
     with raw_of(board) as channel, contextlib.ExitStack() as kept:
         stub = grpc_calls.Stub(channel)
@@ -291,7 +291,7 @@ def test_owners_that_do_not_read_leave_no_threads_behind(start):
 
 
 def data_call(board: Board, method: str, message: bytes = b"") -> socket.socket:
-    """A call over a data connection whose caller then says no more, and reads nothing."""
+    """Begin a call on a data connection whose caller then neither sends nor reads."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"{board.address.removeprefix('unix:')}.data")
     if method:
@@ -303,10 +303,10 @@ def data_call(board: Board, method: str, message: bytes = b"") -> socket.socket:
 
 
 @pytest.mark.parametrize("method", ["", "Describe", "Clock", "Hold"])
-def test_data_connections_that_say_nothing_keep_nobody_out(board, method):
+def test_agent_serves_clients_despite_silent_data_connections(board, method):
     with contextlib.ExitStack() as kept:
         silent = [kept.enter_context(data_call(board, method)) for _ in range(MANY)]
-        # Each was told READY, or was ended for the others: later they are in nobody's way.
+        # Each connection received READY or was closed to admit others.
         eventually(lambda: len(select.select(silent, [], [], 0)[0]) >= MANY - SILENT_CALLS)
         assert_everybody_gets_in(board, fence=70)
         begun = time.monotonic()
@@ -317,7 +317,7 @@ def test_data_connections_that_say_nothing_keep_nobody_out(board, method):
         assert time.monotonic() - begun < SOON_S
 
 
-def test_owners_by_data_connections_that_do_not_read_leave_no_threads_behind(board):
+def test_agent_frees_threads_of_deaf_data_owners(board):
     before = board.threads
     with contextlib.ExitStack() as kept, client_of(board) as client:
         for fence in range(1, MANY + 1):
@@ -328,7 +328,7 @@ def test_owners_by_data_connections_that_do_not_read_leave_no_threads_behind(boa
         eventually(lambda: board.threads <= before + 16)
 
 
-def test_a_large_message_is_refused_and_the_agent_does_not_grow(board):
+def test_agent_rejects_large_message_without_memory_growth(board):
     before = board.memory
     with raw_of(board) as channel:
         for path, size in (("/hil.v1.Board/Describe", 512 << 20), ("/hil.v1.Sessions/Hold", 64 << 20)):
@@ -342,7 +342,7 @@ def test_a_large_message_is_refused_and_the_agent_does_not_grow(board):
     assert board.memory < before + (40 << 20)
 
 
-def test_tensors_inside_a_message_have_a_limit(board, add_programs):
+def test_agent_limits_inline_tensor_size(board, add_programs):
     with client_of(board) as client:
         client.open_session("inline", wait_s=5, on_wait=print)
         add = add_programs["onnxruntime"]
@@ -360,7 +360,7 @@ def test_tensors_inside_a_message_have_a_limit(board, add_programs):
         np.testing.assert_array_equal(client.invoke(program, {"a": X, "b": X}).outputs["sum"], X + X)
 
 
-def test_many_small_tensors_are_streamed_where_they_would_be_too_much_for_one_message(board, tmp_path):
+def test_client_streams_many_small_tensors_above_message_limit(board, tmp_path):
     import onnx
     from onnx import TensorProto, helper
 
@@ -394,7 +394,7 @@ METHODS = {
 }
 
 
-def test_bytes_that_are_no_message_are_an_invalid_argument(board):
+def test_agent_reports_undecodable_bytes_as_invalid_argument(board):
     with client_of(board) as client, raw_of(board) as channel:
         client.open_session("undecodable", ttl_s=600, wait_s=5, on_wait=print)
         for path in (f"/hil.v1.{service}/{method}" for service, methods in METHODS.items() for method in methods):
@@ -404,7 +404,7 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(board):
             assert (path, *code_of(refused.value)) == (path, grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
 
 
-def test_a_keep_alive_that_is_none_ends_the_session_and_says_why(board):
+def test_agent_rejects_undecodable_keep_alive(board):
     with raw_of(board) as channel:
         opening = pb.HoldRequest(open=pb.SessionOpen(owner="x")).SerializeToString()
         with pytest.raises(grpc.RpcError) as refused:
@@ -412,7 +412,7 @@ def test_a_keep_alive_that_is_none_ends_the_session_and_says_why(board):
         assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
 
 
-def test_a_session_of_no_time_is_refused(board):
+def test_agent_rejects_invalid_session_times(board):
     with raw_of(board) as channel:
         stub = grpc_calls.Stub(channel)
         for numbers in ({"ttl_s": math.nan}, {"ttl_s": -1}, {"wait_s": math.nan}, {"wait_s": -1}):
@@ -422,7 +422,7 @@ def test_a_session_of_no_time_is_refused(board):
 
 
 @pytest.mark.parametrize("limit", [math.nan, -1.0])
-def test_a_time_limit_that_is_none_is_refused(board, add_programs, limit):
+def test_agent_rejects_invalid_timeout(board, add_programs, limit):
     with client_of(board) as client:
         client.open_session("limits", wait_s=5, on_wait=print)
         add = add_programs["onnxruntime"]
@@ -439,7 +439,7 @@ def test_a_time_limit_that_is_none_is_refused(board, add_programs, limit):
         assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
 
 
-def test_many_connections_keep_nobody_out(start):
+def test_agent_serves_clients_despite_many_connections(start):
     with few_files():
         board = start("hil.agent")
     with client_of(board) as client:
@@ -455,7 +455,7 @@ def test_many_connections_keep_nobody_out(start):
         assert board.memory < before + (40 << 20)
 
 
-def test_a_submitter_cannot_use_up_the_fences(start, module):
+def test_agent_rejects_excessive_fences(start, module):
     board = start(module)
     with raw_of(board) as channel:
         stub = grpc_calls.Stub(channel)
@@ -468,7 +468,7 @@ def test_a_submitter_cannot_use_up_the_fences(start, module):
 
 
 @pytest.mark.parametrize("content", [str(2**64 - 1), "", "what a dying card left"])
-def test_a_damaged_fence_is_told_and_reset_by_hand(start, hil, tmp_path, content):
+def test_agent_reports_damaged_fence_until_reset(start, hil, tmp_path, content):
     store = tmp_path / "store"
     store.mkdir()
     (store / "fence").write_text(content)
@@ -479,7 +479,7 @@ def test_a_damaged_fence_is_told_and_reset_by_hand(start, hil, tmp_path, content
             lambda: client.open_session("x", wait_s=1, on_wait=print),
             lambda: client.open_session("x", fence=9, wait_s=1, on_wait=print),
         ):
-            with pytest.raises(errors.BoardError, match=r"fence.*is damaged") as told:
+            with pytest.raises(errors.BoardError, match=r"fence.*is corrupt") as told:
                 call()
             assert "hil board reset-fence" in told.value.hint
     run = hil("board", "info", board.address)
@@ -497,8 +497,8 @@ def test_a_damaged_fence_is_told_and_reset_by_hand(start, hil, tmp_path, content
     assert_everybody_gets_in(again, fence=1)
 
 
-def test_what_a_client_announces_takes_no_memory(board, add_programs):
-    """Sizes that no board has are refused before there is memory for them, and so is the sum over many programs."""
+def test_agent_rejects_announced_sizes_before_allocation(board, add_programs):
+    """The agent rejects impossible sizes, and the sum over many programs, before it allocates memory."""
     with client_of(board) as client:
         client.open_session("announces", wait_s=5, on_wait=print)
         add = add_programs["onnxruntime"]
@@ -522,15 +522,15 @@ def test_what_a_client_announces_takes_no_memory(board, add_programs):
         time.sleep(1)
         with pytest.raises(grpc.RpcError) as refused:
             next(announce(programs[1], most * 2 // 3))
-        assert "beside the" in grpc_calls.typed_error(refused.value).message
+        assert "in addition to" in grpc_calls.typed_error(refused.value).message
         assert not kept.done() and board.memory < before + (40 << 20)
 
 
-def test_a_question_for_blobs_has_a_limit_of_digests(start):
+def test_blob_query_limits_number_of_digests(start):
     board = start("hil.sim")
     with client_of(board) as client:
         client.open_session("many", wait_s=60, on_wait=print)
-        with pytest.raises(errors.ProtocolBroken, match="20000 are the most"):
+        with pytest.raises(errors.ProtocolBroken, match="maximum 20000"):
             client.missing(["blake3:" + "0" * 64] * 20_001)
-        with pytest.raises(errors.ProtocolBroken, match="20000 are the most"):
+        with pytest.raises(errors.ProtocolBroken, match="maximum 20000"):
             client.missing(["blake3:" + "0" * 64] * 50_000)

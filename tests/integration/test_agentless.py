@@ -1,4 +1,4 @@
-"""Boards without an agent: the real iree-run-module on virtual boards of both architectures."""
+"""Boards without an agent: iree-run-module on virtual boards of both architectures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.shell import Shell
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand
 from hil.core.results import Artifact
-from hil.errors import BoardError, BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout
+from hil.errors import BoardError, BoardLost, BoardUnfit, LoadFailed, RunCrashed, RunFailed, StageTimeout
 from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
@@ -46,7 +46,7 @@ func.func @mixed(%a: tensor<5xi4>, %b: tensor<?xbf16>, %c: tensor<3xi1>, %d: ten
 
 @pytest.fixture(scope="session")
 def artifact_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Artifact]:
-    """For an architecture and a function: a program with all the functions above."""
+    """Return a function that compiles all functions above for an architecture."""
     made: dict[str, tuple[Path, dict[str, str]]] = {}
 
     def make(arch: str, function: str) -> Artifact:
@@ -61,7 +61,7 @@ def artifact_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Arti
     return make
 
 
-@pytest.fixture(params=["x86", "aarch64"])
+@pytest.fixture(params=["x86", pytest.param("aarch64", marks=pytest.mark.slow)])
 def board(request: pytest.FixtureRequest) -> VirtualBoard:
     found: VirtualBoard = request.getfixturevalue(f"board_{request.param}")
     return found
@@ -69,7 +69,7 @@ def board(request: pytest.FixtureRequest) -> VirtualBoard:
 
 @pytest.fixture
 def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Board]]:
-    """Connects to a virtual board by command; its folder on the board is a test's own, named as badly as can be."""
+    """Return a function that connects to a virtual board by command. The directory on the board has an awkward name."""
     opened: list[Board] = []
 
     def make(board: VirtualBoard, *, user: str = "root", command: RuntimeCommand | None = None, **options) -> Board:
@@ -105,7 +105,7 @@ def call(board: Board, artifact: Artifact, *inputs, **options):
 
 
 class Hanging:
-    """A run that hangs on a board, in a thread of its own; ``end`` is what it ended in."""
+    """Run a hanging program in a thread; ``end`` is its exception."""
 
     def __init__(self, board: VirtualBoard, opened: Board, artifact: Artifact, timeout: float = 500) -> None:
         self.end: BaseException | None = None
@@ -117,7 +117,7 @@ class Hanging:
     def _run(self) -> None:
         try:
             call(self._opened, self._artifact, np.array(1, np.int32), timeout=self._timeout)
-        except BaseException as error:  # the test tells
+        except BaseException as error:  # reported by the test
             self.end = error
 
     def ended(self) -> BaseException | None:
@@ -126,17 +126,17 @@ class Hanging:
 
 
 def running(board: VirtualBoard) -> list[str]:
-    """The processes on a board of the function that hangs, without the shells around it."""
+    """List process IDs of the hanging function on a board, without their shells."""
     return [line.split()[0] for line in commands_on(board, "--function=hangs") if "hil-command" not in line]
 
 
 def commands_on(board: VirtualBoard, word: str) -> list[str]:
-    """The processes on a board whose command line holds a word."""
+    """List processes on a board whose command line contains a word."""
     said = board.run(["ps", "-eo", "pid=,stat=,args="]).stdout.splitlines()
     return [line for line in said if word in line and " ps -eo" not in line and line.split()[1][0] != "Z"]
 
 
-def test_a_program_runs_on_a_board_of_either_kind(connect, board, artifact_for):
+def test_command_board_runs_program_on_both_architectures(connect, board, artifact_for):
     said: list[str] = []
     first = connect(board, say=said.append)
     assert first.info["machine"]["arch"] == board.arch
@@ -156,7 +156,7 @@ def test_a_program_runs_on_a_board_of_either_kind(connect, board, artifact_for):
     assert connect(board).push(artifact) == 0
 
 
-def test_every_sort_of_tensor_comes_back(connect, board, artifact_for):
+def test_command_board_returns_all_dtypes(connect, board, artifact_for):
     import ml_dtypes
 
     given = [
@@ -171,7 +171,7 @@ def test_every_sort_of_tensor_comes_back(connect, board, artifact_for):
         np.testing.assert_array_equal(output.astype(np.float32), value.astype(np.float32))
 
 
-def test_nothing_is_left_on_the_board_and_nobody_else_can_look(connect, board, artifact_for):
+def test_command_board_removes_runs_and_protects_files(connect, board, artifact_for):
     opened = connect(board)
     call(opened, artifact_for(board.arch, "main"), np.ones(4, np.float32), np.array(1, np.int32))
     left = board.run(["ls", "-A", f"{opened.client.store.folder}/runs"])
@@ -180,7 +180,7 @@ def test_nothing_is_left_on_the_board_and_nobody_else_can_look(connect, board, a
     assert (open_to_others.returncode, open_to_others.stdout) == (0, "")
 
 
-def test_somebody_other_than_root_can_have_a_board_too(connect, board, artifact_for):
+def test_command_board_serves_unprivileged_user(connect, board, artifact_for):
     result = call(
         connect(board, user=board.user, folder=""),
         artifact_for(board.arch, "main"),
@@ -190,20 +190,20 @@ def test_somebody_other_than_root_can_have_a_board_too(connect, board, artifact_
     assert list(result.outputs.values())[1] == 2
 
 
-def test_a_folder_that_somebody_else_made_is_not_used(connect, board):
+def test_command_board_rejects_directory_of_other_user(connect, board):
     board.run(["sh", "-c", f"mkdir -p /tmp/planted/command && chown {board.user} /tmp/planted/command"], check=True)
     try:
-        with pytest.raises(BoardError, match="somebody else's"):
+        with pytest.raises(BoardError, match="another user"):
             connect(board, folder="/tmp/planted")
         board.run(["sh", "-c", "mkdir /tmp/mine && ln -s /root /tmp/mine/command"], check=True)
-        with pytest.raises(BoardError, match="somebody else's"):
+        with pytest.raises(BoardError, match="another user"):
             connect(board, folder="/tmp/mine")
         assert board.run(["test", "-e", "/root/runs"]).returncode == 1
     finally:
         board.run(["rm", "-rf", "/tmp/planted", "/tmp/mine"])
 
 
-def test_each_end_has_its_outcome(connect, board, artifact_for):
+def test_command_board_reports_outcome_per_failure(connect, board, artifact_for):
     opened = connect(board)
     other = "x86_64" if board.arch == "aarch64" else "aarch64"
     with pytest.raises(LoadFailed, match="INCOMPATIBLE"):
@@ -217,7 +217,7 @@ def test_each_end_has_its_outcome(connect, board, artifact_for):
     assert next(iter(result.outputs.values())) == 3
 
 
-def test_a_command_that_is_killed_is_a_crash(connect, board, artifact_for):
+def test_command_board_reports_killed_command_as_crash(connect, board, artifact_for):
     hanging = Hanging(board, connect(board), artifact_for(board.arch, "hangs"))
     board.run(["kill", "-SEGV", *running(board)])
     end = hanging.ended()
@@ -226,7 +226,7 @@ def test_a_command_that_is_killed_is_a_crash(connect, board, artifact_for):
 
 
 @pytest.mark.parametrize("end", ["controller gone", "sshd killed"])
-def test_a_run_that_nobody_waits_for_ends_on_the_board(connect, board_x86, artifact_for, end):
+def test_command_board_ends_abandoned_run(connect, board_x86, artifact_for, end):
     opened = connect(board_x86)
     hanging = Hanging(board_x86, opened, artifact_for("x86_64", "hangs"))
     if end == "controller gone":
@@ -240,18 +240,18 @@ def test_a_run_that_nobody_waits_for_ends_on_the_board(connect, board_x86, artif
 
 
 @pytest.mark.slow
-def test_a_run_whose_link_is_cut_ends_at_its_limit(connect, make_board, artifact_for):
+def test_command_board_ends_run_at_limit_after_cut_link(connect, make_board, artifact_for):
     board = make_board(name="cut", arch="x86_64")
     hanging = Hanging(board, connect(board), artifact_for("x86_64", "hangs"), timeout=20)
     board.cut()
     assert isinstance(hanging.ended(), BoardLost)
     board.restore()
-    # The next run waits for what the board does not know to be in vain yet.
+    # The next run waits until the board notices that the client is gone.
     assert call(connect(board), artifact_for("x86_64", "refuses"), np.array(3, np.int32)).outputs
     assert running(board) == []
 
 
-def test_a_board_that_reboots_in_a_run_is_lost_and_serves_again(connect, make_board, artifact_for):
+def test_command_board_recovers_from_reboot_during_run(connect, make_board, artifact_for):
     board = make_board(name="reboots", arch="x86_64")
     opened = connect(board)
     artifact = artifact_for("x86_64", "hangs")
@@ -264,11 +264,11 @@ def test_a_board_that_reboots_in_a_run_is_lost_and_serves_again(connect, make_bo
     assert call(again, artifact_for("x86_64", "refuses"), np.array(3, np.int32)).outputs
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(connect, make_board, artifact_for):
+def test_command_board_reports_full_disk_and_removes_files(connect, make_board, artifact_for):
     board = make_board(name="small", arch="x86_64", disk_mb=16)
     opened = connect(board)
     board.run(["sh", "-c", "dd if=/dev/zero of=/root/full bs=64k 2>/dev/null"])
-    with pytest.raises(LoadFailed, match="no room"):
+    with pytest.raises(BoardUnfit, match="not enough disk space"):
         opened.push(artifact_for("x86_64", "main"))
     assert board.run(["find", opened.client.store.folder, "-type", "f"]).stdout == ""
     board.run(["rm", "/root/full"])
@@ -276,7 +276,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(connect, make_board, artifact_fo
 
 
 class BusyboxOnly:
-    """A shell to which a board has busybox and nothing else."""
+    """Restrict a shell to busybox."""
 
     def __init__(self, shell: Shell, folder: str) -> None:
         self._shell = shell
@@ -289,8 +289,8 @@ class BusyboxOnly:
         return getattr(self._shell, name)
 
 
-def test_busybox_is_all_that_a_board_needs(connect, make_board, artifact_for):
-    # Not on the emulated board: Debian's busybox starts its tools by names that qemu does not hand on.
+def test_command_board_needs_only_busybox(connect, make_board, artifact_for):
+    # Not on the emulated board: Debian's busybox starts tools by names that qemu does not pass on.
     board = make_board(arch="x86_64")
     board.run(["sh", "-c", "mkdir -p /tmp/busybox && busybox --install -s /tmp/busybox"], check=True)
     opened = connect(board, through=lambda shell: BusyboxOnly(shell, "/tmp/busybox"))
@@ -304,13 +304,13 @@ def test_busybox_is_all_that_a_board_needs(connect, make_board, artifact_for):
     assert connect(board).push(artifact) == 0
 
 
-def test_a_link_with_delay_and_loss_will_do(connect, make_board, artifact_for):
+def test_command_board_works_over_lossy_link(connect, make_board, artifact_for):
     board = make_board(name="far", arch="x86_64", netem="delay 20ms loss 1%")
     inputs = (np.ones(4, np.float32), np.array(1, np.int32))
     assert list(call(connect(board), artifact_for("x86_64", "main"), *inputs).outputs.values())[1] == 2
 
 
-def test_hil_run_serves_a_board_without_python(hil, make_board, tmp_path):
+def test_run_serves_board_without_python(hil, make_board, tmp_path):
     board = make_board(name="bare", arch="x86_64")
     board.run(["sh", "-c", "rm -f /usr/bin/python3*"], check=True)
     options = ["--board", board.address, "--identity", board.identity, "--known-hosts", board.known_hosts, "--json"]
@@ -320,14 +320,14 @@ def test_hil_run_serves_a_board_without_python(hil, make_board, tmp_path):
     assert "peak memory and clock are not measured" in ended.err
     device = ended.case["device"]
     assert device["iterations"] == 1 and 0 < device["p50_ns"] == device["cold_ns"] < 10e9
-    assert "no Python" in ended.case["provenance"]["command"]["why"]
+    assert "Python 3.10 or newer" in ended.case["provenance"]["command"]["why"]
     assert ended.case["peak_memory_bytes"] is None
     assert "clock" not in ended.case["provenance"]
     schema = json.loads((Path(__file__).parents[2] / "docs" / "run.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(ended.document)
     shown = hil("run", DIGITS / "digits_cnn.onnx", *options[:-1]).out
     assert "without an agent" in shown.splitlines()[0] and "cold iteration" in shown
-    assert "the board has no Python" in " ".join(shown.split())
+    assert "Python 3.10 or newer" in " ".join(shown.split())
     again = hil("run", DIGITS / "digits_cnn.onnx", *options)
     assert (again.code, again.case["pushed_bytes"]) == (0, 0)
     output = np.load(Path(tmp_path, ended.document["folder"], ended.case["outputs"][0]["file"]))
@@ -336,7 +336,7 @@ def test_hil_run_serves_a_board_without_python(hil, make_board, tmp_path):
     assert (wrong.code, wrong.case["outcome"]) == (1, "FAIL")
 
 
-def test_a_config_can_ask_for_the_command(hil, board_aarch64, tmp_path):
+def test_config_selects_command_runtime(hil, board_aarch64, tmp_path):
     config = (Path(__file__).parents[2] / "board_configs" / "command.toml").read_text()
     where = f'[connection]\naddress = "{board_aarch64.address}"\nidentity = "{board_aarch64.identity}"\n'
     where += f'known_hosts = "{board_aarch64.known_hosts}"\nfolder = "by-command"\n'
@@ -345,6 +345,6 @@ def test_a_config_can_ask_for_the_command(hil, board_aarch64, tmp_path):
     assert ended.code == 0, ended.err
     assert ended.case["outcome"] == "PASS"
     assert len(ended.case["provenance"]["command"]["wall_s"]) == 1
-    assert ended.case["provenance"]["command"]["why"] == "its config asks for none"
+    assert ended.case["provenance"]["command"]["why"] == "disabled in the board's config"
     assert ended.case["device"]["iterations"] == 2
     assert ended.case["provenance"]["host_key"].startswith("SHA256:")

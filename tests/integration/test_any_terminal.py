@@ -1,4 +1,4 @@
-"""Whatever stdout is: of another encoding than UTF-8, a pipe whose reader has gone, a full disk."""
+"""Unusual stdout: an encoding other than UTF-8, a closed pipe, a full disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIO
 
 @pytest.fixture
 def call(environment: dict[str, str], tmp_path: Path) -> Call:
-    """Runs `hil ARGS...` with a stdout of one's own, or one that is not UTF-8."""
+    """Return a function that runs `hil ARGS...` with a given stdout or encoding."""
 
     def make(*args: object, stdout: object = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "hil.controller.cli.main", *map(str, args)]
@@ -27,7 +27,7 @@ def call(environment: dict[str, str], tmp_path: Path) -> Call:
     return make
 
 
-def test_no_command_needs_a_terminal_that_is_utf_8(call, tmp_path):
+def test_cli_works_without_utf8_terminal(call, tmp_path):
     model = tmp_path / "zwölf 日本 ….onnx"
     model.write_bytes((DIGITS / "digits_cnn.onnx").read_bytes())
     suite = tmp_path / "models"
@@ -53,7 +53,7 @@ def test_no_command_needs_a_terminal_that_is_utf_8(call, tmp_path):
 @pytest.mark.parametrize(
     "command", [("cache", "ls"), ("cache", "ls", "--json"), ("board", "list"), ("flows",), ("--help",), ("run", "-h")]
 )
-def test_a_reader_that_has_gone_ends_a_command_quietly(call, command):
+def test_cli_exits_quietly_on_closed_pipe(call, command):
     read, write = os.pipe()
     os.close(read)
     try:
@@ -63,7 +63,7 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(call, command):
     assert (done.returncode, done.stderr) == (141, ""), "as of any Unix tool that SIGPIPE ends"
 
 
-def test_a_full_disk_is_told_in_a_line(call):
+def test_cli_reports_full_disk_on_stdout(call):
     with Path("/dev/full").open("w") as full:
         done = call("board", "list", stdout=full)
     assert (done.returncode, done.stderr) == (2, "hil: cannot write: No space left on device\n")

@@ -1,4 +1,4 @@
-"""`hil bench` as a user calls it."""
+"""`hil bench` from the command line."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from support.waiting import eventually
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 DOCS = Path(__file__).parents[2] / "docs"
 FLOAT = TensorProto.FLOAT
-# What needs no precision is measured briefly.
+# For tests without timing assertions.
 SHORT = ("--iterations", 40)
-# Enough for what is many times as slow, however busy the machine is.
+# Enough to detect a large slowdown on a busy machine.
 ENOUGH = ("--iterations", 1000)
 
 
 @pytest.fixture
 def bench(hil) -> Callable[..., Any]:
-    """Runs `hil bench ARGS... --json`; checks document and exit code."""
+    """Return a function that runs `hil bench ARGS... --json` and checks document and exit code."""
     schemas = [(path.name, json.loads(path.read_text())) for path in DOCS.glob("*.schema.json")]
     registry = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in schemas)
     validator = jsonschema.Draft202012Validator({"$ref": "commands.schema.json#/$defs/bench"}, registry=registry)
@@ -49,7 +49,7 @@ def bench(hil) -> Callable[..., Any]:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Callable[[int], Path]:
-    """chain(N) is a model of N matrix products in a row."""
+    """Return a function that saves a model of N matrix products in sequence."""
 
     def make(length: int) -> Path:
         nodes = [helper.make_node("MatMul", [f"x{n}", "w"], [f"x{n + 1}"]) for n in range(length)]
@@ -62,7 +62,7 @@ def chain(tmp_path: Path) -> Callable[[int], Path]:
 
 
 @pytest.mark.daily
-def test_a_model_is_measured_and_everything_is_stored(bench, hil, tmp_path, simulator):
+def test_bench_measures_model_and_stores_results(bench, hil, tmp_path, simulator):
     document = bench(DIGITS_CNN, "--board", simulator, "--iterations", 300, "--warmup", 5)
     (side,) = document["sides"]
     assert (side["outcome"], side["clock"], side["warmup"]) == ("PASS", "board", 5)
@@ -81,7 +81,7 @@ def test_a_model_is_measured_and_everything_is_stored(bench, hil, tmp_path, simu
     assert shown["cases"][0]["device"]["iterations"] == 300
 
 
-def test_two_models_are_measured_in_turns_and_slower_than_is_allowed_fails(bench, chain, simulator):
+def test_bench_fails_when_second_model_exceeds_slowdown_limit(bench, chain, simulator):
     document = bench(chain(1), chain(40), "--board", simulator, "--fail-if-slower", 10, *ENOUGH)
     found = document["comparison"]
     assert (document["exit_code"], found["verdict"], found["rounds"]) == (1, "slower", 20)
@@ -90,7 +90,7 @@ def test_two_models_are_measured_in_turns_and_slower_than_is_allowed_fails(bench
     assert [side["loads"] for side in document["sides"]] == [20, 20]
 
 
-def test_a_stored_bench_is_measured_again_as_it_was_though_its_model_is_gone(bench, chain, simulator):
+def test_bench_repeats_stored_bench_without_model_file(bench, chain, simulator):
     model = chain(1)
     stored = bench(model, "--board", simulator, *SHORT)
     model.unlink()
@@ -102,15 +102,15 @@ def test_a_stored_bench_is_measured_again_as_it_was_though_its_model_is_gone(ben
     assert document["comparison"]["verdict"] == "slower"
 
 
-@pytest.mark.slow  # the guide does the same
-def test_a_slowdown_of_the_board_is_found_beside_a_stored_bench(bench):
+@pytest.mark.slow  # the guide covers this too
+def test_bench_detects_board_slowdown_against_stored_bench(bench):
     stored = bench(DIGITS_CNN, *SHORT)
     document = bench(DIGITS_CNN, "--against", stored["id"], "--fault", "slowdown:factor=5", *ENOUGH)
     assert document["comparison"]["verdict"] == "slower"
     assert document["comparison"]["ratio"] > 2
 
 
-def test_a_wrong_program_is_not_measured_unless_nobody_asks(bench, hil):
+def test_bench_measures_wrong_program_only_without_check(bench, hil):
     shown = hil("bench", DIGITS_CNN, "--runtime-hw-type", "sim-undeclared", *SHORT)
     assert (shown.code, "FAIL" in shown.out, "p50" in shown.out) == (1, True, False)
     document = bench(DIGITS_CNN, "--runtime-hw-type", "sim-undeclared", "--no-check", *SHORT)
@@ -118,7 +118,7 @@ def test_a_wrong_program_is_not_measured_unless_nobody_asks(bench, hil):
     assert (document["exit_code"], side["outcome"], side["times"]["iterations"]) == (0, "SKIP", 40)
 
 
-def test_a_crash_is_the_outcome(bench):
+def test_bench_reports_crash_as_outcome(bench):
     document = bench(DIGITS_CNN, "--fault", "crash", *SHORT)
     assert (document["exit_code"], document["sides"][0]["outcome"]) == (3, "RUN_CRASH")
     document = bench(DIGITS_CNN, "--fault", "kill-agent", *SHORT)
@@ -128,25 +128,25 @@ def test_a_crash_is_the_outcome(bench):
 @pytest.mark.parametrize(
     ("option", "value", "said"), [("--iterations", 0, "at least 1"), ("--fault", "quake", "quake")]
 )
-def test_what_makes_no_sense_is_refused_and_nothing_is_stored(hil, tmp_path, option, value, said):
+def test_bench_rejects_invalid_options_without_storing(hil, tmp_path, option, value, said):
     ended = hil("bench", DIGITS_CNN, option, value)
     assert (ended.code, said in ended.err) == (2, True)
     assert not list(tmp_path.glob("hil-runs/*/*"))
 
 
-def test_a_plain_run_is_no_bench(hil, doubling, simulator):
+def test_bench_rejects_plain_run_as_baseline(hil, doubling, simulator):
     hil("run", doubling, "--board", simulator)
     ended = hil("bench", doubling, "--against", "latest")
     assert (ended.code, "is no bench" in ended.err) == (2, True)
 
 
-def test_what_is_printed_says_what_was_found(hil, chain, simulator):
+def test_bench_prints_measurements_and_verdict(hil, chain, simulator):
     shown = hil("bench", chain(1), chain(40), "--board", simulator, *ENOUGH).out
     for word in ("PASS", "p50", "99%", "outliers", "peak memory", "first run", "slower", "20 rounds", "stored in"):
         assert word in shown
 
 
-def test_google_benchmark_s_json_has_what_its_tools_read(bench, doubling, simulator, tmp_path):
+def test_bench_writes_google_benchmark_json(bench, doubling, simulator, tmp_path):
     document = bench(doubling, "--board", simulator, *SHORT, "--benchmark-out", tmp_path / "new/bench.json")
     written = json.loads((tmp_path / "new/bench.json").read_text())
     assert written["context"]["num_cpus"] == os.cpu_count()
@@ -162,7 +162,7 @@ def test_google_benchmark_s_json_has_what_its_tools_read(bench, doubling, simula
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_what_was_measured_before_the_end_is_kept(environment, tmp_path, how):
+def test_bench_stores_samples_after_interrupt_or_kill(environment, tmp_path, how):
     command = [sys.executable, "-m", "hil.controller.cli.main", "bench", str(DIGITS_CNN), "--min-time", "600", "--json"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -186,7 +186,7 @@ def test_what_was_measured_before_the_end_is_kept(environment, tmp_path, how):
 
 
 @pytest.mark.slow
-def test_programs_run_at_the_same_time_and_what_they_do_under_load_is_told(bench, tmp_path):
+def test_bench_measures_concurrent_programs(bench, tmp_path):
     document = bench(DIGITS_CNN, "--runtime", "onnxruntime", "--concurrency", 3, "--iterations", 150_000)
     (side,) = document["sides"]
     assert (document["concurrency"], side["loads"]) == (3, 3)
@@ -204,9 +204,7 @@ def test_programs_run_at_the_same_time_and_what_they_do_under_load_is_told(bench
 
 
 @pytest.mark.board
-def test_a_board_without_an_agent_is_measured_there_and_by_a_command_of_its_own_from_the_host(
-    bench, hil, board_x86, tmp_path
-):
+def test_bench_measures_board_without_agent(bench, hil, board_x86, tmp_path):
     config = (DOCS.parent / "board_configs" / "command.toml").read_text()
     where = f'[connection]\naddress = "{board_x86.address}"\nidentity = "{board_x86.identity}"\n'
     where += f'known_hosts = "{board_x86.known_hosts}"\nfolder = "bench-by-command"\n'
@@ -221,7 +219,7 @@ def test_a_board_without_an_agent_is_measured_there_and_by_a_command_of_its_own_
     (tmp_path / "lab.toml").write_text(f"{vendors}\n{where}")
     (side,) = bench(DIGITS_CNN, "--board", "lab.toml", "--iterations", 3, "--warmup", 1)["sides"]
     assert (side["clock"], side["outcome"], side["times"]["iterations"]) == ("host", "PASS", 3)
-    assert side["times"]["min_ns"] > 1e6  # a process was started for each
+    assert side["times"]["min_ns"] > 1e6  # includes the start of a process
     assert (side["peak_memory_bytes"], side["timings"]["first_run_s"]) == (None, None)
     shown = hil("bench", DIGITS_CNN, "--board", "lab.toml", "--iterations", 3, "--warmup", 1)
     assert "each iteration holds the start of a process" in shown.out
@@ -229,7 +227,7 @@ def test_a_board_without_an_agent_is_measured_there_and_by_a_command_of_its_own_
 
 @pytest.mark.slow
 @pytest.mark.board
-def test_two_runtimes_are_compared_on_one_board_over_ssh(bench, board_x86):
+def test_bench_compares_two_runtimes_over_ssh(bench, board_x86):
     where = ("--board", board_x86.address, "--identity", board_x86.identity, "--known-hosts", board_x86.known_hosts)
     stored = bench(DIGITS_CNN, *where, *SHORT)
     document = bench(DIGITS_CNN, "--runtime", "onnxruntime", "--against", stored["id"], *SHORT)
@@ -242,22 +240,22 @@ def test_two_runtimes_are_compared_on_one_board_over_ssh(bench, board_x86):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_program_beside_itself_is_no_difference_in_20_of_20_tries(bench):
+def test_bench_treats_identical_programs_as_equal(bench):
     told = [bench(DIGITS_CNN, DIGITS_CNN)["comparison"]["verdict"] for _ in range(20)]
     assert told == ["no difference"] * 20
 
 
 @pytest.mark.slow
-def test_a_slowdown_of_10_percent_is_found(bench):
+def test_bench_detects_10_percent_slowdown(bench):
     stored = bench(DIGITS_CNN)
     found = bench(DIGITS_CNN, "--against", stored["id"], "--fault", "slowdown:factor=1.1")["comparison"]
     assert found["verdict"] == "slower"
-    # More than the fault's own: what waits a tenth longer lets the runtime's threads fall asleep in between.
+    # The ratio exceeds the fault's factor: during longer waits the threads of the runtime fall asleep.
     assert 1.03 < found["ratio"] < 1.4
 
 
-def test_a_reference_that_fails_beside_another_is_told_and_the_program_is_measured(hil, simulator, tmp_path):
-    # ONNX Runtime has no CPU kernel for a product of bfloat16; ONNX's own evaluator has.
+def test_bench_reports_failed_reference_and_measures_program(hil, simulator, tmp_path):
+    # ONNX Runtime has no CPU kernel for bfloat16 MatMul; ONNX's reference evaluator has.
     values = [("a", TensorProto.BFLOAT16, [2, 3]), ("b", TensorProto.BFLOAT16, [3, 2])]
     outputs = [("y", TensorProto.BFLOAT16, [2, 2])]
     save_model(tmp_path / "product.onnx", [helper.make_node("MatMul", ["a", "b"], ["y"])], values, outputs)

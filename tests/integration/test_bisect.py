@@ -1,4 +1,4 @@
-"""`hil bisect`: the layer that is wrong is named, isolated and cumulative; what cannot be said is said too."""
+"""`hil bisect`: find the wrong layer, isolated and cumulative."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hil.core.digest import digest_file
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
-# Nothing to compile: for what does not depend on a compiler.
+# For tests that do not depend on a compiler.
 ORT = ("--runtime", "onnxruntime")
 
 
 def with_wrong_weight(model: Path, target: Path, weight: str) -> Path:
-    """A copy of a model with one value of one weight wrong."""
+    """Copy a model and change a value of a weight."""
     proto = onnx.load(model)
     (tensor,) = (tensor for tensor in proto.graph.initializer if tensor.name == weight)
     values = numpy_helper.to_array(tensor).copy()
@@ -44,7 +44,7 @@ def outcomes(document, way):
 
 @pytest.fixture
 def branched(tmp_path: Path) -> Path:
-    """A CNN with a residual branch: conv_in, relu_in, conv_middle, add, relu_out, conv_out."""
+    """Save a CNN with a residual branch: conv_in, relu_in, conv_middle, add, relu_out, conv_out."""
     rng = np.random.default_rng(4)
     weights = [
         numpy_helper.from_array(rng.normal(0, 0.3, shape).astype(np.float32), name)
@@ -62,7 +62,7 @@ def branched(tmp_path: Path) -> Path:
     return save_model(tmp_path / "branched.onnx", nodes, inputs, outputs, weights)
 
 
-def test_a_healthy_model_has_no_layer_that_is_wrong(hil, simulator):
+def test_bisect_passes_all_layers_of_correct_model(hil, simulator):
     ended = hil("bisect", DIGITS_CNN, "--board", simulator, "--json")
     assert ended.code == 0, ended.err
     document = ended.document
@@ -76,9 +76,7 @@ def test_a_healthy_model_has_no_layer_that_is_wrong(hil, simulator):
 @pytest.mark.parametrize(
     ("runtime", "group"), [("iree", "node"), pytest.param("onnxruntime", "fused", marks=pytest.mark.daily)]
 )
-def test_a_wrong_weight_in_the_model_that_was_compiled_is_found_by_name(
-    hil, simulator, branched, tmp_path, runtime, group
-):
+def test_bisect_finds_layer_with_wrong_weight(hil, simulator, branched, tmp_path, runtime, group):
     wrong = with_wrong_weight(branched, tmp_path / "received.onnx", "w_middle")
     options = ["--board", simulator, "--runtime", runtime, "--group", group, "--artifact-model", wrong]
     ended = hil("bisect", branched, *options, "--json")
@@ -89,14 +87,14 @@ def test_a_wrong_weight_in_the_model_that_was_compiled_is_found_by_name(
     assert document["verdict"].endswith("isolated and cumulative")
     isolated, cumulative = outcomes(document, "isolated"), outcomes(document, "cumulative")
     assert [name for name, outcome in isolated.items() if outcome == "FAIL"] == [document["first_isolated"]]
-    # Whatever comes after it is wrong as well in a run of the whole model.
+    # In a run of the whole model, all later layers are wrong as well.
     names = list(cumulative)
     after = names[names.index(document["first_isolated"]) :]
     assert [name for name, outcome in cumulative.items() if outcome == "FAIL"] == after
     assert document["whole"]["outcome"] == "FAIL"
 
 
-def test_a_wrong_weight_in_the_digits_is_found_and_what_is_needed_to_see_it_again_is_kept(hil, simulator, tmp_path):
+def test_bisect_stores_files_to_reproduce_wrong_layer(hil, simulator, tmp_path):
     wrong = with_wrong_weight(DIGITS_CNN, tmp_path / "received.onnx", "conv2.weight")
     ended = hil("bisect", DIGITS_CNN, "--artifact-model", wrong, "--board", simulator, "--out", "kept")
     assert ended.code == 1, ended.err
@@ -104,7 +102,9 @@ def test_a_wrong_weight_in_the_digits_is_found_and_what_is_needed_to_see_it_agai
     assert verdict in ended.out
     for name in ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc1"):
         assert name in ended.out
-    (again,) = (line.removeprefix("again: hil ") for line in ended.out.splitlines() if line.startswith("again: "))
+    (again,) = (
+        line.removeprefix("repeat with: hil ") for line in ended.out.splitlines() if line.startswith("repeat with: ")
+    )
     repeated = hil(*again.split(), "--json")
     assert repeated.code == 1, repeated.err
     assert repeated.case["verdicts"][0]["outputs"][0]["name"] == "conv2.out"
@@ -114,7 +114,7 @@ def test_a_wrong_weight_in_the_digits_is_found_and_what_is_needed_to_see_it_agai
     assert document["model_digest"] == digest_of_files({"": digest_file(DIGITS_CNN)})
 
 
-def test_a_mask_does_not_make_a_wrong_layer_look_almost_right(hil, tmp_path):
+def test_bisect_leaves_masked_values_out_of_error_measures(hil, tmp_path):
     mask = np.where(np.tri(4, dtype=bool), 0, np.finfo(np.float32).min).astype(np.float32)
     rng = np.random.default_rng(6)
     tensors = [
@@ -137,23 +137,25 @@ def test_a_mask_does_not_make_a_wrong_layer_look_almost_right(hil, tmp_path):
     assert "SQNR, cosine and RMSE leave out 6 masked values" in masked["reason"]
 
 
-def test_a_corrupted_tensor_is_found_by_the_layer_that_makes_it(hil):
+def test_bisect_finds_layer_with_corrupted_tensor(hil):
     fault = "corrupt:output=conv2.out,others=spare"
     ended = hil("bisect", DIGITS_CNN, "--fault", fault, "--json")
     assert ended.code == 1, ended.err
     assert ended.document["first_isolated"] == ended.document["first_cumulative"] == "Conv_conv2"
-    # Only what the board hands out is corrupted: what it computes with is not.
+    # The fault corrupts only returned outputs, not values used by later layers.
     assert list(outcomes(ended.document, "cumulative").values()).count("FAIL") == 1
 
 
-def test_what_was_kept_meets_the_same_fault_again(hil, doubling):
+def test_bisect_reproduces_fault_from_stored_files(hil, doubling):
     ended = hil("bisect", doubling, *ORT, "--isolated", "--fault", "corrupt:output=y", "--out", "kept")
     assert ended.code == 1, ended.err
-    (again,) = (line.removeprefix("again: hil ") for line in ended.out.splitlines() if line.startswith("again: "))
+    (again,) = (
+        line.removeprefix("repeat with: hil ") for line in ended.out.splitlines() if line.startswith("repeat with: ")
+    )
     assert hil(*again.split(), "--json").case["outcome"] == "FAIL"
 
 
-def test_what_random_numbers_go_into_is_run_but_not_judged(hil, simulator, tmp_path):
+def test_bisect_skips_layers_with_random_inputs(hil, simulator, tmp_path):
     onnx.save(noisy(), tmp_path / "noisy.onnx")
     document = hil("bisect", "noisy.onnx", "--board", simulator, *ORT, "--json").document
     assert (document["verdict"], document["exit_code"]) == (
@@ -169,14 +171,14 @@ def test_what_random_numbers_go_into_is_run_but_not_judged(hil, simulator, tmp_p
     assert list(document["whole"]["unjudged"]) == ["y"] and document["whole"]["outcome"] == "PASS"
 
 
-def test_a_function_of_the_models_own_is_looked_into(hil, simulator, tmp_path):
+def test_bisect_descends_into_model_functions(hil, simulator, tmp_path):
     onnx.save(local_function(), tmp_path / "function.onnx")
     document = hil("bisect", "function.onnx", "--board", simulator, *ORT, "--json").document
     assert document["exit_code"] == 0
     assert list(outcomes(document, "cumulative").values()) == ["PASS"] * 4
 
 
-def test_a_shape_that_only_a_run_tells_is_no_obstacle(hil, simulator, tmp_path):
+def test_bisect_handles_shapes_known_only_at_run_time(hil, simulator, tmp_path):
     nodes = [
         node("FusedMatMul", ["x", "w"], ["y"], "fused", domain="com.microsoft"),
         node("Constant", [], ["c"], "constant", value_floats=[1.0]),
@@ -191,15 +193,14 @@ def test_a_shape_that_only_a_run_tells_is_no_obstacle(hil, simulator, tmp_path):
     assert outcomes(document, "cumulative") == {"FusedMatMul_fused": "PASS"}
 
 
-def test_a_fault_that_most_programs_could_not_meet_is_refused_with_what_to_write(hil):
+def test_bisect_rejects_output_fault_without_others_spare(hil):
     ended = hil("bisect", DIGITS_CNN, "--fault", "corrupt:output=conv2.out")
     assert ended.code == 2
     assert "others=spare" in ended.err
 
 
-def test_an_error_that_no_layer_makes_alone_is_said_to_accumulate(hil, tmp_path):
-    # Half precision rounds 1.0003 to 1: 3e-4 off, in tolerance, until 1 is taken away and the rest made a hundred times
-    # as large.
+def test_bisect_reports_accumulated_error(hil, tmp_path):
+    # Half precision rounds 1.0003 to 1. The error of 3e-4 is in tolerance until subtraction and scaling amplify it.
     nodes = [
         helper.make_node("MatMul", ["x", "eye"], ["a"], "product"),
         helper.make_node("Sub", ["a", "one"], ["b"], "less_one"),
@@ -225,7 +226,7 @@ def test_an_error_that_no_layer_makes_alone_is_said_to_accumulate(hil, tmp_path)
 
 @pytest.fixture
 def uncompilable(tmp_path: Path) -> Path:
-    """double -> pool -> minus, and double -> relu: IREE cannot compile an LpPool."""
+    """Save double -> pool -> minus and double -> relu: IREE cannot compile LpPool."""
     nodes = [
         helper.make_node("Add", ["x", "x"], ["a"], "double"),
         helper.make_node("LpPool", ["a"], ["p"], "pool", kernel_shape=[2, 2]),
@@ -236,7 +237,7 @@ def uncompilable(tmp_path: Path) -> Path:
     return save_model(tmp_path / "pooled.onnx", nodes, [("x", FLOAT, [1, 2, 4, 4])], outputs)
 
 
-def test_what_does_not_compile_is_told_and_the_rest_is_looked_at_without_it(hil, simulator, uncompilable, tmp_path):
+def test_bisect_skips_layers_after_compile_error(hil, simulator, uncompilable, tmp_path):
     ended = hil("bisect", uncompilable, "--board", simulator, "--json")
     assert ended.code == 3, ended.err
     document = ended.document
@@ -248,8 +249,8 @@ def test_what_does_not_compile_is_told_and_the_rest_is_looked_at_without_it(hil,
     assert "went on without" in document["notes"][0]
 
 
-def test_a_quantised_flow_may_be_off_by_its_own_steps(hil, simulator):
-    flow = ["--flow", "iree-static-int8-per-tensor"]  # exact on every CPU, as ONNX Runtime on a board is not
+def test_bisect_allows_quantization_steps_of_quantized_flow(hil, simulator):
+    flow = ["--flow", "iree-static-int8-per-tensor"]  # exact on every CPU, unlike ONNX Runtime
     ended = hil("bisect", DIGITS_CNN, "--board", simulator, *flow, "--json")
     assert ended.code == 0, ended.err
     document = ended.document
@@ -265,7 +266,7 @@ def test_a_quantised_flow_may_be_off_by_its_own_steps(hil, simulator):
     assert document["flow"] == flow[1]
 
 
-def test_one_way_alone_looks_that_way_only(hil, simulator, doubling):
+def test_bisect_runs_only_requested_mode(hil, simulator, doubling):
     for way, other in (("isolated", "cumulative"), ("cumulative", "isolated")):
         document = hil("bisect", doubling, "--board", simulator, *ORT, f"--{way}", "--json").document
         (layer,) = document["layers"]
@@ -274,7 +275,7 @@ def test_one_way_alone_looks_that_way_only(hil, simulator, doubling):
         assert (document["whole"] is None) == (way == "isolated")
 
 
-def test_a_tolerance_that_says_nothing_of_an_inner_tensor_leaves_it_unjudged(hil, simulator, tmp_path):
+def test_bisect_skips_layer_below_atol(hil, simulator, tmp_path):
     nodes = [
         helper.make_node("Mul", ["x", "small"], ["a"], "shrink"),
         helper.make_node("Div", ["a", "small"], ["y"], "grow"),
@@ -289,7 +290,7 @@ def test_a_tolerance_that_says_nothing_of_an_inner_tensor_leaves_it_unjudged(hil
 
 
 @pytest.mark.slow
-def test_a_dynamic_dimension_stays_one(hil, simulator, tmp_path):
+def test_bisect_preserves_dynamic_dimension(hil, simulator, tmp_path):
     digits = np.load(DIGITS / "digits_test.npz")["image"][:3]
     np.save(tmp_path / "images.npy", digits)
     model = DIGITS / "digits_cnn_batch.onnx"
@@ -298,7 +299,7 @@ def test_a_dynamic_dimension_stays_one(hil, simulator, tmp_path):
     assert ended.document["layers"][0]["cumulative"]["outputs"][0]["shape"][0] == 3
 
 
-def test_without_a_reference_there_is_nothing_to_compare_with(hil, simulator, tmp_path):
+def test_bisect_reports_failed_reference(hil, simulator, tmp_path):
     node = helper.make_node("Gather", ["x", "at"], ["y"], "pick")
     save_model(tmp_path / "pick.onnx", [node], [("x", FLOAT, [4]), ("at", INT64, [1])], [("y", FLOAT, [1])])
     ended = hil("bisect", "pick.onnx", "--board", simulator, "--input", "at=1xi64=99", "--json")
@@ -306,13 +307,13 @@ def test_without_a_reference_there_is_nothing_to_compare_with(hil, simulator, tm
     assert ended.document["error"]["kind"] == "ReferenceFailed"
 
 
-def test_a_board_that_dies_is_the_boards_failure(hil, doubling):
+def test_bisect_reports_lost_board(hil, doubling):
     ended = hil("bisect", doubling, *ORT, "--isolated", "--fault", "kill-agent", "--json")
     assert ended.code == 4
     assert outcomes(ended.document, "isolated") == {"Add_twice": "BOARD_LOST"}
 
 
-def test_ctrl_c_ends_it_at_once_and_leaves_nothing_running(doubling, environment, tmp_path):
+def test_bisect_stops_all_processes_on_interrupt(doubling, environment, tmp_path):
     command = [sys.executable, "-m", "hil.controller.cli.main", "bisect", doubling, *ORT, "--fault", "hang"]
     process = subprocess.Popen(
         [*command, "--out", "kept", "--json"],
@@ -322,13 +323,13 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing_running(doubling, environment
         text=True,
         start_new_session=True,
     )
-    # The first program is made: it is about to hang, or does.
+    # The first program is compiled and hangs soon.
     eventually((tmp_path / "kept" / "whole" / "logs" / "compile.log").exists, process=process)
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert json.loads(out)["error"]["kind"] == "Interrupted"
-    # What it started has been told to end, and does when it comes to it.
+    # Child processes end after they receive the signal.
     eventually(lambda: not group_lives(process.pid))
 
 
@@ -339,14 +340,14 @@ def group_lives(group: int) -> bool:
     return False
 
 
-def test_what_cannot_be_meant_is_refused(hil, simulator, branched, doubling):
+def test_bisect_rejects_conflicting_options(hil, simulator, branched, doubling):
     board = ["--board", simulator]
     other = hil("bisect", branched, *board, "--artifact-model", doubling)
     assert other.code == 2
     assert "doubling.onnx is not the same network as branched.onnx: its inputs are" in other.err
     both = hil("bisect", doubling, *board, "--flow", "iree", "--runtime", "iree")
     assert both.code == 2
-    assert "not both" in both.err
+    assert "mutually exclusive" in both.err
     picture = hil("bisect", doubling, *board, "--plot", "growth.nonsense")
     assert picture.code == 2
     assert ".png" in picture.err

@@ -1,4 +1,4 @@
-"""A program's file that is altered in the store of a running agent: it is sent again, or told as what it is."""
+"""Programs altered in the store of a running agent: hil sends them again or reports them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def alter(store: Path) -> None:
-    """Write over the middle of every blob, as a program on the board can, and set back the time of the last change."""
+    """Overwrite the middle of every blob, as a program on the board can, and restore the modification time."""
     time.sleep(0.05)
     for blob in (store / "blobs").rglob("*"):
         if blob.is_file():
@@ -56,7 +56,7 @@ def board(start_agent: Callable[..., str]):
         yield connected
 
 
-def test_a_file_that_is_altered_in_the_store_is_sent_again_and_runs(board: Board, add: Program, tmp_path: Path) -> None:
+def test_push_resends_blob_altered_on_board(board: Board, add: Program, tmp_path: Path) -> None:
     artifact = artifact_of(add)
     for spoilt in (False, True, False, True):
         board.push(artifact)
@@ -65,10 +65,13 @@ def test_a_file_that_is_altered_in_the_store_is_sent_again_and_runs(board: Board
         with board.load(artifact) as program:
             result, _ = program.run({"a": A, "b": A})
         np.testing.assert_array_equal(next(iter(result.outputs.values())), A + A)
-    assert len([line for line in board.said if "was altered on the board" in line and "sending it again" in line]) == 2
+    assert (
+        len([line for line in board.said if "was modified on the board" in line and "uploading a new copy" in line])
+        == 2
+    )
 
 
-def test_a_file_that_is_altered_again_and_again_blames_the_board(board: Board, tmp_path: Path) -> None:
+def test_run_reports_repeatedly_altered_blob_as_blob_damaged(board: Board, tmp_path: Path) -> None:
     push = board.push
 
     def spoilt(*what: object) -> int:
@@ -80,22 +83,22 @@ def test_a_file_that_is_altered_again_and_again_blames_the_board(board: Board, t
     case = library.run(DIGITS / "digits_cnn.onnx", board, runtime="onnxruntime")
     assert case.outcome is Outcome.BLOB_DAMAGED
     assert case.outcome.exit_code == errors.EXIT_BOARD
-    assert "was altered on the board" in case.reason
+    assert "was modified on the board" in case.reason
 
 
-def test_a_file_that_was_altered_here_does_not_blame_the_board(board: Board, add: Program, tmp_path: Path) -> None:
+def test_push_rejects_file_altered_on_host(board: Board, add: Program, tmp_path: Path) -> None:
     artifact = artifact_of(add)
     mine = tmp_path / add.path.name
     mine.write_bytes(add.path.read_bytes())
     changed = Artifact(add.runtime, mine.name, {mine.name: mine}, {mine.name: digest_file(mine)}, "", "none")
     mine.write_bytes(mine.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(errors.UsageError, match="was altered after it was read"):
+    with pytest.raises(errors.UsageError, match="changed after hil read it"):
         board.push(changed)
     board.push(artifact)
 
 
 def cut_upload(client: AgentClient, number: int, size: int) -> None:
-    """Send all but the last byte of a blob, and break off."""
+    """Send all but the last byte of a blob, then cancel."""
 
     def messages():
         yield pb.PutRequest(start=pb.PutStart(digest=digest_of(b"%d" % number), size=size + 1))
@@ -112,7 +115,7 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_cut_uploads_count_in_an_agents_quota(start_agent, open_client, tmp_path: Path) -> None:
+def test_agent_quota_includes_interrupted_uploads(start_agent, open_client, tmp_path: Path) -> None:
     client = open_client(start_agent("--quota", str(20 * MIB)))
     most = 0
     for number in range(15):

@@ -1,4 +1,4 @@
-"""Care for real boards: checks, hands on them, resets; and what a program for the wrong CPU ends in."""
+"""Board commands on real boards: check, info, deploy, shell, clean, reset and recover; programs for the wrong CPU."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ GOOD = [
 
 
 def at(board: VirtualBoard) -> list[str]:
-    """How a command names a board."""
+    """Return the arguments that select a board."""
     return [board.address, "--identity", str(board.identity), "--known-hosts", str(board.known_hosts)]
 
 
 def config(folder: Path, board: VirtualBoard, *more: str) -> Path:
-    """A config for a board."""
+    """Write a config for a board."""
     path = folder / "lab.toml"
     lines = ["[connection]", f'address = "{board.address}"', f'identity = "{board.identity}"']
     path.write_text("\n".join([*lines, f'known_hosts = "{board.known_hosts}"', *more, ""]))
@@ -61,7 +61,7 @@ def config(folder: Path, board: VirtualBoard, *more: str) -> Path:
 
 @contextmanager
 def lab_socket(switch: Callable[[str], None]) -> Iterator[str]:
-    """A power distribution unit on HTTP: PATH is what to do. Gives its address."""
+    """Serve an HTTP power unit and yield its address; the request path is the action."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -84,7 +84,7 @@ def lab_socket(switch: Callable[[str], None]) -> Iterator[str]:
 
 
 def valid(ended, verb: str) -> dict:
-    """The document that `hil board VERB --json` printed, as its schema says."""
+    """Validate the document of `hil board VERB --json` against its schema."""
     jsonschema.validate(ended.document, SCHEMAS[f"board {verb}"])
     return ended.document
 
@@ -97,7 +97,7 @@ def states(document: dict) -> dict[str, str]:
 
 
 @pytest.mark.board
-def test_a_good_board_passes_every_check(hil, board_x86):
+def test_board_check_passes_healthy_board(hil, board_x86):
     ended = hil("board", "check", *at(board_x86), "--json")
     assert ended.code == 0, ended.out
     found = states(valid(ended, "check"))
@@ -111,7 +111,7 @@ def test_a_good_board_passes_every_check(hil, board_x86):
 
 
 @pytest.mark.board
-def test_a_host_key_that_is_not_pinned_fails_with_how_to_pin_it(hil, board_x86, tmp_path):
+def test_board_check_fails_for_unpinned_host_key(hil, board_x86, tmp_path):
     place = [board_x86.address, "--identity", board_x86.identity, "--known-hosts", tmp_path / "empty"]
     ended = hil("board", "check", *place, "--json")
     assert ended.code == 4
@@ -120,25 +120,25 @@ def test_a_host_key_that_is_not_pinned_fails_with_how_to_pin_it(hil, board_x86, 
 
 
 @pytest.mark.board
-def test_a_login_that_is_refused_fails_there(hil, board_x86, tmp_path):
+def test_board_check_fails_for_refused_login(hil, board_x86, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     place = [board_x86.address, "--identity", tmp_path / "other", "--known-hosts", board_x86.known_hosts]
     ended = hil("board", "check", *place)
     assert ended.code == 4
     assert "FAIL  login" in ended.out
-    assert "to mend it:" in ended.out
+    assert "fix:" in ended.out
 
 
 @pytest.mark.parametrize(
     ("address", "failing", "said"),
     [
-        ("root@nowhere.invalid", "name", "is no host's name"),
-        ("root@127.0.0.1:{closed}", "port", "nothing answers"),
-        ("root@127.0.0.1:{other}", "port", "is no SSH server; it said 'HTTP/1.1 200'"),
-        ("root@127.0.0.1:{dumb}", "port", "is no SSH server; it said nothing"),
+        ("root@nowhere.invalid", "name", "cannot resolve host name"),
+        ("root@127.0.0.1:{closed}", "port", "no response from"),
+        ("root@127.0.0.1:{other}", "port", "is not an SSH server: it sent 'HTTP/1.1 200'"),
+        ("root@127.0.0.1:{dumb}", "port", "is not an SSH server: it sent nothing"),
     ],
 )
-def test_the_way_to_a_board_is_checked_first(hil, address, failing, said):
+def test_board_check_reports_unreachable_host_or_port(hil, address, failing, said):
     with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as dumb:
         ports = {"other": other.getsockname()[1], "dumb": dumb.getsockname()[1], "closed": 1}
         greet = threading.Thread(target=_greet, args=(other, b"HTTP/1.1 200\r\n"), daemon=True)
@@ -162,7 +162,7 @@ def _greet(server: socket.socket, words: bytes) -> None:
         link.sendall(words)
 
 
-def test_a_simulator_is_checked_too(hil):
+def test_board_check_passes_simulator(hil):
     ended = hil("board", "check", "sim", "--json")
     assert ended.code == 0
     assert states(ended.document)["program"] == "pass"
@@ -171,7 +171,7 @@ def test_a_simulator_is_checked_too(hil):
 
 
 @pytest.mark.board
-def test_a_board_without_python_is_told_so_and_still_runs_a_program(hil, make_board):
+def test_board_check_warns_about_missing_python(hil, make_board):
     board = make_board()
     board.run(["sh", "-c", "rm /usr/bin/python3*"], check=True)
     ended = hil("board", "check", *at(board), "--json")
@@ -180,7 +180,7 @@ def test_a_board_without_python_is_told_so_and_still_runs_a_program(hil, make_bo
 
 
 @pytest.mark.board
-def test_a_board_that_is_served_by_command_is_told_about(hil, board_x86, tmp_path):
+def test_board_info_and_check_describe_command_runtime(hil, board_x86, tmp_path):
     path = config(tmp_path, board_x86, "folder = 'care-command'", "[runtime]", "kind = 'command'")
     shown = hil("board", "info", path)
     assert (shown.code, "by the command iree-run-module" in shown.out) == (0, True)
@@ -196,19 +196,19 @@ def test_a_board_that_is_served_by_command_is_told_about(hil, board_x86, tmp_pat
     assert (ended.code, found["command"], found["program"]) == (0, "pass", "skip")
 
 
-def test_a_port_in_the_ssh_config_that_is_none_is_told(hil, environment):
+def test_board_check_reports_invalid_ssh_config_port(hil, environment):
     home = Path(environment["HOME"])
     (home / ".ssh").mkdir(parents=True, exist_ok=True)
-    (home / ".ssh" / "config").write_text("Host odd\nHostName 127.0.0.1\nPort ssh\n")
+    (home / ".ssh" / "config").write_text("Host odd\nHostName 127.0.0.1\nPort many\n")
     ended = hil("board", "check", "ssh:odd")
-    assert (ended.code, "port of odd is 'ssh'" in ended.err) == (2, True)
+    assert (ended.code, "Bad port 'many'" in ended.err) == (2, True)
 
 
-# ---- hands
+# ---- info, deploy, shell and clean
 
 
 @pytest.mark.board
-def test_an_agent_is_deployed_once_looked_at_and_removed(hil, make_board):
+def test_board_deploy_info_and_clean_manage_agent(hil, make_board):
     board = make_board()
     first = valid(hil("board", "deploy", *at(board), "--json"), "deploy")
     again = valid(hil("board", "deploy", *at(board), "--json"), "deploy")
@@ -243,7 +243,7 @@ def test_an_agent_is_deployed_once_looked_at_and_removed(hil, make_board):
 
 
 @pytest.mark.board
-def test_a_damaged_fence_on_a_board_is_reset_over_ssh(hil, make_board):
+def test_board_reset_fence_repairs_fence_over_ssh(hil, make_board):
     board = make_board()
     folder = valid(hil("board", "deploy", *at(board), "--json"), "deploy")["folder"]
     damage = f"kill $(cut -d' ' -f1 {folder}/run/agent.pid); sleep 3; echo rubbish > {folder}/store/fence"
@@ -256,13 +256,13 @@ def test_a_damaged_fence_on_a_board_is_reset_over_ssh(hil, make_board):
 
 
 @pytest.mark.board
-def test_a_command_in_a_boards_shell_gets_its_arguments_as_they_are(hil, board_x86):
+def test_board_shell_passes_arguments_unchanged(hil, board_x86):
     ended = hil("board", "shell", *at(board_x86), "--", "printf", "%s|", "$(id)", "a  b", "*")
     assert (ended.code, ended.out) == (0, "$(id)|a  b|*|")
     assert hil("board", "shell", *at(board_x86), "--", "sh", "-c", "exit 7").code == 7
 
 
-def test_what_needs_ssh_says_so(hil):
+def test_board_commands_reject_simulator_without_ssh(hil):
     for verb in ("shell", "deploy", "clean"):
         ended = hil("board", verb, "sim")
         assert (ended.code, "is not reached over SSH" in ended.err) == (2, True)
@@ -274,7 +274,7 @@ def test_what_needs_ssh_says_so(hil):
 
 
 @pytest.mark.board
-def test_a_board_is_reset_and_answers_from_a_new_boot(hil, make_board, tmp_path):
+def test_board_reset_reboots_board(hil, make_board, tmp_path):
     board = make_board()
     boots = [board.run(["cat", "/proc/sys/kernel/random/boot_id"]).stdout]
     with lab_socket(lambda action: board.reboot(wait=False)) as unit:
@@ -287,13 +287,13 @@ def test_a_board_is_reset_and_answers_from_a_new_boot(hil, make_board, tmp_path)
 
 
 @pytest.mark.board
-def test_a_board_that_hangs_is_reset_then_its_power_cycled_and_the_run_passes(hil, make_board, tmp_path, doubling):
+def test_run_resets_then_power_cycles_hung_board(hil, make_board, tmp_path, doubling):
     board = make_board()
     done: list[str] = []
 
     def switch(action: str) -> None:
         done.append(action)
-        if action == "cycle":  # a reset is lost on this one
+        if action == "cycle":  # this board ignores the reset
             board.reboot(wait=False)
 
     with lab_socket(switch) as unit:
@@ -309,7 +309,7 @@ def test_a_board_that_hangs_is_reset_then_its_power_cycled_and_the_run_passes(hi
 
 @pytest.mark.board
 @pytest.mark.slow
-def test_a_board_that_nothing_brings_back_is_lost(hil, make_board, tmp_path, doubling):
+def test_run_reports_unrecoverable_board_as_unreachable(hil, make_board, tmp_path, doubling):
     board = make_board()
     board.kill()
     marks = tmp_path / "marks"
@@ -318,12 +318,12 @@ def test_a_board_that_nothing_brings_back_is_lost(hil, make_board, tmp_path, dou
     ended = hil("run", doubling, "--board", path, "--json")
     assert (ended.code, ended.case["outcome"]) == (4, "BOARD_UNREACHABLE")
     assert marks.read_text() == "reset "
-    assert "a reset did not help" in ended.case["reason"]
+    assert "and a reset did not help" in ended.case["reason"]
 
 
 @pytest.mark.board
 @pytest.mark.parametrize("wrong", ["identity", "known_hosts", "address"])
-def test_a_board_that_refuses_us_is_not_reset(hil, board_x86, tmp_path, doubling, wrong):
+def test_run_does_not_reset_board_after_refusal(hil, board_x86, tmp_path, doubling, wrong):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "identity"], check=True)
     (tmp_path / "known_hosts").touch()
     marks = tmp_path / "marks"
@@ -337,11 +337,11 @@ def test_a_board_that_refuses_us_is_not_reset(hil, board_x86, tmp_path, doubling
     assert not marks.exists()
 
 
-# ---- the CPU that programs are compiled for
+# ---- target CPU of programs
 
 
 @pytest.mark.board
-def test_an_arm_board_is_compiled_for_and_a_program_for_a_newer_cpu_is_found_out(hil, board_aarch64, tmp_path):
+def test_run_targets_arm_board_and_explains_newer_cpu_crash(hil, board_aarch64, tmp_path):
     known = valid(hil("board", "info", *at(board_aarch64), "--json"), "info")["info"]["machine"]
     assert known["arch"] == "aarch64"
     assert iree_target(known).cpu == "cortex-a53"
@@ -359,7 +359,7 @@ def test_an_arm_board_is_compiled_for_and_a_program_for_a_newer_cpu_is_found_out
     assert "compiled for aarch64 cortex-a76, the board is aarch64 cortex-a53" in json.dumps(bad.case)
 
 
-def test_a_program_for_another_family_of_cpu_does_not_load_and_the_cause_is_named(hil, tmp_path):
+def test_run_explains_load_error_of_other_cpu_architecture(hil, tmp_path):
     model = tmp_path / "f16.mlir"
     model.write_text(F16_MATMUL)
     arch, cpu = ("aarch64", "cortex-a72") if platform.machine() == "x86_64" else ("x86_64", "x86-64-v3")
@@ -367,3 +367,32 @@ def test_a_program_for_another_family_of_cpu_does_not_load_and_the_cause_is_name
     ended = hil("run", model, *(f"--compile-flag={flag}" for flag in other), "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "LOAD_ERROR")
     assert f"compiled for {arch} {cpu}, the board is" in json.dumps(ended.case)
+
+
+@pytest.mark.daily
+def test_board_recover_runs_steps_until_board_works(hil, tmp_path):
+    reset = tmp_path / "reset"
+    path = tmp_path / "stuck.toml"
+    path.write_text(f"""
+[board]
+runtime = "onnxruntime"
+[simulator]
+faults = ["wedge:reset={reset}"]
+[recover]
+steps = [{{ command = ["false"] }}, {{ command = ["touch", "{reset}"] }}]
+""")
+    found = hil("board", "check", path, "--json").document["checks"][-1]
+    assert (found["name"], found["state"], "the device is stuck" in found["found"]) == ("program", "fail", True)
+    ended = hil("board", "recover", path, "--json")
+    assert (ended.code, ended.document["works"]) == (0, True), ended.err
+    assert [bool(step["error"]) for step in ended.document["steps"]] == [True, False]
+    again = hil("board", "recover", path, "--json").document
+    assert again["works"] and again["steps"] == []
+
+
+def test_board_recover_fails_without_recovery_steps(hil, tmp_path):
+    path = tmp_path / "stuck.toml"
+    path.write_text('[board]\nruntime = "onnxruntime"\n[simulator]\nfaults = ["wedge:how=hang"]\n')
+    ended = hil("board", "recover", path, "--timeout", "2")
+    assert ended.code == 4 and "does not work: run took longer than its limit of 2 s" in ended.out
+    assert "no [recover] steps" in ended.err

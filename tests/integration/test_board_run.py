@@ -1,4 +1,4 @@
-"""`hil run` on boards that are reached by SSH alone."""
+"""`hil run` on boards with SSH only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def to(board: VirtualBoard, user: str = "root") -> list[object]:
 @pytest.mark.parametrize(
     "arch", [pytest.param("x86_64", marks=pytest.mark.daily), pytest.param("aarch64", marks=pytest.mark.slow)]
 )
-def test_a_new_board_is_deployed_to_by_the_first_run_and_by_no_other(hil, make_board, arch):
+def test_first_run_deploys_agent_for_later_runs(hil, make_board, arch):
     board = make_board(name="new", arch=arch)
     first = hil("run", DIGITS_CNN, *to(board), "--json")
     assert first.code == 0, first.err
@@ -49,18 +49,18 @@ def test_a_new_board_is_deployed_to_by_the_first_run_and_by_no_other(hil, make_b
 
 
 @pytest.mark.parametrize("arch", ["x86", pytest.param("aarch64", marks=pytest.mark.slow)])
-def test_nothing_listens_but_sshd_and_nothing_can_be_read_by_others(hil, request, arch):
+def test_agent_leaves_ports_closed_and_files_private(hil, request, arch):
     board = request.getfixturevalue(f"board_{arch}")
     assert hil("run", DIGITS_CNN, *to(board)).code == 0
     assert board.run(["pgrep", "-f", "hil.agent"]).stdout, "the agent is there"
     assert listening(board) == SSHD_ONLY
     folders = ["/root/.hil", "/tmp", "/dev/shm", "/run", "/home"]
     assert world_readable(board, folders) == []
-    # Not even if somebody opened the way to it.
+    # Nor if the parent directories were readable.
     assert world_readable(board, ["/root/.hil"], reachable=False) == []
 
 
-def test_the_other_runtime_joins_the_agent_that_is_there(hil, board_x86):
+def test_agent_serves_both_runtimes(hil, board_x86):
     for runtime in ("iree", "onnxruntime", "iree"):
         ended = hil("run", DIGITS_CNN, *to(board_x86), "--runtime", runtime, "--json")
         assert ended.code == 0, ended.err
@@ -68,13 +68,13 @@ def test_the_other_runtime_joins_the_agent_that_is_there(hil, board_x86):
     assert "pushing" not in ended.err
 
 
-def test_somebody_who_is_not_root_uses_a_board(hil, board_x86):
+def test_run_works_for_unprivileged_user(hil, board_x86):
     ended = hil("run", DIGITS_CNN, *to(board_x86, "tester"), "--json")
     assert ended.code == 0, ended.err
     assert board_x86.run(["ls", "-A", "/home/tester"]).stdout.split() == [".hil", ".ssh"]
 
 
-def test_a_password_comes_from_the_environment(hil, environment, board_x86):
+def test_run_reads_password_from_environment(hil, environment, board_x86):
     environment["HIL_SSH_PASSWORD"] = "tester"
     environment["SSH_AUTH_SOCK"] = ""
     where = ["--board", f"tester@{board_x86.ip}", "--known-hosts", board_x86.known_hosts]
@@ -86,14 +86,14 @@ def test_a_password_comes_from_the_environment(hil, environment, board_x86):
     assert "wrong" not in ended.out + ended.err
 
 
-def test_several_models_share_the_board(hil, board_x86):
+def test_run_shares_board_between_models(hil, board_x86):
     models = [DIGITS / f"{name}.onnx" for name in ("digits_cnn", "digits_cnn_int8")]
     ended = hil("run", *models, *to(board_x86), "--json")
     assert ended.code == 0, ended.err
     assert [case["outcome"] for case in ended.document["cases"]] == ["PASS", "PASS"]
 
 
-def test_python_uses_a_board_by_its_address(environment, board_x86, tmp_path):
+def test_python_api_connects_by_ssh_address(environment, board_x86, tmp_path):
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh" / "config").write_text(
         f"Host kitchen\n  HostName {board_x86.ip}\n  User root\n  IdentityFile {board_x86.identity}\n"
@@ -113,7 +113,7 @@ assert case.pushed_bytes == 0
     assert done.returncode == 0, done.stderr
 
 
-def test_a_board_that_is_not_there_is_said_so(hil, board_x86, tmp_path: Path):
+def test_run_reports_unreachable_board(hil, board_x86, tmp_path: Path):
     ended = hil("run", DIGITS_CNN, "--board", "root@10.231.255.1", "--json")
     assert ended.code == 4
     assert ended.case["outcome"] == "BOARD_UNREACHABLE"

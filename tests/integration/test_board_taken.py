@@ -1,4 +1,4 @@
-"""A board that was connected to and is used later: what became of its agent meanwhile does not matter."""
+"""A connected board tolerates changes of its agent before use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connect(machine: VirtualBoard) -> Iterator[Callable[[], Board]]:
         )
 
 
-def test_an_agent_that_left_before_it_was_used_is_started_again(machine: VirtualBoard, connect):
+def test_take_restarts_exited_agent(machine: VirtualBoard, connect):
     board = connect()
     machine.run(["pkill", "-HUP", "-f", "--", "-m hil.agent --"], check=True)
     eventually(lambda: not machine.run(["pgrep", "-f", "--", "-m hil.agent --"]).stdout)
@@ -43,7 +43,7 @@ def test_an_agent_that_left_before_it_was_used_is_started_again(machine: Virtual
     assert board.logs("") == []
 
 
-def test_an_agent_of_another_version_is_not_taken_for_ours(machine: VirtualBoard, connect):
+def test_take_updates_build_of_replaced_agent(machine: VirtualBoard, connect):
     board = connect()
     ours = board.info["build"]
     other = connect()
@@ -57,7 +57,7 @@ def test_an_agent_of_another_version_is_not_taken_for_ours(machine: VirtualBoard
     assert board.info["build"] == board._link.build == place.build
 
 
-def test_an_agent_that_hangs_is_told_of_with_what_ends_it(machine: VirtualBoard, connect):
+def test_connect_reports_hung_agent_with_clean_hint(machine: VirtualBoard, connect):
     connect()
     machine.run(["pkill", "-STOP", "-f", "--", "-m hil.agent --"], check=True)
     try:

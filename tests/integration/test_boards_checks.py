@@ -1,4 +1,4 @@
-"""The tests' own looks at a board see what they are for, and nothing on a board that nobody has used yet."""
+"""The test helpers that inspect boards find listeners and readable files."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def board(make_board: MakeBoard) -> VirtualBoard:
     return make_board()
 
 
-def test_a_fresh_board_shows_its_sshd_only(board: VirtualBoard, board_aarch64: VirtualBoard) -> None:
+def test_checks_find_only_sshd_on_fresh_board(board: VirtualBoard, board_aarch64: VirtualBoard) -> None:
     assert listening(board) == listening(board_aarch64) == SSHD
     assert world_readable(board, PLACES) == []
     assert world_readable(board, PLACES, reachable=False) == []
 
 
-def test_whatever_listens_is_seen_also_on_the_boards_own_addresses(board: VirtualBoard) -> None:
+def test_listening_reports_sockets_on_all_board_addresses(board: VirtualBoard) -> None:
     command = [*board.ssh(), f"python3 -u -c '{LISTENERS}'"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
         one, two, three = (int(listener.stdout.readline()) for _ in range(3))
@@ -51,7 +51,7 @@ def test_whatever_listens_is_seen_also_on_the_boards_own_addresses(board: Virtua
         listener.stdin.close()
 
 
-def test_what_others_may_read_is_seen(board: VirtualBoard) -> None:
+def test_world_readable_finds_exposed_files(board: VirtualBoard) -> None:
     script = """
         umask 077
         mkdir -p /tmp/open/closed /root/closed

@@ -1,4 +1,4 @@
-"""Packages that misbehave: each ends the case that it misbehaves in, and nothing else."""
+"""A misbehaving package ends only the affected case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.commands import Ended
 
 pytestmark = pytest.mark.ci
 
-# The start of a model's name -> the outcome where that part of the package misbehaves.
+# Prefix of a model name -> outcome when that part of the package misbehaves.
 OUTCOMES = {
     "import": "IMPORT_ERROR",
     "reads": "IMPORT_ERROR",
@@ -29,7 +29,7 @@ RECIPE = {"recipe": "IMPORT_ERROR"}
 
 @pytest.fixture
 def acme(tmp_path: Path, environment: dict[str, str], hil: Callable[..., Ended]) -> Callable[..., Ended]:
-    """`hil` beside the package."""
+    """Run `hil` with the package installed."""
     install(tmp_path / "site")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tmp_path / "site"), environment.get("PYTHONPATH"))))
     return hil
@@ -37,7 +37,7 @@ def acme(tmp_path: Path, environment: dict[str, str], hil: Callable[..., Ended])
 
 @pytest.fixture
 def board(acme: Callable[..., Ended], environment: dict[str, str], tmp_path: Path, monkeypatch) -> Iterator[str]:
-    """The address of an agent that has the package's runtime."""
+    """Start an agent with the package's runtime and return its address."""
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
     process, address = start_process("hil.agent", f"unix:{tmp_path}/agent.sock", tmp_path / "store")
     yield address
@@ -45,20 +45,20 @@ def board(acme: Callable[..., Ended], environment: dict[str, str], tmp_path: Pat
 
 
 def save_models(folder: Path, outcomes: dict[str, str]) -> dict[str, str]:
-    """Save a model for each part and way, and a good one; returns the outcome of each name."""
+    """Save a valid model and a model per part and failure; return the outcome of each name."""
     folder.mkdir()
     wanted = {"good": "PASS"}
     save_relu(folder / "good.onnx")
     for place, outcome in outcomes.items():
         for way in WAYS:
             if place == "run" and way in ("none", "wrong"):
-                continue  # what run() returns is not used
+                continue  # the result of run() is not used
             save_relu(folder / f"{place}-{way}{'.odd' if place in ('import', 'reads') else '.onnx'}")
             wanted[f"{place}-{way}"] = outcome
     return wanted
 
 
-def test_run_ends_one_case_where_a_package_fails(acme: Callable[..., Ended], board: str, tmp_path: Path) -> None:
+def test_run_limits_package_failure_to_case(acme: Callable[..., Ended], board: str, tmp_path: Path) -> None:
     wanted = save_models(tmp_path / "nets", OUTCOMES)
     files = sorted((tmp_path / "nets").iterdir())
     ended = acme("run", *files, "--board", board, "--runtime", "acme", "--reference", "acme", "--json")
@@ -68,7 +68,7 @@ def test_run_ends_one_case_where_a_package_fails(acme: Callable[..., Ended], boa
     assert ended.code == 3
 
 
-def test_suite_ends_one_case_where_a_package_fails(acme: Callable[..., Ended], board: str, tmp_path: Path) -> None:
+def test_suite_limits_package_failure_to_case(acme: Callable[..., Ended], board: str, tmp_path: Path) -> None:
     wanted = save_models(tmp_path / "nets", OUTCOMES | RECIPE)
     ended = acme("suite", "run", "nets", "--no-layers", "--flow", "acme", "--board", board, "--out", "out")
     records = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
@@ -80,14 +80,14 @@ def test_suite_ends_one_case_where_a_package_fails(acme: Callable[..., Ended], b
 
 @pytest.mark.parametrize("way", ["exit", "wrong"])
 @pytest.mark.parametrize("board", ["usb", "lab"])
-def test_board_of_a_package_that_fails_is_unreachable(acme, tmp_path: Path, board: str, way: str) -> None:
+def test_failing_board_package_reports_board_unreachable(acme, tmp_path: Path, board: str, way: str) -> None:
     model = save_relu(tmp_path / "good.onnx")
     ended = acme("run", model, "--board", f"{board}:{way}", "--json")
     assert (ended.code, ended.case["outcome"]) == (4, "BOARD_UNREACHABLE")
     assert "acme 1.2" in ended.case["reason"]
 
 
-def test_bundle_format_that_fails_is_named(acme, tmp_path: Path) -> None:
+def test_bundle_import_names_failing_format(acme, tmp_path: Path) -> None:
     (tmp_path / "read-exit").touch()
     ended = acme("bundle", "import", "read-exit", "--from", "acme", "-o", "x.hilb")
     assert ended.code == 3 and "the bundle format acme of the package acme 1.2 failed: SystemExit: 7" in ended.err

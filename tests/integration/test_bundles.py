@@ -1,4 +1,4 @@
-"""`hil bundle` from a model to a verdict: on the simulator, on a board, and on a board all by itself."""
+"""`hil bundle` from model to verdict: on the simulator, on a board, and on a board without a controller."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ func.func @twice(%x: tensor<3xi32>) -> tensor<3xi32> {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, shared_cache) -> Path:
-    """A folder of bundles: digits.hilb and two.hilb, with what the latter was made of, and its flag files in flags/."""
+    """Provide digits.hilb and two.hilb with its sources, and its flag files in flags/."""
     folder = tmp_path_factory.mktemp("bundles")
     (folder / "two.mlir").write_text(TWO)
     x, y = np.ones((5, 4), np.float32), np.full((5, 4), 2, np.float32)
@@ -60,13 +60,13 @@ def digits(made: Path) -> Path:
 
 @pytest.fixture
 def two(made: Path) -> Path:
-    """A module of two functions, one of them with a dynamic dimension."""
+    """Save a module of two functions; one has a dynamic dimension."""
     return made / "two.mlir"
 
 
 @pytest.fixture
 def flags(made: Path, tmp_path: Path) -> Path:
-    """The two functions with a case each, as a folder of flag files of one's own."""
+    """Export the two functions with a case each as flag files."""
     return Path(shutil.copytree(made / "flags", tmp_path / "flags"))
 
 
@@ -81,7 +81,7 @@ def corrupt(folder: Path, output: str) -> None:
 
 
 @pytest.mark.daily
-def test_a_bundle_of_a_model_passes_where_it_was_made_for(hil, digits):
+def test_bundle_run_passes_bundle_of_model(hil, digits):
     document = hil("bundle", "inspect", digits, "--json").document
     (method,) = document["methods"]
     assert [case["name"] for case in method["cases"]] == ["seed0", "seed1", "seed2"]
@@ -93,16 +93,16 @@ def test_a_bundle_of_a_model_passes_where_it_was_made_for(hil, digits):
     stored = hil("runs", "show", "latest", "--json").document
     assert outcomes(stored) == ["PASS"] * 3
     assert stored["cases"][0]["model"]["digest"] == document["digest"]
-    # One session: what the first case sent and loaded, the others used.
+    # The cases share a session: only the first sends and loads the program.
     assert [case["timings"]["load_s"] is not None for case in stored["cases"]] == [True, False, False]
 
 
-def test_the_same_bundle_is_made_again(hil, digits, tmp_path):
+def test_bundle_create_reproduces_identical_file(hil, digits, tmp_path):
     assert hil("bundle", "create", DIGITS_CNN, "--cases", 3, "-o", "again.hilb").code == 0
     assert (tmp_path / "again.hilb").read_bytes() == digits.read_bytes()
 
 
-def test_every_method_has_its_cases_and_may_be_run_alone(hil, made):
+def test_bundle_run_selects_method(hil, made):
     document = hil("bundle", "run", made / "two.hilb", "--json").document
     assert [(case["name"], case["outcome"]) for case in document["cases"]] == [
         ("add-add5", "PASS"),
@@ -112,7 +112,7 @@ def test_every_method_has_its_cases_and_may_be_run_alone(hil, made):
     assert [case["name"] for case in document["cases"]] == ["twice-seed0"]
 
 
-def test_what_does_not_fit_ends_with_2_and_no_file(hil, two, tmp_path):
+def test_bundle_create_rejects_mismatched_cases(hil, two, tmp_path):
     np.savez(tmp_path / "f64.npz", x=np.ones((2, 4)), y=np.ones((2, 4), np.float32))
     for options, message in {
         ("--case", "add=f64.npz"): "method 'add', case 'f64', input 'x' is 2x4 float64",
@@ -124,7 +124,7 @@ def test_what_does_not_fit_ends_with_2_and_no_file(hil, two, tmp_path):
     assert not (tmp_path / "out.hilb").exists()
 
 
-def test_a_program_that_was_compiled_elsewhere_tells_its_own_signature(hil, made, tmp_path):
+def test_bundle_create_reads_signature_of_compiled_program(hil, made, tmp_path):
     case = made / "add5.npz"
     ended = hil("bundle", "create", made / "flags" / "main.vmfb", "--case", f"add={case}", "--cases", 0, "-o", "b.hilb")
     assert ended.code == 0, ended.err
@@ -134,20 +134,20 @@ def test_a_program_that_was_compiled_elsewhere_tells_its_own_signature(hil, made
     assert str(method.signature.inputs[1]) == "y: ?x4 float32" and other.name == "twice"
 
 
-def test_a_crash_costs_one_case_and_a_program_that_does_not_load_all_of_its_method(hil, digits):
+def test_bundle_run_limits_crash_to_case_or_method(hil, digits):
     ended = hil("bundle", "run", digits, "--fault", "crash:times=1", "--json")
     assert (ended.code, outcomes(ended.document)) == (3, ["RUN_CRASH", "PASS", "PASS"])
     ended = hil("bundle", "run", digits, "--fault", "crash:at=load,times=1", "--json")
     assert (ended.code, outcomes(ended.document)) == (3, ["RUN_CRASH"] * 3)
 
 
-def test_a_board_that_is_lost_is_looked_for_again(hil, digits):
+def test_bundle_run_starts_new_simulator_after_board_loss(hil, digits):
     ended = hil("bundle", "run", digits, "--fault", "kill-agent:times=1", "--json")
     assert ended.code == 4
     assert outcomes(ended.document) == ["BOARD_LOST"] * 3, "another simulator has faults of its own"
 
 
-def test_ctrl_c_keeps_what_had_ended(digits, environment, tmp_path):
+def test_bundle_run_stores_record_on_interrupt(digits, environment, tmp_path):
     command = [sys.executable, "-m", "hil.controller.cli.main", "bundle", "run", digits, "--fault", "hang", "--json"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -161,7 +161,7 @@ def test_ctrl_c_keeps_what_had_ended(digits, environment, tmp_path):
     assert json.loads(record.read_text())["exit_code"] == 130
 
 
-def test_a_damaged_bundle_reaches_no_board(hil, digits, tmp_path):
+def test_bundle_run_rejects_damaged_bundle_before_board(hil, digits, tmp_path):
     raw = digits.read_bytes()
     at = raw.index(b"main.vmfb")
     for name, data in {
@@ -177,14 +177,14 @@ def test_a_damaged_bundle_reaches_no_board(hil, digits, tmp_path):
     assert not (tmp_path / "hil-runs").exists()
 
 
-def test_a_folder_is_exported_once(hil, digits, tmp_path):
+def test_bundle_export_rejects_existing_directory(hil, digits, tmp_path):
     assert hil("bundle", "export", digits, "golden", "--to", "golden").code == 0
     assert hil("bundle", "export", digits, "golden", "--to", "golden").code == 2
     assert hil("bundle", "import", "golden", "--from", "golden", "-o", "back.hilb").code == 0
     assert (tmp_path / "back.hilb").read_bytes() == digits.read_bytes()
 
 
-def test_what_iree_s_own_tool_says_of_a_flag_file_hil_says_too(hil, flags, tmp_path):
+def test_flagfile_import_matches_iree_run_module(hil, flags, tmp_path):
     def stock(name: str) -> int:
         tool = Path(sys.executable).parent / "iree-run-module"
         return subprocess.run([tool, f"--flagfile={name}.flagfile"], cwd=flags, capture_output=True).returncode
@@ -208,7 +208,7 @@ func.func @f(%x: tensor<3xf16>, %i: tensor<2xi32>) -> (tensor<3xf16>, tensor<2xi
 """
 
 
-def test_a_flag_file_without_tolerances_means_those_of_iree_s_tool(hil, tmp_path):
+def test_flagfile_defaults_match_iree_tolerances(hil, tmp_path):
     (tmp_path / "half.mlir").write_text(HALF)
     x, i = np.ones(3, np.float16), np.ones(2, np.int32)
     np.savez(tmp_path / "seed0.npz", arg0=x, arg1=i, output0=x + x, output1=i + i)
@@ -227,11 +227,11 @@ def test_a_flag_file_without_tolerances_means_those_of_iree_s_tool(hil, tmp_path
         assert subprocess.run([tool, "--flagfile=a.flagfile"], cwd=file.parent, capture_output=True).returncode == code
         assert hil("bundle", "import", "flags", "--from", "flagfile", "-o", "a.hilb").code == 0
         assert hil("bundle", "run", "a.hilb").code == code
-    # A tolerance that keeps integers exact is one that the tools can be told of.
+    # Flag files can express a tolerance that keeps integers exact.
     assert hil("bundle", "export", "a.hilb", "again", "--to", "flagfile").code == 0
 
 
-def test_a_case_may_be_called_like_the_programs_file(hil, digits, tmp_path):
+def test_bundle_case_may_share_program_file_name(hil, digits, tmp_path):
     (tmp_path / "program").mkdir()
     opened = Bundle.open(digits)
     program, (method,) = opened.extract(tmp_path / "program"), opened.methods
@@ -241,7 +241,7 @@ def test_a_case_may_be_called_like_the_programs_file(hil, digits, tmp_path):
     assert hil("bundle", "import", "out", "--from", "flagfile", "-o", "b.hilb").code == 0
 
 
-def test_onnx_test_data_goes_in_and_out(hil, digits, tmp_path):
+def test_onnx_test_data_round_trips(hil, digits, tmp_path):
     assert hil("bundle", "create", DIGITS_CNN, "--runtime", "onnxruntime", "--cases", 2, "-o", "a.hilb").code == 0
     assert hil("bundle", "export", "a.hilb", "out", "--to", "onnx").code == 0
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -255,7 +255,7 @@ def test_onnx_test_data_goes_in_and_out(hil, digits, tmp_path):
     assert ended.code == 2 and "no ONNX model" in ended.err
 
 
-def test_an_agent_with_trusted_keys_runs_what_they_signed_and_nothing_else(hil, two, start_agent, tmp_path):
+def test_agent_runs_only_bundles_signed_by_trusted_keys(hil, two, start_agent, tmp_path):
     for name in ("mine", "other"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
     address = start_agent("--trusted-keys", str(tmp_path / "mine.pub"))
@@ -267,15 +267,15 @@ def test_an_agent_with_trusted_keys_runs_what_they_signed_and_nothing_else(hil, 
         ended = hil("bundle", "run", path, "--board", address, "--json")
         assert ended.code == 3
         assert set(outcomes(ended.document)) == {"LOAD_ERROR"}
-        assert "signed bundles only" in ended.document["cases"][0]["reason"]
+        assert "programs of signed bundles" in ended.document["cases"][0]["reason"]
     given = ("--input", "3xi32=0 1 2", "--expected", "3xi32=0 2 4")
     ended = hil("run", two, "--function", "twice", *given, "--board", address, "--runtime-hw-type", "sim")
-    assert ended.code == 3 and "signed bundles only" in ended.out
+    assert ended.code == 3 and "programs of signed bundles" in ended.out
     assert hil("bundle", "run", "mine.hilb", "--key", "other.pub").code == 2
 
 
-def test_a_program_that_dies_on_a_board_alone_costs_its_case_only(tmp_path):
-    """With a vendor's runtime that aborts on a 0, registered as any package registers one."""
+def test_agent_verify_limits_crash_to_case(tmp_path):
+    """Use a vendor runtime that aborts on 0, registered as a package."""
     (tmp_path / "vendor.py").write_text(VENDOR)
     info = tmp_path / "vendor-1.dist-info"
     info.mkdir()
@@ -329,9 +329,9 @@ def make_vendor_bundle(folder: Path) -> None:
 
 
 @pytest.mark.board
-@pytest.mark.slow  # two minutes of an emulated CPU
-def test_a_board_checks_itself_without_a_controller(hil, board_aarch64, tmp_path):
-    """The agent is there from an earlier run. From then on nothing but a file and a command goes to the board."""
+@pytest.mark.slow  # two minutes on an emulated CPU
+def test_board_verifies_bundle_without_controller(hil, board_aarch64, tmp_path):
+    """The agent is already deployed. The test sends only a file and a command to the board."""
     board = board_aarch64
     where = ["--board", f"root@{board.ip}", "--identity", board.identity, "--known-hosts", board.known_hosts]
     ended = hil("bundle", "create", DIGITS_CNN, *where, "--cases", 2, "-o", "arm.hilb")
@@ -364,7 +364,7 @@ def test_a_board_checks_itself_without_a_controller(hil, board_aarch64, tmp_path
 
 
 @pytest.mark.board
-def test_a_board_without_an_agent_runs_a_bundle_too(hil, board_x86, made, tmp_path):
+def test_command_board_runs_bundle(hil, board_x86, made, tmp_path):
     board = board_x86
     where = ["--board", f"root@{board.ip}", "--identity", board.identity, "--known-hosts", board.known_hosts]
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
@@ -381,7 +381,7 @@ def test_a_board_without_an_agent_runs_a_bundle_too(hil, board_x86, made, tmp_pa
 
 
 def on_the_board(board) -> Callable[[bytes], subprocess.CompletedProcess[str]]:
-    """Puts a file on a board over SSH and has the agent's own Python verify it."""
+    """Return a function that copies a file to a board over SSH and verifies it with the agent's Python."""
     ssh = ["ssh", "-i", board.identity, "-o", f"UserKnownHostsFile={board.known_hosts}", f"root@{board.ip}"]
     script = (
         "cd .hil; agent=agents/$(cat agents/current); "

@@ -1,4 +1,4 @@
-"""`hil compare` of what cannot be drawn, or not compared at all: it says so, and the verdict stands."""
+"""`hil compare` without a plot or without comparable values: the verdict does not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F32 = np.float32
 
 @pytest.fixture
 def store(tmp_path: Path) -> Callable[..., str]:
-    """Stores a run by hand: case -> output -> tensor; returns its ID."""
+    """Return a function that stores a run (case -> output -> tensor) and returns its ID."""
 
     def make(**cases: dict[str, np.ndarray]) -> str:
         run = RunStore(tmp_path / "hil-runs").create("made", {})
@@ -37,27 +37,27 @@ def store(tmp_path: Path) -> Callable[..., str]:
     ],
     ids=["shapes", "other strings", "same strings"],
 )
-def test_what_cannot_be_drawn_is_compared_all_the_same(hil, tmp_path, actual, reference, code, why):
+def test_compare_reports_verdict_without_drawable_plot(hil, tmp_path, actual, reference, code, why):
     np.save(tmp_path / "a.npy", actual)
     np.save(tmp_path / "b.npy", reference)
     ended = hil("compare", "a.npy", "b.npy", "--plot", "diff.png")
     assert (ended.code, ended.out.split()[0]) == (code, "FAIL" if code else "PASS")
-    assert "no picture was drawn: output: " in ended.err and why in ended.err
+    assert "no plot written: output: " in ended.err and why in ended.err
     assert "plot in" not in ended.out and not (tmp_path / "diff.png").exists()
     as_json = hil("compare", "a.npy", "b.npy", "--plot", "diff.png", "--json").document
     assert (as_json["plot"], as_json["exit_code"]) == (None, code)
 
 
-def test_runs_with_another_count_of_outputs_have_no_picture(hil, store, tmp_path):
+def test_compare_skips_plot_for_different_output_counts(hil, store, tmp_path):
     one, two = store(m={"y": np.zeros(3, F32)}), store(m={"y": np.zeros(3, F32), "z": np.zeros(3, F32)})
     ended = hil("compare", one, two, "--plot", "diff.png")
     assert ended.code == 1
     assert "1 output, the reference has 2" in ended.out and "1 output, the reference has 2" in ended.err
 
 
-def test_the_worst_output_that_can_be_drawn_is(hil, store, tmp_path):
+def test_compare_plots_worst_drawable_output(hil, store, tmp_path):
     actual = {"odd": np.zeros(3, F32), "fine": np.ones(3, F32), "bad": np.full(3, 2, F32)}
-    # The same outputs in another order: they are paired by name.
+    # Outputs in another order: compare pairs them by name.
     reference = {"bad": np.full(3, 1, F32), "fine": np.ones(3, F32), "odd": np.zeros(4, F32)}
     ended = hil("compare", store(m=actual), store(m=reference), "--plot", "diff.svg")
     assert ended.code == 1 and "plot in      diff.svg" in ended.out
@@ -66,14 +66,14 @@ def test_the_worst_output_that_can_be_drawn_is(hil, store, tmp_path):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_case_of_which_only_one_of_two_runs_has_outputs_is_no_pass(hil, store, swapped):
+def test_compare_fails_case_without_outputs_in_a_run(hil, store, swapped):
     y = {"y": np.ones(3, F32)}
-    # A case that crashed has no outputs.
+    # A crashed case has no outputs.
     runs = [store(m=y, crashed=y, other=y), store(m=y, crashed={}, other=y)]
     ended = hil("compare", *(reversed(runs) if swapped else runs), "--json")
     assert ended.code == ended.document["exit_code"] == 1
     verdicts = ended.document["verdicts"]
     assert {name: one["outcome"] for name, one in verdicts.items()} == {"m": "PASS", "other": "PASS", "crashed": "FAIL"}
-    assert verdicts["crashed"]["reason"] == f"only {runs[0]} has outputs of it"
+    assert verdicts["crashed"]["reason"] == f"only {runs[0]} has outputs for this case"
     shown = hil("compare", *runs)
-    assert shown.code == 1 and f"only {runs[0]} has outputs of it" in shown.out
+    assert shown.code == 1 and f"only {runs[0]} has outputs for this case" in shown.out

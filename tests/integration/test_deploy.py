@@ -1,4 +1,4 @@
-"""The agent put on boards over SSH: there once, whole, for nobody else to read, and gone again."""
+"""Deployment of the agent over SSH: complete, reused, private and removable."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.board_config import BoardConfig, Connection
 from hil.core.runtimes import RuntimeInfo, Wheel
-from hil.errors import BoardBusy, BoardError, BoardLost
+from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnfit
 from tools.virtual_board import VirtualBoard
 
 pytestmark = pytest.mark.board
 
 LogIn = Callable[..., Shell]
-# Where a running system writes by itself, and what Python keeps beside its own library.
+# Directories that a running system writes to, and Python's bytecode caches.
 ELSEWHERE = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var", "/usr/lib/python3*")
 
 
 @pytest.fixture
 def log_in() -> Iterator[LogIn]:
-    """Opens shells on boards; ``user`` is root unless it is given."""
+    """Return a function that opens shells on boards; ``user`` defaults to root."""
     with ExitStack() as opened:
 
         def make(board: VirtualBoard, user: str = "root") -> Shell:
@@ -56,7 +56,7 @@ def put(shell: Shell, *runtimes: str, folder: str = "", say: Callable[[str], Non
 
 
 def on(board: VirtualBoard, command: str) -> str:
-    """What a command prints on the board, seen from beside it."""
+    """Run a command on the board without hil and return its output."""
     return board.run(["sh", "-c", command], check=True).stdout
 
 
@@ -68,7 +68,7 @@ def files_of(board: VirtualBoard) -> set[str]:
 
 
 def usable_runtimes(shell: Shell, place: AgentPlace) -> set[str]:
-    """What the agent itself says, through a tunnel."""
+    """Ask the agent for its usable runtimes through a tunnel."""
     with ExitStack() as opened:
         tunnel = open_tunnel(shell, place.socket)
         opened.callback(tunnel.close)
@@ -76,11 +76,11 @@ def usable_runtimes(shell: Shell, place: AgentPlace) -> set[str]:
         opened.callback(client.close)
         described = client.describe()
         assert described.build == place.build
-        # This one needs no package: every agent has it.
+        # Every agent has xla-aot: it needs no package.
         return {one.name for one in described.runtimes if not one.error} - {"xla-aot"}
 
 
-def test_a_board_gets_its_agent_once_and_keeps_nothing_of_it(make_board: MakeBoard, log_in: LogIn):
+def test_deploy_reuses_agent_and_clean_removes_files(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     before = files_of(board)
     shell = log_in(board)
@@ -100,14 +100,14 @@ def test_a_board_gets_its_agent_once_and_keeps_nothing_of_it(make_board: MakeBoa
     assert "hil.agent" not in on(board, "ps -eo args")
 
 
-def test_a_runtime_that_is_not_published_for_the_board_is_the_reason_that_is_told(
+def test_deploy_reports_runtime_without_wheels_for_board(
     make_board: MakeBoard, log_in: LogIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     board = make_board(arch="x86_64")
     put(log_in(board))
     connection = Connection(identity=str(board.identity), known_hosts=str(board.known_hosts))
     choice = BoardChoice(BoardConfig("lab", "lab", connection=connection, path=tmp_path / "lab.toml"), board.address)
-    # An index of nothing: what the agent itself needs is there already, as for any board that was deployed to before.
+    # Use an empty package index: the agent's packages are already deployed.
     empty_index(tmp_path, monkeypatch)
     unheard_of = RuntimeInfo("unheard-of", agent="", wheels=(Wheel("no-such-runtime"),))
     monkeypatch.setattr(wheels, "RUNTIMES", {"unheard-of": unheard_of})
@@ -118,10 +118,10 @@ def test_a_runtime_that_is_not_published_for_the_board_is_the_reason_that_is_tol
         open_board(replace(choice, runtime="unheard-of"))
 
     assert raised.value.exit_code == 4
-    assert raised.value.hint == "no command runs programs of unheard-of instead: --runtime iree, or another board"
+    assert raised.value.hint == "no command supports unheard-of programs: use --runtime iree, or another board"
 
 
-def test_somebody_who_is_not_root_gets_an_agent_of_their_own(make_board: MakeBoard, log_in: LogIn):
+def test_deploy_works_for_unprivileged_user(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     shell = log_in(board, "tester")
 
@@ -134,7 +134,7 @@ def test_somebody_who_is_not_root_gets_an_agent_of_their_own(make_board: MakeBoa
     probe.clean(shell, "", force=True)
 
 
-def test_a_reboot_leaves_no_agent_that_only_seems_to_run(make_board: MakeBoard, log_in: LogIn):
+def test_deploy_restarts_agent_after_reboot(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     place = put(log_in(board))
     board.reboot()
@@ -146,7 +146,7 @@ def test_a_reboot_leaves_no_agent_that_only_seems_to_run(make_board: MakeBoard, 
     assert usable_runtimes(shell, again) == {"iree"}
 
 
-def test_a_deploy_whose_connection_broke_goes_on_where_it_was(make_board: MakeBoard, log_in: LogIn):
+def test_deploy_resumes_after_broken_connection(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64", netem="rate 20mbit")
 
     def break_it() -> None:
@@ -173,7 +173,7 @@ def test_a_deploy_whose_connection_broke_goes_on_where_it_was(make_board: MakeBo
 
 
 @pytest.mark.slow
-def test_a_deploy_whose_cable_was_pulled_keeps_nobody_out(make_board: MakeBoard, log_in: LogIn):
+def test_deploy_recovers_after_cable_cut(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64", netem="rate 20mbit")
     shell = log_in(board)
 
@@ -190,8 +190,8 @@ def test_a_deploy_whose_cable_was_pulled_keeps_nobody_out(make_board: MakeBoard,
     assert usable_runtimes(shell, put(shell)) == {"iree"}
 
 
-def test_two_who_come_at_once_send_it_once(make_board: MakeBoard, log_in: LogIn):
-    board = make_board(arch="x86_64", netem="rate 20mbit")  # which takes them long enough to meet
+def test_concurrent_deploys_share_single_upload(make_board: MakeBoard, log_in: LogIn):
+    board = make_board(arch="x86_64", netem="rate 20mbit")  # slow enough that both deploys overlap
     said: list[str] = []
     shells = [log_in(board), log_in(board)]
 
@@ -204,16 +204,18 @@ def test_two_who_come_at_once_send_it_once(make_board: MakeBoard, log_in: LogIn)
     assert on(board, "pgrep -f -c 'm hil[.]agent --listen'").strip() == "1"
 
 
-def test_a_full_disk_is_told_and_breaks_nothing(make_board: MakeBoard, log_in: LogIn, monkeypatch: pytest.MonkeyPatch):
+def test_deploy_reports_full_disk_and_preserves_agent(
+    make_board: MakeBoard, log_in: LogIn, monkeypatch: pytest.MonkeyPatch
+):
     board = make_board(arch="x86_64", disk_mb=100)
     shell = log_in(board)
     place = put(shell)
 
-    with pytest.raises(BoardError, match=r"needs \d+ MB .* has .* MB left") as caught:
+    with pytest.raises(BoardUnfit, match=r"needs \d+ MB .* only .* MB are free") as caught:
         put(shell, "onnxruntime")
     assert "folder" in caught.value.hint
     monkeypatch.setattr(ensure, "_check_room", lambda *_: None)
-    with pytest.raises(BoardError, match="disk is full"):
+    with pytest.raises(BoardUnfit, match=r"cannot use /root/.hil: the disk is full"):
         put(shell, "onnxruntime")
 
     assert on(board, "find /root/.hil -name '.new-*'") == ""
@@ -221,7 +223,7 @@ def test_a_full_disk_is_told_and_breaks_nothing(make_board: MakeBoard, log_in: L
     assert usable_runtimes(shell, place) == {"iree"}
 
 
-def test_an_agent_of_another_version_is_replaced_once_nobody_uses_it(make_board: MakeBoard, log_in: LogIn):
+def test_deploy_replaces_other_version_after_session_ends(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     shell = log_in(board)
     first = put(shell)
@@ -245,7 +247,7 @@ def test_an_agent_of_another_version_is_replaced_once_nobody_uses_it(make_board:
     assert second.pushed_bytes < first.pushed_bytes
 
 
-def test_a_board_without_python_is_told_how_it_can_serve(make_board: MakeBoard, log_in: LogIn):
+def test_deploy_without_python_suggests_command_runtime(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     on(board, "rm /usr/bin/python3*")
 
@@ -255,19 +257,18 @@ def test_a_board_without_python_is_told_how_it_can_serve(make_board: MakeBoard, 
     assert 'runtime.kind = "command"' in caught.value.hint
 
 
-def test_a_folder_from_which_nothing_can_be_run_is_told(make_board: MakeBoard, log_in: LogIn):
+def test_deploy_rejects_noexec_directory(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     on(board, "mkdir -p /media/card && mount -t tmpfs -o noexec none /media/card")
 
-    with pytest.raises(BoardError, match="noexec") as caught:
+    with pytest.raises(BoardUnfit, match="noexec") as caught:
         put(log_in(board), folder="/media/card/hil")
 
     assert "folder" in caught.value.hint
 
 
 def memory_of(socket: str) -> int:
-    """Resident bytes of the emulated agent that serves a socket: its own memory and files, not those of the emulator
-    (seen from here)."""
+    """Return the resident bytes of the emulated agent at a socket, without the emulator's memory."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -278,7 +279,7 @@ def memory_of(socket: str) -> int:
         for part in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", maps):
             head = part.partition("\n")[0].split(None, 5)
             name = head[5] if len(head) > 5 else ""
-            # The emulator keeps a program's memory far below its own.
+            # Program addresses are far below the emulator's.
             ours = int(head[0].partition("-")[0], 16) < 0x600000000000 if head else False
             if ours or (name.startswith("/") and "qemu" not in name):
                 total += int(re.search(r"^Rss: +(\d+) kB", part, re.M)[1]) * 1024
@@ -286,11 +287,11 @@ def memory_of(socket: str) -> int:
 
 
 @pytest.mark.slow
-def test_an_agent_on_an_arm_board_is_small(make_board: MakeBoard, log_in: LogIn):
+def test_arm_agent_uses_little_disk_and_memory(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="aarch64")
     shell = log_in(board)
 
-    # In a folder of its own name: other boards have agents of this build, too.
+    # A separate directory: other boards have agents of this build, too.
     place = put(shell, folder="/root/small")
 
     assert usable_runtimes(shell, place) == {"iree"}
@@ -301,7 +302,7 @@ def test_an_agent_on_an_arm_board_is_small(make_board: MakeBoard, log_in: LogIn)
     assert "small" not in on(board, "ls -A /root").split()
 
 
-def test_clean_does_not_end_anothers_work(make_board: MakeBoard, log_in: LogIn):
+def test_clean_refuses_while_agent_in_use(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     shell = log_in(board)
     place = put(shell)

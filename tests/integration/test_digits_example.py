@@ -1,4 +1,4 @@
-"""The digits example as it is committed: what the files hold, and that the models read digits."""
+"""The committed digits example: contents of its files, accuracy of its models, and training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def accuracy(name: str, images: np.ndarray, labels: np.ndarray) -> float:
     return float((logits(name, images).argmax(1) == labels).mean())
 
 
-def test_the_test_images_are_64_of_all_digits_between_0_and_1(test_images: tuple[np.ndarray, np.ndarray]) -> None:
+def test_digits_test_images_cover_all_digits(test_images: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = test_images
     assert images.shape == (64, 1, 8, 8)
     assert images.dtype == np.float32
@@ -52,11 +52,13 @@ def test_the_test_images_are_64_of_all_digits_between_0_and_1(test_images: tuple
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_reads_the_test_images(name: str, test_images: tuple[np.ndarray, np.ndarray]) -> None:
+def test_digits_models_classify_test_images(name: str, test_images: tuple[np.ndarray, np.ndarray]) -> None:
     assert accuracy(name, *test_images) >= 0.95
 
 
-def test_the_test_images_were_never_trained_on(train: ModuleType, test_images: tuple[np.ndarray, np.ndarray]) -> None:
+def test_digits_test_images_differ_from_training_images(
+    train: ModuleType, test_images: tuple[np.ndarray, np.ndarray]
+) -> None:
     images, labels = test_images
     trained, _, held_out, held_out_labels = train.load()
     np.testing.assert_array_equal(images, held_out[:64])
@@ -65,13 +67,13 @@ def test_the_test_images_were_never_trained_on(train: ModuleType, test_images: t
 
 
 @pytest.mark.parametrize("name", ["digits_cnn.onnx", "digits_cnn_int8.onnx"])
-def test_a_model_reads_all_360_held_out_images(name: str, train: ModuleType) -> None:
+def test_digits_models_classify_all_held_out_images(name: str, train: ModuleType) -> None:
     _, _, images, labels = train.load()
     assert len(labels) == 360
     assert accuracy(name, images, labels) > 0.95
 
 
-def test_int8_really_is_int8_and_close_to_float32(test_images: tuple[np.ndarray, np.ndarray]) -> None:
+def test_digits_int8_model_uses_int8_and_matches_float32(test_images: tuple[np.ndarray, np.ndarray]) -> None:
     images, _ = test_images
     model = onnx.load(DIGITS / "digits_cnn_int8.onnx")
     weights = {t.name: t.data_type for t in model.graph.initializer if t.name.endswith("weight_quantized")}
@@ -81,7 +83,7 @@ def test_int8_really_is_int8_and_close_to_float32(test_images: tuple[np.ndarray,
     assert 0 < np.abs(quantized - exact).max() < 0.05 * np.abs(exact).max()
 
 
-def test_the_batch_model_gives_64_images_at_once_what_the_other_gives_each(
+def test_digits_batch_model_matches_single_image_model(
     test_images: tuple[np.ndarray, np.ndarray],
 ) -> None:
     images, _ = test_images
@@ -91,14 +93,14 @@ def test_the_batch_model_gives_64_images_at_once_what_the_other_gives_each(
     np.testing.assert_allclose(together, logits("digits_cnn.onnx", images), rtol=1e-4, atol=1e-4)
 
 
-def test_train_exports_the_committed_weights_to_the_committed_model(train: ModuleType) -> None:
+def test_train_exports_committed_model(train: ModuleType) -> None:
     committed = onnx.load(DIGITS / "digits_cnn.onnx")
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in committed.graph.initializer}
     assert sum(w.size for w in weights.values()) == 6090
     assert train.export(weights, 1).SerializeToString() == committed.SerializeToString()
 
 
-def test_the_gradients_are_those_of_the_loss(train: ModuleType) -> None:
+def test_train_gradients_match_finite_differences(train: ModuleType) -> None:
     """Central differences (x + h, x - h) of the cross-entropy, in float64."""
     rng = np.random.default_rng(1)
     params = {name: p + 0.1 * rng.standard_normal(p.shape) for name, p in train.initial(rng).items()}
@@ -108,7 +110,9 @@ def test_the_gradients_are_those_of_the_loss(train: ModuleType) -> None:
         logit, _ = train.forward({**params, **changed}, images)
         return float((np.log(np.exp(logit).sum(1)) - logit[range(4), labels]).mean())
 
-    for name, gradient in train.gradients(params, images, labels).items():
+    gradients = train.gradients(params, images, labels)
+    assert gradients.keys() == params.keys()
+    for name, gradient in gradients.items():
         at = np.unravel_index(np.abs(gradient).argmax(), gradient.shape)
         step = np.zeros_like(params[name])
         step[at] = 1e-5
@@ -116,5 +120,5 @@ def test_the_gradients_are_those_of_the_loss(train: ModuleType) -> None:
         assert measured == pytest.approx(gradient[at], rel=1e-5), name
 
 
-def test_the_committed_files_stay_small() -> None:
+def test_digits_files_stay_small() -> None:
     assert sum(file.stat().st_size for file in DIGITS.iterdir() if file.suffix in {".onnx", ".npz"}) < 300_000

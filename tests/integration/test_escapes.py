@@ -1,4 +1,4 @@
-"""What a board, a model and a tool say reaches no terminal raw: neither a terminal, nor a pipe."""
+"""Text from boards, models and tools never reaches a terminal or pipe unescaped."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from support.models import save_model
 from support.terminals import terminal
 
 ATTACK = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
-# A terminal's own tools: colours, the cursor of a progress bar, the lines of hil's output.
+# Escape codes that hil prints: colors, cursor of the progress bar, line erasure.
 OWN = re.compile("\x1b\\[[0-9;]*m|\x1b\\[\\?25[lh]|\x1b\\[1A|\x1b\\[2K|\r")
 FLOAT = TensorProto.FLOAT
 
 
 def harmless(shown: str) -> str:
-    """What was shown, without hil's own codes; nothing that a terminal would obey is left."""
+    """Return the output without hil's escape codes; fail if control characters remain."""
     rest = OWN.sub("", shown)
     odd = [
         rest[max(at - 60, 0) : at + 20] for at, char in enumerate(rest) if not (char.isprintable() or char in "\n\t")
@@ -34,7 +34,7 @@ def harmless(shown: str) -> str:
 
 @pytest.fixture(scope="module")
 def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A board that gives itself a hostile name."""
+    """Start a board with a hostile name."""
     folder = tmp_path_factory.mktemp("liar")
     process, address = start_process("hil.sim", f"unix:{folder}/sim.sock", folder / "store", "--name", ATTACK)
     yield address
@@ -43,7 +43,7 @@ def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A model of hostile names, one that no compiler takes, and one that gives something else than is expected."""
+    """Save a model with hostile names, an uncompilable model, and a model with unexpected outputs."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     weight = numpy_helper.from_array(np.ones(4, np.float32), f"w{ATTACK}")
@@ -56,7 +56,7 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-def test_runs_and_suites_show_what_others_say_and_obey_none_of_it(hil, environment, tmp_path, models, liar):
+def test_cli_escapes_hostile_text_in_all_output(hil, environment, tmp_path, models, liar):
     bad = f"theirs/bad{ATTACK}.onnx"
     seen = ""
     for words in (
@@ -93,8 +93,8 @@ def test_runs_and_suites_show_what_others_say_and_obey_none_of_it(hil, environme
         harmless((tmp_path / "out" / report).read_text())
 
 
-def test_pytest_shows_it_too(environment, tmp_path, models, liar):
-    # pytest itself shows the names of files as they are.
+def test_pytest_plugin_escapes_hostile_text(environment, tmp_path, models, liar):
+    # pytest prints file names unescaped.
     (models / f"bad{ATTACK}.onnx").rename(models / "bad.onnx")
     (tmp_path / "pytest.ini").write_text("[pytest]\nhil_models = theirs\n")
     command = [

@@ -1,4 +1,4 @@
-"""A program that ran elsewhere than it was told to, in every workload: all of it, a part of it, and where none may."""
+"""Every workload reports a program that ran, in whole or in part, on a device other than requested."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bundle(small: Path, tmp_path: Path) -> Path:
-    """The model with a case, for ONNX Runtime."""
+    """Create a bundle of the model with a case, for ONNX Runtime."""
     with Isolated(1) as isolated:
         model = import_model(small, isolated=isolated)
     program = Artifact("onnxruntime", small.name, {small.name: small}, {}, "", "none", (), model.inputs, model.outputs)
@@ -46,7 +46,7 @@ def told(words: list[Any], fault: str, *more: str) -> list[Any]:
 
 
 def check(found: dict[str, Any], fault: str, no_fallback: bool) -> None:
-    """A case's, side's or finding's record."""
+    """Check the fallback in a record of a case, side or finding."""
     outcome, reason = found["outcome"], found.get("reason", found.get("message"))
     where = found.get("provenance", found)
     if fault == ALL or no_fallback:
@@ -62,7 +62,7 @@ def check(found: dict[str, Any], fault: str, no_fallback: bool) -> None:
 
 @pytest.mark.parametrize(("fault", "no_fallback"), [(ALL, False), (PART, False), (PART, True)])
 @pytest.mark.parametrize("workload", ["run", "suite run", "bundle run", "bench"])
-def test_it_is_told_in_every_workload(hil, request, small, workload, fault, no_fallback):
+def test_workloads_report_fallback(hil, request, small, workload, fault, no_fallback):
     more = ("--no-fallback",) if no_fallback else ()
     words = {
         "run": ["run", small, *ORT],
@@ -79,7 +79,7 @@ def test_it_is_told_in_every_workload(hil, request, small, workload, fault, no_f
         assert not (found.get("device") or {}).get("p50_ns") if workload != "bench" else not found["times"]
 
 
-def test_a_person_reads_it(hil, small, bundle):
+def test_cli_prints_fallback_note(hil, small, bundle):
     for words in (["run", small, *ORT], ["bundle", "run", bundle], ["bench", small, *ORT, *QUICK_BENCH]):
         ended = hil(*words, "--runtime-hw-type", "sim", "--fault", PART)
         assert NOTE in " ".join(ended.out.split()), ended.out
@@ -89,7 +89,7 @@ def test_a_person_reads_it(hil, small, bundle):
     assert f"3 cases ran elsewhere in part: small_full_model: {NOTE}" in " ".join(ended.out.split()), ended.out
 
 
-def test_bisect_tells_it(hil, small):
+def test_bisect_reports_fallback(hil, small):
     ended = hil(*told(["bisect", small, *ORT, "--isolated"], PART))
     assert ended.code == 0, ended.err
     for layer in ended.document["layers"]:
@@ -100,7 +100,7 @@ def test_bisect_tells_it(hil, small):
     assert {layer["isolated"]["outcome"] for layer in ended.document["layers"]} == {"FALLBACK"}
 
 
-def test_pytest_tells_it(tmp_path, environment, small):
+def test_pytest_plugin_reports_fallback(tmp_path, environment, small):
     project = Project(tmp_path / "project", environment).set_up(small)
     board = '[board]\nhw_type = "sim"\n[devices]\nonnxruntime = "CPUExecutionProvider"\n[simulator]\n'
     for name, fault in (("all", ALL), ("part", PART)):
@@ -118,7 +118,7 @@ def test_pytest_tells_it(tmp_path, environment, small):
     assert "--no-fallback" in tested.command("repeat it")
 
 
-def test_traces_tell_it(tmp_path, shared_cache, monkeypatch):
+def test_traces_report_fallback(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     monkeypatch.chdir(tmp_path)
 
@@ -141,7 +141,7 @@ def test_traces_tell_it(tmp_path, shared_cache, monkeypatch):
     assert "another-device (3 nodes)" in (part.folder / "log.txt").read_text()
 
 
-def test_a_machine_that_checks_itself_tells_it(bundle, capsys, monkeypatch):
+def test_agent_verify_reports_fallback(bundle, capsys, monkeypatch):
     from hil.agent import runtimes, verify
 
     monkeypatch.setattr(runtimes, "known", lambda: {"onnxruntime": "hil.agent.runtimes.onnxruntime:OnnxRuntime"})
@@ -153,8 +153,8 @@ def test_a_machine_that_checks_itself_tells_it(bundle, capsys, monkeypatch):
     assert verify.main([str(bundle), "--no-fallback"]) == 0
 
 
-def test_a_provider_that_takes_nothing_is_no_pass(hil, small, tmp_path):
-    """As a user meets it: a real provider, which ONNX Runtime leaves for the CPU without a word."""
+def test_run_reports_unused_provider_as_fallback(hil, small, tmp_path):
+    """ONNX Runtime silently uses the CPU in place of this provider."""
     (tmp_path / "b.toml").write_text('[board]\n[simulator]\n[devices]\nonnxruntime = "AzureExecutionProvider"\n')
     ended = hil("run", small, *ORT, "--board", "b.toml", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "FALLBACK"), ended.out
@@ -168,9 +168,9 @@ def test_a_provider_that_takes_nothing_is_no_pass(hil, small, tmp_path):
     ("runtime", "device"),
     [("onnxruntime", "NoSuchProvider"), ("iree", "cuda"), ("iree", "nowhere"), ("tflite", "gpu")],
 )
-def test_a_device_that_is_not_there_is_an_error(hil, small, tmp_path, runtime, device):
+def test_run_reports_missing_device_as_board_unfit(hil, small, tmp_path, runtime, device):
     model = DIGITS.parent / "tflite" / "digits.tflite" if runtime == "tflite" else small
     (tmp_path / "b.toml").write_text(f'[board]\n[simulator]\n[devices]\n{runtime} = "{device}"\n')
     ended = hil("run", model, "--runtime", runtime, "--board", "b.toml", "--json")
-    assert (ended.code, ended.case["outcome"]) == (3, "LOAD_ERROR"), ended.out
+    assert (ended.code, ended.case["outcome"]) == (4, "BOARD_UNFIT"), ended.out
     assert device in ended.case["reason"]

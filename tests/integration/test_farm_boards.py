@@ -1,4 +1,4 @@
-"""Boards that a farm lends: `--board farm:SELECTOR` and `hil farm lease`, against a gateway in this process."""
+"""Boards leased from a farm with `--board farm:SELECTOR` and `hil farm lease`, against an in-process gateway."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MODEL = DIGITS / "digits_cnn.onnx"
 
 @pytest.fixture
 def farm(fake_farm: FakeFarm, start_agent: Callable[..., str], environment: dict[str, str]) -> FakeFarm:
-    """A farm of one board, lab1-sim-1, of its own."""
+    """Provide a farm with a single board, lab1-sim-1."""
     fake_farm.add("lab1-sim-1", start_agent(module="hil.sim"))
     return fake_farm
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_run_takes_a_board_and_names_it(farm: FakeFarm, hil: Callable[..., Ended], direct: bool) -> None:
+def test_run_leases_farm_board_and_reports_lease(farm: FakeFarm, hil: Callable[..., Ended], direct: bool) -> None:
     board = farm.boards["lab1-sim-1"]
     farm.add("lab1-sim-1", board.agent, direct=direct)
     ended = hil("run", MODEL, "--board", "farm:", "--json")
@@ -41,11 +41,11 @@ def test_a_run_takes_a_board_and_names_it(farm: FakeFarm, hil: Callable[..., End
     board = ended.document["board"]
     assert (board["name"], board["hw_type"]) == ("lab1-sim-1", "sim")
     assert board["info"]["lease"] == "job 1, lease 1, host-a at lab1"
-    assert farm.leases[0].over == "given back"
+    assert farm.leases[0].over == "released"
     assert (farm.boards["lab1-sim-1"].dials == 0) is direct
 
 
-def test_every_program_is_compiled_for_the_boards_own_flags(
+def test_run_compiles_with_flags_of_farm_board(
     fake_farm: FakeFarm, start_agent: Callable[..., str], hil: Callable[..., Ended]
 ) -> None:
     config = CONFIG.replace("target-cpu=host", "target-cpu=generic")
@@ -55,6 +55,7 @@ def test_every_program_is_compiled_for_the_boards_own_flags(
     assert "--iree-llvmcpu-target-cpu=generic" in json.dumps(ended.document)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -65,39 +66,39 @@ def test_every_program_is_compiled_for_the_boards_own_flags(
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else words,
 )
-def test_other_verbs_take_a_board_too(farm: FakeFarm, hil: Callable[..., Ended], words: tuple[object, ...]) -> None:
+def test_other_commands_lease_farm_board(farm: FakeFarm, hil: Callable[..., Ended], words: tuple[object, ...]) -> None:
     ended = hil(*words, "--board", "farm:", "--json")
     assert ended.code == 0, ended.err + ended.out
     assert farm.is_free()
     assert "lab1-sim-1" in ended.out or words[0] == "board"
 
 
-def test_nothing_that_matches_ends_with_4_and_the_nearest(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
+def test_run_reports_nearest_board_for_unmatched_selector(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
     ended = hil("run", MODEL, "--board", "farm:impossible")
     assert ended.code == 4
     assert "no board of the farm matches" in ended.out + ended.err
     assert "the nearest: sim-1" in ended.out + ended.err
 
 
-def test_a_busy_farm_is_waited_for_and_then_told(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
+def test_run_reports_queue_position_after_wait_timeout(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
     farm.max_boards = 0
     ended = hil("run", MODEL, "--board", "farm:", "--wait", "1", "--runtime", "onnxruntime")
     assert ended.code == 4
-    assert "no board for us within 1 s: 3 ahead of you" in ended.out + ended.err
-    assert farm.leases[0].over == "given back"
+    assert "no farm board became available within 1 s: 3 ahead of you" in ended.out + ended.err
+    assert farm.leases[0].over == "released"
 
 
-def test_without_a_farm_it_is_told_how_to_name_one(
+def test_run_without_farm_exits_with_usage_error(
     hil: Callable[..., Ended], environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment |= {"HIL_FARM_HOME": str(tmp_path)}
     ended = hil("run", MODEL, "--board", "farm:")
     assert ended.code == 2
-    assert "no farm runs here" in ended.err
+    assert "no farm is running" in ended.err
 
 
 @pytest.mark.parametrize("when", ["waiting", "running"])
-def test_ctrl_c_gives_the_board_back(farm: FakeFarm, environment: dict[str, str], tmp_path: Path, when: str) -> None:
+def test_interrupt_returns_farm_board(farm: FakeFarm, environment: dict[str, str], tmp_path: Path, when: str) -> None:
     farm.max_boards = 0 if when == "waiting" else 1
     process = start_hil(environment, tmp_path, "bench", MODEL, "--board", "farm:", "--min-time", "60")
     eventually(lambda: farm.leases and (when == "waiting" or farm.leases[0].board))
@@ -105,29 +106,27 @@ def test_ctrl_c_gives_the_board_back(farm: FakeFarm, environment: dict[str, str]
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=90)
     assert process.returncode == 130
-    assert farm.leases[0].over == "given back"
+    assert farm.leases[0].over == "released"
 
 
-def test_a_board_without_an_agent_is_not_held(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
+def test_lease_rejects_agentless_board(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
     agent = farm.boards["lab1-sim-1"].agent
     farm.add("lab1-sim-1", agent, '[runtime]\nkind = "command"\n')
     for words in (("run", MODEL, "--board", "farm:"), ("farm", "lease", "true")):
         ended = hil(*words)
         assert ended.code == 4, ended
-        assert "it has no agent" in ended.out + ended.err
+        assert "without an agent cannot be leased" in ended.out + ended.err
         assert "!agentless" in ended.out + ended.err
     assert farm.is_free()
 
 
-def test_a_lease_that_is_lost_ends_the_run_with_the_reason(
-    farm: FakeFarm, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_bench_reports_reason_of_lost_lease(farm: FakeFarm, environment: dict[str, str], tmp_path: Path) -> None:
     process = start_hil(environment, tmp_path, "bench", MODEL, "--board", "farm:", "--min-time", "60")
     eventually(lambda: farm.leases and farm.leases[0].board)
     time.sleep(4.0)
     farm.end("lab1-sim-1", "cancelled by an admin")
     eventually(lambda: farm.leases[0].told)
-    # What a host does when a lease ends: nobody else's session is let in any more.
+    # When a lease ends, the host takes the session so that other sessions are rejected.
     from hil.controller.devices.board_client import Target
     from hil.controller.devices.client import AgentClient
 
@@ -140,20 +139,20 @@ def test_a_lease_that_is_lost_ends_the_run_with_the_reason(
     assert "the lease ended: cancelled by an admin" in out + err
 
 
-def test_the_library_takes_one(farm: FakeFarm) -> None:
+def test_library_connects_to_farm_board(farm: FakeFarm) -> None:
     with library.connect("farm:") as board:
         assert board.name == "lab1-sim-1"
         assert library.run(MODEL, board)
         with pytest.raises(BoardBusy, match=r"within 0\.5 s"):
             library.connect("farm:", wait_s=0.5)
-        with pytest.raises(FarmError, match="no runtime 'tflite'") as caught:
+        with pytest.raises(FarmError, match="runtime 'tflite' not found") as caught:
             farm.add("lab1-sim-2", "unix:/nowhere")
             library.connect("farm:", runtime="tflite")
-        assert "its runtimes: iree, onnxruntime" in caught.value.hint
+        assert "available runtimes: iree, onnxruntime" in caught.value.hint
     assert farm.is_free()
 
 
-def test_hil_board_names_the_board_where_nobody_names_one(
+def test_hil_board_variable_sets_default_board(
     hil: Callable[..., Ended], environment: dict[str, str], start_agent: Callable[..., str], tmp_path: Path
 ) -> None:
     config = tmp_path / "mine.toml"
@@ -173,24 +172,24 @@ def test_hil_board_names_the_board_where_nobody_names_one(
     script = "import hil; print(hil.connect().name)"
     done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip() == "mine", done.stderr
-    # Whoever comes with a lower fence is not let in.
+    # A lower fence is rejected.
     config.write_text(config.read_text().replace("fence = 1000", "fence = 999"))
     refused = hil("run", MODEL, *words)
     assert refused.code == 4
-    assert "fence 999 is too old" in refused.case["reason"]
+    assert "stale fence 999" in refused.case["reason"]
 
 
-def test_a_lease_runs_a_command_with_the_board(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
+def test_lease_runs_command_with_board(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
     command = [sys.executable, "-m", "hil.controller.cli.main", "run", MODEL, "--json"]
     ended = hil("farm", "lease", "--for", "5m", "--", *command)
     assert ended.code == 0, ended.err
     assert ended.document["board"]["name"] == "lab1-sim-1"
     assert ended.document["board"]["info"]["lease"] == "job 1, lease 1, host-a at lab1"
-    assert "board lab1-sim-1 of the farm" in ended.err
-    assert (farm.leases[0].order.timeout_s, farm.leases[0].over) == (300.0, "given back")
+    assert "farm board lab1-sim-1" in ended.err
+    assert (farm.leases[0].order.timeout_s, farm.leases[0].over) == (300.0, "released")
 
 
-def test_a_lease_ends_with_the_commands_exit_code(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
+def test_lease_exits_with_command_exit_code(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
     assert hil("farm", "lease", "--", "sh", "-c", "exit 7").code == 7
     assert hil("farm", "lease", "sh", "-c", "kill -9 $$").code == 137
     assert hil("farm", "lease", "--", "there-is-no-such-command").code == 2
@@ -200,7 +199,7 @@ def test_a_lease_ends_with_the_commands_exit_code(farm: FakeFarm, hil: Callable[
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_a_lease_that_ends_early_ends_the_command(
+def test_lease_stops_command_when_lease_ends(
     farm: FakeFarm, environment: dict[str, str], tmp_path: Path, stubborn: bool
 ) -> None:
     trap = "trap '' TERM; " if stubborn else ""
@@ -208,16 +207,16 @@ def test_a_lease_that_ends_early_ends_the_command(
         environment, tmp_path, "farm", "lease", "--", "bash", "-c", f"{trap}echo $$; while :; do sleep 0.1; done"
     )
     pid = int(process.stdout.readline())
-    farm.end("lab1-sim-1", "its time is over")
+    farm.end("lab1-sim-1", "time limit reached")
     _, err = process.communicate(timeout=90)
     assert process.returncode == 4
-    assert "the lease ended: its time is over" in err
+    assert "the lease ended: time limit reached" in err
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_lease_without_a_command_is_held_until_ctrl_c(
+def test_lease_without_command_lasts_until_signal(
     farm: FakeFarm, environment: dict[str, str], tmp_path: Path, hil: Callable[..., Ended], number: int
 ) -> None:
     process = start_hil(environment, tmp_path, "farm", "lease")
@@ -227,13 +226,13 @@ def test_a_lease_without_a_command_is_held_until_ctrl_c(
     process.send_signal(number)
     process.communicate(timeout=90)
     assert process.returncode == 0
-    assert farm.leases[0].over == "given back"
+    assert farm.leases[0].over == "released"
     assert not config.exists()
 
 
-def test_a_lease_tells_programs_where_the_board_is(farm: FakeFarm, environment: dict[str, str], tmp_path: Path) -> None:
+def test_lease_prints_board_as_json(farm: FakeFarm, environment: dict[str, str], tmp_path: Path) -> None:
     process = start_hil(environment, tmp_path, "farm", "lease", "--json", "--for", "30m")
-    # It is told while the lease lasts.
+    # The document is printed while the lease is active.
     told = "".join(iter(process.stdout.readline, "}\n")) + "}"
     assert not farm.is_free()
     check("lease", ("--json",), json.loads(told))
@@ -246,15 +245,15 @@ def test_a_lease_tells_programs_where_the_board_is(farm: FakeFarm, environment: 
 HEEDFUL = "trap 'echo heard; exit' TERM; echo here; while :; do sleep 0.1; done"
 
 
-def test_a_sigterm_ends_the_command_too(farm: FakeFarm, environment: dict[str, str], tmp_path: Path) -> None:
+def test_lease_forwards_sigterm_to_command(farm: FakeFarm, environment: dict[str, str], tmp_path: Path) -> None:
     process = start_hil(environment, tmp_path, "farm", "lease", "--", "sh", "-c", HEEDFUL)
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60)[0] == "heard\n"
-    assert farm.leases[0].over == "given back"
+    assert farm.leases[0].over == "released"
 
 
-def test_a_free_board_is_had_without_waiting(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
+def test_lease_without_waiting_takes_only_free_board(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
     assert hil("farm", "lease", "--wait", "0", "true").code == 0
     farm.max_boards = 0
     ended = hil("farm", "lease", "--wait", "0", "true")
@@ -262,7 +261,7 @@ def test_a_free_board_is_had_without_waiting(farm: FakeFarm, hil: Callable[..., 
     assert "3 ahead of you" in ended.err
 
 
-def test_a_tunnel_that_breaks_leaves_the_lease(farm: FakeFarm, hil: Callable[..., Ended], tmp_path: Path) -> None:
+def test_lease_survives_broken_tunnel(farm: FakeFarm, hil: Callable[..., Ended], tmp_path: Path) -> None:
     board = farm.boards["lab1-sim-1"]
     farm.add("lab1-sim-1", board.agent, direct=False)
     cut = tmp_path / "cut"

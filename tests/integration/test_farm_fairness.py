@@ -1,4 +1,4 @@
-"""Nobody waits for all that another has queued: whole queues, worked off by boards that need no time."""
+"""Fair scheduling: whole queues, processed by boards that take no time."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ NEVER = 1e9
 
 @pytest.fixture
 def farm(farm_db: str, request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """Four boards. Where nothing else is asked for, no job waits until it counts as one of a higher class."""
+    """Provide a farm with four boards, by default without aging."""
     with open_desk(farm_db, aging_s=getattr(request, "param", NEVER)) as desk:
         desk.online(*BOARDS)
         yield desk
 
 
 class Workers:
-    """What the gateway and the workers of the boards do, until nothing is queued any more."""
+    """Simulate gateway and board workers until the queue is empty."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.ended: list[str] = []
 
     def work_off(self, beside: Callable[[int], Submission | None] = lambda number: None) -> None:
-        """Run all that is queued. ``beside`` may send carl's next order after each job that ended."""
+        """Run all queued jobs. ``beside`` may submit another job after each finished job."""
         self._desk.run(asyncio.wait_for(self._all(beside), 280))
 
     async def _all(self, beside: Callable[[int], Submission | None]) -> None:
@@ -56,42 +56,44 @@ class Workers:
                     await submissions.submit(tx, desk.queue, CARL, order, "", desk.settings)
 
 
-def test_twenty_jobs_do_not_wait_for_three_hundred_of_another(farm: Desk) -> None:
+@pytest.mark.slow
+def test_small_queue_does_not_wait_for_large_queue(farm: Desk) -> None:
     many, few = farm.submit(300, ANNA), farm.submit(20, BERT)
     workers = Workers(farm)
     workers.work_off()
     assert set(farm.jobs().values()) == {"done"}
     assert Counter(workers.ended) == {"anna": len(many), "bert": len(few)}
     last = len(workers.ended) - workers.ended[::-1].index("bert")
-    # They took turns: when bert's last began, anna had had about as many boards as he.
+    # The users took turns: when bert's last job started, anna had had about as many boards.
     assert workers.ended[:last].count("anna") <= len(few) + 2 * len(BOARDS)
-    # ... and nobody stood still for him.
+    # anna's jobs did not wait either.
     assert workers.ended[:last].count("anna") >= len(few) - 2 * len(BOARDS)
 
 
-def test_who_had_much_comes_after_who_had_little(farm: Desk) -> None:
+def test_scheduler_prefers_user_with_less_board_time(farm: Desk) -> None:
     for board in BOARDS[1:]:
         farm.drain(board)
     farm.submit(40, ANNA)
     Workers(farm).work_off()
     workers = Workers(farm)
-    # Much it is, however short the jobs were.
+    # Short jobs still count for a large share here.
     farm.rows("update hil.shares set board_s = board_s + 60 where user_name = 'anna'")
     farm.submit(10, ANNA), farm.submit(10, BERT)
     workers.work_off()
-    # The one board was free when anna came; from then on what she had not long ago counts.
+    # Anna got the free board first; from then on her recent use counts.
     assert workers.ended == ["anna", *["bert"] * 10, *["anna"] * 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("farm", "starves"), [(1.0, False), (NEVER, True)], indirect=["farm"], ids=["aging", "none"])
-def test_a_stream_of_high_jobs_starves_no_low_one(farm: Desk, starves: bool) -> None:
+def test_aging_prevents_starvation_of_low_priority_jobs(farm: Desk, starves: bool) -> None:
     farm.submit(len(BOARDS) * 2, CARL, priority="high")
     farm.submit(3, ANNA, priority="low")
     workers = Workers(farm)
     longest = 300 if starves else 20_000
 
     def stream(number: int) -> Submission | None:
-        """One more for each that ends, until anna's are through: so there is always another that is high."""
+        """Submit a high-priority job per finished job until anna's jobs are done."""
         more = workers.ended.count("anna") < 3 and number < longest
         return Submission(f"high {number}", (JobSpec(Kind.RUN),), priority=Priority.HIGH) if more else None
 
@@ -103,7 +105,7 @@ def test_a_stream_of_high_jobs_starves_no_low_one(farm: Desk, starves: bool) -> 
         assert len(workers.ended) < longest
 
 
-def test_a_suite_ends_on_all_boards(farm: Desk) -> None:
+def test_suite_jobs_use_all_boards(farm: Desk) -> None:
     farm.submit(80)
     Workers(farm).work_off()
     shares = farm.rows(

@@ -1,4 +1,4 @@
-"""A host with two simulated boards, a gateway and a database: all that a job goes through, and what goes wrong."""
+"""Jobs on a host with two simulated boards, a gateway and a database, with failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TERMS = FarmSettings(beat_s=0.2, lease_s=6.0, owner_s=6.0, quarantine_s=2.0, qua
 
 
 class Lab:
-    """A farm whose host has two boards on which a run takes PACE_S."""
+    """Provide a farm whose host has two boards; a run takes PACE_S."""
 
     def __init__(self, farm: Running, token: str, host: Host, specs: dict[str, JobSpec]) -> None:
         self.running, self.token, self.host, self.specs = farm, token, host, specs
@@ -51,12 +51,12 @@ class Lab:
         self.client = farm.client(token)
 
     def ready(self) -> None:
-        """Both boards are there, and nothing runs."""
+        """Wait until both boards are online and idle."""
         eventually(lambda: list(states(self.client).values()) == ["online", "online"], str(self.client.ask("boards")))
         eventually(lambda: not self.client.ask("jobs", state=["running"]))
 
     def begun(self, spec: JobSpec | None = None, **settings: Any) -> tuple[str, str]:
-        """A job that takes long, when it runs on a board; its name and the board's."""
+        """Submit a long job and wait until it runs; return the names of job and board."""
         (name,) = submit(self.client, spec or self.specs["long"], **settings)
         made = eventually(lambda: job_of(self.client, name)["attempts_made"])[-1]
         begins = {"what": "invoke begins", "fence": made["fence"]}
@@ -91,7 +91,7 @@ def lab(database_server: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         for board in ("lab-sim-1", "lab-sim-2"):
             assert owners_at_once(host.journal(board)) == 1
         made.client.close()
-        made.running.stop()  # another one than at the beginning, perhaps
+        made.running.stop()  # the gateway may have been restarted
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def ready(lab: Lab) -> None:
     lab.ready()
 
 
-def test_a_job_runs_and_all_that_it_made_is_in_the_farms_store(lab, tmp_path):
+def test_farm_job_stores_result_and_files(lab, tmp_path):
     (name,) = submit(lab.client, lab.specs["short"])
     result = result_of(lab.client, name)
     assert (result["exit_code"], result["outcome"], result["reason"]) == (0, "PASS", "")
@@ -112,7 +112,7 @@ def test_a_job_runs_and_all_that_it_made_is_in_the_farms_store(lab, tmp_path):
     assert any(path.endswith("logits.npy") for path in result["files"])
 
 
-def test_what_it_prints_can_be_read_while_it_runs(lab):
+def test_farm_client_follows_log_of_running_job(lab):
     name, _ = lab.begun()
     said: list[str] = []
     for reply in lab.client.follow([name], logs=True):
@@ -124,20 +124,20 @@ def test_what_it_prints_can_be_read_while_it_runs(lab):
     lab.client.do("cancel", name=name)
 
 
-def test_a_model_that_cannot_be_read_is_a_result_and_is_not_tried_again(lab):
+def test_farm_does_not_retry_import_error(lab):
     (name,) = submit(lab.client, lab.specs["broken"])
     result = result_of(lab.client, name)
     assert (result["exit_code"], result["outcome"], result["infrastructure"]) == (3, "IMPORT_ERROR", False)
     assert result["attempts"] == 1 and set(states(lab.client).values()) == {"online"}
 
 
-def test_a_job_that_makes_no_sense_is_bad_usage(lab):
+def test_farm_reports_invalid_job_as_usage_error(lab):
     (name,) = submit(lab.client, JobSpec(Kind.RUN, {"models": 7}))
     result = result_of(lab.client, name)
-    assert (result["exit_code"], result["attempts"]) == (2, 1) and "no job of a farm" in result["reason"]
+    assert (result["exit_code"], result["attempts"]) == (2, 1) and "invalid job: " in result["reason"]
 
 
-def test_a_part_of_a_suite_runs_as_the_suite_does(lab):
+def test_suite_job_runs_all_cases_on_leased_board(lab):
     request = Request("suite", flow="onnxruntime", layers=False)
     files = {f"suite/{name}.onnx": next(iter(lab.specs["short"].files.values())) for name in ("one", "two")}
     (name,) = submit(lab.client, JobSpec(Kind.SUITE, json.loads(json.dumps(request.to_json())), files))
@@ -147,7 +147,7 @@ def test_a_part_of_a_suite_runs_as_the_suite_does(lab):
     assert len(result["record"]["cases"]) == 2 and "results.jsonl" in result["files"]
 
 
-def test_a_job_that_is_cancelled_leaves_its_board_at_once(lab):
+def test_cancelled_job_frees_board(lab):
     name, board = lab.begun()
     lab.client.do("cancel", name=name)
     begin = time.monotonic()
@@ -157,14 +157,14 @@ def test_a_job_that_is_cancelled_leaves_its_board_at_once(lab):
     assert "error" in ended[-2] and "error" not in ended[-1]
 
 
-def test_a_job_has_its_board_no_longer_than_it_may(lab):
+def test_job_times_out_at_limit(lab):
     (name,) = submit(lab.client, lab.specs["long"], timeout_s=2.0)
     result = result_of(lab.client, name)
     assert (result["exit_code"], result["outcome"], result["attempts"]) == (3, "TIMEOUT", 1)
 
 
 @pytest.mark.parametrize("victim", ["worker", "agent"])
-def test_a_job_whose_worker_or_agent_is_killed_is_done_all_the_same(lab, victim):
+def test_farm_retries_job_after_worker_or_agent_kill(lab, victim):
     name, board = lab.begun(_of_seconds(lab, 8))
     os.kill(getattr(lab.host, victim)(board), signal.SIGKILL)
     result = result_of(lab.client, name)
@@ -172,7 +172,7 @@ def test_a_job_whose_worker_or_agent_is_killed_is_done_all_the_same(lab, victim)
 
 
 @pytest.mark.parametrize("away_s", [1, 6], ids=["and is back", "and ends before it is back"])
-def test_a_job_goes_on_while_the_gateway_is_away(lab, away_s):
+def test_job_continues_during_gateway_outage(lab, away_s):
     name, _ = lab.begun(_of_seconds(lab, 3))
     lab.running.stop()
     time.sleep(away_s)
@@ -181,7 +181,7 @@ def test_a_job_goes_on_while_the_gateway_is_away(lab, away_s):
     assert (result["outcome"], result["attempts"]) == ("PASS", 1)
 
 
-def test_a_job_goes_on_while_its_host_connects_to_the_farm_anew(lab):
+def test_job_continues_while_host_reconnects(lab):
     name, board = lab.begun(_of_seconds(lab, 3))
     worker = lab.host.worker(board)
     os.kill(lab.host.uplink(), signal.SIGKILL)
@@ -189,7 +189,7 @@ def test_a_job_goes_on_while_its_host_connects_to_the_farm_anew(lab):
     assert (result["outcome"], result["attempts"], lab.host.worker(board)) == ("PASS", 1, worker)
 
 
-def test_boards_whose_host_is_cut_off_are_offline_and_back_when_it_is(lab):
+def test_boards_turn_offline_while_host_disconnected(lab):
     lab.ready()
     uplink = lab.host.uplink()
     os.kill(uplink, signal.SIGSTOP)
@@ -202,7 +202,7 @@ def test_boards_whose_host_is_cut_off_are_offline_and_back_when_it_is(lab):
     assert result_of(lab.client, after)["outcome"] == "PASS"
 
 
-def test_a_worker_that_was_frozen_past_its_lease_does_nothing_more_to_the_board(lab):
+def test_worker_frozen_past_lease_stops_using_board(lab):
     name, board = lab.begun(board="lab-sim-1")
     worker = lab.host.worker(board)
     os.kill(worker, signal.SIGSTOP)
@@ -218,7 +218,7 @@ def test_a_worker_that_was_frozen_past_its_lease_does_nothing_more_to_the_board(
     assert result_of(lab.client, name)["state"] == "cancelled"
 
 
-def test_a_board_that_somebody_used_beside_the_farm_is_the_farms_again(lab):
+def test_farm_regains_board_after_outside_use(lab):
     lab.ready()
     client = AgentClient(Target(lab.host.address("lab-sim-2")), "beside")
     seen = client.describe().fence
@@ -231,7 +231,7 @@ def test_a_board_that_somebody_used_beside_the_farm_is_the_farms_again(lab):
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["same machine", "through the farm"])
-def test_whoever_leases_a_board_reaches_its_agent_until_the_lease_is_over(lab, near, monkeypatch):
+def test_lease_reaches_agent_only_during_lease(lab, near, monkeypatch):
     if not near:
         monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
     with LeaseSession(lab.address, lease_order("simulated", "a test")) as held:
@@ -249,7 +249,7 @@ def test_whoever_leases_a_board_reaches_its_agent_until_the_lease_is_over(lab, n
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["same machine", "through the farm"])
-def test_whoever_leases_a_board_opens_sessions_with_the_leases_fence_and_no_other(lab, near, monkeypatch):
+def test_lease_session_rejects_other_fences(lab, near, monkeypatch):
     if not near:
         monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
     lab.ready()
@@ -257,7 +257,7 @@ def test_whoever_leases_a_board_opens_sessions_with_the_leases_fence_and_no_othe
         assert held.wait(20)
         fence, client = held.held.grant.fence, AgentClient(Target(held.address), "lab-sim-1")
         for other in (2**64 - 1, 2**63, 2**62 - 1, fence + 1, fence - 1, 0):
-            with pytest.raises(BoardError, match=f"the lease's fence, {fence}, not with {other}"):
+            with pytest.raises(BoardError, match=f"must use fence {fence}, got {other}"):
                 client.open_session("mine for good", fence=other, on_wait=print)
         assert client.open_session("mine", fence=fence, on_wait=print) == fence
         assert client.describe().fence == fence
@@ -268,7 +268,7 @@ def test_whoever_leases_a_board_opens_sessions_with_the_leases_fence_and_no_othe
     assert lab.host.journal("lab-sim-1")[-1]["fence"] == fence + 1
 
 
-def test_a_host_that_is_stopped_gives_its_jobs_back_at_once_and_leaves_nothing(lab):
+def test_stopped_host_requeues_jobs(lab):
     name, _ = lab.begun(_of_seconds(lab, 8))
     begin = time.monotonic()
     lab.host.stop()
@@ -280,7 +280,7 @@ def test_a_host_that_is_stopped_gives_its_jobs_back_at_once_and_leaves_nothing(l
     assert result["outcome"] == "PASS"
 
 
-def test_a_host_that_is_killed_leaves_no_process_and_may_start_again_at_once(lab):
+def test_killed_host_restarts_without_orphan_processes(lab):
     lab.begun(max_attempts=1)
     lab.host.process.kill()
     lab.host.process.wait(60)
@@ -290,7 +290,7 @@ def test_a_host_that_is_killed_leaves_no_process_and_may_start_again_at_once(lab
     def orphans() -> list[int]:
         found = []
         for pid in lab.host.processes():
-            with contextlib.suppress(OSError):  # one that has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
                 found += [pid] * (parent == "1")
         return found
@@ -298,10 +298,10 @@ def test_a_host_that_is_killed_leaves_no_process_and_may_start_again_at_once(lab
     eventually(lambda: not orphans())
 
 
-def test_two_hosts_of_one_name_on_a_machine_are_one_too_many(lab):
+def test_host_rejects_duplicate_name_on_machine(lab):
     command = [sys.executable, "-m", "hil", "farm", "host", "--name", "lab", "--sim", "1"]
     done = subprocess.run(command, env=lab.host.environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 4 and "a host lab runs here already" in done.stderr
+    assert done.returncode == 4 and "host lab is already running" in done.stderr
 
 
 def _of_seconds(lab: Lab, seconds: float) -> JobSpec:

@@ -1,4 +1,4 @@
-"""A board over SSH in the farm, presented by two hosts: one owns it, the other takes over when that is gone."""
+"""A board over SSH on two hosts: the second takes over when the owner fails."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def spec(client: FarmClient) -> JobSpec:
 def hosts(
     farm: tuple[Running, str], client: FarmClient, sshd: Sshd, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Host]]:
-    """The owner first."""
+    """Start both hosts; the owner is first."""
     config = tmp_path_factory.mktemp("boards") / "bench.toml"
     config.write_text(
         '[board]\nhw_type = "bench"\nruntime = "onnxruntime"\n[labels]\nchip = "x"\n'
@@ -77,7 +77,7 @@ def hosts(
         f'[connection]\naddress = "{sshd.address}"\nidentity = "{sshd.identity}"\nknown_hosts = "{sshd.known_hosts}"\n'
     )
     with open_board(replace(choose(str(config)), runtime="onnxruntime")):
-        pass  # its agent is there now: that takes longer than any test should wait for
+        pass  # deploys the agent before the tests
     with ExitStack() as stack:
         started = []
         for name in ("owner", "other"):
@@ -87,7 +87,7 @@ def hosts(
         yield started
 
 
-def test_a_job_runs_on_a_board_that_the_host_reaches_over_ssh(hosts, client, spec):
+def test_farm_runs_job_on_ssh_board(hosts, client, spec):
     (name,) = submit(client, spec, selector="chip=x, runtimes=onnxruntime")
     result = result_of(client, name)
     assert (result["outcome"], result["board"], result["attempts"]) == ("PASS", "bench", 1)
@@ -95,7 +95,7 @@ def test_a_job_runs_on_a_board_that_the_host_reaches_over_ssh(hosts, client, spe
     assert (board["host"], board["site"]) == ("owner", "here") and board["labels"]["cores"] >= 1
 
 
-def test_its_agent_is_reached_through_the_farm(hosts, farm, monkeypatch):
+def test_lease_reaches_ssh_board_through_farm(hosts, farm, monkeypatch):
     monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
     with LeaseSession(FarmAddress((farm[0].address,), farm[1]), lease_order("chip=x", "a test")) as held:
         assert held.wait(20)
@@ -104,7 +104,7 @@ def test_its_agent_is_reached_through_the_farm(hosts, farm, monkeypatch):
         agent.close()
 
 
-def test_a_way_that_broke_is_mended(hosts, client, spec, sshd):
+def test_host_reconnects_after_sshd_restart(hosts, client, spec, sshd):
     sshd.stop()
     sshd.start()
     (name,) = submit(client, spec)
@@ -112,7 +112,7 @@ def test_a_way_that_broke_is_mended(hosts, client, spec, sshd):
     assert (result["outcome"], result["attempts"]) == ("PASS", 1), result
 
 
-def test_the_other_host_takes_over_when_the_owner_is_gone(hosts, client, spec):
+def test_second_host_takes_over_after_owner_dies(hosts, client, spec):
     owner, other = hosts
     owner.process.send_signal(signal.SIGKILL)
     owner.process.wait(60)
@@ -122,7 +122,7 @@ def test_the_other_host_takes_over_when_the_owner_is_gone(hosts, client, spec):
     assert other.process.poll() is None
 
 
-def test_a_board_that_is_gone_is_quarantined_and_comes_back_by_itself(hosts, client, spec, sshd):
+def test_farm_quarantines_lost_board_until_recovery(hosts, client, spec, sshd):
     sshd.stop()
     try:
         (name,) = submit(client, spec, max_attempts=1)

@@ -1,4 +1,4 @@
-"""A board that is a place of a real labgrid: acquired, reached, switched and released as labgrid has it."""
+"""Boards that are places of a real labgrid: acquire, reach, switch and release."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lab(
     sshd: Sshd,
     outlet: Outlet,
 ) -> Iterator[Labgrid]:
-    """A place `rpi5` with SSH and power, `bare` with neither, and `two` with two services."""
+    """Set up the places `rpi5` with SSH and power, `bare` with neither, and `two` with two services."""
     service = f"{{address: 127.0.0.1, username: {sshd.user}, port: {sshd.port}}}"
     with running_labgrid(labgrid_bin, tmp_path_factory.mktemp("labgrid")) as lab:
         lab.export(
@@ -66,7 +66,7 @@ def digits() -> Path:
 
 @pytest.fixture
 def config(lab: Labgrid, sshd: Sshd, tmp_path: Path) -> BoardConfig:
-    """The config of the place's board, as its owner would write it."""
+    """Write a config for the place's board."""
     path = tmp_path / "shelf-rpi5.toml"
     path.write_text(
         '[board]\nhw_type = "generic"\n'
@@ -80,7 +80,8 @@ def place_named(config: BoardConfig, **settings: str) -> BoardConfig:
     return replace(config, labgrid=replace(config.labgrid, **settings))
 
 
-def test_the_place_is_acquired_reached_over_ssh_and_released(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_labgrid_acquires_and_releases_place(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
     with borrowed(config, "bench") as board:
         assert "hil-farm-bench" in lab.client("who")
         with open_shell(board.connection.address, board.connection, board=board.name, base=tmp_path) as shell:
@@ -88,7 +89,8 @@ def test_the_place_is_acquired_reached_over_ssh_and_released(config: BoardConfig
     assert "rpi5" not in lab.client("who")
 
 
-def test_its_power_is_switched_by_labgrid(config: BoardConfig, outlet: Outlet) -> None:
+@pytest.mark.slow
+def test_labgrid_switches_board_power(config: BoardConfig, outlet: Outlet) -> None:
     before = len(outlet.told)
     with borrowed(config, "bench") as board:
         switch(board.power, "off", board=board.name)
@@ -96,7 +98,7 @@ def test_its_power_is_switched_by_labgrid(config: BoardConfig, outlet: Outlet) -
     assert outlet.told[before:] == ["0", "0", "1"]
 
 
-def test_what_the_config_says_itself_stays(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
+def test_board_config_overrides_labgrid_settings(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
     head, _, labgrid = config.path.read_text().partition("[labgrid]")
     mine = '[connection]\naddress = "unix:/run/agent.sock"\n[power]\ncycle = "true"\n[labgrid]'
     path = tmp_path / "own.toml"
@@ -105,10 +107,11 @@ def test_what_the_config_says_itself_stays(config: BoardConfig, lab: Labgrid, tm
     with borrowed(own, "bench") as board:
         assert board.connection == own.connection
         assert board.power.hooks["cycle"] == own.power.hooks["cycle"]
-        assert board.power.can("off")  # labgrid's
+        assert board.power.can("off")  # from labgrid
 
 
-def test_somebody_elses_place_is_left_alone(config: BoardConfig, lab: Labgrid) -> None:
+@pytest.mark.slow
+def test_labgrid_rejects_place_of_other_user(config: BoardConfig, lab: Labgrid) -> None:
     lab.client("-p", "rpi5", "acquire", user="bob")
     try:
         with pytest.raises(BoardBusy, match=r"already acquired by .*/bob"), borrowed(config, "bench"):
@@ -118,8 +121,9 @@ def test_somebody_elses_place_is_left_alone(config: BoardConfig, lab: Labgrid) -
         lab.client("-p", "rpi5", "release", user="bob")
 
 
-def test_two_hosts_do_not_share_a_place_and_a_killed_one_has_it_again(config: BoardConfig, lab: Labgrid) -> None:
-    Place(config.labgrid, "bench-1", config.name).acquire()  # and dies
+@pytest.mark.slow
+def test_restarted_host_reacquires_labgrid_place(config: BoardConfig, lab: Labgrid) -> None:
+    Place(config.labgrid, "bench-1", config.name).acquire()  # simulate a host that dies after acquire
     with pytest.raises(BoardBusy), borrowed(config, "bench-2"):
         pass
     with borrowed(config, "bench-1") as board:
@@ -128,29 +132,30 @@ def test_two_hosts_do_not_share_a_place_and_a_killed_one_has_it_again(config: Bo
         pass
 
 
-def test_a_place_that_was_taken_away_is_known(config: BoardConfig, lab: Labgrid) -> None:
+@pytest.mark.slow
+def test_labgrid_detects_kicked_place(config: BoardConfig, lab: Labgrid) -> None:
     place = Place(config.labgrid, "bench", config.name)
     with borrowed(config, "bench") as board:
         assert place.held()
         lab.client("-p", "rpi5", "release", "--kick")
         assert not place.held()
-        with pytest.raises(Exception, match="ended with 1"):
+        with pytest.raises(Exception, match="failed with exit code 1"):
             switch(board.power, "cycle", board=board.name)
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
-        ({"place": "rpi"}, UsageError, "no place 'rpi'"),  # a part of a name finds the place, to labgrid
+        ({"place": "rpi"}, UsageError, "place 'rpi' not found"),  # a part of a name finds the place, to labgrid
         ({"place": "nothing"}, UsageError, "matches nothing"),
         ({"place": "bare"}, UsageError, "has no NetworkService"),
         ({"place": "two"}, UsageError, "services main, spare"),
         ({"place": "two", "service": "third"}, UsageError, "services main, spare"),
         ({"coordinator": "127.0.0.1:9"}, BoardUnreachable, "connect to coordinator"),
-        ({"client": "/nowhere/labgrid-client"}, UsageError, "cannot be started"),
+        ({"client": "/nowhere/labgrid-client"}, UsageError, "cannot start the labgrid client"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_labgrid_reports_invalid_settings(
     config: BoardConfig, lab: Labgrid, settings: dict[str, str], error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says), borrowed(place_named(config, **settings), "bench"):
@@ -158,12 +163,14 @@ def test_what_is_wrong_is_said(
     assert "hil-farm" not in lab.client("who")
 
 
-def test_a_service_is_named(config: BoardConfig) -> None:
+@pytest.mark.slow
+def test_labgrid_selects_named_service(config: BoardConfig) -> None:
     with borrowed(place_named(config, place="two", service="spare"), "bench") as board:
         assert board.connection.address == "root@10.0.0.10"
 
 
-def test_an_exporter_that_went_away(config: BoardConfig, lab: Labgrid) -> None:
+@pytest.mark.slow
+def test_labgrid_reports_lost_exporter_as_unreachable(config: BoardConfig, lab: Labgrid) -> None:
     lab.export("attic", "old:\n  NetworkService: {address: 10.0.0.11, username: root}\n")
     lab.place("old", "attic/old/*")
     lab.stop("attic")
@@ -172,10 +179,10 @@ def test_an_exporter_that_went_away(config: BoardConfig, lab: Labgrid) -> None:
     assert raised.type is BoardUnreachable
 
 
-def test_a_place_is_a_board_of_a_farm_until_the_farm_ends(
+def test_farm_releases_labgrid_place_at_shutdown(
     config: BoardConfig, lab: Labgrid, tmp_path: Path, digits: Path
 ) -> None:
-    """Its agent is a simulator's, so that nothing has to be deployed over SSH."""
+    """A simulator provides the agent, which avoids deployment over SSH."""
     agent, address = start_process("hil.sim", f"unix:{tmp_path}/agent.sock", tmp_path / "store", "--config", "sim")
     try:
         text = config.path.read_text().replace("[connection]", f'[connection]\naddress = "{address}"')
@@ -190,7 +197,7 @@ def test_a_place_is_a_board_of_a_farm_until_the_farm_ends(
         stop_process(agent)
 
 
-def test_a_board_that_is_no_place_is_as_it_is(config: BoardConfig) -> None:
+def test_board_without_labgrid_stays_unchanged(config: BoardConfig) -> None:
     plain = replace(config, labgrid=boards.Labgrid())
     with borrowed(plain, "bench") as board:
         assert board is plain

@@ -1,4 +1,4 @@
-"""`hil farm status`, `boards`, `top`, `events` and `watch` beside a farm that runs."""
+"""`hil farm status`, `boards`, `top`, `events` and `watch` on a running farm."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def farm(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def document_of(farm: RunningFarm, verb: str, *words: str) -> dict[str, Any]:
-    """What a command prints with ``--json``: what docs/farm.schema.json says."""
+    """Return the document of a command with ``--json``, as in docs/farm.schema.json."""
     done = farm.hil("farm", verb, *words, "--json")
     assert done.code == 0, done.err
     return done.document
 
 
 def submit(farm: RunningFarm, *words: object) -> str:
-    """The submission's number, when its jobs have ended."""
+    """Submit jobs, wait until they end, and return the submission number."""
     name = str(farm.hil("farm", "submit", *words, "--json").document["submission"])
 
     def ended() -> bool:
@@ -52,7 +52,7 @@ def submit(farm: RunningFarm, *words: object) -> str:
     return name
 
 
-def test_a_job_is_in_all_that_is_shown(farm: RunningFarm):
+def test_farm_commands_show_finished_job(farm: RunningFarm):
     name = submit(farm, MODEL, "--select", "arch, iree>=3", "--priority", "high")
     job = document_of(farm, "status", name)["job"]
     assert (job["state"], job["outcome"], job["exit_code"], job["priority"]) == ("done", "PASS", 0, "high")
@@ -70,29 +70,29 @@ def test_a_job_is_in_all_that_is_shown(farm: RunningFarm):
     assert [user["board_s"] > 0 for user in users if user["user"] == job["user"]] == [True]
 
 
-def test_a_submission_of_several_jobs(farm: RunningFarm):
+def test_farm_status_shows_jobs_of_submission(farm: RunningFarm):
     name = submit(farm, MODEL, MODEL)
     names = [job["name"] for job in document_of(farm, "status", name)["jobs"]]
     assert names == [f"{name}.1", f"{name}.2"]
     assert document_of(farm, "status", names[1])["job"]["name"] == names[1]
 
 
-def test_boards_and_how_they_came_to_be_online(farm: RunningFarm):
+def test_farm_boards_shows_state_and_selector_mismatch(farm: RunningFarm):
     boards = document_of(farm, "boards", "--select", "simulated, mem>=1MiB")["boards"]
     assert [board["state"] for board in boards] == ["online", "online"]
     assert document_of(farm, "boards", "--select", "!simulated")["boards"] == []
     first = boards[0]["name"]
     events = document_of(farm, "events", "--board", first, "--limit", "1000")["events"]
-    assert [event["reason"] for event in events if event["what"] == "board.online"] == ["it passed its check"]
+    assert [event["reason"] for event in events if event["what"] == "board.online"] == ["health check passed"]
     none = farm.hil("farm", "boards", "--select", "chip=a53")
     assert (none.code, none.out) == (0, "")
     assert f"{first}: has no chip" in none.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(("status", "999"), "no job 999"), (("boards", "--select", "a="), "missing")]
+    ("words", "said"), [(("status", "999"), "job 999 not found"), (("boards", "--select", "a="), "missing")]
 )
-def test_what_there_is_not_is_refused(farm: RunningFarm, words: tuple[str, ...], said: str):
+def test_farm_commands_reject_unknown_job_and_bad_selector(farm: RunningFarm, words: tuple[str, ...], said: str):
     done = farm.hil("farm", *words)
     assert done.code == 2
     assert said in done.err
@@ -106,12 +106,12 @@ def watching(farm: RunningFarm, *words: str, out: int) -> Iterator[subprocess.Po
     try:
         yield process
     finally:
-        # Where a test has failed before it ended it: whoever reads what it prints would wait for ever.
+        # After a failed test, readers of its output would wait forever.
         process.kill()
         process.wait()
 
 
-def test_watching_in_a_pipe_tells_every_event_and_ends_at_ctrl_c(farm: RunningFarm):
+def test_farm_watch_pipes_events_as_json(farm: RunningFarm):
     read, write = os.pipe()
     events: list[dict[str, Any]] = []
     with os.fdopen(read, "rb") as pipe, watching(farm, "--json", out=write) as process:
@@ -131,7 +131,7 @@ def test_watching_in_a_pipe_tells_every_event_and_ends_at_ctrl_c(farm: RunningFa
     assert next(event["what"] for event in events if event["job"] == name) == "job.queued"
 
 
-def test_watching_in_a_terminal_shows_boards_and_jobs_and_gives_it_back_at_ctrl_c(farm: RunningFarm):
+def test_farm_watch_restores_terminal_on_interrupt(farm: RunningFarm):
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     before = termios.tcgetattr(terminal)
@@ -154,4 +154,4 @@ def test_watching_in_a_terminal_shows_boards_and_jobs_and_gives_it_back_at_ctrl_
     reader.join(10)
     os.close(main)
     assert b"sim-1" in shown
-    assert shown.rstrip().endswith(b"\x1b[?25h")  # the cursor is back
+    assert shown.rstrip().endswith(b"\x1b[?25h")  # cursor restored

@@ -30,7 +30,7 @@ def farm(shared_cache, tmp_path_factory):
 
 @pytest.fixture
 def call(farm, tmp_path):
-    """`hil farm ARGS...` in an empty folder."""
+    """Return a function that runs `hil farm ARGS...` in an empty directory."""
     return lambda *args: farm.hil("farm", *args, cwd=tmp_path)
 
 
@@ -41,7 +41,7 @@ def submitted(call, *args: object) -> dict:
 
 
 @pytest.mark.daily
-def test_a_model_is_run_and_shown_and_what_it_made_is_fetched(call, tmp_path):
+def test_submit_runs_model_and_result_fetches_files(call, tmp_path):
     done = call("submit", MODEL, "--wait", "--iterations", "3")
     assert done.code == 0, done.err
     assert done.out.startswith("PASS  digits_cnn  iree")
@@ -61,7 +61,8 @@ def test_a_model_is_run_and_shown_and_what_it_made_is_fetched(call, tmp_path):
     assert call("logs", name, "-f").out.count("digits_cnn: PASS\n") == 1
 
 
-def test_options_that_repeat_are_targets_with_jobs_of_their_own(call, tmp_path):
+@pytest.mark.slow
+def test_submit_creates_submission_per_repeated_option(call, tmp_path):
     sent = submitted(call, MODEL, "--runtime", "iree", "--runtime", "onnxruntime")["targets"]
     assert [one["name"] for one in sent] == ["iree", "onnxruntime"]
     for one in sent:
@@ -78,7 +79,7 @@ def test_options_that_repeat_are_targets_with_jobs_of_their_own(call, tmp_path):
     assert "1 case on 2 targets, none differs" in suite.out
 
 
-def test_the_exit_code_is_the_job_s_own(call, tmp_path):
+def test_submit_exits_with_job_exit_code(call, tmp_path):
     np.save(tmp_path / "wrong.npy", np.zeros((1, 10), np.float32))
     wrong = call("submit", MODEL, "--expected", "wrong.npy", "--wait")
     assert wrong.code == 1
@@ -86,11 +87,11 @@ def test_the_exit_code_is_the_job_s_own(call, tmp_path):
     document = call("submit", MODEL, "--expected", "wrong.npy", "--wait", "--json").document
     assert document["exit_code"] == 1
     assert document["jobs"][0]["outcome"] == "FAIL"
-    # A wrong answer is a result: it is not tried again.
+    # A wrong answer is a result and causes no retry.
     assert call("status", document["name"], "--json").document["job"]["attempts"] == 1
 
 
-def test_files_go_along_and_are_uploaded_once(call, tmp_path):
+def test_submit_uploads_input_files_only_on_first_use(call, tmp_path):
     image = np.load(DIGITS / "digits_test.npz")["image"][:1]
     np.savez(tmp_path / "in.npz", image=image)
     model = onnx.load(MODEL)
@@ -108,7 +109,7 @@ def test_files_go_along_and_are_uploaded_once(call, tmp_path):
     assert np.array_equal(np.load(given), image)
 
 
-def test_several_models_are_a_job_each(call):
+def test_submit_creates_job_per_model(call):
     found = submitted(call, MODEL, DIGITS / "digits_cnn_int8.onnx", "--priority", "high")
     number = found["submission"]
     assert found["jobs"] == [f"{number}.1", f"{number}.2"]
@@ -120,17 +121,17 @@ def test_several_models_are_a_job_each(call):
     assert [job["name"] for job in one["jobs"]] == [f"{number}.2"]
 
 
-def test_a_bundle_is_run(call, farm, tmp_path):
+def test_submit_runs_bundle(call, farm, tmp_path):
     made = farm.hil("bundle", "create", MODEL, "--cases", "2", "-o", "net.hilb", cwd=tmp_path)
     assert made.code == 0, made.err
     done = call("submit", "net.hilb", "--wait")
     assert done.code == 0, done.err
     assert done.out.count("PASS") == 2
     both = call("submit", "net.hilb", MODEL)
-    assert (both.code, "two kinds of jobs" in both.err) == (2, True)
+    assert (both.code, "cannot be in the same submission" in both.err) == (2, True)
 
 
-def test_a_suite_is_one_run_again_with_all_its_reports(call, farm, tmp_path):
+def test_submit_merges_suite_results_and_reports(call, farm, tmp_path):
     (tmp_path / "nets").mkdir()
     shutil.copy(MODEL, tmp_path / "nets")
     (tmp_path / "nets/broken.onnx").write_bytes(b"no model")
@@ -158,10 +159,10 @@ def test_a_suite_is_one_run_again_with_all_its_reports(call, farm, tmp_path):
     assert diff.code == 0, diff.out
 
 
-def test_what_no_board_can_ever_be_is_refused_at_once(call):
+def test_submit_rejects_unmatched_selector(call):
     refused = call("submit", MODEL, "--select", "chip=a53, cores>=1")
     assert refused.code == 4
-    assert "no board of the farm" in refused.err
+    assert "no board matches" in refused.err
     assert "nearest" in refused.err
     unread = call("submit", MODEL, "--select", "chip=")
     assert unread.code == 2
@@ -171,18 +172,18 @@ def test_what_no_board_can_ever_be_is_refused_at_once(call):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "nothing to run was named"),
-        (("gone.onnx",), "no suite, model, bundle or folder 'gone.onnx'"),
+        ((), "no model, bundle or suite specified"),
+        (("gone.onnx",), "suite, model, bundle or directory 'gone.onnx' not found"),
         (("models",), "did you mean '@models'"),
-        ((MODEL, "--filter", "x"), "--filter is not for models"),
-        ((MODEL, "--method", "main"), "--method is not for models"),
-        (("@models", "--input", "x=1"), "--input is not for suites"),
-        (("@models", "@operators"), "one suite at a time"),
+        ((MODEL, "--filter", "x"), "--filter does not apply to models"),
+        ((MODEL, "--method", "main"), "--method does not apply to models"),
+        (("@models", "--input", "x=1"), "--input does not apply to suites"),
+        (("@models", "@operators"), "only one suite per submission"),
         ((MODEL, "--input", "image=gone.npy"), "no such file: gone.npy"),
         ((MODEL, "--timeout", "0"), "--timeout must be above 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nothing_is_queued(call, words, said):
+def test_submit_rejects_invalid_arguments_without_queueing(call, words, said):
     before = [job["name"] for job in call("status", "--json").document["jobs"]]
     refused = call("submit", *words)
     assert refused.code == 2
@@ -190,11 +191,11 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_queued(call, words, said)
     assert [job["name"] for job in call("status", "--json").document["jobs"]] == before
 
 
-def test_a_suite_without_cases_runs_nothing(call):
+def test_submit_of_empty_suite_exits_with_5(call):
     assert call("submit", "@models", "--filter", "no-such-case").code == 5
 
 
-def test_ctrl_c_leaves_the_job_and_cancel_ends_it(call, farm: RunningFarm, tmp_path: Path):
+def test_interrupt_leaves_job_queued_for_cancel(call, farm: RunningFarm, tmp_path: Path):
     board = sorted(farm.boards())[0]
     assert call("drain", board).code == 0
     try:
@@ -220,13 +221,13 @@ def test_ctrl_c_leaves_the_job_and_cancel_ends_it(call, farm: RunningFarm, tmp_p
         assert f"hil farm cancel {name}" in said
         assert call("status", name, "--json").document["job"]["state"] == "queued"
         assert call("cancel", name).out == f"cancelled {name}\n"
-        assert call("cancel", name).out == f"{name} had ended already\n"
+        assert call("cancel", name).out == f"{name} has already ended\n"
         assert call("result", name).code == 130
     finally:
         assert call("resume", board).code == 0
 
 
-def test_without_a_farm_it_says_how_to_get_one(tmp_path):
+def test_submit_without_farm_suggests_farm_up(tmp_path):
     environment = {**os.environ, "HIL_FARM_HOME": str(tmp_path / "none")}
     alone = subprocess.run([*HIL, "farm", "submit", str(MODEL)], env=environment, capture_output=True, text=True)
     assert alone.returncode == 2
@@ -234,7 +235,7 @@ def test_without_a_farm_it_says_how_to_get_one(tmp_path):
 
 
 @pytest.mark.board
-def test_a_runtime_that_a_board_has_not_yet_is_brought_there(environment, make_board, tmp_path):
+def test_farm_deploys_missing_runtime_to_board(environment, make_board, tmp_path):
     board = make_board(name="farmed")
     config = tmp_path / "farmed.toml"
     config.write_text(

@@ -1,4 +1,4 @@
-"""Suites, and pytest's workers, on boards that a farm lends, against a gateway in this process."""
+"""Suites and pytest workers on boards leased from an in-process farm gateway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A folder with models of six layers each."""
+    """Save models of six layers each in a directory."""
     folder = tmp_path / "models"
     folder.mkdir()
     for size in range(8, 14):
@@ -32,11 +32,11 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_suite_spreads_over_the_boards_of_a_farm(
+def test_suite_spreads_over_farm_boards(
     fake_farm: FakeFarm, hil: Callable[..., Ended], start_agent: Callable[..., str], models: Path
 ) -> None:
     for number in range(3):
-        # So slow that one board is not done before the other has come.
+        # Slow enough that both boards take cases.
         fake_farm.add(f"lab1-sim-{number}", start_agent("--fault", "pace:seconds=0.2", module="hil.sim"))
     ended = hil("suite", "run", models, "--flow", "onnxruntime", "--board", "farm:", "-j", 2, "--json")
     assert ended.code == 0, ended.err
@@ -52,7 +52,7 @@ def test_a_suite_spreads_over_the_boards_of_a_farm(
     assert fake_farm.is_free()
 
 
-def test_boards_that_come_later_join_and_lost_ones_are_replaced(
+def test_suite_adds_and_replaces_farm_boards(
     fake_farm: FakeFarm, environment: dict[str, str], start_agent: Callable[..., str], models: Path, tmp_path: Path
 ) -> None:
     slow = [start_agent("--fault", "pace:seconds=0.4", module="hil.sim") for _ in range(3)]
@@ -85,7 +85,8 @@ def test_boards_that_come_later_join_and_lost_ones_are_replaced(
     assert fake_farm.is_free()
 
 
-def test_boards_of_another_kind_are_left_out(
+@pytest.mark.slow
+def test_suite_skips_boards_with_other_compile_flags(
     fake_farm: FakeFarm, hil: Callable[..., Ended], farm_agents: list[str], models: Path
 ) -> None:
     fake_farm.add("lab1-sim-0", farm_agents[0])
@@ -97,7 +98,7 @@ def test_boards_of_another_kind_are_left_out(
     assert fake_farm.is_free()
 
 
-def test_a_suite_without_a_board_that_will_do_leaves_nothing(
+def test_suite_without_matching_board_leaves_directory_unchanged(
     fake_farm: FakeFarm, hil: Callable[..., Ended], models: Path, tmp_path: Path
 ) -> None:
     ended = hil("suite", "run", models, "--board", "farm:impossible", "-j", 2, "--out", "out")
@@ -110,7 +111,7 @@ def test_a_suite_without_a_board_that_will_do_leaves_nothing(
     assert (tmp_path / "mine" / "notes").exists()
 
 
-def test_a_suite_that_no_board_is_free_for_is_lost_in_time(
+def test_suite_reports_board_lost_after_wait_timeout(
     fake_farm: FakeFarm, hil: Callable[..., Ended], models: Path
 ) -> None:
     ended = hil("suite", "run", models, "--board", "farm:", "--wait", 1, "--flow", "onnxruntime", "--json")
@@ -118,7 +119,8 @@ def test_a_suite_that_no_board_is_free_for_is_lost_in_time(
     assert {case["outcome"] for case in ended.document["cases"]} == {"BOARD_LOST"}
 
 
-def test_a_suite_that_was_cut_off_leases_boards_again(
+@pytest.mark.slow
+def test_resumed_suite_leases_new_board(
     fake_farm: FakeFarm,
     hil: Callable[..., Ended],
     environment: dict[str, str],
@@ -141,7 +143,8 @@ def test_a_suite_that_was_cut_off_leases_boards_again(
     assert {case["board"] for case in ended.document["cases"]} == {"lab1-sim-0"}
 
 
-def test_what_is_expected_to_fail_counts_by_the_real_boards_type(
+@pytest.mark.slow
+def test_expected_failures_use_type_of_leased_board(
     fake_farm: FakeFarm, hil: Callable[..., Ended], farm_agents: list[str], models: Path
 ) -> None:
     fake_farm.add("lab1-sim-0", farm_agents[0])
@@ -160,7 +163,7 @@ def test_what_is_expected_to_fail_counts_by_the_real_boards_type(
     assert fake_farm.leases[-1].order.selector == 'hw_type="sim"'
 
 
-def test_each_worker_of_xdist_leases_a_board(
+def test_xdist_workers_lease_farm_boards(
     fake_farm: FakeFarm, farm_agents: list[str], models: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     for number, agent in enumerate(farm_agents):
@@ -171,4 +174,4 @@ def test_each_worker_of_xdist_leases_a_board(
     assert len(run.outcomes) == 6 * 7
     assert len({told["hil_board"] for told in run.properties.values()}) <= len(fake_farm.leases) <= 3
     assert {told["hil_hw_type"] for told in run.properties.values()} == {"sim"}
-    assert all(lease.over == "given back" for lease in fake_farm.leases)
+    assert all(lease.over == "released" for lease in fake_farm.leases)

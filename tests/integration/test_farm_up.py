@@ -1,4 +1,4 @@
-"""`hil farm up` and `down`: a whole farm on one machine, whatever happens to its parts."""
+"""`hil farm up` and `down`: a farm on a single machine, with failures of its parts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def farm(environment):
 
 
 def shared_memory(pids: list[int]) -> set[Path]:
-    """What these processes have of it."""
+    """Return the shared memory of these processes."""
     lines = []
     for pid in pids:
-        with contextlib.suppress(OSError):  # one that has ended
+        with contextlib.suppress(OSError):  # the process has ended
             lines += Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {Path(line.split()[5]) for line in lines if " /dev/shm/" in line}
 
 
-def test_it_serves_and_ctrl_c_leaves_nothing_but_its_data(environment):
+def test_farm_up_leaves_only_data_after_interrupt(environment):
     with running_farm("--sim", "2", environment=environment) as farm:
         assert list(farm.boards().values()) == ["online", "online"]
         assert stat.S_IMODE(farm.home.stat().st_mode) == 0o700
@@ -53,18 +53,19 @@ def test_it_serves_and_ctrl_c_leaves_nothing_but_its_data(environment):
         assert sockets == []
         gone = farm.hil("farm", "status")
         assert gone.code == 2
-        assert "no farm runs here" in gone.err
+        assert "no farm is running" in gone.err
 
 
-def test_a_second_one_of_the_same_home_is_refused(farm):
+@pytest.mark.slow
+def test_farm_up_rejects_second_farm_in_same_home(farm):
     second = farm.hil("farm", "up", "--sim", "1")
     assert second.code == 4
-    assert "is up already" in second.err
+    assert "is already running" in second.err
     assert "hil farm down" in second.err
     assert farm.process.poll() is None
 
 
-def test_what_dies_is_started_again(farm):
+def test_farm_up_restarts_killed_parts(farm):
     for name in ("gateway", "host"):
         note = farm.home / "logs" / f"{name}.pid"
         before = note.read_text()
@@ -72,7 +73,7 @@ def test_what_dies_is_started_again(farm):
         os.kill(pid, signal.SIGKILL)
 
         def started_again(note: Path = note, before: str = before) -> bool:
-            with contextlib.suppress(FileNotFoundError):  # it is being written anew
+            with contextlib.suppress(FileNotFoundError):  # it is being rewritten
                 return note.read_text() != before
             return False
 
@@ -87,12 +88,12 @@ def test_what_dies_is_started_again(farm):
     assert "the database died" in farm.said()
 
 
-def test_killed_and_started_anew_it_goes_on_where_it_was(farm):
+def test_farm_up_resumes_after_kill(farm):
     first = farm.hil("farm", "submit", MODEL, "--wait")
     assert first.code == 0
     farm.process.kill()
     farm.process.wait()
-    # What waits meanwhile is not lost, and what is left of the old one is not in the way.
+    # Queued jobs survive, and remains of the old farm do not block the new farm.
     farm.up()
     assert farm.hil("farm", "result", "1").code == 0
     done = farm.hil("farm", "submit", MODEL, "--wait")
@@ -101,7 +102,7 @@ def test_killed_and_started_anew_it_goes_on_where_it_was(farm):
     farm.eventually(lambda: not farm.processes())
 
 
-def test_detached_it_is_told_when_it_serves_and_ended_by_down(environment):
+def test_farm_down_stops_detached_farm(environment):
     with running_farm(environment=environment, start=False) as farm:
         up = farm.hil("farm", "up", "--sim", "2", "--detach", "--json")
         assert up.code == 0, up.err
@@ -110,25 +111,25 @@ def test_detached_it_is_told_when_it_serves_and_ended_by_down(environment):
         down = farm.hil("farm", "down")
         assert (down.code, down.out) == (0, "the farm is down\n")
         farm.eventually(lambda: not farm.processes())
-        assert farm.hil("farm", "down").out == "no farm is up here\n"
+        assert farm.hil("farm", "down").out == "no farm is running here\n"
 
 
-def test_what_cannot_start_says_why(environment):
+def test_farm_up_reports_startup_errors(environment):
     with running_farm(environment=environment, start=False) as farm:
         for detach in ((), ("--detach",)):
             wrong = farm.hil("farm", "up", "--db", "postgresql://nobody@127.0.0.1:1/none", *detach)
             assert wrong.code == 4
-            assert "database does not answer" in wrong.err
+            assert "database does not respond" in wrong.err
         (farm.home / "farm.toml").write_text("[terms]\nlease = 3\n")
         wrong = farm.hil("farm", "up")
         assert wrong.code == 2
-        assert "[terms] has no 'lease'" in wrong.err
+        assert "unknown setting 'lease' in [terms]" in wrong.err
         farm.eventually(lambda: not farm.processes())
 
 
-def test_ctrl_c_while_it_starts_leaves_nothing(environment):
+def test_farm_up_stops_all_processes_on_early_interrupt(environment):
     with running_farm("--sim", "1", environment=environment, start=False) as farm:
-        # It cannot have started as long as somebody else has its database.
+        # The farm cannot start while another process locks its database.
         (farm.home / "postgres").mkdir()
         with filelock.FileLock(farm.home / "postgres" / "lock"):
             farm.start()
@@ -136,4 +137,4 @@ def test_ctrl_c_while_it_starts_leaves_nothing(environment):
             farm.process.send_signal(signal.SIGINT)
         assert farm.process.wait(60) == 130
         farm.eventually(lambda: not farm.processes())
-        assert farm.hil("farm", "down").out == "no farm is up here\n"
+        assert farm.hil("farm", "down").out == "no farm is running here\n"

@@ -1,4 +1,4 @@
-"""Every built-in flow, from a model to the verdicts: beside its own reference and, apart, beside the plain model's."""
+"""Every built-in flow from model to verdict, against its reference and the plain model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def images() -> list[dict[str, Array]]:
 
 @pytest.fixture
 def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[..., Case]:
-    """take(flow, model, inputs, samples) is the case of a model, ended."""
+    """Return a function that runs a model in a flow and returns the finished case."""
 
     def call(flow: Flow, model: Path, inputs: dict[str, Array], samples: list[dict[str, Array]]) -> Case:
         log = tmp_path / "prepare.log"
@@ -81,7 +81,7 @@ def random_inputs(model: Path, context: RunContext, seed: int) -> dict[str, Arra
 
 
 @pytest.mark.parametrize("name", [name for name, flow in flows().items() if flow.runtime in ("iree", "onnxruntime")])
-def test_the_digits_pass_in_every_flow_beside_both_models(take, images, name: str):
+def test_digits_model_passes_in_every_flow(take, images, name: str):
     flow = load_flow(name)
     case = take(flow, CNN, images[40], images[:8])
     assert case.outcome is Outcome.PASS, (case.reason, case.error)
@@ -93,53 +93,53 @@ def test_the_digits_pass_in_every_flow_beside_both_models(take, images, name: st
     assert case.plain_verdict is not None
     (beside_plain,) = case.plain_verdict.outputs
     assert beside_plain.sqnr_db is not None
-    assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near to the plain model, and not that model
+    assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near the plain model but different
 
 
 @pytest.mark.parametrize(
     ("name", "make"),
     [
         (f"iree-{STATIC}", residual_cnn),
-        (f"iree-{STATIC}", mlp),  # off by one step
-        (f"iree-{STATIC}", attention),  # off by several
+        (f"iree-{STATIC}", mlp),  # off by a single step
+        (f"iree-{STATIC}", attention),  # off by several steps
         ("iree-dynamic-int8", attention),
         ("iree-f16", attention),
     ],
 )
-def test_other_networks_pass_in_what_iree_makes_of_them(take, context, tmp_path: Path, name: str, make):
+def test_iree_flows_pass_other_networks(take, context, tmp_path: Path, name: str, make):
     model = make(tmp_path / "net.onnx")
     case = take(load_flow(name), model, random_inputs(model, context, seed=1000), [])
     assert case.outcome is Outcome.PASS, (case.reason, case.error)
 
 
-def test_a_worse_calibration_fails_beside_the_plain_model_alone(take, images):
+def test_poor_calibration_fails_against_plain_model(take, images):
     flow = load_flow(f"iree-{STATIC}")
     brighter = [{"image": sample["image"] * 25} for sample in images[:8]]
     case = take(flow, CNN, images[40], brighter)
-    assert case.verdicts[0].outcome is Outcome.PASS  # the program does what the badly quantised model says
+    assert case.verdicts[0].outcome is Outcome.PASS  # the program matches the badly quantized model
     assert case.outcome is Outcome.FAIL
-    assert "dB SQNR beside the plain model" in case.reason
+    assert "dB SQNR against the plain model" in case.reason
 
 
-def test_an_answer_off_by_more_than_the_steps_of_a_flow_fails(take, context, images, tmp_path: Path):
+def test_flow_fails_output_beyond_quantization_steps(take, context, images, tmp_path: Path):
     flow = load_flow(f"onnxruntime-{STATIC}")
     path = apply_recipe(flow, CNN, images[:8], context, tmp_path / "log")
     atol = quantum_atol(flow, path, context, tmp_path / "log")
     right = take(flow, CNN, images[40], images[:8])
-    (answer,) = right.references[0].outputs.values()  # what this board makes of it may saturate
+    (answer,) = right.references[0].outputs.values()  # may saturate on the board
     for share, outcome in ((0.99, Outcome.PASS), (1.3, Outcome.FAIL)):
         moved = {"logits": (answer + np.float32(share * atol)).astype(np.float32)}
         again = replace(right, result=replace(right.result, outputs=moved), outcome=None)
         assert Runner(context).judge(again).outcome is outcome
 
 
-def test_the_optimisation_level_of_iree_o3_reaches_the_compiler(take, images):
+def test_iree_o3_flow_passes_optimization_level(take, images):
     case = take(load_flow("iree-O3"), CNN, images[40], [])
     assert "--iree-opt-level=O3" in case.artifact.flags
     assert case.outcome is Outcome.PASS
 
 
-def test_what_iree_runs_in_the_int8_flow_is_int8(take, images):
+def test_iree_int8_flow_runs_int8_weights(take, images):
     case = take(load_flow(f"iree-{STATIC}"), CNN, images[40], images[:8])
     weights = [one for one in onnx.load(case.path).graph.initializer if one.name.endswith("weight_quantized")]
     assert len(weights) == 3

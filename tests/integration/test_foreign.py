@@ -1,4 +1,4 @@
-"""Programs that IREE's own tools compiled: hil runs what iree-run-module runs, and says the same."""
+"""Programs compiled with IREE's tools: hil and iree-run-module agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = [
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
 ]
-# Floats, bools, integers with and without a sign, several outputs, one that is passed through, none but constants.
+# Floats, bools, signed and unsigned integers, several outputs, a passed-through input, constants only.
 SAMPLE = [
     *(
         "sqrt",
@@ -32,7 +32,7 @@ SAMPLE = [
     ),
     *("cast_FLOAT_to_FLOAT16", "reduce_max_empty_set", "conv_with_strides_padding", "constant"),
 ]
-# Torch's own: a number in, a number out, and integers without a sign.
+# A torch program with a scalar input, a scalar output and unsigned integers.
 TORCH = """
 func.func @net(%x: !torch.vtensor<[4],ui8>, %n: !torch.int) -> (!torch.vtensor<[4],ui8>, !torch.int) {
   %one = torch.constant.int 1
@@ -43,7 +43,7 @@ func.func @net(%x: !torch.vtensor<[4],ui8>, %n: !torch.int) -> (!torch.vtensor<[
 
 
 def compiled(source: Path, *flags: str) -> Path:
-    """A module compiled as IREE's users do."""
+    """Compile a module with iree-compile."""
     program = source.with_suffix(".vmfb")
     subprocess.run([TOOLS / "iree-compile", source, "-o", program, *(flags or CPU)], check=True, capture_output=True)
     return program
@@ -51,7 +51,7 @@ def compiled(source: Path, *flags: str) -> Path:
 
 @pytest.fixture(scope="module")
 def torch_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """TORCH, and the program of it beside it."""
+    """Save TORCH with its compiled program."""
     source = tmp_path_factory.mktemp("torch") / "net.mlir"
     source.write_text(TORCH)
     compiled(source)
@@ -66,27 +66,27 @@ def compare(tests: dict, folder: Path, jobs: int) -> list:
 
 
 @pytest.mark.slow
-def test_a_dozen_foreign_programs_get_the_verdict_that_stock_tools_give(tmp_path, shared_cache, monkeypatch):
+def test_foreign_program_sample_matches_iree_run_module(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     tests = node_tests(SAMPLE, 1)
     assert sorted(tests) == sorted(SAMPLE)
     findings = compare(tests, tmp_path, 2)
     assert len({one.id.split()[0] for one in findings}) >= 10
-    # A comparison that only ever passes, or only ever fails, would say nothing.
+    # The sample must contain passing and failing comparisons.
     assert {SUCCESS, FAILED} <= {one.tool for one in findings}
     assert all(one.tool == FAILED for one in findings if one.id == "sqrt wrong")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)  # two hundred compilations, and three runs of each
-def test_two_hundred_foreign_programs_get_the_verdict_that_stock_tools_give(tmp_path, shared_cache, monkeypatch):
+@pytest.mark.timeout(7200)  # 200 compilations with three runs each
+def test_200_foreign_programs_match_iree_run_module(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     findings = compare(node_tests([], 5), tmp_path, 2)
     differing = {one.id.split()[0] for one in findings if not one.equal}
     assert len({one.id.split()[0] for one in findings} - differing) >= 200
 
 
-def test_a_program_without_a_declaration_takes_what_it_is_given(hil, simulator, torch_module, tmp_path):
+def test_undeclared_program_takes_types_from_inputs(hil, simulator, torch_module, tmp_path):
     program = torch_module.with_suffix(".vmfb")
     np.save(tmp_path / "x.npy", np.array([1, 2, 3, 254], np.uint8))
     np.save(tmp_path / "y.npy", np.array([2, 3, 4, 255], np.uint8))
@@ -98,18 +98,18 @@ def test_a_program_without_a_declaration_takes_what_it_is_given(hil, simulator, 
     ended = hil(*call, "--expected", "y.npy", "--expected", "1")
     assert ended.code == 2
     assert "does not say what tensor its input 'input0' is" in ended.document["error"]["message"]
-    # Its second face is there for whoever names it, but it takes two fences that nobody can give.
+    # The async function is callable by name, but needs two fences.
     assert hil(*call, *given, "--expected", "1", "--function", "net$async").code == 2
 
 
-def test_types_come_from_the_mlir_where_it_is_there(hil, simulator, torch_module):
+def test_program_takes_types_from_adjacent_mlir(hil, simulator, torch_module):
     given = ("--input", "4xui8=1 2 3 254", "--input", "1", "--expected", "4xui8=2 3 4 255", "--expected", "1")
     ended = hil("run", torch_module, "--board", simulator, *given, "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
     assert [output["dtype"] for output in ended.case["verdicts"][0]["outputs"]] == ["uint8", "int64"]
 
 
-def test_a_function_with_fences_is_called_with_them(hil, simulator, tmp_path):
+def test_run_calls_async_external_function_with_fences(hil, simulator, tmp_path):
     text = """func.func @f(%a: tensor<4xf32>) -> tensor<4xf32> {
       %0 = arith.addf %a, %a : tensor<4xf32>
       return %0 : tensor<4xf32>
@@ -127,23 +127,21 @@ def test_a_function_with_fences_is_called_with_them(hil, simulator, tmp_path):
         (["--expected_output=4xi8=2 3 4 -1", "--expected_output=(ignored)"], 0),
         (["--expected_output=(ignored)", "--expected_output=1"], 0),
         (["--expected_output=4xi8=2 3 4 -2", "--expected_output=(ignored)"], 1),
-        # Equal, but the tool calls integers with a sign others than those without.
+        # Equal values, but the tool distinguishes signed from unsigned integers.
         (["--expected_output=4xui8=2 3 4 255", "--expected_output=(ignored)"], 1),
         (["--expected_output=@y.npy", "--expected_output=(ignored)"], 1),
-        # Nothing is left to compare.
+        # No output left to compare.
         (["--expected_output=(ignored)", "--expected_output=(ignored)"], 1),
     ],
 )
-def test_a_flag_file_s_expectations_mean_what_the_tool_means(hil, simulator, torch_module, tmp_path, flags, code):
+def test_flagfile_expectations_match_iree_run_module(hil, simulator, torch_module, tmp_path, flags, code):
     np.save(tmp_path / "y.npy", np.array([2, 3, 4, 255], np.uint8))
     head = [f"--module={torch_module.with_suffix('.vmfb')}", "--function=net", "--input=4xi8=1 2 3 -2", "--input=1"]
     (tmp_path / "flags").write_text("\n".join([*head, *flags]))
     assert hil("run", "--flagfile", "flags", "--board", simulator).code == code
 
 
-def test_a_bundle_of_a_program_without_a_declaration_has_its_types_from_the_cases(
-    hil, simulator, torch_module, tmp_path
-):
+def test_bundle_takes_types_of_undeclared_program_from_cases(hil, simulator, torch_module, tmp_path):
     program = torch_module.with_suffix(".vmfb")
     for name, values in (("x", [1, 2, 3, 254]), ("y", [2, 3, 4, 255]), ("wrong", [2, 3, 4, 5])):
         np.save(tmp_path / f"{name}.npy", np.array(values, np.uint8))
@@ -169,7 +167,7 @@ def test_a_bundle_of_a_program_without_a_declaration_has_its_types_from_the_case
     ],
     ids=["torch, whose programs know no sign", "StableHLO, whose programs show it"],
 )
-def test_unsigned_integers_go_to_stock_tools_as_these_take_them(hil, tmp_path, kind, body):
+def test_flagfile_export_adapts_unsigned_integers(hil, tmp_path, kind, body):
     (tmp_path / "add.mlir").write_text(f"func.func @f(%a: {kind}) -> {kind} {{ {body}\n return %0 : {kind} }}")
     assert hil("bundle", "create", "add.mlir", "--reference", "iree-llvm-cpu", "-o", "a.hilb").code == 0
     assert hil("bundle", "export", "a.hilb", "flags", "--to", "flagfile").code == 0
@@ -191,7 +189,7 @@ def has_vulkan() -> bool:
 @pytest.mark.skipif(
     not has_vulkan(), reason="there is no Vulkan device (Debian's mesa-vulkan-drivers has one in software)"
 )
-def test_a_gpu_s_memory_is_read_though_the_host_cannot_map_it(hil, tmp_path, start_agent):
+def test_run_reads_unmappable_gpu_memory(hil, tmp_path, start_agent):
     text = """func.func @f(%a: tensor<4x1024xf32>) -> (tensor<4x1024xf32>, tensor<0xf32>) {
       %0 = arith.addf %a, %a : tensor<4x1024xf32>
       %1 = arith.constant dense<> : tensor<0xf32>

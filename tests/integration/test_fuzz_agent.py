@@ -1,4 +1,4 @@
-"""No request crashes the agent or writes outside its store, whatever it says."""
+"""No request crashes the agent or writes outside its store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 MESSAGES = 700
 
-# Names that try to get out, digests that are none, and what a real one looks like.
+# Paths that try to escape, invalid digests, and a valid digest.
 paths = st.sampled_from(
     ["../../x", "/etc/passwd", "a/../../b", "..", ".", "", "a\0b", "x" * 300, "C:\\x", "blobs/../../y", "\u202e", "ok"]
 )
@@ -87,7 +87,7 @@ streams = {
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory, add_programs):
-    """A running agent, a client with a session and a loaded program, and the folder around its store."""
+    """Start an agent with a session and a loaded program; return them with the directory around its store."""
     from support.agents import start_process, stop_process
 
     from hil.controller.devices.board_client import Target
@@ -105,7 +105,7 @@ def victim(tmp_path_factory, add_programs):
 
 
 def outside(folder: Path) -> set[str]:
-    """Everything around the store, which nothing may add to."""
+    """List files around the store, which must not change."""
     return {str(path) for place in (folder, folder.parent, Path("/etc")) for path in place.iterdir()}
 
 
@@ -125,7 +125,7 @@ def survives(victim, method: str, messages: list[object]) -> None:
                 if number > 20:
                     reply.cancel()
     except grpc.RpcError as error:
-        # A clean refusal: nothing of the agent's own broke.
+        # The agent rejects the request cleanly.
         said = dict(error.trailing_metadata() or ()).get(wire_errors.ERROR_KEY)
         if said:
             assert pb.Error.FromString(said).kind != "BoardLost", pb.Error.FromString(said)
@@ -141,8 +141,9 @@ fuzzed = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(unary))
-def test_no_unary_request_hurts_the_agent(victim, method):
+def test_agent_survives_fuzzed_unary_requests(victim, method):
     @fuzzed
     @given(unary[method])
     def fuzz(message: object) -> None:
@@ -152,7 +153,7 @@ def test_no_unary_request_hurts_the_agent(victim, method):
 
 
 @pytest.mark.parametrize("method", sorted(streams))
-def test_no_stream_of_messages_hurts_the_agent(victim, method):
+def test_agent_survives_fuzzed_streams(victim, method):
     @fuzzed
     @given(st.lists(streams[method], min_size=1, max_size=6))
     def fuzz(messages: list[object]) -> None:
@@ -162,7 +163,7 @@ def test_no_stream_of_messages_hurts_the_agent(victim, method):
 
 
 @pytest.mark.parametrize("method", ["Describe", "Missing", "Put", "Load", "Invoke", "Hold"])
-def test_bytes_that_are_no_message_are_refused(victim, method):
+def test_agent_survives_random_bytes(victim, method):
     service = next(name for name in wire.SERVICES if method in dir_of(name))
 
     @settings(fuzzed, max_examples=200)
@@ -186,11 +187,11 @@ def dir_of(service: str) -> set[str]:
     return {method.name for method in pb.DESCRIPTOR.services_by_name[service].methods}
 
 
-def test_after_all_that_the_agent_still_runs_programs(victim, add_programs):
+def test_agent_runs_programs_after_fuzzing(victim, add_programs):
     import numpy as np
 
     _, _, client, _, _ = victim
-    # Loaded anew: one of the calls may have given the program so little time that it was ended.
+    # Load again: a fuzzed call may have ended the program with a short timeout.
     program = add_programs["onnxruntime"].load(client).program_id
     a = np.ones(4096, np.float32)
     np.testing.assert_array_equal(client.invoke(program, {"a": a, "b": a}).outputs["sum"], a + a)

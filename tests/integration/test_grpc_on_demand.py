@@ -1,4 +1,4 @@
-"""An agent at a Unix socket imports and serves gRPC once somebody speaks it, and then as if it had always done so."""
+"""An agent at a Unix socket imports gRPC on the first gRPC call."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def calling(address: str) -> Iterator[grpc_calls.Stub]:
         yield grpc_calls.Stub(channel)
 
 
-def test_it_has_no_grpc_until_somebody_speaks_it(agent):
+def test_agent_loads_grpc_only_on_first_use(agent):
     process, address = agent
     client = AgentClient(Target(address), "test")
     client.describe()
     client.open_session("test", on_wait=print)
     client.close()
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.connect(address.removeprefix("unix:"))  # only looks whether anybody listens
+        probe.connect(address.removeprefix("unix:"))  # only checks for a listener
     assert not has_grpc(process)
     with calling(address) as stub:
         assert stub.Describe(pb.DescribeRequest(), timeout=60).protocol == wire.PROTOCOL
     assert has_grpc(process)
 
 
-def test_all_who_come_first_at_once_are_served(agent):
+def test_agent_serves_concurrent_first_grpc_calls(agent):
     _, address = agent
 
     def ask(_: int) -> str:
@@ -69,7 +69,7 @@ def test_all_who_come_first_at_once_are_served(agent):
         assert len(set(pool.map(ask, range(12)))) == 1
 
 
-def test_who_came_first_and_who_comes_later_share_one_agent(agent):
+def test_first_and_later_connections_share_agent(agent):
     process, address = agent
     with calling(address) as first, calling(address) as later:
         said: queue.SimpleQueue[pb.HoldRequest | None] = queue.SimpleQueue()
@@ -77,7 +77,7 @@ def test_who_came_first_and_who_comes_later_share_one_agent(agent):
         held = first.Hold(iter(said.get, None))
         token = next(held).opened.token
         assert later.Describe(pb.DescribeRequest(), timeout=60).holder.owner == "first"
-        # Much data both ways, over the connection that is led there and over one that goes there by itself.
+        # Send much data both ways, over a forwarded and a direct connection.
         content = np.random.default_rng(0).bytes(5 << 20)
         metadata = [(wire.SESSION_KEY, token)]
         for stub in (first, later):
@@ -100,7 +100,7 @@ def put_and_get(stub: grpc_calls.Stub, content: bytes, metadata: list[tuple[str,
     assert start.start.size == len(content) and b"".join(data) == content
 
 
-def test_an_agent_that_ends_does_not_wait_for_who_says_nothing(agent):
+def test_agent_exits_despite_silent_connection(agent):
     process, address = agent
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(address.removeprefix("unix:"))
@@ -109,7 +109,7 @@ def test_an_agent_that_ends_does_not_wait_for_who_says_nothing(agent):
     assert process.returncode == 0
 
 
-def test_a_path_with_a_percent_sign_is_no_trouble(tmp_path):
+def test_agent_accepts_percent_sign_in_socket_path(tmp_path):
     process, address = start_process("hil.agent", f"unix:{tmp_path}/x%41y.sock", tmp_path / "store")
     with calling(address.replace("%", "%25")) as stub:
         assert stub.Describe(pb.DescribeRequest(), timeout=60).protocol == wire.PROTOCOL
@@ -117,7 +117,7 @@ def test_a_path_with_a_percent_sign_is_no_trouble(tmp_path):
     stop_process(process)
 
 
-def test_the_token_is_asked_for_there_too(tmp_path):
+def test_grpc_on_demand_checks_token(tmp_path):
     (tmp_path / "token").write_text("secret")
     more = ("--token-file", str(tmp_path / "token"))
     process, address = start_process("hil.agent", f"unix:{tmp_path}/a.sock", tmp_path / "store", *more)
@@ -130,7 +130,7 @@ def test_the_token_is_asked_for_there_too(tmp_path):
     stop_process(process)
 
 
-def test_grpc_that_cannot_be_served_is_told_once_and_the_agent_goes_on(tmp_path, capsys):
+def test_grpc_startup_failure_prints_single_error(tmp_path, capsys):
     started: list[str] = []
 
     def start(listen: str) -> GrpcServer:
@@ -148,4 +148,4 @@ def test_grpc_that_cannot_be_served_is_told_once_and_the_agent_goes_on(tmp_path,
                 assert caller.recv(1) == b""
     door.close()
     assert started == [f"unix:{path}.grpc"]
-    assert capsys.readouterr().err.count("gRPC cannot be served") == 1
+    assert capsys.readouterr().err.count("cannot serve gRPC") == 1

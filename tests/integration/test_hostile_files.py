@@ -1,4 +1,4 @@
-"""Files and names from others: what is no plain file is refused at once, and no name ends a suite without reports."""
+"""Special files and odd names in input: hil rejects the files and completes suites."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 
 FLOAT = TensorProto.FLOAT
-# The longest name that a file may have, twice: of one byte a letter, and of four.
+# The longest possible file names, of 1-byte and of 4-byte characters.
 LONG = b"l" * 240, ("\N{MATHEMATICAL BOLD CAPITAL A}" * 60).encode()
 
 
 def odd_files(folder: Path) -> dict[str, Path]:
-    """What is no plain file, by kind."""
+    """Create special files by kind."""
     os.mkfifo(folder / "fifo")
     with socket.socket(socket.AF_UNIX) as made:
-        os.chdir(folder)  # a socket's path is short
+        os.chdir(folder)  # keeps the socket path short
         made.bind("socket")
     (folder / "zero").symlink_to("/dev/zero")
     (folder / "folder").mkdir()
@@ -32,7 +32,7 @@ def odd_files(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "zero"])
-def test_what_is_no_plain_file_is_refused_at_once_wherever_it_is_named(hil, doubling, tmp_path, monkeypatch, kind):
+def test_cli_rejects_special_files_quickly(hil, doubling, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     odd = odd_files(tmp_path)[kind]
     for suffix in (".npy", ".npz", ".pb", ".onnx", ".hilb", ".bpte", ".toml", ".bin", ".flagfile"):
@@ -64,7 +64,7 @@ def model(path: Path) -> None:
     save_model(path, [helper.make_node("Add", ["x", "w"], ["y"])], [("x", FLOAT, [4])], [("y", FLOAT, [4])], [weight])
 
 
-def test_no_name_and_no_file_ends_a_suite_without_reports(hil, tmp_path):
+def test_suite_writes_reports_despite_odd_names_and_files(hil, tmp_path):
     folder = tmp_path / "models"
     folder.mkdir()
     model(folder / "good.onnx")
@@ -80,28 +80,28 @@ def test_no_name_and_no_file_ends_a_suite_without_reports(hil, tmp_path):
     assert outcomes == ["IMPORT_ERROR"] * 2 + ["PASS"] * 6, (outcomes, ended.out)
     for report in ("junit.xml", "report.html", "results.csv", "summary.md"):
         assert (tmp_path / "out" / report).stat().st_size > 100
-    # What is stored tells the true name of a file where the case's own is cut.
+    # The record has the full file name; the case ID is truncated.
     (cut,) = (record for record in records if record["model"] == LONG[0].decode())
     assert cut["id"].startswith("lll") and len(cut["id"]) == 160
 
 
 @pytest.mark.parametrize("name", [*LONG, b"not\xffutf8"], ids=["long", "wide", "bytes"])
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
-def test_a_model_of_any_name_runs(hil, simulator, tmp_path, name, runtime):
+def test_run_accepts_any_model_name(hil, simulator, tmp_path, name, runtime):
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name + b".onnx"))
     model(tmp_path / "model.onnx")
     shutil.move(tmp_path / "model.onnx", path)
     assert hil("run", path, "--board", simulator, "--runtime", runtime, "--json").case["outcome"] == "PASS"
 
 
-def test_tensors_of_any_name_are_stored_under_a_short_one(hil, simulator, tmp_path):
+def test_run_stores_tensors_under_safe_names(hil, simulator, tmp_path):
     x, y = "\N{MATHEMATICAL BOLD CAPITAL A}" * 300, "../../../owned"
     save_model(tmp_path / "m.onnx", [helper.make_node("Abs", [x], [y])], [(x, FLOAT, [4])], [(y, FLOAT, [4])])
     case = hil("run", "m.onnx", "--board", simulator, "--json").case
     assert (case["outcome"], case["inputs"][0]["name"], case["outputs"][0]["name"]) == ("PASS", x, y)
 
 
-def test_a_golden_folder_leads_nowhere_else(hil, doubling, tmp_path):
+def test_golden_import_rejects_links_out_of_directory(hil, doubling, tmp_path):
     assert hil("bundle", "create", doubling, "--runtime-hw-type", "sim", "-o", "a.hilb").code == 0
     assert hil("bundle", "export", "a.hilb", "golden", "--to", "golden").code == 0
     (tensor,) = tmp_path.glob("golden/*/*/input_0.npy")
@@ -112,14 +112,14 @@ def test_a_golden_folder_leads_nowhere_else(hil, doubling, tmp_path):
         place.rename(kept)
         place.symlink_to(kept)
         ended = hil("bundle", "import", "golden", "--from", "golden", "-o", f"{number}.hilb")
-        assert ended.code == 2 and "leads out of" in ended.err, (place, ended.err)
+        assert ended.code == 2 and "points outside" in ended.err, (place, ended.err)
         assert not (tmp_path / f"{number}.hilb").exists()
         place.unlink()
         kept.rename(place)
     assert hil("bundle", "import", "golden", "--from", "golden", "-o", "good.hilb").code == 0
 
 
-def test_test_data_and_weights_beside_a_model_lead_nowhere_else(hil, simulator, tmp_path):
+def test_external_data_rejects_links_out_of_directory(hil, simulator, tmp_path):
     folder = tmp_path / "with data"
     (folder / "test_data_set_0").mkdir(parents=True)
     model(folder / "model.onnx")
@@ -128,7 +128,7 @@ def test_test_data_and_weights_beside_a_model_lead_nowhere_else(hil, simulator, 
     (folder / "test_data_set_0" / "input_0.pb").symlink_to("../../secret.pb")
     (folder / "test_data_set_0" / "output_0.pb").write_bytes(value)
     ended = hil("bundle", "import", folder, "--from", "onnx", "-o", "a.hilb")
-    assert ended.code == 2 and "leads out of" in ended.err
+    assert ended.code == 2 and "points outside" in ended.err
     weights = tmp_path / "weights"
     weights.mkdir()
     model(weights / "m.onnx")
@@ -138,4 +138,4 @@ def test_test_data_and_weights_beside_a_model_lead_nowhere_else(hil, simulator, 
     (weights / "w").rename(tmp_path / "w")
     (weights / "w").symlink_to("../w")
     ended = hil("run", weights / "m.onnx", "--board", simulator, "--json")
-    assert ended.code == 3 and "leads out of" in ended.case["reason"], ended.out
+    assert ended.code == 3 and "points outside" in ended.case["reason"], ended.out

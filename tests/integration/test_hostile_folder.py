@@ -1,4 +1,4 @@
-"""`hil` in a folder that somebody made to do harm: nothing of it runs, writes elsewhere, or sends anything away."""
+"""`hil` in a hostile directory: no code of it runs, writes elsewhere or sends data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def marker(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def there(folder: Path, environment: dict[str, str]) -> Hil:
-    """Runs `hil ARGS...` in the folder."""
+    """Return a function that runs `hil ARGS...` in the directory."""
 
     def call(*words: object) -> subprocess.CompletedProcess[str]:
         done = run(words, folder, environment)
@@ -53,7 +53,7 @@ def there(folder: Path, environment: dict[str, str]) -> Hil:
 
 @contextlib.contextmanager
 def listening() -> Iterator[tuple[str, list[bytes]]]:
-    """An address, and what was sent to it."""
+    """Yield an address and the data sent to it."""
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -76,7 +76,7 @@ def listening() -> Iterator[tuple[str, list[bytes]]]:
     thread.join(10)
 
 
-def test_its_board_configs_run_no_command_and_write_no_file(folder, there, marker):
+def test_untrusted_board_config_cannot_run_commands(folder, there, marker):
     power = f'[connection]\naddress = "unix:{folder}/none.sock"\n[power]\nreset = ["touch", "{marker}"]\nboot_s = 1\n'
     flags = f'[simulator]\n[compile_flags]\niree = ["--iree-hal-dump-executable-sources-to={marker}"]\n'
     for name, text in (("sim", power), ("generic", power), ("kitchen", power), ("flags", flags)):
@@ -94,7 +94,7 @@ def test_its_board_configs_run_no_command_and_write_no_file(folder, there, marke
         ("farm", "host"),
     ):
         done = there(*words)
-        if words == ("farm", "host"):  # it says first that there is no farm
+        if words == ("farm", "host"):  # it reports the missing farm first
             continue
         assert done.returncode == 2 and "have not trusted" in done.stderr, done.stderr
         assert "hil board trust" in done.stderr
@@ -103,7 +103,7 @@ def test_its_board_configs_run_no_command_and_write_no_file(folder, there, marke
     assert not marker.exists()
 
 
-def test_its_flows_and_their_flags_are_not_hils_own(folder, there, marker):
+def test_untrusted_flow_flags_need_trust(folder, there, marker):
     flags = f'compile_flags = ["--iree-hal-dump-executable-sources-to={marker}"]\n'
     (folder / "flows.toml").write_text("".join(f'[{name}]\nruntime = "iree"\n{flags}' for name in ("iree", "mine")))
     assert there("flows").returncode == 0
@@ -117,7 +117,7 @@ def test_its_flows_and_their_flags_are_not_hils_own(folder, there, marker):
     assert marker.exists()
 
 
-def test_its_addresses_are_sent_no_token_and_no_line_of_a_file(folder, there, environment):
+def test_untrusted_board_config_cannot_obtain_token(folder, there, environment):
     (folder / "secret").write_text("the first line\n")
     environment["HIL_AGENT_TOKEN"] = "the-users-token"
     with listening() as (address, heard):
@@ -129,7 +129,7 @@ def test_its_addresses_are_sent_no_token_and_no_line_of_a_file(folder, there, en
     assert heard == []
 
 
-def test_what_board_trust_and_list_say_as_json_is_in_the_schema(folder, there):
+def test_board_trust_json_matches_schema(folder, there):
     (folder / "board_configs" / "kitchen.toml").write_text('[connection]\naddress = "unix:/a"\n')
     for words, verb in (
         (("list",), "list"),
@@ -145,7 +145,7 @@ def test_what_board_trust_and_list_say_as_json_is_in_the_schema(folder, there):
     assert there("board", "trust", "nowhere").returncode == there("board", "trust", "--remove", ".").returncode == 2
 
 
-def test_once_trusted_it_does_what_it_says_until_it_is_altered(folder, there, marker):
+def test_trust_ends_when_config_changes(folder, there, marker):
     config = folder / "board_configs" / "kitchen.toml"
     config.write_text(
         f'[connection]\naddress = "unix:{folder}/none.sock"\n[power]\nreset = ["touch", "{marker}"]\nboot_s = 0\n'
@@ -165,7 +165,7 @@ def test_once_trusted_it_does_what_it_says_until_it_is_altered(folder, there, ma
     assert typed.returncode == 4 and marker.exists()
 
 
-def test_its_modules_and_entry_points_are_not_imported(folder, there, marker, environment):
+def test_cli_ignores_modules_in_working_directory(folder, there, marker, environment):
     hostile_modules(folder, marker)
     for words in (
         ("run", "doubling.onnx"),
@@ -179,8 +179,8 @@ def test_its_modules_and_entry_points_are_not_imported(folder, there, marker, en
         assert not marker.exists(), marker.read_text()
 
 
-def test_pip_is_not_a_module_of_the_folder(folder, marker, monkeypatch):
-    """What fetches a board's packages."""
+def test_pip_command_ignores_modules_in_working_directory(folder, marker, monkeypatch):
+    """hil uses pip to fetch packages for boards."""
     hostile_modules(folder, marker)
     monkeypatch.chdir(folder)
     done = subprocess.run(module_command("pip", "--version"), capture_output=True, text=True)
@@ -188,8 +188,8 @@ def test_pip_is_not_a_module_of_the_folder(folder, marker, monkeypatch):
     assert not marker.exists()
 
 
-def test_python_m_hil_imports_nothing_from_the_folder_once_hil_is_found(folder, marker, environment):
-    """What Python itself imports before that (runpy, typing, ...) only `python -P` can help with."""
+def test_python_m_hil_ignores_modules_in_working_directory(folder, marker, environment):
+    """Only `python -P` protects modules that Python imports earlier (runpy, typing, ...)."""
     hostile_modules(folder, marker)
     for name in ("runpy", "typing"):
         (folder / f"{name}.py").unlink()
@@ -203,8 +203,8 @@ def test_python_m_hil_imports_nothing_from_the_folder_once_hil_is_found(folder, 
         assert not marker.exists(), marker.read_text()
 
 
-def test_a_run_that_somebody_else_began_is_not_gone_on_with(folder, there, marker):
-    """Its record says what to run with: here a compiler's flag that writes, and a board whose power is a command."""
+def test_resume_rejects_altered_run_and_suite(folder, there, marker):
+    """The record's request contains a compiler flag that writes and a board with a power command."""
     begun = there("run", "doubling.onnx", "--json")
     run = folder / "hil-runs" / json.loads(begun.stdout)["id"]
     record = json.loads((run / "run.json").read_text())
@@ -212,12 +212,12 @@ def test_a_run_that_somebody_else_began_is_not_gone_on_with(folder, there, marke
     record.update(cases=[], finished=False, outcome=None)
     (run / "run.json").write_text(json.dumps(record))
     resumed = there("run", "--resume", run.name)
-    assert resumed.returncode == 2 and "not begun by you here" in resumed.stderr
+    assert resumed.returncode == 2 and "was not started by this user" in resumed.stderr
     suite = there("suite", "run", "@models", "--filter", "digits", "--no-layers", "--out", "stored")
     assert suite.returncode == 0
     head = json.loads((folder / "stored" / "suite.json").read_text())
     head["request"]["settings"]["debug_ir"] = str(marker)
     (folder / "stored" / "suite.json").write_text(json.dumps(head))
     resumed = there("suite", "run", "--resume", "stored")
-    assert resumed.returncode == 2 and "not begun by you here" in resumed.stderr
+    assert resumed.returncode == 2 and "was not started by this user" in resumed.stderr
     assert not marker.exists()

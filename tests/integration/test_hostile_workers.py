@@ -1,4 +1,4 @@
-"""A program that means harm hurts itself alone: the agent lives, is bounded, and takes the next program."""
+"""Hostile programs harm only themselves: the agent survives within limits and runs the next program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOBODY = 65534
 
 
 class Board:
-    """A hostile agent's process, and a session on it."""
+    """An agent process with hostile programs, and a session."""
 
     def __init__(self, folder: Path, *more: str, prefix: Sequence[str] = ()) -> None:
         self._folder = folder
@@ -69,7 +69,7 @@ class Board:
         return int(line.split()[1]) * 1024
 
     def below(self) -> set[int]:
-        """The processes of the agent's workers."""
+        """Return the worker processes of the agent."""
         parents: dict[int, list[int]] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ class Board:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that any user may write to; gone afterwards however deep it is, unlike pytest's own."""
+    """Provide a world-writable directory and remove it afterwards, however deep."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o777)
     yield folder
@@ -112,19 +112,19 @@ def board(make_board: Callable[..., Board]) -> Board:
     return make_board()
 
 
-def test_shared_memory_that_is_cut_does_not_take_the_agent_along(board: Board):
+def test_agent_survives_truncated_shared_memory(board: Board):
     board.run("truncate")
     assert board.is_well()
 
 
-def test_a_program_that_still_writes_its_outputs_does_not_blame_the_link(board: Board):
+def test_agent_reads_outputs_while_program_writes_them(board: Board):
     loaded = board.load("waver")
     for _ in range(10):
         assert board.client.invoke(loaded.program_id, {}, timeout=60).outputs["y"].shape == (1 << 20,)
     assert board.is_well()
 
 
-def test_what_a_program_wrote_where_it_lies_goes_with_it(board: Board, open_folder: Path):
+def test_unload_removes_files_written_by_program(board: Board, open_folder: Path):
     loaded = board.load("litter")
     board.client.invoke(loaded.program_id, {}, timeout=60)
     folder = open_folder / "store/programs"
@@ -134,7 +134,7 @@ def test_what_a_program_wrote_where_it_lies_goes_with_it(board: Board, open_fold
     assert board.is_well()
 
 
-def test_an_answer_that_drips_in_ends_at_the_limit(board: Board):
+def test_agent_ends_slow_answer_at_timeout(board: Board):
     start = time.monotonic()
     with pytest.raises(errors.StageTimeout, match="run took longer than its limit of 2 s"):
         board.run("drip", timeout=2)
@@ -160,13 +160,13 @@ def test_an_answer_that_drips_in_ends_at_the_limit(board: Board):
         "send cut numbers",
         "send many numbers",
         'send {"error": "no"}',
-        'send {"error": [1, 2, 3, 4]}',
+        'send {"error": [1, 2, 3, 4, 5]}',
     ],
 )
-def test_an_answer_that_is_none_is_the_programs_crash(board: Board, attack: str):
+def test_agent_reports_invalid_answer_as_run_crash(board: Board, attack: str):
     before = board.rss()
     for stage in ("", "at_load "):
-        with pytest.raises(errors.RunCrashed, match="the worker's answer is none"):
+        with pytest.raises(errors.RunCrashed, match="invalid response from the worker"):
             board.run(stage + attack)
     assert board.rss() - before < 64 * MIB
     assert board.is_well()
@@ -189,21 +189,21 @@ OUTPUT = {"name": "y", "dtype": "float32", "shape": [16], "at": 0, "bytes": 64}
         [OUTPUT] * 1000,
     ],
 )
-def test_outputs_that_are_not_there_are_the_programs_error(board: Board, outputs: list[object]):
+def test_agent_reports_invalid_outputs_as_program_error(board: Board, outputs: list[object]):
     with pytest.raises((errors.RunCrashed, errors.RunFailed)):
         board.run(f"send ran {json.dumps({'outputs': outputs})}")
     assert board.is_well()
 
 
 @pytest.mark.parametrize("kind", ["BoardLost", "SessionEnded", "HilError", "StageTimeout", "nothing"])
-def test_a_program_cannot_blame_the_board(board: Board, kind: str):
+def test_program_error_cannot_blame_board(board: Board, kind: str):
     with pytest.raises(errors.RunFailed, match="so it says"):
         board.run(f"report {kind}")
     assert board.is_well()
 
 
 @pytest.mark.parametrize("what", ["line", "lines"])
-def test_endless_stderr_costs_the_agent_little(board: Board, what: str):
+def test_agent_bounds_memory_for_endless_stderr(board: Board, what: str):
     before = board.rss()
     took: list[float] = []
 
@@ -226,7 +226,7 @@ def test_endless_stderr_costs_the_agent_little(board: Board, what: str):
 
 
 @pytest.mark.parametrize("end", ["unload", "session", "crash", "agent", "fork server"])
-def test_what_a_program_left_behind_ends_with_it(board: Board, tmp_path: Path, end: str):
+def test_agent_ends_processes_started_by_program(board: Board, tmp_path: Path, end: str):
     (tmp_path / "left").mkdir()
     attack = f"{tmp_path}/left 40"
     if end == "crash":
@@ -249,8 +249,8 @@ def test_what_a_program_left_behind_ends_with_it(board: Board, tmp_path: Path, e
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="cannot start it as somebody else")
-def test_a_plain_users_agent_is_held_as_well(make_board: Callable[..., Board], open_folder: Path):
-    # Who may read this Python, which is not for everybody, and nothing else that others may not.
+def test_unprivileged_agent_confines_workers(make_board: Callable[..., Board], open_folder: Path):
+    # The capability lets the user read this Python installation, and grants no other access.
     allowed = [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
     prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *allowed]
     board = make_board(prefix=prefix)
@@ -276,7 +276,7 @@ def test_a_plain_users_agent_is_held_as_well(make_board: Callable[..., Board], o
     eventually(lambda: not any(map(_lives, left)))
 
 
-def test_one_programs_end_leaves_anothers_processes_alone(board: Board, tmp_path: Path):
+def test_unload_spares_processes_of_other_programs(board: Board, tmp_path: Path):
     folders = [tmp_path / name for name in "ab"]
     loaded = []
     for folder in folders:
@@ -290,9 +290,9 @@ def test_one_programs_end_leaves_anothers_processes_alone(board: Board, tmp_path
     assert board.client.invoke(loaded[1].program_id, {}, timeout=60).outputs
 
 
-def test_workers_are_kept_ready_for_devices_that_there_are(board: Board):
+def test_agent_prepares_spare_workers_per_existing_device(board: Board):
     for number in range(40):
-        with pytest.raises(errors.LoadFailed, match="there is no device"):
+        with pytest.raises(errors.BoardUnfit, match=f"cannot find device 'no-{number}' on this board"):
             board.load("behave", device=f"no-{number}")
     assert len(board.below()) == 0
     for device in ("", "here", "secret") * 3:
@@ -306,7 +306,7 @@ def test_workers_are_kept_ready_for_devices_that_there_are(board: Board):
     eventually(lambda: not spares & board.below())
 
 
-def test_a_session_that_loads_nothing_leaves_what_stands_by_and_makes_none(board: Board):
+def test_session_without_load_preserves_spare_workers(board: Board):
     board.client.close_session()
     board.client = board.connect()
     board.client.close_session()
@@ -323,13 +323,13 @@ def test_a_session_that_loads_nothing_leaves_what_stands_by_and_makes_none(board
     assert board.below() == standing
 
 
-def test_a_session_with_one_program_has_no_second_worker_made(board: Board):
+def test_agent_starts_single_worker_for_single_program(board: Board):
     loaded = board.load("behave")
     time.sleep(0.5)
     assert board.below() == {loaded.worker_pid}
 
 
-def test_a_worker_that_no_program_saw_stands_by_for_the_next_session_and_has_opened_no_device(board: Board):
+def test_spare_worker_opens_device_only_at_load(board: Board):
     for _ in range(2):
         loaded = board.load("behave", device="here")
     eventually(lambda: len(board.below()) == 3)
@@ -347,7 +347,7 @@ def test_a_worker_that_no_program_saw_stands_by_for_the_next_session_and_has_ope
     assert float(told.value.message) > begun
 
 
-def test_a_worker_has_limits(make_board: Callable[..., Board]):
+def test_worker_has_resource_limits(make_board: Callable[..., Board]):
     board = make_board("--memory-limit", str(256 * MIB))
     with pytest.raises(errors.RunFailed) as caught:
         board.run("limits")
@@ -380,7 +380,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_what_programs_wrote_is_not_told_to_the_next_session(board: Board):
+def test_agent_hides_program_logs_from_next_session(board: Board):
     board.run("say a secret of this session")
     eventually(lambda: board.client.logs() == ["a secret of this session"])
     board.client.close()
@@ -388,7 +388,7 @@ def test_what_programs_wrote_is_not_told_to_the_next_session(board: Board):
     assert board.client.logs() == []
 
 
-def test_a_worker_cannot_reach_the_agent(board: Board):
+def test_worker_cannot_signal_or_trace_agent(board: Board):
     if ctypes.CDLL(None).syscall(444, None, 0, 1) < 6:
         pytest.skip("this kernel cannot keep a process's signals in")
     for pid in (board.pid, *_fork_servers(board)):

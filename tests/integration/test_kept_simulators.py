@@ -1,4 +1,4 @@
-"""Simulators that are kept: who gets one again, who does not, and when they end."""
+"""Simulator reuse: which commands share a simulator, and when it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIM = load_board("sim")
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder that those of a test have to themselves; they end with it."""
+    """Provide a separate directory for the simulators of a test."""
     environment = dict(os.environ)
     with keeping_simulators(environment) as folder:
         monkeypatch.setattr(tempfile, "tempdir", environment["TMPDIR"])
@@ -40,7 +40,7 @@ def process_of(link: Link) -> int:
 
 
 def taken(**given: object) -> int:
-    """The process that a command gets which ends at once."""
+    """Return the simulator process of a short command."""
     link = open_simulator(SIM, **given)  # type: ignore[arg-type]
     try:
         client: BoardClient = AgentClient(link.target, "sim")
@@ -51,13 +51,13 @@ def taken(**given: object) -> int:
         link.close()
 
 
-def test_the_next_command_gets_the_same(place: Path) -> None:
+def test_open_simulator_reuses_running_simulator(place: Path) -> None:
     first = taken()
     assert taken() == first
     assert [one.stat().st_mode & 0o077 for one in (place, *place.iterdir())] == [0, 0]
 
 
-def test_each_command_has_its_own_while_it_lasts(place: Path) -> None:
+def test_concurrent_commands_use_separate_simulators(place: Path) -> None:
     links = [open_simulator(SIM) for _ in range(2)]
     processes = [process_of(link) for link in links]
     for link in links:
@@ -66,11 +66,11 @@ def test_each_command_has_its_own_while_it_lasts(place: Path) -> None:
     assert taken() in processes and len(list(place.iterdir())) == 2
 
 
-def test_what_was_left_to_nobody_ends_and_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_simulator_ends_and_removes_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_simulators, "KEPT_S", 0.1)
     link = open_simulator(SIM)
     process = process_of(link)
-    with pytest.raises(AssertionError):  # it has had no session, and is ours all the same
+    with pytest.raises(AssertionError):  # without a session it still belongs to this command
         eventually(lambda: not list(place.iterdir()), within_s=2)
     os.kill(process, 0)
     link.close()
@@ -78,7 +78,9 @@ def test_what_was_left_to_nobody_ends_and_leaves_nothing(place: Path, monkeypatc
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_one_that_died_or_hangs_is_replaced(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_simulator_replaces_dead_or_hung_simulator(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kept_simulators, "_ANSWER_S", 0.3)
     first = taken()
     os.kill(first, number)
@@ -87,7 +89,7 @@ def test_one_that_died_or_hangs_is_replaced(number: signal.Signals, monkeypatch:
     assert taken() == second
 
 
-def test_another_environment_is_another_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_change_starts_new_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     first = taken()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert taken() != first
@@ -96,8 +98,8 @@ def test_another_environment_is_another_simulator(monkeypatch: pytest.MonkeyPatc
     assert taken() == first
 
 
-def test_what_makes_another_kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its code, packages, board config and CPU cores."""
+def test_simulator_kind_includes_code_packages_and_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kind depends on code, packages, board config and CPU cores."""
     kind: Callable[[], str] = lambda: kept_simulators._kind(SIM)  # noqa: E731
     kinds = [kind()]
     assert kept_simulators._kind(load_board("sim-f16")) not in kinds
@@ -123,7 +125,7 @@ def test_what_makes_another_kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert len(set(kinds)) == len(kinds) == 6
 
 
-def test_all_code_that_a_simulator_imports_is_looked_at() -> None:
+def test_simulator_kind_covers_all_imported_code() -> None:
     script = "import sys, hil.sim.__main__, hil.agent.forkserver; print(*(m.__file__ for n, m in sys.modules.items() "
     script += "if n.split('.')[0] == 'hil' and m.__file__), sep='\\n')"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -131,14 +133,14 @@ def test_all_code_that_a_simulator_imports_is_looked_at() -> None:
     assert set(told.stdout.split()) <= {name for name, *_ in kept_simulators._files(kept_simulators.PACKAGE)}
 
 
-def test_none_is_kept_where_it_is_not_wanted_or_has_faults(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_and_fresh_simulators_end_after_use(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken(faults=("corrupt",))
     monkeypatch.setenv("HIL_SIMULATOR", "fresh")
     taken()
     assert not place.exists()
 
 
-def test_a_folder_that_is_somebody_elses_is_left_alone(place: Path, tmp_path: Path) -> None:
+def test_open_simulator_ignores_linked_directory(place: Path, tmp_path: Path) -> None:
     place.symlink_to(tmp_path)
     taken()
     assert not list(tmp_path.iterdir())

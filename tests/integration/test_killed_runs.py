@@ -1,4 +1,4 @@
-"""What a killed command leaves among the temporary files, the next one removes."""
+"""The next command removes temporary files of a killed command."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MODEL = DIGITS / "digits_cnn.onnx"
 
 @pytest.fixture
 def temporary(environment: dict[str, str]) -> Iterator[Path]:
-    """The folder for temporary files of the commands of a test."""
+    """Set the directory for temporary files of commands."""
     folder = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
     environment |= {"TMPDIR": str(folder)}
     yield folder
     shutil.rmtree(folder)
 
 
-def test_the_next_run_removes_what_a_killed_run_left(
+def test_next_run_removes_files_of_killed_run(
     temporary: Path, environment: dict[str, str], hil: Callable[..., Ended], tmp_path: Path
 ) -> None:
     words = ("run", MODEL, "--runtime", "onnxruntime", "--board", "sim")

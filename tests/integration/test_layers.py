@@ -1,4 +1,4 @@
-"""`hil layers`: what it lists, and that what it saves runs."""
+"""`hil layers`: its list, and runs of saved layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.models import DIGITS
 
 
 @pytest.mark.daily
-def test_the_layers_of_the_digits_are_listed(hil):
+def test_layers_lists_layers_of_digits_model(hil):
     ended = hil("layers", DIGITS / "digits_cnn.onnx")
     assert ended.code == 0, ended.err
     lines = [line.split() for line in ended.out.splitlines()]
@@ -23,7 +23,7 @@ def test_the_layers_of_the_digits_are_listed(hil):
     assert "Conv+Relu_conv1" in hil("layers", DIGITS / "digits_cnn.onnx", "--group", "fused").out
 
 
-def test_equal_layers_stand_in_one_line_and_apart_in_json(hil, tmp_path):
+def test_layers_groups_equal_layers_in_text_only(hil, tmp_path):
     onnx.save(repeated(), tmp_path / "repeated.onnx")
     lines = hil("layers", "repeated.onnx").out.splitlines()
     (row,) = (line.split() for line in lines if "MatMul_MatMul_0" in line)
@@ -41,7 +41,7 @@ def test_equal_layers_stand_in_one_line_and_apart_in_json(hil, tmp_path):
         ("digits_cnn_int8", "DequantizeLinear+Conv+QuantizeLinear_conv2"),
     ],
 )
-def test_a_saved_layer_passes_by_the_command_that_is_printed(hil, simulator, tmp_path, model, layer):
+def test_saved_layer_passes_with_printed_command(hil, simulator, tmp_path, model, layer):
     np.save(tmp_path / "image.npy", np.load(DIGITS / "digits_test.npz")["image"][:1])
     options = ("--input", "image=image.npy", "--save", "saved")
     ended = hil("layers", DIGITS / f"{model}.onnx", *options, "--json")
@@ -52,13 +52,13 @@ def test_a_saved_layer_passes_by_the_command_that_is_printed(hil, simulator, tmp
     assert program == "hil" and words[-2:] == ["--expected", rows[layer]["outputs"][0]]
     place = words.index("--runtime-hw-type")
     words[place : place + 2] = ["--board", simulator]
-    # The quantised layer gives int8, which is compared exactly: ONNX Runtime must agree with itself.
+    # The quantized layer returns int8, compared exactly: ONNX Runtime must match itself.
     assert hil(*words, "--runtime", "onnxruntime", "--json").case["outcome"] == "PASS"
     printed = hil("layers", DIGITS / f"{model}.onnx", *options).out
     assert next(iter(rows.values()))["run"] in printed
 
 
-def test_a_part_is_cut_out_saved_and_run(hil, simulator, tmp_path):
+def test_layers_saves_and_runs_part_of_model(hil, simulator, tmp_path):
     ended = hil("layers", DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "flatten.out", "--save", "part")
     assert ended.code == 0, ended.err
     command = shlex.split(ended.out.splitlines()[-1])
@@ -69,22 +69,22 @@ def test_a_part_is_cut_out_saved_and_run(hil, simulator, tmp_path):
     assert np.load(tmp_path / inputs).shape == (1, 16, 4, 4)
 
 
-def test_what_draws_random_numbers_is_told(hil, tmp_path):
+def test_layers_notes_random_layers(hil, tmp_path):
     onnx.save(noisy(), tmp_path / "noisy.onnx")
     told = [line for line in hil("layers", "noisy.onnx").out.splitlines() if line.startswith("note: ")]
-    assert told[0] == "note: RandomNormalLike_noise draws random numbers: no two runs of it agree"
+    assert told[0] == "note: RandomNormalLike_noise generates random numbers: runs give different values"
     rows = hil("layers", "noisy.onnx", "--json").document["layers"]
     assert sum(row["by_chance"] for row in rows) == len(told) == 3
 
 
-def test_the_same_seed_saves_the_same_values(hil, tmp_path):
+def test_layers_seed_determines_saved_values(hil, tmp_path):
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
         hil("layers", DIGITS / "digits_cnn.onnx", "--save", folder, "--seed", seed)
     a, b, c = (np.load(tmp_path / folder / "Gemm_fc1" / "output_0.npy") for folder in "abc")
     assert np.array_equal(a, b) and not np.array_equal(a, c)
 
 
-def test_open_dimensions_are_shown_fixed_or_asked_for(hil, tmp_path):
+def test_layers_handles_open_dimensions(hil, tmp_path):
     onnx.save(dynamic_batch(), tmp_path / "batch.onnx")
     assert "Nx3x4 float32" in hil("layers", "batch.onnx").out
     fixed = hil("layers", "batch.onnx", "--dim", "N=5")
@@ -102,10 +102,10 @@ def test_open_dimensions_are_shown_fixed_or_asked_for(hil, tmp_path):
         ((DIGITS / "digits_cnn.onnx", "--group", "each"), "is not one of"),
         ((DIGITS / "digits_cnn.onnx", "--from", "conv3"), "did you mean 'conv"),
         ((DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "conv1"), "'conv1' does not depend on 'conv2'"),
-        ((DIGITS / "digits_cnn.onnx", "--save", "/proc/no"), "cannot be written"),
+        ((DIGITS / "digits_cnn.onnx", "--save", "/proc/no"), "cannot write to"),
         ((DIGITS / "digits_cnn.onnx", "--input", "picture=x.npy"), "no tensor 'picture'"),
     ],
 )
-def test_what_cannot_be_meant_is_bad_usage(hil, arguments, word):
+def test_layers_rejects_invalid_arguments(hil, arguments, word):
     ended = hil("layers", *arguments)
     assert ended.code == 2 and word in ended.err

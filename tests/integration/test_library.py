@@ -1,4 +1,4 @@
-"""`hil.connect` and `hil.run` from Python: what is wrong in a call is told as bad usage, with what was expected."""
+"""`hil.connect` and `hil.run` from Python: invalid arguments raise usage errors with the expected form."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def board(simulator: str, shared_cache: Path) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        ({"itrations": 3}, "hil.run has no option 'itrations'", "did you mean 'iterations'?"),
-        ({"inputs": [X]}, "inputs must be arrays by name, or a sequence of texts", "{'x': array}"),
+        ({"itrations": 3}, "unknown hil.run option 'itrations'", "did you mean 'iterations'?"),
+        ({"inputs": [X]}, "inputs must be arrays by name, or a sequence of strings", "{'x': array}"),
         ({"inputs": X}, "inputs must be arrays by name, .* got a ndarray", "{'x': array}"),
         ({"inputs": "x=x.npy"}, "inputs must be arrays by name, .* got 'x=x.npy'", "['x=x.npy']"),
         ({"inputs": None}, "inputs must be arrays by name, .* got None", ""),
@@ -40,8 +40,12 @@ def board(simulator: str, shared_cache: Path) -> Any:
         ({"inputs": {"x": X.astype(np.float64)}}, "input 'x' takes 4.*float32", "never converts"),
         ({"expected": [X]}, "expected must be arrays by name, .* got a list of ndarray", "{'y': array}"),
         ({"expected": "y.npy"}, "expected must be arrays by name", "['y=y.npy']"),
-        ({"references": "onnxruntime"}, "references must be a sequence of texts, got 'onnxruntime'", "['onnxruntime']"),
-        ({"compile_flags": "--x"}, "compile_flags must be a sequence of texts, got '--x'", ""),
+        (
+            {"references": "onnxruntime"},
+            "references must be a sequence of strings, got 'onnxruntime'",
+            "['onnxruntime']",
+        ),
+        ({"compile_flags": "--x"}, "compile_flags must be a sequence of strings, got '--x'", ""),
         ({"iterations": "3"}, "iterations must be a whole number, got '3'", ""),
         ({"iterations": 2.5}, "iterations must be a whole number, got 2.5", ""),
         ({"iterations": True}, "iterations must be a whole number, got True", ""),
@@ -54,21 +58,21 @@ def board(simulator: str, shared_cache: Path) -> Any:
         ({"dims": [("N", 1)]}, "dims must be sizes by name", ""),
         ({"dims": {"N": "1"}}, "dims must be sizes by name", ""),
         ({"input_range": 1}, "input_range must be two numbers", ""),
-        ({"input_range": (1, 0)}, "input_range must be two numbers, the lower one first", ""),
-        ({"runtime": None}, "runtime must be a text, got None", ""),
+        ({"input_range": (1, 0)}, "input_range must be two numbers in ascending order", ""),
+        ({"runtime": None}, "runtime must be a string, got None", ""),
         ({"runtime": "nonesuch"}, "'nonesuch'", "one of executorch, iree"),
         ({"debug_ir": 1}, "debug_ir must be a path or None", ""),
         ({"recompute": "no"}, "recompute must be True or False, got 'no'", ""),
         ({"model": None}, "model must be the path of a model's file, got None", ""),
         ({"model": b"x.onnx"}, "model must be the path of a model's file", ""),
         ({"model": "nowhere.onnx"}, "no such file", ""),
-        ({"board": Path("sim")}, "board must be what hil.connect returns, got PosixPath", "with hil.connect"),
-        ({"board": "sim"}, "board must be what hil.connect returns, got 'sim'", "with hil.connect"),
+        ({"board": Path("sim")}, "board must be the result of hil.connect, got PosixPath", "with hil.connect"),
+        ({"board": "sim"}, "board must be the result of hil.connect, got 'sim'", "with hil.connect"),
         ({"context": "x"}, "context must be", ""),
     ],
     ids=lambda value: None if isinstance(value, str) else next(iter(value)),
 )
-def test_what_is_wrong_in_a_run_is_told_with_what_was_expected(board, doubling, arguments, message, hint):
+def test_run_rejects_invalid_arguments_with_expected_form(board, doubling, arguments, message, hint):
     with pytest.raises(UsageError, match=message) as caught:
         hil.run(**{"model": doubling, "board": board, **arguments})
     assert hint in caught.value.hint
@@ -81,19 +85,19 @@ def test_what_is_wrong_in_a_run_is_told_with_what_was_expected(board, doubling, 
         ({"board": None}, "board must be a board's name"),
         ({"board": Path("nowhere.toml")}, "no such board config: nowhere.toml"),
         ({"board": "smi"}, "unknown board 'smi'"),
-        ({"hw_type": 1}, "hw_type must be a text"),
-        ({"faults": "crash"}, "faults must be a sequence of texts, got 'crash'"),
+        ({"hw_type": 1}, "hw_type must be a string"),
+        ({"faults": "crash"}, "faults must be a sequence of strings, got 'crash'"),
         ({"wait_s": "5"}, "wait_s must be a number of seconds"),
         ({"wait_s": float("nan")}, "wait_s must be a number of seconds"),
-        ({"runtime": ["iree"]}, "runtime must be a text, got a list of str"),
+        ({"runtime": ["iree"]}, "runtime must be a string, got a list of str"),
     ],
 )
-def test_what_is_wrong_in_a_connect_is_told_with_what_was_expected(arguments, message):
+def test_connect_rejects_invalid_arguments_with_expected_form(arguments, message):
     with pytest.raises(UsageError, match=message):
         hil.connect(**arguments)
 
 
-def test_what_python_calls_alike_is_taken(board, doubling, tmp_path):
+def test_run_accepts_equivalent_python_types(board, doubling, tmp_path):
     case = hil.run(
         str(doubling),
         board,
@@ -110,12 +114,12 @@ def test_what_python_calls_alike_is_taken(board, doubling, tmp_path):
     assert (tmp_path / "ir" / "imported.mlir").exists()
 
 
-def test_a_board_config_may_be_a_path(tmp_path):
+def test_connect_accepts_path_to_board_config(tmp_path):
     with hil.connect(DIGITS.parents[1] / "board_configs" / "sim.toml") as connected:
         assert connected.config.hw_type == "sim"
 
 
-def test_a_shared_workshop_makes_anew_whenever_it_is_asked_to(board, doubling, tmp_path):
+def test_run_recomputes_with_shared_context(board, doubling, tmp_path):
     with Isolated(1) as isolated:
         context = RunContext(Cache(tmp_path / "cache"), isolated)
         cached = [
@@ -125,14 +129,14 @@ def test_a_shared_workshop_makes_anew_whenever_it_is_asked_to(board, doubling, t
     assert cached == [False, True, False, False]
 
 
-def test_a_board_that_was_given_back_runs_nothing(doubling):
+def test_run_rejects_closed_board(doubling):
     with hil.connect("sim") as board:
         pass
-    with pytest.raises(UsageError, match="sim was given back"):
+    with pytest.raises(UsageError, match="sim was released"):
         hil.run(doubling, board)
 
 
-def test_a_context_may_be_given_by_its_name_of_before(board, doubling, tmp_path):
+def test_run_accepts_deprecated_shop_argument(board, doubling, tmp_path):
     with Isolated(1) as isolated:
         context = RunContext(Cache(tmp_path / "cache"), isolated)
         assert hil.run(doubling, board, {"x": X}, context=context)

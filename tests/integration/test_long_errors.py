@@ -1,4 +1,4 @@
-"""A long error of a real agent comes as itself: on its own connection, and through a farm's tunnel."""
+"""Long error messages of a real agent arrive over a direct connection and a farm tunnel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = {"ascii": "x", "wide": "\U0001f600", "nul": "\0%"}
 
 
 def refuse(client: AgentClient, program: Program, name: str) -> errors.HilError:
-    """What loading a program for a runtime of that name ends in."""
+    """Load a program with an unknown runtime and return the error."""
     program.push(client)
     with pytest.raises(errors.HilError) as caught:
         program.load(client, runtime=name)
@@ -24,7 +24,7 @@ def refuse(client: AgentClient, program: Program, name: str) -> errors.HilError:
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_long_message_of_an_agent(start_agent, open_client, add_programs, name: str) -> None:
+def test_client_receives_long_error_of_agent(start_agent, open_client, add_programs, name: str) -> None:
     client = open_client(start_agent())
     for size in (1, 16 << 10, 1 << 20):
         error = refuse(client, add_programs["onnxruntime"], name * (size // len(name.encode()) or 1))
@@ -34,7 +34,7 @@ def test_a_long_message_of_an_agent(start_agent, open_client, add_programs, name
         assert size == 1 or repr(name * 1000)[1:-1] in error.detail
 
 
-def test_a_long_message_through_a_farms_tunnel(
+def test_client_receives_long_error_through_farm_tunnel(
     fake_farm: FakeFarm, start_agent: Callable[..., str], add_programs: dict[str, Program]
 ) -> None:
     fake_farm.add("lab1-sim-1", start_agent(module="hil.sim"), direct=False)

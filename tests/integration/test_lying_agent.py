@@ -1,4 +1,4 @@
-"""An agent that lies: the controller ends in time, within bounds, and blames the agent."""
+"""A lying agent: the controller ends in time, within memory limits, and blames the agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def program(tmp_path_factory: pytest.TempPathFactory):
     return artifact(tmp_path_factory.mktemp("program"))
 
 
-def test_one_that_tells_the_truth_is_believed(agent, program):
+def test_honest_agent_passes_attack_checks(agent, program):
     assert attack(agent.address, agent, program, {}, 30) == []
 
 
@@ -31,9 +31,9 @@ def test_one_that_tells_the_truth_is_believed(agent, program):
     derandomize=True,
     deadline=None,
     database=None,
-    phases=[Phase.generate],  # making a failing example smaller takes longer than reading it
+    phases=[Phase.generate],  # shrinking takes longer than reading the example
     suppress_health_check=list(HealthCheck),
 )
 @given(lies=many_lies)
-def test_no_lie_is_more_than_an_error_of_the_board(agent, program, lies):
+def test_lying_agent_causes_only_board_errors(agent, program, lies):
     attack(agent.address, agent, program, lies, 60)

@@ -1,4 +1,4 @@
-"""`hil run --profile`: what is written, what it says, and that a run is never lost for its profile's sake."""
+"""`hil run --profile`: files, report, and runs that pass although profiling fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def computing(profile: Profile) -> list[OpRow]:
 
 
 def check(profile: Profile, iterations: int) -> None:
-    """What every profile of the digits must hold."""
+    """Assert the properties of every digits profile."""
     rows = computing(profile)
     assert {row.iteration for row in rows} == set(range(iterations))
     assert all(row.onnx_nodes for row in rows), "every operation names its nodes"
@@ -43,7 +43,7 @@ def check(profile: Profile, iterations: int) -> None:
     for row in profile.rows:
         assert profiled.board.start_ns <= row.start_ns <= row.start_ns + row.duration_ns <= profiled.board.end_ns
     for call in profile.calls:
-        # As the host sees it the board was busy while the host waited, to within the clocks' error.
+        # The host sees the board busy while the host waits, within the clock error.
         start, end = (profile.clock.to_host(at) for at in (call.board.start_ns, call.board.end_ns))
         assert call.host.start_ns - profile.clock.error_ns <= start <= end <= call.host.end_ns + profile.clock.error_ns
     assert {span.name for span in profile.stages} >= {"import", "compile", "push", "load", "run", "compare"}
@@ -51,7 +51,7 @@ def check(profile: Profile, iterations: int) -> None:
 
 
 @pytest.mark.daily
-def test_a_run_is_profiled_on_the_simulator_whatever_lay_in_its_folder(hil, tmp_path):
+def test_run_replaces_profile_in_existing_directory(hil, tmp_path):
     for runtime, raw in (("iree", "profile.ireeprof"), ("onnxruntime", "onnxruntime.json")):
         ended = hil("run", DIGITS_CNN, "--runtime-hw-type", "sim", "--runtime", runtime, "--profile", "out", "--json")
         assert ended.code == 0, ended.err
@@ -62,14 +62,14 @@ def test_a_run_is_profiled_on_the_simulator_whatever_lay_in_its_folder(hil, tmp_
         assert {row.runtime for row in profile.rows} == {runtime}
         written = {file.name for file in (tmp_path / "out" / "raw").iterdir()}
         assert written & {"profile.ireeprof", "onnxruntime.json"} == {raw}, "and none of the profile before"
-    # The stored run leads there too.
+    # The stored run refers to the profile.
     shown = hil("profile", "show", "latest", "--json")
     assert shown.code == 0, shown.err
     assert shown.document["run"] == ended.document["id"]
 
 
 @needs_sql
-def test_the_trace_holds_the_rows_of_the_table_inside_their_calls(hil, tmp_path):
+def test_trace_contains_table_rows_inside_their_calls(hil, tmp_path):
     assert hil("run", DIGITS_CNN, "--profile", "out").code == 0
     profile = read_profile(tmp_path / "out")
     trace = tmp_path / "out" / "trace.pftrace.gz"
@@ -86,7 +86,7 @@ def test_the_trace_holds_the_rows_of_the_table_inside_their_calls(hil, tmp_path)
     assert in_trace.keys() == per_op.keys()
     for name, (count, duration) in in_trace.items():
         assert count == len(per_op[name])
-        # Each begin and end is within 0.1 us of what the clocks' fit says.
+        # Each start and end is within 0.1 us of the clock fit.
         assert duration == pytest.approx(sum(per_op[name]), abs=200 * count)
     ((flows,),) = query(trace, "select count(*) from flow").rows
     assert flows == 2, "from each of the host's calls to the board's"
@@ -94,8 +94,8 @@ def test_the_trace_holds_the_rows_of_the_table_inside_their_calls(hil, tmp_path)
     assert processes == ["controller", "link: sim", "board: sim - agent"]
 
 
-def test_what_the_profiled_pass_costs_is_what_the_profile_says(hil, tmp_path):
-    """The sums of the operations agree with the timed run within the stated overhead."""
+def test_profile_reports_overhead_of_profiled_pass(hil, tmp_path):
+    """The operation times add up to the timed run, within the reported overhead."""
     assert hil("run", DIGITS_CNN, "--iterations", 50, "--warmup", 5, "--profile", "out").code == 0
     profile = read_profile(tmp_path / "out")
     timed = statistics.median(end - start for start, end in profile.calls[0].iterations_ns)
@@ -110,7 +110,7 @@ def test_what_the_profiled_pass_costs_is_what_the_profile_says(hil, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["missing", "crash", "truncate", "hang"])
-def test_a_profiler_that_fails_costs_the_profile_and_not_the_run(hil, tmp_path, how):
+def test_run_passes_when_profiler_fails(hil, tmp_path, how):
     ended = hil("run", DIGITS_CNN, "--profile", "out", "--fault", f"profile:how={how}", "--timeout", 20, "--json")
     assert ended.code == 0, ended.err
     assert ended.case["outcome"] == "PASS"
@@ -122,22 +122,22 @@ def test_a_profiler_that_fails_costs_the_profile_and_not_the_run(hil, tmp_path, 
     assert [call.kind for call in profile.calls][:1] == ["timed"]
 
 
-def test_a_clock_that_jumps_is_told(hil, tmp_path):
+def test_profile_reports_clock_jump(hil, tmp_path):
     ended = hil("run", DIGITS_CNN, "--profile", "out", "--fault", "clock:jump=5", "--json")
     assert ended.code == 0, ended.err
     assert any("jumped" in note for note in ended.case["profiles"][0]["notes"])
-    # It is seen as late as the pings around it come.
+    # The next ping detects the jump.
     assert read_profile(tmp_path / "out").clock.jumped_ns == pytest.approx(5e9, abs=2e9)
 
 
-def test_several_models_have_a_folder_each(hil, tmp_path):
+def test_run_writes_profile_directory_per_model(hil, tmp_path):
     ended = hil("run", DIGITS_CNN, DIGITS / "digits_cnn_int8.onnx", "--profile", "out")
     assert ended.code == 0, ended.err
     assert read_profile(tmp_path / "out" / "digits_cnn").model == "digits_cnn"
     assert read_profile(tmp_path / "out" / "digits_cnn_int8").model == "digits_cnn_int8"
 
 
-def test_of_very_many_iterations_so_many_are_profiled_that_the_files_stay_small(hil, tmp_path):
+def test_run_limits_profiled_iterations(hil, tmp_path):
     ended = hil("run", DIGITS_CNN, "--iterations", 3000, "--profile", "out", "--json")
     assert ended.code == 0, ended.err
     profile = read_profile(tmp_path / "out")
@@ -148,9 +148,9 @@ def test_of_very_many_iterations_so_many_are_profiled_that_the_files_stay_small(
     assert note.startswith(f"of the 3000 iterations after 2 of warm-up, {count} after 2 were profiled")
 
 
-def test_control_c_while_the_profile_is_written_keeps_the_outcome(hil, environment, tmp_path):
+def test_ctrl_c_while_writing_profile_preserves_outcome(hil, environment, tmp_path):
     command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(DIGITS_CNN)]
-    # The compiler's profile comes first and is never taken from the cache: it takes seconds.
+    # The compiler profile comes first and takes seconds: it is never cached.
     command += ["--profile", "out", "--compile-time-profile", "compiling"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
@@ -170,7 +170,7 @@ def test_control_c_while_the_profile_is_written_keeps_the_outcome(hil, environme
     assert (resumed.code, resumed.case["outcome"], resumed.case["profiles"]) == (0, "PASS", case["profiles"])
 
 
-def test_control_c_in_the_profiled_pass_keeps_the_answer(hil, environment, tmp_path):
+def test_ctrl_c_in_profiled_pass_preserves_outputs(hil, environment, tmp_path):
     command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(DIGITS_CNN), "--profile", "out"]
     command += ["--fault", "profile:how=hang", "--timeout", "120"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
@@ -187,7 +187,7 @@ def test_control_c_in_the_profiled_pass_keeps_the_answer(hil, environment, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.board
-def test_a_run_is_profiled_on_an_aarch64_board(hil, board_aarch64: VirtualBoard, tmp_path: Path):
+def test_run_profiles_on_aarch64_board(hil, board_aarch64: VirtualBoard, tmp_path: Path):
     board = board_aarch64
     to = ["--board", f"root@{board.ip}", "--identity", board.identity, "--known-hosts", board.known_hosts]
     ended = hil("run", DIGITS_CNN, *to, "--profile", "out", "--json")
@@ -196,7 +196,7 @@ def test_a_run_is_profiled_on_an_aarch64_board(hil, board_aarch64: VirtualBoard,
     check(read_profile(tmp_path / "out"), iterations=10)
 
 
-def test_a_folder_that_cannot_take_a_profile_is_refused_before_anything_runs(hil, tmp_path):
+def test_run_rejects_unusable_profile_directory_first(hil, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.onnx").touch()
     ended = hil("run", DIGITS_CNN, "--profile", "models")
@@ -205,12 +205,12 @@ def test_a_folder_that_cannot_take_a_profile_is_refused_before_anything_runs(hil
     assert hil("run", DIGITS_CNN, "--profile", "p", "--compile-time-profile", "p").code == 2
 
 
-def test_what_compiling_took_is_shown(hil, tmp_path):
+def test_profile_show_prints_compile_times(hil, tmp_path):
     assert hil("compile", DIGITS_CNN, "--compile-time-profile", "compiling").code == 0
     shown = hil("profile", "show", "compiling", "--top", 3)
     assert shown.code == 0, shown.err
     assert shown.out.startswith("compiling took") and "6 dispatches" in shown.out
-    # Passes by their own time, operations by their estimates, in that order.
+    # Passes by self time, operations by estimate, in that order.
     assert "PipelineAdaptorPass" not in shown.out
     assert shown.out.index("\npass ") < shown.out.index("estimates: ") < shown.out.index("\nconv2, relu2  54.6%")
     refused = hil("profile", "show", "compiling", "--json")
@@ -220,6 +220,6 @@ def test_what_compiling_took_is_shown(hil, tmp_path):
     assert broken.code == 2 and "Traceback" not in broken.err
 
 
-def test_what_is_no_trace_is_not_shown_as_one(hil):
+def test_profile_open_rejects_model_file(hil):
     ended = hil("profile", "open", DIGITS_CNN, "--no-browser")
     assert ended.code == 2 and "is no trace" in ended.err

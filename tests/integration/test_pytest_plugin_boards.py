@@ -1,4 +1,4 @@
-"""The pytest plugin on boards, and with several processes that share them."""
+"""The pytest plugin on boards, and with parallel processes that share boards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def boards_of(tested: Run) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.board
-def test_an_arm_board_runs_the_model_and_all_its_layers(project, board_aarch64):
+def test_arm_board_runs_model_and_layers(project, board_aarch64):
     project.set_up("digits_cnn")
     where = ["--board", f"root@{board_aarch64.ip}"]
     how = [f"--hil-identity={board_aarch64.identity}", f"--hil-known-hosts={board_aarch64.known_hosts}"]
@@ -41,7 +41,7 @@ def test_an_arm_board_runs_the_model_and_all_its_layers(project, board_aarch64):
     assert boards_of(tested) == {f"root@{board_aarch64.ip}"}
 
 
-def test_a_board_that_is_no_ssh_server_fails_in_a_few_lines(project, small):
+def test_non_ssh_server_fails_with_short_message(project, small):
     def babble(server: socket.socket) -> None:
         while True:
             try:
@@ -56,18 +56,20 @@ def test_a_board_that_is_no_ssh_server_fails_in_a_few_lines(project, small):
         threading.Thread(target=babble, args=(server,), daemon=True).start()
         tested = project.test("--board", f"root@127.0.0.1:{server.getsockname()[1]}", "-k", "full")
     assert tested.code == 1, tested.out
-    assert "does not go on with SSH" in tested.out and "hint:" in tested.out
+    assert "SSH handshake with" in tested.out and "hint:" in tested.out
     assert "paramiko" not in tested.out and "Traceback" not in tested.out, tested.out
 
 
-def test_each_xdist_worker_has_a_simulator_of_its_own(project, small):
+@pytest.mark.slow
+def test_xdist_workers_get_separate_simulators(project, small):
     project.set_up(small)
     tested = project.test("-n", "2")
     assert tested.code == 0, tested.out
     assert len(tested.outcomes) == 3 and set(tested.outcomes.values()) == {"passed"}
 
 
-def test_workers_take_turns_on_a_board(project, start_agent):
+@pytest.mark.slow
+def test_workers_take_turns_on_shared_board(project, start_agent):
     project.set_up("digits_cnn")
     address = start_agent()
     tested = project.test("-n", "2", "--board", address, "--hil-wait", "0")
@@ -91,7 +93,7 @@ def test_alone(hil_board, again):
 """
 
 
-def test_a_board_is_one_workers_at_a_time_and_all_boards_are_used(project, small, start_agent):
+def test_workers_use_all_boards_exclusively(project, small, start_agent):
     project.set_up(small)
     project.write("test_alone.py", OVERLAP)
     boards = [start_agent(), start_agent()]
@@ -101,7 +103,7 @@ def test_a_board_is_one_workers_at_a_time_and_all_boards_are_used(project, small
     assert len(tested.outcomes) == 8
 
 
-def test_a_board_in_use_is_waited_for_as_long_as_asked(project, small, start_agent, open_client):
+def test_busy_board_fails_after_hil_wait(project, small, start_agent, open_client):
     project.set_up(small)
     address = start_agent()
     open_client(address)
@@ -111,7 +113,7 @@ def test_a_board_in_use_is_waited_for_as_long_as_asked(project, small, start_age
     assert told["hil_outcome"] == "BOARD_LOST" and told["hil_board"] == address
 
 
-def test_ctrl_c_ends_it_and_leaves_nothing_running(project):
+def test_ctrl_c_stops_run_and_child_processes(project):
     project.set_up("digits_cnn")
     project.write(
         "test_long.py", "import time\n\ndef test_long(hil_board):\n    print('here', flush=True)\n    time.sleep(60)\n"
@@ -130,14 +132,14 @@ def test_ctrl_c_ends_it_and_leaves_nothing_running(project):
 
 
 def ours(project: Project) -> list[str]:
-    """The processes that were started from a project, by what only theirs say."""
+    """Return the command lines of the processes started from a project."""
     return [line for pid in started_with(f"HOME={project.environment['HOME']}") if (line := command_line(pid))]
 
 
 CONFTEST = "def pytest_addoption(parser):\n    parser.addoption('--board', default='a desk')\n"
 
 
-def test_without_models_nothing_changes(project):
+def test_plugin_without_models_stays_inactive(project):
     project.write("pytest.ini", "[pytest]\n")
     project.write("conftest.py", CONFTEST)
     project.write("test_it.py", "def test_it(request):\n    assert request.config.getoption('--board') == 'x'\n")
@@ -145,14 +147,15 @@ def test_without_models_nothing_changes(project):
     assert "hil_" not in project.test().out
 
 
-def test_a_conftest_that_wants_one_of_our_names_is_told_so(project, small):
+def test_plugin_reports_option_conflict_with_conftest(project, small):
     project.set_up(small)
     project.write("conftest.py", CONFTEST)
     tested = project.test()
     assert tested.code == 4 and "--board" in tested.out and "hil_models" in tested.out
 
 
-def test_a_plugin_that_took_one_of_our_names_keeps_it(project, small):
+@pytest.mark.slow
+def test_plugin_yields_conflicting_option_to_other_plugin(project, small):
     project.set_up(small, ini="pythonpath = .")
     project.write("desks.py", CONFTEST)
     tested = project.test("-p", "desks", "--hil-board", "sim-f16", "--board", "x", "-k", "Relu")
@@ -161,7 +164,7 @@ def test_a_plugin_that_took_one_of_our_names_keeps_it(project, small):
     assert "--board belongs to another plugin here: use --hil-board" in tested.out
 
 
-def test_fixtures_without_models_say_what_is_missing(project):
+def test_fixture_without_models_reports_missing_setting(project):
     project.write("pytest.ini", "[pytest]\n")
     project.write("test_it.py", "def test_it(hil_result): pass\n")
     tested = project.test()

@@ -1,4 +1,4 @@
-"""A wrong reference never confirms a board, whatever is wrong with it."""
+"""A wrong reference never confirms a board, for any kind of error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def board(shared_cache: Path) -> Iterator[Any]:
 
 
 def compute_with(model: onnx.ModelProto) -> Callable[..., None]:
-    """Return a reference's `compute` that runs another model than it is given."""
+    """Return a reference's `compute` that runs `model` instead of the given one."""
 
     def compute(given: Model, inputs: Path, outputs: Path, **work: Any) -> None:
         options = ort.SessionOptions()

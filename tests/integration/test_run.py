@@ -1,4 +1,4 @@
-"""`hil run` on the simulator: the outcome, exit code and record of good and bad runs."""
+"""`hil run` on the simulator: outcome, exit code and record of passing and failing runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT, BFLOAT16 = TensorProto.FLOAT, TensorProto.BFLOAT16
 @pytest.mark.daily
 @pytest.mark.parametrize("model", ["digits_cnn", "digits_cnn_int8"])
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
-def test_the_digits_pass_on_both_runtimes(hil, simulator, model, runtime):
+def test_digits_pass_on_both_runtimes(hil, simulator, model, runtime):
     ended = hil("run", DIGITS / f"{model}.onnx", "--board", simulator, "--runtime", runtime, "--json")
     assert ended.code == 0
     assert ended.case["outcome"] == "PASS"
@@ -25,7 +25,7 @@ def test_the_digits_pass_on_both_runtimes(hil, simulator, model, runtime):
     assert ended.case["device"]["p50_ns"] > 0
 
 
-def test_the_digits_are_recognised_on_the_board(hil, simulator, tmp_path):
+def test_board_recognizes_digits(hil, simulator, tmp_path):
     digits = np.load(DIGITS / "digits_test.npz")
     np.save(tmp_path / "images.npy", digits["image"])
     ended = hil(
@@ -38,7 +38,7 @@ def test_the_digits_are_recognised_on_the_board(hil, simulator, tmp_path):
 
 
 @pytest.mark.daily
-def test_everything_is_stored_and_shown_again(hil, simulator, doubling, tmp_path):
+def test_run_stores_record_for_runs_show(hil, simulator, doubling, tmp_path):
     ended = hil("run", doubling, "--board", simulator, "--iterations", 5, "--warmup", 2, "--json")
     folder = tmp_path / ended.document["folder"]
     assert json.loads((folder / "run.json").read_text())["outcome"] == "PASS"
@@ -53,7 +53,7 @@ def test_everything_is_stored_and_shown_again(hil, simulator, doubling, tmp_path
 
 
 @pytest.mark.daily
-def test_the_second_call_takes_program_and_reference_from_the_cache(hil, simulator, doubling):
+def test_second_run_uses_cached_program_and_reference(hil, simulator, doubling):
     hil("run", doubling, "--board", simulator)
     case = hil("run", doubling, "--board", simulator, "--json").case
     assert case["artifact"]["cached"]
@@ -64,7 +64,7 @@ def test_the_second_call_takes_program_and_reference_from_the_cache(hil, simulat
     assert not again["references"][0]["provenance"]["cached"]
 
 
-def test_the_same_model_and_inputs_twice_in_a_run_are_compiled_and_referred_once(hil, simulator, doubling, tmp_path):
+def test_run_compiles_identical_model_once(hil, simulator, doubling, tmp_path):
     (tmp_path / "copy.onnx").write_bytes(doubling.read_bytes())
     hil("run", doubling, "--board", simulator)
     for options in ([], ["--recompute-cache"]):
@@ -75,7 +75,7 @@ def test_the_same_model_and_inputs_twice_in_a_run_are_compiled_and_referred_once
         assert made.count(False) == (2 if options else 0)
 
 
-def test_a_pass_of_empty_outputs_alone_says_that_nothing_was_compared(hil, simulator, tmp_path):
+def test_pass_with_empty_outputs_reports_zero_elements(hil, simulator, tmp_path):
     node, values = helper.make_node("Add", ["e", "e"], ["f"]), [("e", FLOAT, [0, 3])]
     save_model(tmp_path / "empty.onnx", [node], values, [("f", FLOAT, [0, 3])])
     ended = hil("run", "empty.onnx", "--board", simulator)
@@ -84,8 +84,8 @@ def test_a_pass_of_empty_outputs_alone_says_that_nothing_was_compared(hil, simul
     assert "0 elements compared" in hil("run", "empty.onnx", "--board", simulator, "--json").case["reason"]
 
 
-def test_a_reference_that_stands_in_for_another_says_why_on_the_screen(hil, simulator, tmp_path):
-    # ONNX Runtime has no CPU kernel for a product of bfloat16; ONNX's own evaluator has.
+def test_reference_fallback_prints_reason(hil, simulator, tmp_path):
+    # ONNX Runtime has no CPU kernel for a bfloat16 product. The ONNX evaluator has one.
     node, values = helper.make_node("MatMul", ["a", "b"], ["y"]), [("a", BFLOAT16, [2, 3]), ("b", BFLOAT16, [3, 2])]
     save_model(tmp_path / "product.onnx", [node], values, [("y", BFLOAT16, [2, 2])])
     shown = " ".join(hil("run", "product.onnx", "--board", simulator).out.split())
@@ -94,7 +94,7 @@ def test_a_reference_that_stands_in_for_another_says_why_on_the_screen(hil, simu
 
 
 @pytest.mark.daily
-def test_a_wrong_expectation_fails_with_its_statistics(hil, simulator, doubling, tmp_path):
+def test_wrong_expected_output_fails_with_statistics(hil, simulator, doubling, tmp_path):
     np.save(tmp_path / "x.npy", np.array([1, 2, 3, 4], np.float32))
     np.save(tmp_path / "y.npy", np.array([2, 4, 6.5, 8], np.float32))
     ended = hil("run", doubling, "--board", simulator, "--input", "x=x.npy", "--expected", "y.npy", "--json")
@@ -105,7 +105,7 @@ def test_a_wrong_expectation_fails_with_its_statistics(hil, simulator, doubling,
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), np.zeros(4, np.float64), np.full(4, np.nan, np.float32)])
-def test_an_expectation_of_other_shape_dtype_or_nan_is_a_fail(hil, simulator, doubling, tmp_path, wrong):
+def test_expected_output_mismatch_or_nan_fails(hil, simulator, doubling, tmp_path, wrong):
     np.save(tmp_path / "y.npy", wrong)
     ended = hil("run", doubling, "--board", simulator, "--expected", "y.npy", "--json")
     assert (ended.code, ended.case["outcome"]) == (1, "FAIL")
@@ -124,7 +124,7 @@ def test_an_expectation_of_other_shape_dtype_or_nan_is_a_fail(hil, simulator, do
         ("kill-agent", "BOARD_LOST", 4, "run"),
     ],
 )
-def test_each_fault_of_the_simulator_ends_in_its_outcome(hil, doubling, fault, outcome, code, stage):
+def test_simulator_fault_gives_expected_outcome(hil, doubling, fault, outcome, code, stage):
     ended = hil("run", doubling, "--fault", fault, "--timeout", 5 if fault == "hang" else 60, "--json")
     assert (ended.case["outcome"], ended.code, ended.case["stage"]) == (outcome, code, stage)
     if fault == "crash":
@@ -133,7 +133,7 @@ def test_each_fault_of_the_simulator_ends_in_its_outcome(hil, doubling, fault, o
 
 
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
-def test_declared_half_precision_is_judged_by_its_control(hil, runtime):
+def test_declared_half_precision_uses_control_tolerance(hil, runtime):
     run = ("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--runtime", runtime, "--json")
     declared = hil(*run)
     assert (declared.code, declared.case["outcome"]) == (0, "PASS")
@@ -148,7 +148,7 @@ def test_declared_half_precision_is_judged_by_its_control(hil, runtime):
     assert hil(*run, "--rtol", 0.02, "--atol", 0.02).code == 0
 
 
-def test_a_program_too_big_for_a_small_board_is_a_load_error(hil, tmp_path):
+def test_oversized_program_gives_load_error(hil, tmp_path):
     weights = helper.make_tensor(
         "w", FLOAT, [1024, 512], np.random.default_rng(0).random(1024 * 512, np.float32).tobytes(), raw=True
     )
@@ -160,8 +160,8 @@ def test_a_program_too_big_for_a_small_board_is_a_load_error(hil, tmp_path):
         assert "1048576" in ended.case["reason"]
 
 
-def test_two_oracles_that_disagree_are_shown_as_such(hil, simulator, tmp_path):
-    # A sum of many large values that cancel: its rounding depends on the order, and every oracle has its own.
+def test_run_reports_disagreeing_references(hil, simulator, tmp_path):
+    # A sum of large values that cancel: rounding depends on the order, which differs between references.
     node = helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)
     model = save_model(tmp_path / "sum.onnx", [node], [("x", FLOAT, [200_000])], [("y", FLOAT, [1])])
     np.save(tmp_path / "x.npy", (np.random.default_rng(3).standard_normal(200_000) * 1e4).astype(np.float32))
@@ -176,8 +176,8 @@ def test_two_oracles_that_disagree_are_shown_as_such(hil, simulator, tmp_path):
 
 
 @pytest.mark.parametrize("order", [("onnxruntime", "onnx-reference"), ("onnx-reference", "onnxruntime")])
-def test_a_reference_that_fails_hides_no_other_ones_verdict(hil, simulator, tmp_path, order):
-    # ONNX Runtime has no CPU kernel for a product of bfloat16; ONNX's own evaluator has.
+def test_failing_reference_does_not_hide_other_verdict(hil, simulator, tmp_path, order):
+    # ONNX Runtime has no CPU kernel for a bfloat16 product. The ONNX evaluator has one.
     node, values = helper.make_node("MatMul", ["a", "b"], ["y"]), [("a", BFLOAT16, [2, 3]), ("b", BFLOAT16, [3, 2])]
     save_model(tmp_path / "product.onnx", [node], values, [("y", BFLOAT16, [2, 2])])
     named = [word for name in order for word in ("--reference", name)]
@@ -193,7 +193,7 @@ def test_a_reference_that_fails_hides_no_other_ones_verdict(hil, simulator, tmp_
     assert shown.count("the reference onnxruntime could not answer: ONNX Runtime cannot load the model:") == 1
 
 
-def test_a_wrong_answer_stays_one_where_another_reference_fails(hil, tmp_path):
+def test_wrong_output_fails_despite_failing_reference(hil, tmp_path):
     node, values = helper.make_node("MatMul", ["a", "b"], ["y"]), [("a", BFLOAT16, [2, 3]), ("b", BFLOAT16, [3, 2])]
     save_model(tmp_path / "product.onnx", [node], values, [("y", BFLOAT16, [2, 2])])
     named = ["--reference", "onnxruntime", "--reference", "onnx-reference"]
@@ -203,14 +203,14 @@ def test_a_wrong_answer_stays_one_where_another_reference_fails(hil, tmp_path):
 
 
 @pytest.mark.daily
-def test_several_models_give_one_record_and_the_gravest_code(hil, simulator, doubling, tmp_path):
+def test_run_of_many_models_returns_most_severe_code(hil, simulator, doubling, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
     ended = hil("run", doubling, tmp_path / "broken.onnx", DIGITS / "digits_cnn.onnx", "--board", simulator, "--json")
     assert ended.code == 3
     assert [case["outcome"] for case in ended.document["cases"]] == ["PASS", "IMPORT_ERROR", "PASS"]
 
 
-def test_two_runs_at_once_on_one_simulator_take_turns(hil, simulator, doubling):
+def test_concurrent_runs_share_simulator_in_turn(hil, simulator, doubling):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(3) as pool:
@@ -221,14 +221,14 @@ def test_two_runs_at_once_on_one_simulator_take_turns(hil, simulator, doubling):
         assert [call.result().code for call in calls] == [0, 0, 0]
 
 
-def test_a_board_that_is_held_too_long_is_exit_4(hil, simulator, doubling, open_client):
+def test_busy_board_exits_with_4_after_wait(hil, simulator, doubling, open_client):
     open_client(simulator)
     ended = hil("run", doubling, "--board", simulator, "--wait", 0.5, "--json")
     assert (ended.code, ended.case["outcome"]) == (4, "BOARD_LOST")
     assert "has the board" in ended.case["reason"]
 
 
-def test_flag_files_of_iree_run_module(hil, simulator, doubling, tmp_path):
+def test_run_reads_iree_run_module_flagfile(hil, simulator, doubling, tmp_path):
     assert hil("compile", doubling, "-o", "doubling.vmfb").code == 0
     np.array([1, 2, 3, 4], np.float32).tofile(tmp_path / "in.bin")
     np.save(tmp_path / "out.npy", np.array([2, 4, 6, 8], np.float32))
@@ -242,7 +242,7 @@ def test_flag_files_of_iree_run_module(hil, simulator, doubling, tmp_path):
 
 
 @pytest.mark.daily
-def test_resuming_keeps_what_has_ended_and_runs_the_rest(hil, simulator, doubling, tmp_path):
+def test_resume_preserves_finished_cases_and_runs_rest(hil, simulator, doubling, tmp_path):
     ended = hil("run", doubling, DIGITS / "digits_cnn.onnx", "--board", simulator, "--json")
     path = tmp_path / ended.document["folder"] / "run.json"
     record = json.loads(path.read_text())
@@ -257,7 +257,7 @@ def test_resuming_keeps_what_has_ended_and_runs_the_rest(hil, simulator, doublin
     assert again.document["cases"][1]["provenance"]["finished_at"] > kept
 
 
-def test_resuming_runs_a_case_again_whose_model_has_changed(hil, simulator, doubling):
+def test_resume_reruns_case_with_changed_model(hil, simulator, doubling):
     first = hil("run", doubling, "--board", simulator, "--json")
     value = (FLOAT, [4])
     negated = helper.make_node("Neg", ["x"], ["y"])
@@ -272,7 +272,7 @@ def test_resuming_runs_a_case_again_whose_model_has_changed(hil, simulator, doub
 
 
 @pytest.mark.daily
-def test_the_library_does_the_same(simulator, doubling, monkeypatch, shared_cache):
+def test_library_run_matches_command(simulator, doubling, monkeypatch, shared_cache):
     import hil as library
 
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
@@ -285,7 +285,7 @@ def test_the_library_does_the_same(simulator, doubling, monkeypatch, shared_cach
         assert not library.run(doubling, board, {"x": x}, expected={"y": x})
 
 
-def test_comparing_two_runs_and_drawing_where_they_differ(hil, doubling, tmp_path):
+def test_compare_reports_and_plots_run_differences(hil, doubling, tmp_path):
     good = hil("run", doubling, "--json").document["id"]
     bad = hil("run", doubling, "--fault", "corrupt", "--json").document["id"]
     assert hil("compare", good, good).code == 0
@@ -295,7 +295,7 @@ def test_comparing_two_runs_and_drawing_where_they_differ(hil, doubling, tmp_pat
     assert (tmp_path / "diff.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_external_data_travels_with_the_model(hil, simulator, tmp_path):
+def test_run_loads_external_model_data(hil, simulator, tmp_path):
     weights = onnx.numpy_helper.from_array(np.arange(40_000, dtype=np.float32).reshape(200, 200), "w")
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     path = save_model(tmp_path / "m.onnx", [node], [("x", FLOAT, [2, 200])], [("y", FLOAT, [2, 200])], [weights])
@@ -310,7 +310,7 @@ def test_external_data_travels_with_the_model(hil, simulator, tmp_path):
     assert "m.data" in ended.case["reason"]
 
 
-def test_verbose_shows_what_tools_and_workers_print_beside_the_result(hil):
+def test_verbose_prints_tool_and_worker_output(hil):
     ended = hil("run", DIGITS / "digits_cnn.onnx", "--recompute-cache", "-v", "--json", "--fault", "crash")
     assert ended.code == 3 and ended.case["outcome"] == "RUN_CRASH"
     assert "digits_cnn: compile | $ " in ended.err and "sim | simulated SIGSEGV" in ended.err

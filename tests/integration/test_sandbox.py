@@ -1,4 +1,4 @@
-"""Programs on a simulator run in a sandbox: what native code that somebody sent can do to the user's machine."""
+"""The simulator's sandbox: native code cannot harm the user's machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_namespaces = pytest.mark.skipif(
     bool(confinement.why_no_sandbox()), reason=f"no sandbox here: {confinement.why_no_sandbox()}"
 )
 
-# What a hostile program would do, each in a worker's place; it prints what came of it.
+# Attacks of a hostile program, each run as a worker. It prints the results.
 ATTACKS = """
 import ctypes, fcntl, json, os, resource, signal, socket, sys, tempfile, time
 from pathlib import Path
@@ -98,8 +98,8 @@ print(json.dumps(done))
 
 @needs_namespaces
 @pytest.mark.parametrize("user", ["own", "nobody"])
-def test_what_native_code_would_do_is_refused(user: str):
-    # Not pytest's folder, which is one user's alone.
+def test_sandbox_blocks_native_code_attacks(user: str):
+    # Not pytest's directory, which only one user can access.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         attack(Path(folder), user)
 
@@ -110,7 +110,7 @@ def attack(tmp_path: Path, user: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "file").write_text("")
     if user == "nobody":
-        os.chown(tmp_path / "file", 65534, 65534)  # a lease is its owner's to take
+        os.chown(tmp_path / "file", 65534, 65534)  # only the owner may take a lease
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     (tmp_path / "pipe").chmod(0o666)
@@ -134,7 +134,7 @@ def attack(tmp_path: Path, user: str) -> None:
         named.listen()
         (tmp_path / "socket").chmod(0o777)
         words = [str(victim.pid), str(tmp_path), str(server.getsockname()[1])]
-        # Forked, as a worker is: another user may not be able to read Python's own files.
+        # Fork, like a worker: a different user may be unable to read Python's files.
         code = f"import os, sys\nsys.argv[1:] = {words}\n{IMPORTS}"
         code += (
             "os.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\nctypes.CDLL(None).prctl(4, 1)\n"
@@ -158,7 +158,7 @@ IMPORTS = (
 
 @needs_namespaces
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
-def test_a_simulators_worker_is_in_it_and_the_answer_is_right(start_agent, open_client, add_programs, runtime):
+def test_sandbox_isolates_worker_and_returns_correct_outputs(start_agent, open_client, add_programs, runtime):
     client = open_client(start_agent(module="hil.sim"))
     add = add_programs[runtime]
     add.push(client)
@@ -172,7 +172,7 @@ def test_a_simulators_worker_is_in_it_and_the_answer_is_right(start_agent, open_
         assert (worker / "ns" / space).readlink() != Path(f"/proc/self/ns/{space}").readlink()
 
 
-def test_it_can_be_left_out_and_an_agent_has_none(start_agent, open_client, add_programs):
+def test_agents_and_sandbox_off_option_run_without_sandbox(start_agent, open_client, add_programs):
     for words, module in ((("--sandbox", "off"), "hil.sim"), ((), "hil.agent")):
         client = open_client(start_agent(*words, module=module))
         add_programs["onnxruntime"].push(client)
@@ -180,11 +180,11 @@ def test_it_can_be_left_out_and_an_agent_has_none(start_agent, open_client, add_
         assert Path(f"/proc/{loaded.worker_pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink()
 
 
-def test_who_asks_for_one_is_refused_where_there_is_none_and_others_are_told(hil, doubling):
-    # A simulated clock is shared with the agent, which a sandbox does not allow.
+def test_sandbox_flag_fails_without_namespaces(hil, doubling):
+    # A simulated clock is shared with the agent, which the sandbox does not allow.
     words = ("run", doubling, "--runtime-hw-type", "sim", "--fault", "clock")
     ended = hil(*words, "--sandbox")
-    assert ended.code == 2 and "there is no sandbox here" in ended.err and "--no-sandbox" in ended.err
+    assert ended.code == 2 and "sandbox unavailable" in ended.err and "--no-sandbox" in ended.err
     ended = hil(*words, "--json")
     assert ended.code == 0 and any("not sandboxed" in one for one in json.dumps(ended.document).split('"')), ended.out
     assert "not sandboxed" not in json.dumps(hil(*words, "--no-sandbox", "--json").document)
@@ -192,7 +192,7 @@ def test_who_asks_for_one_is_refused_where_there_is_none_and_others_are_told(hil
 
 @needs_namespaces
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
-def test_a_program_in_it_can_be_profiled(hil, doubling, tmp_path, runtime):
+def test_sandboxed_program_can_be_profiled(hil, doubling, tmp_path, runtime):
     words = ("--runtime", runtime, "--profile", tmp_path / "profiled", "--json")
     ended = hil("run", doubling, "--runtime-hw-type", "sim", "--sandbox", *words)
     assert ended.code == 0 and "no profile of the operations" not in json.dumps(ended.document), ended.out

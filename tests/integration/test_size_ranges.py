@@ -1,4 +1,4 @@
-"""Ranges of sizes of open dimensions from the command line."""
+"""Size ranges of open dimensions on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ci
 
 @pytest.fixture
 def from_ten(tmp_path: Path) -> Path:
-    """A model that returns its input up to 9 elements, and random numbers for more."""
+    """A model that returns its input up to 9 elements, and random numbers above."""
     nodes = [
         helper.make_node("Shape", ["x"], ["size"]),
         helper.make_node("Less", ["size", "ten"], ["is_small"]),
@@ -41,6 +41,6 @@ def test_run_finds_smallest_failing_size(hil, simulator, from_ten, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["bench", "bisect", "compile"])
-def test_verbs_of_one_size_refuse_ranges(hil, from_ten, verb):
+def test_commands_without_ranges_reject_dim_range(hil, from_ten, verb):
     ended = hil(verb, from_ten, "--dim", "S=1..64", "--json")
     assert ended.code == 2 and "--dim S=1..64 is a range of sizes" in ended.out

@@ -1,4 +1,4 @@
-"""Test cases that models bring with them: every one of a bundle, a trace or a golden set runs in suites and tests."""
+"""Test cases stored with models: suites and tests run every case of a bundle, trace or golden set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ func.func @twice(%x: tensor<3xi32>) -> tensor<3xi32> {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, shared_cache) -> Path:
-    """The bundle two.hilb: two methods of three cases each, of which the second one of ``twice`` is wrong."""
+    """The bundle two.hilb: two methods of three cases. The second case of ``twice`` is wrong."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "two.mlir").write_text(TWO)
     call = [sys.executable, "-m", "hil.controller.cli.main", "bundle", "create", "two.mlir"]
@@ -66,7 +66,7 @@ def made(tmp_path_factory, shared_cache) -> Path:
 
 @pytest.fixture
 def bundled(made: Path, tmp_path: Path) -> Path:
-    """A folder with that bundle."""
+    """A directory with that bundle."""
     folder = tmp_path / "nets"
     folder.mkdir()
     shutil.copy(made, folder / "two.hilb")
@@ -82,7 +82,7 @@ ENDS = dict.fromkeys(CASES, "PASS") | {"twice_seed1": "FAIL"}
 
 
 @pytest.mark.parametrize("form", ["hilb", "golden", "flagfile"])
-def test_every_case_of_every_method_is_a_case_of_the_suite(hil, simulator, bundled, tmp_path, form):
+def test_suite_runs_every_bundle_case_and_method(hil, simulator, bundled, tmp_path, form):
     source, prefix = bundled, "two"
     if form != "hilb":
         source, prefix = tmp_path / "others", "two" if form == "golden" else "main"
@@ -91,12 +91,12 @@ def test_every_case_of_every_method_is_a_case_of_the_suite(hil, simulator, bundl
     told = {f"{prefix}_{name if form != 'flagfile' else name.replace('_', '-')}": end for name, end in ENDS.items()}
     assert ends(ended) == told and ended.code == 1, ended.err
     wrong = next(case for case in ended.document["cases"] if case["outcome"] == "FAIL")
-    # It runs again by itself, and what is expected is told with its source.
+    # The case can run separately, and reports the source of the expected outputs.
     again = hil("suite", "run", source, "--flow", "iree", "--filter", f"={wrong['id']}", "--json")
     assert ends(again) == {wrong["id"]: "FAIL"} and wrong["against"]
 
 
-def test_every_case_of_a_bundle_is_a_test(bundled, tmp_path, environment):
+def test_plugin_runs_every_bundle_case(bundled, tmp_path, environment):
     project = Project(tmp_path / "project", environment).set_up(bundled / "two.hilb")
     tested = project.test("--hil-flow=iree", "--runtime-hw-type=sim")
     words = {"PASS": "passed", "FAIL": "failure"}
@@ -105,19 +105,19 @@ def test_every_case_of_a_bundle_is_a_test(bundled, tmp_path, environment):
     assert chosen.outcomes == {"two_twice_seed1-sim": "failure"}
 
 
-def test_a_wrong_case_is_confirmed_with_what_the_bundle_expects(hil, bundled):
+def test_confirm_uses_expected_outputs_of_bundle(hil, bundled):
     ended = hil("suite", "run", bundled, "--flow", "iree", "--filter", "=two_twice_seed1", "--confirm", 2, "--json")
     (case,) = ended.document["cases"]
     assert (case["outcome"], case["confirmed"]) == ("FAIL", "always wrong")
 
 
-def test_a_program_that_a_flow_does_not_run_is_an_error_of_each_case(hil, bundled):
+def test_unsupported_flow_gives_error_per_bundle_case(hil, bundled):
     ended = hil("suite", "run", bundled, "--flow", "onnxruntime", "--json")
     assert set(ends(ended).values()) == {"IMPORT_ERROR"} and len(ends(ended)) == 6 and ended.code == 3
     assert "a program for iree" in ended.document["cases"][0]["message"]
 
 
-def test_a_bundle_that_cannot_be_read_is_a_case_that_says_so(hil, bundled):
+def test_unreadable_bundle_gives_import_error(hil, bundled):
     whole = (bundled / "two.hilb").read_bytes()
     (bundled / "two.hilb").write_bytes(whole[:-64])
     ended = hil("suite", "run", bundled, "--flow", "iree", "--json")
@@ -126,7 +126,7 @@ def test_a_bundle_that_cannot_be_read_is_a_case_that_says_so(hil, bundled):
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> Path:
-    """A folder with y = x + x, and three folders of ONNX's test data beside it, of which the last one is wrong."""
+    """A directory with y = x + x and three ONNX test data sets. The last set is wrong."""
     folder = tmp_path / "zoo"
     folder.mkdir()
     value = (TensorProto.FLOAT, ["N"])
@@ -146,15 +146,15 @@ def save_tensors(folder: Path, **tensors: np.ndarray) -> None:
 ZOO = {f"model_test_data_set_{number}": "FAIL" if number == 2 else "PASS" for number in range(3)}
 
 
-def test_onnx_test_data_beside_a_model_is_a_case_each(hil, simulator, zoo):
+def test_suite_runs_onnx_test_data_as_cases(hil, simulator, zoo):
     ended = hil("suite", "run", zoo, "--flow", "onnxruntime", "--board", simulator, "--json")
-    # The whole model takes the first set's inputs, and so its dimension.
+    # The full model uses the inputs and the dimension of the first set.
     assert ends(ended) == {"model_full_model": "PASS", **ZOO, "model_layer_Add_Add_0": "PASS"}, ended.err
     one = hil("suite", "run", zoo / "model.onnx", "--flow", "onnxruntime", "--no-layers", "--json")
     assert ends(one) == {"model_full_model": "PASS", **ZOO}
 
 
-def test_onnx_test_data_are_tests(zoo, tmp_path, environment):
+def test_plugin_runs_onnx_test_data_as_tests(zoo, tmp_path, environment):
     project = Project(tmp_path / "project", environment).set_up()
     shutil.copytree(zoo, project.models / "zoo")
     tested = project.test("--hil-flow=onnxruntime", "--runtime-hw-type=sim", "-k", "test_data_set")
@@ -162,7 +162,7 @@ def test_onnx_test_data_are_tests(zoo, tmp_path, environment):
     assert tested.outcomes == {f"{name}-sim": words[end] for name, end in ZOO.items()}, tested.out
 
 
-def test_test_data_that_does_not_fit_its_model_is_an_error_of_its_own_case(hil, zoo):
+def test_mismatched_test_data_fails_only_affected_case(hil, zoo):
     save_tensors(zoo / "test_data_set_3", input_0=np.ones(3, np.float64), output_0=np.ones(3, np.float32))
     save_tensors(zoo / "test_data_set_4", input_0=np.ones(3, np.float32))
     ended = hil("suite", "run", zoo, "--flow", "onnxruntime", "--no-layers", "--json")
@@ -170,7 +170,7 @@ def test_test_data_that_does_not_fit_its_model_is_an_error_of_its_own_case(hil, 
     assert ends(ended) == {"model_full_model": "PASS", **ZOO, **odd}
 
 
-def test_cases_that_no_model_can_take_are_counted_and_told(hil, zoo, tmp_path, environment):
+def test_suite_reports_cases_without_matching_model(hil, zoo, tmp_path, environment):
     onnx.save(onnx.load(zoo / "model.onnx"), zoo / "second.onnx")
     (zoo / "model.onnx").rename(zoo / "first.onnx")
     (zoo / "bench.flagfile").write_text("--module=a.vmfb\n--input=4xf32=1\n")
@@ -192,7 +192,7 @@ def call_thrice(module) -> None:
 
 @pytest.fixture
 def traced(tmp_path: Path) -> Path:
-    """The folder of a trace of three calls, of which the last one's flag file expects what is wrong."""
+    """The trace directory of three calls. The flag file of the last call expects wrong values."""
     (tmp_path / "two.mlir").write_text(TWO)
 
     class Module:
@@ -207,14 +207,14 @@ def traced(tmp_path: Path) -> Path:
     return result.folder
 
 
-def test_every_call_of_a_trace_is_a_case_of_its_bundle(hil, traced, tmp_path):
+def test_bundle_import_converts_trace_calls_to_cases(hil, traced, tmp_path):
     ended = hil("bundle", "import", traced, "--from", "flagfile", "-o", "traced.hilb")
     assert ended.code == 0 and "3 cases" in ended.out and "left out" not in ended.err
     (method,) = Bundle.open(tmp_path / "traced.hilb").methods
     assert [case.name for case in method.cases] == ["call_0", "call_1", "call_2"]
 
 
-def test_calls_of_a_trace_that_no_flag_file_can_repeat_are_counted_and_told(hil, traced):
+def test_trace_calls_without_flagfile_are_reported(hil, traced):
     (traced / "flagfile_call_1").unlink()
     ended = hil("bundle", "import", traced, "--from", "flagfile", "-o", "traced.hilb")
     assert "2 cases" in ended.out and "1 of 3 calls have no flag file" in ended.err
@@ -222,7 +222,7 @@ def test_calls_of_a_trace_that_no_flag_file_can_repeat_are_counted_and_told(hil,
     assert len(ends(ended)) == 2 and "1 of 3 calls have no flag file" in ended.err
 
 
-def test_every_call_of_a_trace_is_a_case_of_the_suite(hil, traced):
+def test_suite_runs_every_trace_call_as_case(hil, traced):
     of_trace = hil("suite", "run", traced, "--flow", "iree", "--json")
     assert list(ends(of_trace).values()) == ["PASS", "PASS", "FAIL"] and of_trace.code == 1, of_trace.err
     of_backend = hil("suite", "run", traced.parents[1], "--flow", "iree", "--json")

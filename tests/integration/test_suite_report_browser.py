@@ -1,4 +1,4 @@
-"""The HTML report in a real Chromium, opened from the disk."""
+"""The HTML report in Chromium, opened from disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def page():
 
 @pytest.fixture(autouse=True)
 def nothing_went_wrong(page):
-    """No test may leave an error in the console, or make the page ask for anything but itself."""
+    """Assert that the test leaves no console errors and that the page requests only itself."""
     page.requests.clear()
     page.resize(1280, 900)
     yield
@@ -56,7 +56,7 @@ def shown(page):
     return [text.split("\n")[0] for text in page.texts(FIRST)]
 
 
-def test_failures_come_first_and_totals_are_told(page, tmp_path):
+def test_report_lists_failures_first_with_totals(page, tmp_path):
     opened(page, tmp_path, *SMALL, missing=("f",))
     assert shown(page) == ["b_fail", "c_crash", "e_known", "a_pass", "d_slow"]
     assert page.texts(".legend button") == ["2 PASS", "1 FAIL", "1 COMPILE_CRASH", "1 XFAIL"]
@@ -65,7 +65,7 @@ def test_failures_come_first_and_totals_are_told(page, tmp_path):
     assert page.run("document.querySelectorAll('#outcomes rect').length") == 4
 
 
-def test_it_filters_by_words_and_by_menus(page, tmp_path):
+def test_report_filters_by_text_and_menus(page, tmp_path):
     opened(page, tmp_path, *SMALL)
     page.run("document.querySelector('#q').focus()")
     page.type("conv M1")
@@ -96,12 +96,12 @@ def test_it_filters_by_words_and_by_menus(page, tmp_path):
         ("#q=approximated", ["e_known"]),
     ],
 )
-def test_an_address_opens_what_somebody_else_was_looking_at(page, tmp_path, state, expected):
+def test_report_url_restores_view(page, tmp_path, state, expected):
     opened(page, tmp_path, *SMALL, state=state)
     assert shown(page) == expected
 
 
-def test_a_column_sorts_by_click_and_again_the_other_way(page, tmp_path):
+def test_report_column_click_toggles_sort_order(page, tmp_path):
     opened(page, tmp_path, *SMALL)
     header = ".cases thead th:nth-child(1) button"
     page.click(header)
@@ -112,7 +112,7 @@ def test_a_column_sorts_by_click_and_again_the_other_way(page, tmp_path):
     assert page.run("location.hash") == "#sort=id&dir=desc"
 
 
-def test_a_bar_of_failures_leads_to_them(page, tmp_path):
+def test_failure_bar_click_filters_cases(page, tmp_path):
     opened(page, tmp_path, *SMALL)
     page.click("#by-op .groups li:nth-child(1) button")
     assert shown(page) == ["b_fail"]
@@ -120,7 +120,7 @@ def test_a_bar_of_failures_leads_to_them(page, tmp_path):
     assert len(shown(page)) == 5
 
 
-def test_a_row_unfolds_to_all_that_is_known(page, tmp_path):
+def test_row_click_shows_case_details(page, tmp_path):
     record = case(
         "q",
         "FAIL",
@@ -144,7 +144,7 @@ def test_a_row_unfolds_to_all_that_is_known(page, tmp_path):
     assert page.texts(".detail") == []
 
 
-def test_it_works_with_keys_alone(page, tmp_path):
+def test_report_supports_keyboard_navigation(page, tmp_path):
     opened(page, tmp_path, *SMALL)
     page.run("document.querySelector('#clear').focus()")
     for _ in range(50):
@@ -157,7 +157,7 @@ def test_it_works_with_keys_alone(page, tmp_path):
     assert page.run(f"document.getElementById({below!r}).innerText").startswith("y: 41 of 1024")
 
 
-def test_the_copy_button_copies_the_command(page, tmp_path):
+def test_copy_button_copies_command(page, tmp_path):
     opened(page, tmp_path, *SMALL, state="#open=b_fail")
     page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     page.click(".detail .command button")
@@ -165,7 +165,7 @@ def test_the_copy_button_copies_the_command(page, tmp_path):
     assert page.run("navigator.clipboard.readText()") == "hil suite run @models --flow iree --filter b_fail"
 
 
-def test_a_point_of_the_plot_leads_to_its_case(page, tmp_path):
+def test_plot_point_click_opens_case(page, tmp_path):
     layers = [case(f"l{n}", "FAIL" if n == 3 else "PASS", model="net", layer=f"n{n}", op="Conv") for n in range(6)]
     opened(page, tmp_path, *layers, case("lost", "RUN_CRASH", model="net", layer="n6", op="Add"), state="#q=nothing")
     assert page.run("document.querySelectorAll('#error-plot circle').length") == 6
@@ -175,7 +175,7 @@ def test_a_point_of_the_plot_leads_to_its_case(page, tmp_path):
     assert page.run("document.activeElement.getAttribute('aria-expanded')") == "true"
 
 
-def test_what_was_equal_or_zero_has_its_place_in_both_measures(page, tmp_path):
+def test_error_plot_shows_exact_and_infinite_values(page, tmp_path):
     beyond = case("f_inf", "FAIL", outputs=(comparison(passed=False, sqnr_db="-inf", max_abs="inf"),))
     opened(page, tmp_path, *SMALL, beyond, case("g_nan", "FAIL", outputs=(comparison(sqnr_db="nan", max_abs="nan"),)))
     for measure, word in (("sqnr", "exact"), ("maxAbs", "0")):
@@ -189,7 +189,7 @@ def test_what_was_equal_or_zero_has_its_place_in_both_measures(page, tmp_path):
         assert not page.run("/NaN|Infinity/.test(document.querySelector('#error-plot').innerHTML)")
 
 
-def test_hostile_names_are_shown_and_never_run(page, tmp_path):
+def test_report_escapes_hostile_names(page, tmp_path):
     values = dict.fromkeys(("model", "layer", "op", "board", "message", "hint", "detail", "repeat", "folder"), HOSTILE)
     known = {"outcome": HOSTILE, "reason": HOSTILE, "issue": "javascript:document.title='owned'"}
     records = [case(f"{n}{HOSTILE}", "FAIL", **values, expectation=known, confirmed=HOSTILE) for n in range(4)]
@@ -203,7 +203,7 @@ def test_hostile_names_are_shown_and_never_run(page, tmp_path):
     assert HOSTILE in page.texts(".detail")[0] and HOSTILE in page.texts("h1")[0]
 
 
-def test_the_policy_stops_what_might_still_be_injected(page, tmp_path):
+def test_content_policy_blocks_injected_script(page, tmp_path):
     opened(page, tmp_path, *SMALL)
     page.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned = true\">')")
     page.run("new Promise(done => setTimeout(done, 200))")
@@ -215,7 +215,7 @@ def test_the_policy_stops_what_might_still_be_injected(page, tmp_path):
 
 @pytest.mark.parametrize("width", [1280, 768, 390])
 @pytest.mark.parametrize("unfolded", [False, True])
-def test_nothing_hangs_over_the_edge(page, tmp_path, width, unfolded):
+def test_report_fits_window_width(page, tmp_path, width, unfolded):
     page.resize(width, 844)
     opened(page, tmp_path, *large_run(60), case("x" * 150, "FAIL", message="y" * 300, repeat="z" * 300))
     if unfolded:
@@ -226,25 +226,25 @@ def test_nothing_hangs_over_the_edge(page, tmp_path, width, unfolded):
     assert columns == 2 if width == 390 else columns >= 5
 
 
-def test_a_run_with_no_case_and_one_with_no_failure_are_shown(page, tmp_path):
+def test_report_shows_empty_and_passing_runs(page, tmp_path):
     opened(page, tmp_path / "none", missing=("a",))
     assert page.texts("#table") == ["No case has ended."]
     opened(page, tmp_path / "good", case("a"))
     assert page.texts("#by-op") == ["nothing fails"] and shown(page) == ["a"]
 
 
-def test_thousands_of_cases_stay_quick_and_can_all_be_seen(page, tmp_path):
+def test_report_with_thousands_of_cases_sorts_quickly(page, tmp_path):
     records = large_run(2000)
     opened(page, tmp_path, *records)
     assert len(shown(page)) == 100
-    # Of its own time, on a machine that may be busy: a person notices from a second on.
+    # Best of three on a possibly busy machine. A person notices a delay from one second.
     timed = "(() => { const start = performance.now(); sortBy('p50'); return performance.now() - start; })()"
     assert min(page.run(timed) for _ in range(3)) < 3000
     page.click("#more button:last-child")
     assert len(shown(page)) == len(records)
 
 
-def test_a_single_cold_iteration_is_not_ranked(page, tmp_path):
+def test_report_excludes_single_cold_iteration_from_ranking(page, tmp_path):
     cold = {"iterations": 1, "cold": True}
     opened(page, tmp_path / "some", case("a", **cold), case("b", device_p50_ns=9e6))
     (text,) = page.texts("#device-plot")
@@ -255,7 +255,7 @@ def test_a_single_cold_iteration_is_not_ranked(page, tmp_path):
     assert text.startswith("every case was timed by 1 cold iteration") and "--iterations 20" in text
 
 
-def test_a_row_links_what_its_case_left(page, tmp_path):
+def test_row_links_case_files(page, tmp_path):
     (tmp_path / "run/cases/q/outputs").mkdir(parents=True)
     (tmp_path / "ir/q").mkdir(parents=True)
     other = {"against": "another", "outcome": "PASS", "outputs": [comparison()]}

@@ -1,4 +1,4 @@
-"""`hil suite run`: many cases, several boards, and what happens when something dies."""
+"""`hil suite run`: many cases, several boards, and boards that die."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from support.waiting import eventually
 from hil.controller.storage import runs as begun
 
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
-# Beyond float16's largest value: what is multiplied by it is infinite there.
+# Above the largest float16 value: multiplying by it gives infinity.
 WEIGHTS = {"small": 2.0, "large": 2.0**16}
 REPORTS = ("results.jsonl", "results.csv", "outputs.csv", "junit.xml", "summary.md", "report.html", "suite.json")
 
 
 def chain(path: Path, ops: list[str], *, size: int = 8) -> Path:
-    """A model of unary operators, one after another."""
+    """A chain of unary operators."""
     nodes = [helper.make_node(op, [f"t{n}"], [f"t{n + 1}"], f"{op.lower()}{n}") for n, op in enumerate(ops)]
     ends = [(name, TensorProto.FLOAT, [size]) for name in ("t0", f"t{len(ops)}")]
     return save_model(path, nodes, ends[:1], ends[1:])
@@ -37,7 +37,7 @@ def chain(path: Path, ops: list[str], *, size: int = 8) -> Path:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A folder with one model of six different layers."""
+    """A directory with a model of six different layers."""
     folder = tmp_path / "models"
     folder.mkdir()
     chain(folder / "net.onnx", OPS)
@@ -50,7 +50,7 @@ def records(folder: Path) -> list[dict]:
 
 @pytest.mark.daily
 @pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
-def test_a_folder_gives_the_whole_model_and_its_layers_and_every_report(hil, simulator, models, tmp_path, flow):
+def test_directory_runs_model_and_layers_with_all_reports(hil, simulator, models, tmp_path, flow):
     ended = hil("suite", "run", models, "--flow", flow, "--board", simulator, "--out", "out", "--json")
     assert ended.code == 0, ended.err
     cases = ended.document["cases"]
@@ -69,7 +69,7 @@ def test_a_folder_gives_the_whole_model_and_its_layers_and_every_report(hil, sim
     assert hil("suite", "diff", "out", "again").code == 0
 
 
-def test_a_layer_that_overflows_is_to_blame_though_another_has_its_shape(hil, tmp_path):
+def test_suite_blames_overflowing_layer_of_shared_shape(hil, tmp_path):
     tensors = [numpy_helper.from_array(np.eye(4, dtype=np.float32) * size, name) for name, size in WEIGHTS.items()]
     nodes = [
         helper.make_node("MatMul", ["x", "small"], ["h"], "small"),
@@ -94,12 +94,12 @@ def test_a_layer_that_overflows_is_to_blame_though_another_has_its_shape(hil, tm
     assert len(listed.document["cases"]) == 3
 
 
-def test_a_filter_that_matches_nothing_is_exit_5(hil, simulator, models):
+def test_filter_without_match_exits_with_5(hil, simulator, models):
     ended = hil("suite", "run", models, "--board", simulator, "--filter", "nothing*", "--out", "out")
     assert ended.code == 5
 
 
-def test_a_mismatch_fails_with_commands_that_repeat_it_and_show_it(hil, simulator, models, tmp_path):
+def test_mismatch_fails_with_working_repeat_and_diff_commands(hil, simulator, models, tmp_path):
     np.savez(models / "net.expected.npz", t6=np.zeros(8, np.float32))
     ended = hil("suite", "run", models, "--flow", "onnxruntime", "--board", simulator, "--out", "out", "--json")
     assert ended.code == 1
@@ -113,7 +113,7 @@ def test_a_mismatch_fails_with_commands_that_repeat_it_and_show_it(hil, simulato
         assert hil(*words[1:]).code == code, command
 
 
-def test_expected_failures_are_strict_and_written_from_a_run(hil, simulator, models, tmp_path):
+def test_expected_failures_are_strict_and_updated_from_run(hil, simulator, models, tmp_path):
     np.savez(models / "net.expected.npz", t6=np.zeros(8, np.float32))
     run = ("suite", "run", models, "--flow", "onnxruntime", "--board", simulator)
     assert hil(*run, "--out", "first").code == 1
@@ -133,7 +133,7 @@ def test_expected_failures_are_strict_and_written_from_a_run(hil, simulator, mod
     assert hil(*run, "--out", "fourth").code == 0
 
 
-def test_a_model_that_cannot_be_read_is_one_case_that_says_so(hil, simulator, models):
+def test_unreadable_model_gives_single_import_error(hil, simulator, models):
     (models / "broken.onnx").write_bytes(b"\x08\x09 no model")
     ended = hil("suite", "run", models, "--flow", "onnxruntime", "--board", simulator, "--out", "out", "--json")
     assert ended.code == 3
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_be_read_is_one_case_that_says_so(hil, simulator, mo
     assert outcomes == {"IMPORT_ERROR": 1, "PASS": 7}
 
 
-def test_a_flows_tolerance_that_could_not_fail_gives_way_to_the_default(hil, simulator, tmp_path):
+def test_unfailable_flow_tolerance_falls_back_to_default(hil, simulator, tmp_path):
     rng = np.random.default_rng(0)
     weight = numpy_helper.from_array(rng.normal(size=(16, 8)).astype(np.float32) * 0.2, "w")
     ends = [("x", TensorProto.FLOAT, [1, 16])], [("y", TensorProto.FLOAT, [1, 8])]
@@ -149,7 +149,7 @@ def test_a_flows_tolerance_that_could_not_fail_gives_way_to_the_default(hil, sim
     run = ("suite", "run", "fc.onnx", "--flow", "onnxruntime-dynamic-int8", "--board", simulator)
     ended = hil(*run, "--out", "out", "--json")
     assert ended.code == 0, ended.err
-    # The scales that the model computes are far smaller than what its answers may be off.
+    # The scales that the model computes are far smaller than the tolerance of its outputs.
     outputs = [output for case in ended.document["cases"] for output in case["outputs"] if output["tolerance"]]
     atols = {output["tolerance"]["atol"] for output in outputs}
     assert 2e-2 in atols and min(atols) <= 1e-5
@@ -158,7 +158,7 @@ def test_a_flows_tolerance_that_could_not_fail_gives_way_to_the_default(hil, sim
     assert "BLIND" in {case["outcome"] for case in given.document["cases"]}
 
 
-def test_boards_share_the_work(hil, start_agent, models):
+def test_boards_share_cases(hil, start_agent, models):
     boards = [start_agent("--fault", "pace:seconds=1", module="hil.sim") for _ in range(2)]
     options = [option for board in boards for option in ("--board", board)]
     ended = hil("suite", "run", models, "--flow", "onnxruntime", *options, "--out", "out", "--json")
@@ -171,11 +171,11 @@ def test_boards_share_the_work(hil, start_agent, models):
     [
         (["corrupt"], ["corrupt"], "always wrong"),
         (["corrupt:times=1"], ["corrupt:times=1"], "flaky"),
-        # The link of the second is slow, so that the first one takes the case.
+        # The second board has a slow link, so the first board takes the case.
         (["corrupt"], ["slow:rate=1e9,delay=0.5"], "one bad board"),
     ],
 )
-def test_confirming_a_mismatch_tells_the_case_from_the_board(hil, start_agent, models, first, second, word):
+def test_confirm_distinguishes_bad_case_from_bad_board(hil, start_agent, models, first, second, word):
     boards = [start_agent("--fault", *faults, module="hil.sim") for faults in (first, second)]
     options = [option for board in boards for option in ("--board", board)]
     run = ("suite", "run", models, "--flow", "onnxruntime", "--filter", "=net_full_model", "--confirm", 2)
@@ -183,14 +183,14 @@ def test_confirming_a_mismatch_tells_the_case_from_the_board(hil, start_agent, m
     (case,) = ended.document["cases"]
     assert (case["outcome"], case["confirmed"], ended.code) == ("FAIL", word, 1)
     assert [one["why"] for one in case["attempts"]] == ["confirm", "confirm"]
-    # The first again, then the other.
+    # The first board again, then the second.
     assert [one["board"] for one in case["attempts"]] == [case["board"], *(set(boards) - {case["board"]})]
     assert word in hil("suite", "report", "out").out
 
 
-def test_a_board_that_dies_is_replaced_by_another_and_counted(hil, start_agent, models):
+def test_suite_replaces_and_reports_dead_board(hil, start_agent, models):
     dying = start_agent("--fault", "kill-agent", module="hil.sim")
-    sound = start_agent("--fault", "pace:seconds=1", module="hil.sim")  # the other gets a case, too
+    sound = start_agent("--fault", "pace:seconds=1", module="hil.sim")  # so that the second board also gets a case
     run = ("suite", "run", models, "--flow", "onnxruntime", "--board", dying, "--board", sound)
     ended = hil(*run, "--out", "out", "--json")
     assert ended.code == 0, ended.err
@@ -200,12 +200,12 @@ def test_a_board_that_dies_is_replaced_by_another_and_counted(hil, start_agent, 
     assert "left out" in ended.err
 
 
-def test_without_any_board_every_case_is_lost(hil, start_agent, models):
+def test_suite_without_live_board_loses_every_case(hil, start_agent, models):
     dying = start_agent("--fault", "kill-agent", module="hil.sim")
     ended = hil("suite", "run", models, "--flow", "onnxruntime", "--board", dying, "--out", "out", "--json")
     assert ended.code == 4
     outcomes = [case["outcome"] for case in ended.document["cases"]]
-    # Nobody answers there any more: the cases after the first never come to a board.
+    # The board is unreachable: later cases never reach a board.
     assert len(outcomes) == 7 and {"BOARD_LOST"} <= set(outcomes) <= {"BOARD_LOST", "BOARD_UNREACHABLE"}
 
 
@@ -222,7 +222,7 @@ def some_have_ended(folder: Path, least: int = 2):
 SLOWLY = ("--fault", "slow:rate=1e9,delay=0.03")
 
 
-def test_killed_and_gone_on_with_every_case_is_once_in_the_report(hil, environment, models, tmp_path):
+def test_killed_run_resumes_without_duplicate_cases(hil, environment, models, tmp_path):
     for number in range(5):
         shutil.copy(models / "net.onnx", models / f"net{number}.onnx")
     out = tmp_path / "out"
@@ -238,14 +238,14 @@ def test_killed_and_gone_on_with_every_case_is_once_in_the_report(hil, environme
     counts = Counter(record["id"] for record in records(out))
     assert set(counts.values()) == {1} and len(counts) == 42
     assert [case["id"] for case in ended.document["cases"]] == ended.document["ids"]
-    # What had ended was not run again.
+    # Finished cases did not run again.
     started = {record["id"]: record["started"] for record in records(out)}
     assert all(started[record["id"]] == record["started"] for record in before)
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert Counter(row["id"] for row in rows) == counts
 
 
-def test_ctrl_c_keeps_what_there_was_and_says_how_to_go_on(hil, environment, models, tmp_path):
+def test_ctrl_c_saves_reports_and_prints_resume_command(hil, environment, models, tmp_path):
     out = tmp_path / "out"
     slowly = ("--fault", "slow:rate=1e9,delay=0.2")
     process = start(["suite", "run", models, "--flow", "onnxruntime", *slowly, "--out", out], environment, tmp_path)
@@ -259,16 +259,16 @@ def test_ctrl_c_keeps_what_there_was_and_says_how_to_go_on(hil, environment, mod
     assert len(records(out)) == 7
 
 
-def test_a_run_whose_models_are_gone_cannot_be_gone_on_with(hil, simulator, models):
+def test_resume_rejects_run_with_missing_models(hil, simulator, models):
     run = ("suite", "run", models, "--flow", "onnxruntime", "--board", simulator, "--out", "out")
     assert hil(*run).code == 0
     (models / "net.onnx").rename(models / "other.onnx")
     ended = hil("suite", "run", "--resume", "out")
     assert ended.code == 2 and "no case 'net_full_model' any more" in ended.err
-    assert hil(*run).code == 2  # the folder is taken
+    assert hil(*run).code == 2  # the directory is in use
 
 
-def test_what_changed_since_a_run_began_runs_again_when_it_goes_on(hil, simulator, models, tmp_path):
+def test_resume_reruns_cases_with_changed_inputs(hil, simulator, models, tmp_path):
     shutil.copy(models / "net.onnx", models / "other.onnx")
     flow = '[mine]\ndescription = "d"\nruntime = "onnxruntime"\n'
     (tmp_path / "mine.toml").write_text(flow)
@@ -299,7 +299,7 @@ def test_what_changed_since_a_run_began_runs_again_when_it_goes_on(hil, simulato
     assert sorted(found) == ["net_full_model", "other_full_model"] and "and 1 more will run again" in said
 
 
-def test_a_run_goes_on_by_the_command_it_wrote_down_with_all_it_was_asked_for(hil, models, tmp_path):
+def test_stored_command_resumes_run_with_all_options(hil, models, tmp_path):
     shutil.move(models, tmp_path / "my models")
     out = tmp_path / "an out"
     asked = ("--filter", "net_layer_*", "--fault", "slow:rate=1e9,delay=0.001", "--rtol", 1e-3, "--debug-ir", "an ir")
@@ -319,17 +319,17 @@ def test_a_run_goes_on_by_the_command_it_wrote_down_with_all_it_was_asked_for(hi
     assert ended.document["board_info"].keys() == head["board_info"].keys() == {"sim"}
     assert [case["id"] for case in ended.document["cases"]] == head["ids"] and len(records(out)) == 6
     assert not stale.exists(), "what the killed try left behind is not the case's"
-    # Once more there is nothing to do, and nothing is forgotten.
+    # A second resume has no work and preserves the board information.
     assert hil(*words[1:], "--json").document["board_info"] == ended.document["board_info"]
 
 
 @pytest.mark.parametrize(
     "head", [{"schema": 1}, {"schema": 1, "request": {"sauce": "models"}}, {"schema": 1, "request": 3}]
 )
-def test_a_head_that_does_not_say_what_was_asked_for_is_bad_usage(hil, tmp_path, monkeypatch, head):
+def test_resume_rejects_invalid_suite_record(hil, tmp_path, monkeypatch, head):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "suite.json").write_text(json.dumps(head))
-    # The user's own, as another version of hil wrote it.
+    # A record of the same user, written by a different hil version.
     monkeypatch.setenv("HOME", str(tmp_path))
     begun.seal(tmp_path / "out", head.get("request", {}))
     ended = hil("suite", "run", "--resume", "out")
@@ -344,11 +344,11 @@ def test_a_head_that_does_not_say_what_was_asked_for_is_bad_usage(hil, tmp_path,
         (["@models", "--flow", "irree"], "did you mean"),
         (["@models", "--board", "sim", "--board", "sim"], "named twice"),
         (["@models", "--rtol", "-1"], "tolerance"),
-        ([], "name a suite"),
-        (["@models", "--resume", "x"], "name a suite"),
+        ([], "a suite or --resume is required"),
+        (["@models", "--resume", "x"], "a suite or --resume is required"),
         (["--resume", "nowhere"], "no suite run"),
     ],
 )
-def test_bad_usage_is_exit_2(hil, arguments, words):
+def test_invalid_arguments_exit_with_2(hil, arguments, words):
     ended = hil("suite", "run", *arguments)
     assert ended.code == 2 and words in ended.err

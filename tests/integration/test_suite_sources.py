@@ -1,4 +1,4 @@
-"""The suites that come with hil: node tests as by hand, hil's own models, and folders, through the command."""
+"""The bundled suites: node tests compared with manual results, hil's models, and directories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.commands import with_tools
 from hil.controller.workloads.suites import sources
 from hil.controller.workloads.suites.expected import Expectations
 
-# One of each kind: plain, every class of dtype, zero-size, scalar, control flow, no inputs, many outputs, no tensors.
+# One of each kind: plain, every dtype class, zero-size, scalar, control flow, no inputs, many outputs, no tensors.
 SAMPLE = [
     "add",
     "add_uint8",
@@ -50,9 +50,7 @@ def check_operators(environment: dict[str, str], *args: object) -> tuple[int, di
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
-def test_node_tests_come_to_what_the_shipped_list_says_and_that_is_what_they_come_to_by_hand(
-    hil, environment, tmp_path, flow
-):
+def test_sampled_node_tests_match_list_and_manual_results(hil, environment, tmp_path, flow):
     filters = [part for name in SAMPLE for part in ("--filter", f"={name}")]
     ended = hil(
         "suite", "run", "@operators", "--flow", flow, *filters, "--keep-all", "--out", tmp_path / "run", "--json"
@@ -79,7 +77,7 @@ def test_node_tests_come_to_what_the_shipped_list_says_and_that_is_what_they_com
 
 
 def listed(flow: str) -> bool:
-    """Whether the shipped list was made with what is installed: an older ONNX Runtime knows fewer operators."""
+    """Return whether the bundled list matches the installed versions: an older ONNX Runtime has fewer operators."""
     known = Expectations.load(Path(sources.__file__).parent / "expected_lists" / "operators.toml").made_with
     compared = ("onnx", "onnxruntime" if flow == "onnxruntime" else "iree-base-compiler")
     return all(known[name] == version(name) for name in compared)
@@ -94,7 +92,7 @@ def flip_a_bit(file: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
-def test_all_node_tests_come_to_what_they_come_to_by_hand(environment, tmp_path, flow):
+def test_all_node_tests_match_manual_results(environment, tmp_path, flow):
     command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "@operators", "--flow", flow]
     command += ["--keep-all", "--out", str(tmp_path / "run"), "-j", str(os.cpu_count() or 1)]
     code = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=3000).returncode
@@ -105,7 +103,7 @@ def test_all_node_tests_come_to_what_they_come_to_by_hand(environment, tmp_path,
     assert code == 0
 
 
-def test_hils_own_models_run_whole_and_in_layers(hil, tmp_path):
+def test_bundled_models_run_whole_and_by_layer(hil, tmp_path):
     names = ["beam_step", "loop", "digits_cnn_batch", "bfloat16"]
     filters = [part for name in names for part in ("--filter", f"{name}_*")]
     ended = hil("suite", "run", "@models", "--flow", "onnxruntime", *filters, "--out", tmp_path / "run", "--json")
@@ -113,20 +111,20 @@ def test_hils_own_models_run_whole_and_in_layers(hil, tmp_path):
     assert ended.code == 0, ended.err
     assert {f"{name}_full_model" for name in names} < set(cases)
     assert {case["outcome"] for name, case in cases.items() if not name.startswith("bfloat16")} == {"PASS"}
-    # ONNX Runtime has no bfloat16 kernels on the CPU, which the shipped list knows.
+    # ONNX Runtime has no bfloat16 CPU kernels, and the bundled list expects this.
     assert cases["bfloat16_full_model"]["outcome"] == "XFAIL"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
-def test_all_of_hils_own_models_come_to_what_the_shipped_list_says(environment, tmp_path, flow):
+def test_all_bundled_models_match_expected_list(environment, tmp_path, flow):
     command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "@models", "--flow", flow]
     done = subprocess.run([*command, "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_a_broken_model_in_a_folder_is_an_outcome_and_the_rest_runs(hil, doubling, tmp_path):
+def test_broken_model_does_not_stop_suite(hil, doubling, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
     ended = hil("suite", "run", tmp_path, "--flow", "onnxruntime", "--out", tmp_path / "run", "--json")
     outcomes = {case["id"]: case["outcome"] for case in ended.document["cases"]}
@@ -138,7 +136,7 @@ def test_a_broken_model_in_a_folder_is_an_outcome_and_the_rest_runs(hil, doublin
     assert ended.code == 3
 
 
-def test_a_folder_without_models_is_exit_5_and_one_that_is_not_there_exit_2(hil, tmp_path: Path):
+def test_empty_directory_exits_with_5_and_missing_with_2(hil, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     assert hil("suite", "list", tmp_path / "empty").code == 5
     ended = hil("suite", "run", tmp_path / "emtpy")

@@ -1,4 +1,4 @@
-"""TFLite models from the command line: on the simulator, on an emulated Arm board, and what cannot be run."""
+"""TFLite models on the command line: on the simulator, on an emulated Arm board, and unsupported models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FLOAT, INT8, SCALER = MODELS / "digits.tflite", MODELS / "digits_int8.tflite", M
 
 
 def outputs_of(folder: Path) -> dict[str, np.ndarray]:
-    """What the board returned in the newest run of a folder, by name."""
+    """Return the board's outputs of the newest run in a directory, by name."""
     newest = max((folder / "hil-runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
     return {file.stem.partition("-")[2]: np.load(file) for file in sorted(newest.glob("*/outputs/*.npy"))}
 
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """One test image as the float model takes it, and as the int8 one does: (x / scale) - 128, scale 1 / 255."""
+    """One test image for the float model and the int8 model: (x / scale) - 128, scale 1 / 255."""
     digits = np.load(DIGITS / "digits_test.npz")
     image = digits["image"][:1].transpose(0, 2, 3, 1)
     np.save(tmp_path / "float.npy", image)
@@ -35,8 +35,8 @@ def pictures(tmp_path: Path) -> Path:
 
 @pytest.mark.daily
 @pytest.mark.parametrize(("model", "file"), [(FLOAT, "float.npy"), (INT8, "int8.npy")])
-def test_a_digit_is_recognised_in_float_and_in_int8(hil, simulator, pictures, model, file):
-    # Kernels may round a quantised value the other way.
+def test_run_recognizes_digit_in_float_and_int8(hil, simulator, pictures, model, file):
+    # Kernels may round a quantized value differently.
     ended = hil(
         "run", model, "--board", simulator, "--input", file, *(["--atol", "1"] if model == INT8 else []), "--json"
     )
@@ -48,7 +48,7 @@ def test_a_digit_is_recognised_in_float_and_in_int8(hil, simulator, pictures, mo
 
 
 @pytest.mark.parametrize("which", ["inputs", "outputs"])
-def test_tensors_of_one_name_in_a_graph_without_signatures_are_refused(hil, simulator, tmp_path, which):
+def test_run_rejects_duplicate_tensor_names_without_signature(hil, simulator, tmp_path, which):
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
@@ -65,10 +65,10 @@ def test_tensors_of_one_name_in_a_graph_without_signatures_are_refused(hil, simu
     (tmp_path / "twins.tflite").write_bytes(builder.Output())
     ended = hil("run", "twins.tflite", "--board", simulator, "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), ended.out
-    assert f"2 {which} called" in ended.case["reason"]
+    assert f"2 {which} have the same name" in ended.case["reason"]
 
 
-def test_signatures_are_functions_and_open_dimensions_take_the_inputs_size(hil, simulator, tmp_path):
+def test_signature_function_takes_dimension_from_input(hil, simulator, tmp_path):
     x = np.arange(5, dtype=np.float32)
     np.save(tmp_path / "x.npy", x)
     ended = hil(
@@ -81,7 +81,7 @@ def test_signatures_are_functions_and_open_dimensions_take_the_inputs_size(hil, 
 
 
 @pytest.mark.parametrize("device", ["xnnpack", "builtin", "reference"])
-def test_a_board_may_choose_its_kernels(hil, simulator, tmp_path, device):
+def test_board_config_selects_kernels(hil, simulator, tmp_path, device):
     (tmp_path / "bench.toml").write_text(
         f'[board]\nhw_type = "bench"\nruntime = "tflite"\n[devices]\ntflite = "{device}"\n'
         f'[connection]\naddress = "{simulator}"\n'
@@ -90,7 +90,7 @@ def test_a_board_may_choose_its_kernels(hil, simulator, tmp_path, device):
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
 
 
-def test_a_wrong_answer_is_found(hil):
+def test_corrupted_output_fails(hil):
     ended = hil("run", FLOAT, "--runtime-hw-type", "sim", "--fault", "corrupt", "--json")
     assert (ended.code, ended.case["outcome"]) == (1, "FAIL"), ended.out
 
@@ -103,19 +103,19 @@ def test_a_wrong_answer_is_found(hil):
         ([SCALER, "--function", "double", "--dim", "n=3"], "x.dim0"),
         ([SCALER, "--function", "double"], "--dim x.dim0"),
         ([INT8, "--input", "float.npy"], "1x8x8x1 int8"),
-        # IREE takes it as ONNX, which TensorFlow makes of it.
+        # IREE needs the model as ONNX, which TensorFlow converts.
         ([FLOAT, "--runtime", "iree"], "pip install 'hil[tensorflow]'"),
         ([FLOAT, "--reference", "onnxruntime"], "tflite"),
     ],
 )
-def test_bad_usage_is_told_before_anything_runs(hil, simulator, pictures, arguments, words):
+def test_run_rejects_invalid_arguments_before_running(hil, simulator, pictures, arguments, words):
     ended = hil("run", *arguments, "--board", simulator, "--json")
     assert ended.code == 2, (ended.out, ended.err)
     assert words in ended.err
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.99])
-def test_a_truncated_model_is_an_import_error(hil, simulator, tmp_path, share):
+def test_truncated_model_gives_import_error(hil, simulator, tmp_path, share):
     data = FLOAT.read_bytes()
     (tmp_path / "cut.tflite").write_bytes(data[: int(len(data) * share)])
     ended = hil("run", "cut.tflite", "--board", simulator, "--json")
@@ -124,7 +124,7 @@ def test_a_truncated_model_is_an_import_error(hil, simulator, tmp_path, share):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_damaged_model_ends_in_an_outcome(hil, simulator, tmp_path, seed):
+def test_damaged_model_ends_with_outcome(hil, simulator, tmp_path, seed):
     data = np.frombuffer(FLOAT.read_bytes(), np.uint8).copy()
     rng = np.random.default_rng(seed)
     data[rng.integers(8, data.size, 40)] = rng.integers(0, 256, 40)
@@ -133,7 +133,7 @@ def test_a_damaged_model_ends_in_an_outcome(hil, simulator, tmp_path, seed):
     assert ended.code in (0, 1, 2, 3), ended.out
 
 
-def test_noise_is_no_model(hil, simulator, tmp_path):
+def test_random_bytes_give_import_error(hil, simulator, tmp_path):
     (tmp_path / "noise.tflite").write_bytes(np.random.default_rng(0).bytes(5000))
     ended = hil("run", "noise.tflite", "--board", simulator, "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), ended.out
@@ -142,7 +142,7 @@ def test_noise_is_no_model(hil, simulator, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.board
-def test_models_run_on_an_aarch64_board(hil, board_aarch64: VirtualBoard, pictures):
+def test_models_run_on_aarch64_board(hil, board_aarch64: VirtualBoard, pictures):
     at = [f"root@{board_aarch64.ip}", "--identity", board_aarch64.identity, "--known-hosts", board_aarch64.known_hosts]
     assert "aarch64" in hil("board", "info", "--board", *at, "--json").out
     for model, file in ((FLOAT, "float.npy"), (INT8, "int8.npy")):

@@ -1,4 +1,4 @@
-"""Traces of models in files: what is kept, what runs it again, what is told, under unittest as under pytest."""
+"""Trace files of models: contents, reruns and reports, with unittest and pytest."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Digits:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, shared_cache, monkeypatch) -> Path:
-    """A folder with the model, and a cache that the tests share."""
+    """A directory with the model, and a cache shared by the tests."""
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "module.mlir").write_text(MODULE)
@@ -104,7 +104,7 @@ def module(place) -> type:
 
 @pytest.fixture
 def python(place) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs Python in a folder with TESTS."""
+    """Run Python in a directory with TESTS."""
     (place / "test_module.py").write_text(TESTS)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -115,7 +115,7 @@ def python(place) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 def valid(document: Any, verb: str) -> None:
-    """Validate what a verb printed with --json."""
+    """Validate the --json output of a command."""
     folder = Path(__file__).parents[2] / "docs"
     schemas = [(path.name, json.loads(path.read_text())) for path in folder.glob("*.schema.json")]
     registry = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in schemas)
@@ -130,11 +130,11 @@ def split(module):
 
 
 @pytest.mark.daily
-def test_a_wrong_board_is_told_apart_from_a_right_one_and_every_trace_is_kept(place, module):
+def test_compare_backends_finds_wrong_board_and_saves_traces(place, module):
     backends = ["iree_llvmcpu", "board:faulty.toml", "iree_cuda", "tflite"]
     good, bad, *others = compare_backends(split, module, target_backends=backends)
     assert (good.outcome, bad.outcome) == (Outcome.PASS, Outcome.FAIL)
-    # What cannot run here ends nothing but itself.
+    # An unsupported backend ends only its own run.
     assert [one.outcome for one in others] == [Outcome.SKIP, Outcome.SKIP]
     assert "no cuda device" in others[0].record.message and "mlir" in others[1].record.message
     assert not any(one.folder.exists() for one in others)
@@ -150,7 +150,7 @@ def test_a_wrong_board_is_told_apart_from_a_right_one_and_every_trace_is_kept(pl
     assert [call["outcome"] for one in kept for call in one["calls"]] == ["PASS", "PASS", "PASS", "FAIL"]
 
 
-def test_a_trace_is_made_again_on_another_board_after_its_folder_was_moved(hil, place, module):
+def test_trace_run_works_after_directory_move(hil, place, module):
     compare_backends(split, module, target_backends="iree_llvmcpu")
     (place / "hil-traces").rename(place / "elsewhere")
     trace = place / "elsewhere" / "Module" / "iree_llvmcpu" / "traces" / "split"
@@ -177,7 +177,7 @@ def test_a_trace_is_made_again_on_another_board_after_its_folder_was_moved(hil, 
     assert hil("trace", "show", place).code == 2
 
 
-def test_a_module_is_compiled_for_one_backend_and_called(place, module):
+def test_compile_for_builds_module_for_backend(place, module):
     with compile_for(module, "iree_vmvx", artifacts_dir="made") as compiled:
         x = np.arange(4, dtype=np.float32)
         assert compiled.twice(x).tolist() == [0, 2, 4, 6]
@@ -190,7 +190,7 @@ def test_a_module_is_compiled_for_one_backend_and_called(place, module):
         compile_for(module, "iree_cuda")
 
 
-def test_an_onnx_model_is_compared_with_onnxruntime():
+def test_compare_backends_checks_onnx_model_with_onnxruntime():
     def predicted(module):
         module.predict(uniform([1, 1, 8, 8]))
 
@@ -200,7 +200,7 @@ def test_an_onnx_model_is_compared_with_onnxruntime():
     assert {path.name for path in (result.folder.parents[1]).iterdir()} >= {"compiled.vmfb", "traces"}
 
 
-def test_a_call_is_run_again_by_the_stock_tools_and_by_hil_on_any_board(hil, module, simulator):
+def test_trace_call_reruns_with_iree_tools_and_hil(hil, module, simulator):
     [result] = compare_backends(split, module)
     for file in (result.folder / "flagfile", result.folder / "flagfile_call_1"):
         there: dict[str, Any] = {"cwd": file.parent, "capture_output": True, "text": True, "timeout": 120}
@@ -215,10 +215,10 @@ def test_a_call_is_run_again_by_the_stock_tools_and_by_hil_on_any_board(hil, mod
     side = ended.document["sides"][0]
     assert side["outcome"] == "PASS" and side["times"]["iterations"] == 5
     assert hil("bench", *flags, "--board", simulator).code == 0
-    # What was measured is checked while it warms up, and later flags win.
+    # The warm-up checks the measured call, and later flags override earlier ones.
     wrong = hil("bench", *flags, "--expected_output=4xf32=1 2 3 4", "--json")
     assert wrong.code == 1 and wrong.document["sides"][0]["times"] is None
-    # Flags of inputs add up in IREE's tools; here a later one takes the place of all before it.
+    # IREE tools append input flags. Here a later flag replaces all earlier ones.
     other = hil("bench", *flags, "--input=4xf32=1", "--expected_output=4xf32=2")
     assert other.code == 0, other.out
     refused = hil("bench", *flags, "--device=cuda")
@@ -226,7 +226,7 @@ def test_a_call_is_run_again_by_the_stock_tools_and_by_hil_on_any_board(hil, mod
     assert parse_flagfile(result.folder / "flagfile").device == "local-task"
 
 
-def test_a_bench_needs_a_model_or_a_flag_file(hil):
+def test_bench_requires_model_or_flagfile(hil):
     assert hil("bench").code == 2
     ended = hil("bench", "model.onnx", "--itertions=3")
     assert ended.code == 2 and "--iterations" in ended.err
@@ -236,7 +236,7 @@ def test_a_bench_needs_a_model_or_a_flag_file(hil):
 @pytest.mark.parametrize(
     "words", [("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rx"), ()], ids=["pytest", "alone"]
 )
-def test_expected_failures_count_by_backend(python, place, words):
+def test_expected_failures_apply_per_backend(python, place, words):
     entry = '[[run]]\ncases = "Module/halved"\nflow = "board:*"\noutcome = "FAIL"\nreason = "flips bits"\n'
     (place / "expected.toml").write_text(entry)
     call = (*words, "test_module.py", "--artifacts_dir=made", "--target_backends=iree_llvmcpu,board:faulty.toml")
@@ -261,20 +261,20 @@ def test_expected_failures_count_by_backend(python, place, words):
     (place / "expected.toml").write_text(entry.replace("board:*", "*").replace("halved", "*"))
     strict = python(*call)
     assert strict.returncode == 1 and "2 failed" in strict.stdout
-    # All backends of a trace are told of together.
+    # One report covers all backends of a trace.
     assert "iree_llvmcpu: XPASS" in strict.stdout and "board:faulty.toml: XFAIL" in strict.stdout
     assert "Module/doubled: 2 of 2 backends failed" in strict.stdout
 
 
 @pytest.mark.parametrize("words", [("-m", "pytest", "-p", "no:cacheprovider"), ()], ids=["pytest", "alone"])
-def test_a_backend_that_there_is_not_is_refused_before_anything_runs(python, words):
+def test_trace_rejects_unknown_backend_before_running(python, words):
     done = python(*words, "test_module.py", "--target_backends=iree_llvmjit")
     said = done.stdout + done.stderr
     assert done.returncode in (2, 4) and "there is no backend 'iree_llvmjit'" in said and "Traceback" not in said
     assert "did you mean 'iree_llvmcpu'" in said
 
 
-def test_an_option_of_the_projects_own_keeps_its_name_and_its_meaning(python, place):
+def test_project_option_takes_precedence_over_plugin_option(python, place):
     option = "'--target_backends', nargs='*', default=['ours']"
     (place / "conftest.py").write_text(f"def pytest_addoption(parser):\n    parser.addoption({option})\n")
     done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_module.py")
@@ -287,7 +287,7 @@ def test_an_option_of_the_projects_own_keeps_its_name_and_its_meaning(python, pl
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_the_compiler_refuses_comes_with_the_command_that_shows_it_again(place, module):
+def test_compile_error_includes_reproduce_script(place, module):
     (place / "odd.toml").write_text(FAULTY.replace("target-cpu=host", "target-cpu=abacus"))
     [result] = compare_backends(split, module, target_backends="board:odd.toml")
     assert result.outcome is Outcome.COMPILE_ERROR and "'abacus'" in result.record.message
@@ -297,7 +297,7 @@ def test_what_the_compiler_refuses_comes_with_the_command_that_shows_it_again(pl
     assert "'abacus' is not a recognized processor" in again.stderr
 
 
-def test_what_cannot_be_traced_is_refused(module):
+def test_compare_backends_rejects_untraceable_functions(module):
     def called(module):
         module.twice(ndarange([3]))
 
@@ -322,7 +322,7 @@ def test_what_cannot_be_traced_is_refused(module):
         compare_backends(lambda module: None, module)
 
 
-def test_a_module_with_globals_that_change_says_what_was_not_compared(hil, place):
+def test_module_with_mutable_globals_reports_uncompared_state(hil, place):
     (place / "count.mlir").write_text("""
 util.global private mutable @count = dense<1.0> : tensor<4xf32>
 func.func @add(%x: tensor<4xf32>) -> tensor<4xf32> {
@@ -335,20 +335,20 @@ func.func @add(%x: tensor<4xf32>) -> tensor<4xf32> {
     given = ["--input", "4xf32=1", "--expected", "4xf32=1"]
     ended = hil("run", "count.mlir", *given, "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
-    assert "keeps state from run to run (count)" in ended.case["reason"]
+    assert "keeps state between runs (count)" in ended.case["reason"]
     counting = type("Counting", (), {"add": ModelFile(place / "count.mlir")})
 
     def added(module):
         module.add(uniform([4]))
 
     [result] = compare_backends(added, counting)
-    assert result.outcome is Outcome.PASS and "keeps state from run to run (count)" in "".join(result.lines())
+    assert result.outcome is Outcome.PASS and "keeps state between runs (count)" in "".join(result.lines())
     shown = hil("run", "count.mlir", *given)
-    assert "what no output shows of that was not compared" in " ".join(shown.out.split())
+    assert "state outside the outputs was not compared" in " ".join(shown.out.split())
 
 
-def test_the_examples_need_no_more_of_pytest_than_its_extra_has():
-    """README runs them from a checkout whose environment has hil and pytest, and none of the tools of development."""
+def test_examples_need_only_pytest_extra():
+    """The README runs them from a checkout with only hil and pytest installed, without development tools."""
     root = Path(__file__).parents[2]
     words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "examples/tensorflow"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}

@@ -1,4 +1,4 @@
-"""Uploads that are cut go on from where they were."""
+"""Interrupted uploads resume at the break."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def board(*faults: str) -> Board:
     return connect_board(BoardChoice(load_board("sim"), faults=faults))
 
 
-def test_an_upload_cut_at_60_percent_resumes_from_there(artifact):
+def test_cut_upload_resumes_from_break(artifact):
     with board("drop:at=0.6,times=1") as connected:
         sent = connected.push(artifact)
-        # The board has all of it, and what came before the cut was not sent again: only what was in flight.
+        # The board has the full file. Only data in flight at the cut was sent twice.
         in_flight = 6_000_000
         assert SIZE <= sent <= SIZE + in_flight
         assert connected.push(artifact) == 0
 
 
-def test_the_board_says_that_it_kept_60_percent_of_a_cut_upload(start_agent, open_client, artifact):
+def test_board_reports_bytes_of_cut_upload(start_agent, open_client, artifact):
     address = start_agent("--fault", "drop:at=0.6,times=1", module="hil.sim")
     digest, path = artifact.digests["large.bin"], artifact.files["large.bin"]
     with pytest.raises(errors.BoardError):
@@ -49,15 +49,15 @@ def test_the_board_says_that_it_kept_60_percent_of_a_cut_upload(start_agent, ope
     assert client.missing([digest]) == {}
 
 
-def test_a_link_that_breaks_every_time_is_a_lost_board(artifact):
+def test_link_breaking_every_time_gives_board_lost(artifact):
     with board("drop:at=0.0,times=0") as connected, pytest.raises(errors.BoardError) as caught:
         connected.push(artifact)
     assert caught.value.outcome == "BOARD_LOST"
 
 
-def test_a_program_that_a_cut_upload_cost_is_a_lost_board_and_unloading_it_is_nothing(artifact, add_programs):
+def test_program_lost_by_cut_upload_gives_board_lost(artifact, add_programs):
     add = add_programs["onnxruntime"]
-    # Cut when all has come: once for each of the two.
+    # Cut after the last byte, once for each upload.
     with board("drop:at=1.0,times=2") as connected:
         small = Artifact(add.runtime, add.path.name, {add.path.name: add.path}, add.digests, "", "none")
         connected.push(small)
@@ -67,7 +67,7 @@ def test_a_program_that_a_cut_upload_cost_is_a_lost_board_and_unloading_it_is_no
                 program.run({"a": np.ones(4096, np.float32), "b": np.ones(4096, np.float32)})
 
 
-def test_a_slow_link_only_takes_longer(artifact):
+def test_slow_link_delays_upload(artifact):
     with board("slow:rate=10e6,delay=0.01") as connected:
         import time
 
@@ -76,7 +76,7 @@ def test_a_slow_link_only_takes_longer(artifact):
         assert time.monotonic() - start > SIZE / 10e6 * 0.8
 
 
-def test_a_partly_sent_blob_that_was_damaged_on_the_board_is_found_out(start_agent, open_client, artifact, tmp_path):
+def test_board_detects_damaged_partial_blob(start_agent, open_client, artifact, tmp_path):
     address = start_agent("--fault", "drop:at=0.5,times=1", module="hil.sim")
     digest, path = artifact.digests["large.bin"], artifact.files["large.bin"]
     with pytest.raises(errors.BoardError):
@@ -86,12 +86,12 @@ def test_a_partly_sent_blob_that_was_damaged_on_the_board_is_found_out(start_age
         file.write(b"damaged!")
     client = open_client(address)
     have = client.missing([digest])[digest]
-    with pytest.raises(errors.BlobDamaged, match="damaged"):
+    with pytest.raises(errors.BlobDamaged, match="digest mismatch"):
         client.put({digest: (path, have)})
     assert client.missing([digest]) == {digest: 0}
 
 
-def test_what_the_board_was_seen_to_have_is_asked_for_again_only_after_something_was_sent(artifact, tmp_path):
+def test_push_queries_board_only_after_new_upload(artifact, tmp_path):
     path = tmp_path / "small.bin"
     path.write_bytes(b"small")
     small = Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, "", "none")

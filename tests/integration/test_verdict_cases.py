@@ -27,7 +27,7 @@ GROUPS = {
 
 
 def marks_for(cases: Iterable[VerdictCase]) -> list[Any]:
-    """Return the mark of cases that the daily tests leave out: each workload costs seconds, and the runner is one."""
+    """Return the marks of cases that daily tests skip: each workload takes seconds."""
     return [] if any(case in EXAMPLES for case in cases) else [pytest.mark.slow]
 
 

@@ -1,4 +1,4 @@
-"""Virtual boards do what boards do: they are reached over SSH, lose their network and their power, and come back."""
+"""Virtual boards behave like boards: SSH access, network and power loss, and recovery."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Talk:
         self.process.stdin.flush()
 
     def hears(self, word: str, seconds: float) -> bool:
-        """Whether that word comes next, within so many seconds."""
+        """Return whether the word arrives within the time limit."""
         readable, _, _ = select.select([self.process.stdout], [], [], seconds)
         return bool(readable) and self.process.stdout.readline().decode().strip() == word
 
@@ -79,32 +79,32 @@ def talk() -> Iterator[Callable[[VirtualBoard], Talk]]:
         one.close()
 
 
-def test_it_is_a_machine_of_that_architecture(board: VirtualBoard) -> None:
+def test_board_reports_requested_architecture(board: VirtualBoard) -> None:
     assert said(board, "uname -m") == board.arch
     assert said(board, "hostname") == board.name
     assert said(board, "python3 -c 'import platform; print(platform.machine())'") == board.arch
 
 
-def test_an_arm_board_has_an_arm_processor(board_aarch64: VirtualBoard) -> None:
+def test_arm_board_emulates_cortex_a53(board_aarch64: VirtualBoard) -> None:
     assert "0xd03" in said(board_aarch64, "cat /proc/cpuinfo"), "the part number of a Cortex-A53"
 
 
-def test_nothing_of_this_machine_is_seen_from_it(board: VirtualBoard) -> None:
+def test_board_hides_host_files_and_processes(board: VirtualBoard) -> None:
     for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
         here = Path(path)
         assert said(board, f"cat {path}") != (here.read_text().strip() if here.exists() else "")
     assert ssh(board, f"ls {Path(__file__).parent}").returncode == 2
     processes = said(board, "ls /proc | grep -c '^[0-9]'")
-    # Its own, and the agents that other tests keep on it; here there are more.
+    # Board processes and agents of other tests. The host has more.
     assert int(processes) < 60
 
 
-def test_nothing_but_sshd_listens(board: VirtualBoard) -> None:
+def test_board_listens_only_on_ssh_port(board: VirtualBoard) -> None:
     listening = board.run(["ss", "-H", "-ltun"]).stdout.splitlines()
     assert listening and all(line.split()[4].endswith(":22") for line in listening), listening
 
 
-def test_an_ordinary_user_logs_in_by_key_and_by_password(board_x86: VirtualBoard, tmp_path: Path) -> None:
+def test_user_logs_in_by_key_and_password(board_x86: VirtualBoard, tmp_path: Path) -> None:
     assert said(board_x86, "id -un", user="tester") == "tester"
     assert ssh(board_x86, "ls /root", user="tester").returncode == 2
     ask = tmp_path / "ask"
@@ -120,7 +120,7 @@ def test_an_ordinary_user_logs_in_by_key_and_by_password(board_x86: VirtualBoard
     assert done.stdout == "tester\n", done.stderr
 
 
-def test_commands_run_on_it_without_its_network(board: VirtualBoard) -> None:
+def test_run_executes_command_without_network(board: VirtualBoard) -> None:
     done = board.run(["sh", "-c", 'cat; echo "$0" >&2; exit 3', "a  'b"], stdin="in\n")
     assert (done.returncode, done.stdout, done.stderr) == (3, "in\n", "a  'b\n")
     with pytest.raises(BoardError, match="timed out"):
@@ -128,7 +128,7 @@ def test_commands_run_on_it_without_its_network(board: VirtualBoard) -> None:
     assert "sleep 60" not in board.run(["ps", "axww"]).stdout, "it was ended"
 
 
-def test_packets_vanish_while_the_cable_is_out(make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]) -> None:
+def test_cut_drops_packets_until_restore(make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]) -> None:
     board = make_board()
     session = talk(board)
     board.cut()
@@ -142,7 +142,7 @@ def test_packets_vanish_while_the_cable_is_out(make_board: MakeBoard, talk: Call
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_reboot_ends_all_processes_and_keeps_the_disk(make_board: MakeBoard, arch: str) -> None:
+def test_reboot_ends_processes_and_preserves_disk(make_board: MakeBoard, arch: str) -> None:
     board = make_board(arch=arch)
     state = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; grep btime /proc/stat; cut -d. -f1 /proc/uptime"
     assert said(board, "echo kept >file; echo lost >/tmp/file; sleep 1000 >/dev/null 2>&1 &") == ""
@@ -158,7 +158,7 @@ def test_a_reboot_ends_all_processes_and_keeps_the_disk(make_board: MakeBoard, a
     assert "sleep" not in board.run(["ps", "ax"]).stdout
 
 
-def test_it_reboots_itself(make_board: MakeBoard) -> None:
+def test_reboot_command_restarts_board(make_board: MakeBoard) -> None:
     board = make_board()
     boot_id = "cat /proc/sys/kernel/random/boot_id"
     before = said(board, boot_id)
@@ -166,7 +166,9 @@ def test_it_reboots_itself(make_board: MakeBoard) -> None:
     eventually(lambda: ssh(board, boot_id).stdout.strip() not in ("", before))
 
 
-def test_a_power_cut_tells_nobody(make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]) -> None:
+def test_power_cut_leaves_connection_open_at_client(
+    make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]
+) -> None:
     board = make_board()
     session = talk(board)
     board.kill()
@@ -177,37 +179,37 @@ def test_a_power_cut_tells_nobody(make_board: MakeBoard, talk: Callable[[Virtual
     assert not session.hears("lost", 1)
     assert session.process.poll() is None, "no connection was closed"
     board.power_on()
-    # The board knows nothing of that connection any more, and says so as soon as it is asked.
+    # The board has lost the connection state and resets it on the next packet.
     assert session.process.wait(WAIT_S) == 255
     assert said(board, "hostname") == "board"
 
 
-def test_a_board_that_hangs_goes_on_later(make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]) -> None:
+def test_frozen_board_continues_after_thaw(make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]) -> None:
     board = make_board()
     session = talk(board)
     board.freeze()
     session.send("late")
     assert not session.hears("late", 1)
     with socket.create_connection((board.ip, 22), timeout=WAIT_S):
-        pass  # the kernel still answers
+        pass  # the kernel still accepts connections
     board.thaw()
     assert session.hears("late", WAIT_S)
 
 
-def test_a_command_waits_for_the_board_to_boot(make_board: MakeBoard) -> None:
+def test_command_waits_for_boot(make_board: MakeBoard) -> None:
     board = make_board()
     for _ in range(5):
         board.reboot(wait=False)
         assert board.run(["cat", "/etc/hostname"]).stdout == "board\n"
 
 
-def test_sshd_comes_back_when_it_is_killed(make_board: MakeBoard) -> None:
+def test_killed_sshd_restarts(make_board: MakeBoard) -> None:
     board = make_board()
     board.run(["pkill", "-KILL", "-o", "sshd"], check=True)
     eventually(lambda: ssh(board, "true").returncode == 0)
 
 
-def test_a_small_disk_gets_full(make_board: MakeBoard) -> None:
+def test_small_disk_rejects_large_file(make_board: MakeBoard) -> None:
     board = make_board(disk_mb=16)
     done = ssh(board, "head -c 32M /dev/zero >file")
     assert done.returncode == 1
@@ -216,13 +218,13 @@ def test_a_small_disk_gets_full(make_board: MakeBoard) -> None:
 
 
 def connect_s(board: VirtualBoard) -> float:
-    """How long one way there and back takes."""
+    """Return the round-trip time in seconds."""
     began = time.monotonic()
     with socket.create_connection((board.ip, 22), timeout=WAIT_S):
         return time.monotonic() - began
 
 
-def test_a_slow_network_delays_every_packet(make_board: MakeBoard) -> None:
+def test_netem_delay_slows_every_connection(make_board: MakeBoard) -> None:
     board = make_board(netem="delay 160ms 10ms")
     assert min(connect_s(board) for _ in range(3)) > 0.3
     assert said(board, "hostname") == "board"
@@ -230,14 +232,14 @@ def test_a_slow_network_delays_every_packet(make_board: MakeBoard) -> None:
     assert min(connect_s(board) for _ in range(3)) > 0.3, "it is the network that is slow, whatever the board does"
 
 
-def test_a_network_that_loses_packets_still_carries_data(make_board: MakeBoard) -> None:
+def test_netem_loss_preserves_data(make_board: MakeBoard) -> None:
     board = make_board(netem="loss 5%")
     assert said(board, "head -c 2M /dev/zero | sha256sum") == said(board, "head -c 2M /dev/zero | sha256sum")
     done = ssh(board, "cat | wc -c", input="x" * (1 << 20))
     assert done.stdout.strip() == str(1 << 20), done.stderr
 
 
-def test_boards_are_apart(board_x86: VirtualBoard, make_board: MakeBoard) -> None:
+def test_boards_do_not_share_files(board_x86: VirtualBoard, make_board: MakeBoard) -> None:
     other = make_board()
     assert other.ip != board_x86.ip
     said(other, "echo mine >/etc/mine")
@@ -256,7 +258,7 @@ time.sleep(1000)
 
 
 def in_namespace(name: str) -> list[str]:
-    """The processes of this machine that are in a network namespace."""
+    """Return the host processes in a network namespace."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -268,13 +270,13 @@ def in_namespace(name: str) -> list[str]:
 
 
 def links() -> list[str]:
-    """The names of this machine's network devices."""
+    """Return the host's network device names."""
     return [name for _, name in socket.if_nameindex()]
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_it_ends_with_whoever_started_it(arch: str, end: signal.Signals) -> None:
+def test_board_stops_when_starter_exits(arch: str, end: signal.Signals) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "board"
         starter = subprocess.Popen(
@@ -282,7 +284,7 @@ def test_it_ends_with_whoever_started_it(arch: str, end: signal.Signals) -> None
         )
         namespace = starter.stdout.readline().decode().strip()
         link = VirtualBoard(folder).link
-        # Another board may be given the namespace's number as soon as it is free.
+        # A new board may reuse the namespace number.
         inside = set(in_namespace(namespace))
         assert inside and link in links()
         starter.send_signal(end)
@@ -291,7 +293,7 @@ def test_it_ends_with_whoever_started_it(arch: str, end: signal.Signals) -> None
         eventually(lambda: not folder.exists())
 
 
-def test_nothing_is_left_of_a_board_that_is_taken_down(make_board: MakeBoard) -> None:
+def test_down_removes_every_trace_of_board(make_board: MakeBoard) -> None:
     board = make_board()
     namespace = board.run(["readlink", "/proc/1/ns/net"]).stdout.strip()
     link, folder = board.link, board.folder
@@ -308,7 +310,7 @@ def test_nothing_is_left_of_a_board_that_is_taken_down(make_board: MakeBoard) ->
 
 
 class Command:
-    """scripts/virtual-board, with a lab of its own."""
+    """scripts/virtual-board with a separate lab directory."""
 
     def __init__(self, lab: Path) -> None:
         self.environment = with_tools({**os.environ, "HIL_VIRTUAL_LAB": str(lab)})
@@ -320,14 +322,14 @@ class Command:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Command]:
-    # Longer than the name of a socket may be.
+    # Longer than a socket path may be.
     made = Command(tmp_path / ("lab" * 40))
     yield made
     for line in made("list").stdout.splitlines():
         made("down", line.split("\t")[0])
 
 
-def test_the_command_starts_a_board_and_says_how_to_reach_it(command: Command) -> None:
+def test_up_command_starts_board_and_prints_address(command: Command) -> None:
     done = command("up", "pi", "--netem", "delay 1ms")
     reach = json.loads(done.stdout)
     assert list(reach) == ["address", "identity", "known_hosts"]
@@ -359,7 +361,7 @@ def test_the_command_starts_a_board_and_says_how_to_reach_it(command: Command) -
         (["exec", "--", "no-such-command"], "cannot run no-such-command"),
     ],
 )
-def test_wrong_usage_is_told(command: Command, words: list[str], message: str) -> None:
+def test_command_rejects_invalid_arguments(command: Command, words: list[str], message: str) -> None:
     done = command(*words)
     assert done.returncode == 2
     assert message in done.stderr
@@ -378,7 +380,7 @@ NO_NAMESPACES = 'echo 0 >/proc/sys/user/max_user_namespaces; exec "$@"'
     ],
     ids=["no root", "no network", "no namespaces"],
 )
-def test_missing_privileges_are_told(command: Command, before: list[str], message: str) -> None:
+def test_command_reports_missing_privileges(command: Command, before: list[str], message: str) -> None:
     done = command("up", "pi", before=before)
     assert done.returncode == 2
     assert message in done.stderr
@@ -391,8 +393,8 @@ def test_missing_privileges_are_told(command: Command, before: list[str], messag
     [("1", 0, "1 skipped"), ("", 1, "need root")],
     ids=["asked to leave them out", "without privileges"],
 )
-def test_tests_without_a_board_fail_unless_told_not_to(chosen: str, code: int, summary: str) -> None:
-    chooses = "test_virtual_board.py::test_a_small_disk_gets_full"
+def test_board_tests_fail_without_privileges_unless_disabled(chosen: str, code: int, summary: str) -> None:
+    chooses = "test_virtual_board.py::test_small_disk_rejects_large_file"
     command = ["unshare", "--user", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [*command, str(Path(__file__).with_name(chooses))],

@@ -1,4 +1,4 @@
-"""Virtual boards that are whole machines: a kernel that boots, reboots, loses its power and has a clock of its own."""
+"""Virtual boards as full machines: a kernel that boots, reboots and loses power, with a separate clock."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BOOT_ID = ["cat", "/proc/sys/kernel/random/boot_id"]
 
 @pytest.fixture(scope="module")
 def machine(start_board: MakeBoard) -> VirtualBoard:
-    """Shared: a test leaves it on, plugged in and reachable."""
+    """Shared machine. Every test leaves it on, connected and reachable."""
     return start_board(name="whole", arch="aarch64", system=True)
 
 
 def ssh(board: VirtualBoard, *command: str) -> subprocess.CompletedProcess[str]:
-    # A machine that is gone says nothing: only a question every second shows it.
+    # A dead machine sends no data: only polling every second detects it.
     alive = ["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=5", "-o", "ConnectTimeout=20"]
     return subprocess.run([*board.ssh(*alive), *command], capture_output=True, text=True, timeout=WAIT_S)
 
@@ -41,12 +41,12 @@ def said(board: VirtualBoard, command: str) -> str:
 
 
 def answer(board: VirtualBoard, command: Sequence[str]) -> str:
-    """What a command says that goes over the board's serial line; what is on it as the machine goes down is lost."""
+    """Return a command's output from the serial line. Output in flight at shutdown is lost."""
     return board.run(command, check=True, timeout=10).stdout.strip()
 
 
 def boot_id(board: VirtualBoard) -> str:
-    """Which boot it is; "" while it is on its way."""
+    """Return the boot id, or "" while the machine boots."""
     try:
         return answer(board, BOOT_ID)
     except BoardError:
@@ -57,7 +57,7 @@ def memory_mb(board: VirtualBoard) -> int:
     return int(answer(board, ["awk", "/^MemTotal/ { print $2 }", "/proc/meminfo"])) // 1024
 
 
-def test_it_is_a_machine_of_its_own(machine: VirtualBoard) -> None:
+def test_machine_runs_separate_kernel_with_given_resources(machine: VirtualBoard) -> None:
     assert said(machine, "uname -m; hostname") == "aarch64\nwhole"
     assert said(machine, "uname -r") != os.uname().release, "the kernel is its own"
     assert "0xd03" in said(machine, "cat /proc/cpuinfo"), "the part number of a Cortex-A53"
@@ -73,7 +73,7 @@ def test_it_is_a_machine_of_its_own(machine: VirtualBoard) -> None:
 
 
 @pytest.mark.parametrize("command", ["reboot -f", "reboot"])
-def test_it_reboots_itself_and_keeps_its_disk(machine: VirtualBoard, command: str) -> None:
+def test_reboot_command_restarts_and_preserves_disk(machine: VirtualBoard, command: str) -> None:
     before = boot_id(machine)
     said(machine, "echo kept >/root/kept; echo lost >/tmp/lost; sync")
     ssh(machine, command)
@@ -84,7 +84,7 @@ def test_it_reboots_itself_and_keeps_its_disk(machine: VirtualBoard, command: st
     assert machine.status()["power"] == "on"
 
 
-def test_a_reset_from_outside_is_another_boot_with_the_same_disk(machine: VirtualBoard) -> None:
+def test_reboot_gives_new_boot_id_and_preserves_disk(machine: VirtualBoard) -> None:
     before = boot_id(machine)
     said(machine, "echo kept >/root/kept; sync")
     machine.reboot()
@@ -92,7 +92,7 @@ def test_a_reset_from_outside_is_another_boot_with_the_same_disk(machine: Virtua
     assert said(machine, "cat /root/kept") == "kept"
 
 
-def test_its_clock_jumps_by_an_hour_and_nobody_elses_does(machine: VirtualBoard) -> None:
+def test_machine_clock_changes_independently(machine: VirtualBoard) -> None:
     uptime = float(said(machine, "cat /proc/uptime").split()[0])
     offset = int(said(machine, "date +%s")) - time.time()
     assert abs(offset) < WAIT_S
@@ -103,7 +103,7 @@ def test_its_clock_jumps_by_an_hour_and_nobody_elses_does(machine: VirtualBoard)
     said(machine, "date -s '1 hour ago'")
 
 
-def test_a_power_cut_takes_what_is_not_on_the_disk(machine: VirtualBoard) -> None:
+def test_power_cut_loses_unsynced_files(machine: VirtualBoard) -> None:
     before = boot_id(machine)
     said(machine, "mkdir -p cut; rm -f cut/*; echo kept >cut/kept; sync; echo lost >cut/lost")
     machine.kill()
@@ -115,7 +115,7 @@ def test_a_power_cut_takes_what_is_not_on_the_disk(machine: VirtualBoard) -> Non
     assert said(machine, "cat cut/*") == "kept"
 
 
-def test_a_machine_that_hangs_does_not_even_acknowledge(machine: VirtualBoard) -> None:
+def test_frozen_machine_drops_connections(machine: VirtualBoard) -> None:
     machine.freeze()
     try:
         with pytest.raises(TimeoutError):
@@ -127,7 +127,7 @@ def test_a_machine_that_hangs_does_not_even_acknowledge(machine: VirtualBoard) -
     assert said(machine, "hostname") == "whole"
 
 
-def test_commands_run_over_its_serial_line(machine: VirtualBoard) -> None:
+def test_run_executes_commands_over_serial_line(machine: VirtualBoard) -> None:
     done = machine.run(["sh", "-c", 'cat; echo "$0" >&2; exit 3', "a  'b $HOME *"], stdin="in\n" * 30_000)
     assert (done.returncode, done.stdout, done.stderr) == (3, "in\n" * 30_000, "a  'b $HOME *\n")
     with pytest.raises(BoardError):
@@ -136,7 +136,7 @@ def test_commands_run_over_its_serial_line(machine: VirtualBoard) -> None:
     assert machine.run(["no-such-program"]).returncode == 127
 
 
-def test_its_serial_line_is_not_its_network(machine: VirtualBoard) -> None:
+def test_serial_line_works_with_network_cut(machine: VirtualBoard) -> None:
     machine.cut()
     try:
         assert answer(machine, ["hostname"]) == "whole"
@@ -147,7 +147,7 @@ def test_its_serial_line_is_not_its_network(machine: VirtualBoard) -> None:
     assert said(machine, "hostname") == "whole"
 
 
-def test_its_kernel_delays_packets_by_itself(machine: VirtualBoard) -> None:
+def test_kernel_delays_packets_with_tc(machine: VirtualBoard) -> None:
     said(machine, "tc qdisc add dev eth0 root netem delay 300ms")
     try:
         began = time.monotonic()
@@ -157,7 +157,7 @@ def test_its_kernel_delays_packets_by_itself(machine: VirtualBoard) -> None:
         answer(machine, ["tc", "qdisc", "del", "dev", "eth0", "root"])
 
 
-def test_a_machine_that_was_switched_off_can_be_switched_on(make_board: MakeBoard) -> None:
+def test_machine_powers_on_after_poweroff(make_board: MakeBoard) -> None:
     board = make_board(arch="aarch64", system=True, disk_mb=64)
     ssh(board, "poweroff")
     eventually(lambda: board.status()["power"] == "off")
@@ -165,7 +165,7 @@ def test_a_machine_that_was_switched_off_can_be_switched_on(make_board: MakeBoar
     assert said(board, "hostname") == "board"
 
 
-def test_with_little_memory_a_program_is_killed_and_the_machine_goes_on(make_board: MakeBoard) -> None:
+def test_machine_survives_out_of_memory_program(make_board: MakeBoard) -> None:
     board = make_board(arch="aarch64", system=True, memory_mb=128)
     before = boot_id(board)
     assert memory_mb(board) <= 128
@@ -175,7 +175,7 @@ def test_with_little_memory_a_program_is_killed_and_the_machine_goes_on(make_boa
     assert boot_id(board) == before
 
 
-def test_a_small_disk_gets_full(make_board: MakeBoard) -> None:
+def test_small_disk_rejects_large_file(make_board: MakeBoard) -> None:
     board = make_board(arch="aarch64", system=True, disk_mb=16)
     done = ssh(board, "head -c 512M /dev/zero >file")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The benchmark of `hil web` runs, at a small size: its bars are for a quiet machine and its own size."""
+"""The `hil web` benchmark at a small size. Its limits apply to a quiet machine and the full size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_the_benchmark_tells_every_figure(tmp_path: Path) -> None:
+def test_web_benchmark_reports_every_figure(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.web", "--quick", "--json", "--keep", str(tmp_path)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert told.returncode == 0, told.stderr
@@ -31,5 +31,5 @@ def test_the_benchmark_tells_every_figure(tmp_path: Path) -> None:
     ):
         assert rows[case]["bar"] == bar
     assert rows["session of 50,000 cases"]["rival"] == "one JSON read in full"
-    # What was written stays, for the next run.
+    # The written sessions stay for the next run.
     assert len([one for one in (tmp_path / "sessions").iterdir() if (one / "suite.json").exists()]) == 13

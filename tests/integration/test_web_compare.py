@@ -1,4 +1,4 @@
-"""The pages of comparisons and histories, as a reader sees them."""
+"""Comparison and history pages in a browser."""
 
 import json
 import random
@@ -20,7 +20,7 @@ DAY, NIGHTS, SLOW, BROKEN = 86400.0, 20, 12, 16
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Nights of a suite of 30 cases: one becomes 8 % slower, one fails."""
+    """Nights of a 30-case suite: one case becomes 8 % slower, one fails."""
     root, rolled = tmp_path_factory.mktemp("runs"), random.Random(4)
     for night in range(NIGHTS):
         records = []
@@ -51,7 +51,7 @@ def stored(runs, night, name):
     return next(one for one in map(json.loads, lines) if one["id"] == name)
 
 
-def test_marked_sessions_are_compared_as_their_records_say(address, runs, page):
+def test_compare_page_shows_difference_of_marked_sessions(address, runs, page):
     page.open(address)
     for night in (BROKEN - 1, BROKEN):
         page.run(f"document.querySelector('input[name=s][value=night-{night:02d}]').click()")
@@ -64,7 +64,7 @@ def test_marked_sessions_are_compared_as_their_records_say(address, runs, page):
     assert page.texts("table.broke tbody td:nth-child(3)") == [before]
 
 
-def test_sets_show_the_ratio_of_the_stored_times(address, runs, page):
+def test_compare_page_shows_time_ratio_of_session_sets(address, runs, page):
     named = [("a", range(4, SLOW)), ("b", range(SLOW, NIGHTS))]
     sides = "&".join(f"{side}=night-{night:02d}" for side, nights in named for night in nights)
     page.open(f"{address}/compare?{sides}&show=device_p50_ns")
@@ -88,7 +88,7 @@ def test_sets_show_the_ratio_of_the_stored_times(address, runs, page):
     assert page.texts("table.device_p50_ns tbody td:nth-child(2)")[0] == "case_07"
 
 
-def test_a_history_shows_every_stored_sample_and_the_change(address, runs, page):
+def test_history_page_shows_samples_and_change(address, runs, page):
     page.open(f"{address}/history?case=case_07")
     page.wait("!!document.querySelector('.plot canvas')")
     times = [stored(runs, night, "case_07")["device_p50_ns"] for night in range(NIGHTS)]
@@ -103,7 +103,7 @@ def test_a_history_shows_every_stored_sample_and_the_change(address, runs, page)
 
 
 @pytest.mark.parametrize(("what", "name"), [("broke", "case_03"), ("slower", "case_07")])
-def test_what_regressed_leads_to_the_case_and_to_the_sessions(address, runs, page, what, name):
+def test_regression_links_to_case_and_sessions(address, runs, page, what, name):
     eventually(
         lambda: (
             page.open(f"{address}/history/regressions?since=2020-01-01&what={what}")
@@ -125,7 +125,7 @@ def test_what_regressed_leads_to_the_case_and_to_the_sessions(address, runs, pag
         assert any(row.startswith("slower") and name in row for row in page.texts("table.device_p50_ns tbody tr"))
 
 
-def test_a_remark_is_written_by_whoever_has_the_token(address, runs, page):
+def test_user_with_token_can_write_annotation(address, runs, page):
     page.open(f"{address}/history?suite=models&token=secret")
     page.wait("location.search === '?suite=models' && document.readyState === 'complete'")
     page.click("details.remark summary")
@@ -148,7 +148,7 @@ def test_a_remark_is_written_by_whoever_has_the_token(address, runs, page):
         "history/regressions?since=2020-01-01",
     ],
 )
-def test_pages_fit_a_narrow_screen_and_fetch_nothing_from_elsewhere(address, page, path):
+def test_pages_fit_narrow_screen_without_external_requests(address, page, path):
     page.resize(390, 800)
     page.open(f"{address}/{path}")
     assert page.run("document.documentElement.scrollWidth") <= 390

@@ -1,4 +1,4 @@
-"""What a client does to `hil web` without asking for anything: silence, dripping, floods."""
+"""Connections to `hil web` that send no request: silent, slow and flooding clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
 
 
 def ended_within(peer: socket.socket, seconds: float) -> bool:
-    """Whether the server closes a connection within so long."""
+    """Return whether the server closes the connection within the time limit."""
     peer.settimeout(seconds)
     try:
         while peer.recv(1 << 16):
@@ -45,13 +45,13 @@ PUT = HEAD.replace(b"GET /", b"POST /publish/missing") + BEARER + b"Content-Leng
 
 
 @pytest.mark.parametrize("start", [b"", HEAD, HEAD + b"X: ", PUT, HEAD + b"\r\n"])
-def test_who_says_nothing_is_let_go(address: tuple[str, int], start: bytes) -> None:
+def test_server_closes_silent_connection(address: tuple[str, int], start: bytes) -> None:
     with socket.create_connection(address) as peer:
         peer.sendall(start)
         assert ended_within(peer, 20)
 
 
-def test_who_drips_is_let_go(address: tuple[str, int]) -> None:
+def test_server_closes_slow_connection(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as peer:
         peer.sendall(HEAD)
         end = time.monotonic() + 20
@@ -62,7 +62,7 @@ def test_who_drips_is_let_go(address: tuple[str, int]) -> None:
         assert time.monotonic() < end
 
 
-def test_a_head_of_any_length_is_refused(address: tuple[str, int]) -> None:
+def test_server_rejects_oversized_request_head(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as peer:
         try:
             for _ in range(100):
@@ -73,7 +73,7 @@ def test_a_head_of_any_length_is_refused(address: tuple[str, int]) -> None:
         assert peer.recv(100).startswith(b"HTTP/1.1 400")
 
 
-def test_a_body_without_a_length_is_not_read_without_end(address: tuple[str, int]) -> None:
+def test_server_closes_endless_chunked_body(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as peer:
         peer.sendall(PUT.replace(b"Content-Length: 100", b"Transfer-Encoding: chunked"))
         piece = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
@@ -83,7 +83,7 @@ def test_a_body_without_a_length_is_not_read_without_end(address: tuple[str, int
                 peer.sendall(piece)
 
 
-def test_an_open_page_does_not_hold_up_the_end(
+def test_open_event_stream_does_not_delay_shutdown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "GRACE_S", 60)
@@ -94,13 +94,15 @@ def test_an_open_page_does_not_hold_up_the_end(
         begun = time.monotonic()
     assert time.monotonic() - begun < 30
     assert not caplog.records
-    with live, pytest.raises((OSError, http.client.HTTPException)):  # said to be cut off, so that it is asked for again
+    with live, pytest.raises((OSError, http.client.HTTPException)):  # reported as cut, so that the browser reconnects
         while live.readline():
             pass
         raise OSError("ended")
 
 
-def test_silent_connections_make_room_for_who_asks(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_closes_silent_connections_for_new_requests(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 600)
     silent = [socket.create_connection(address) for _ in range(connections.MOST_CONNECTIONS + 20)]
     try:
@@ -108,4 +110,20 @@ def test_silent_connections_make_room_for_who_asks(address: tuple[str, int], mon
             assert urlopen(f"http://{address[0]}:{address[1]}/", timeout=30).status == 200
     finally:
         for one in silent:
+            one.close()
+
+
+def test_event_streams_leave_connections_for_requests(address: tuple[str, int]) -> None:
+    live = []
+    try:
+        for _ in range(connections.MOST_CONNECTIONS + 20):
+            peer = socket.create_connection(address)
+            peer.sendall(HEAD.replace(b"GET /", b"GET /events") + b"\r\n")
+            live.append(peer)
+            peer.settimeout(30)
+            assert peer.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert ended_within(live[0], 30)  # a browser reconnects
+        assert urlopen(f"http://{address[0]}:{address[1]}/", timeout=30).status == 200
+    finally:
+        for one in live:
             one.close()

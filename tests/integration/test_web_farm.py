@@ -1,4 +1,4 @@
-"""A farm's pages in a browser, beside a farm that runs: what is seen is what the farm's own commands say."""
+"""Farm pages in a browser, compared with the output of the farm commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def farm(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def address(farm: RunningFarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`hil web --farm local` beside it; the address that it prints, with its token."""
+    """Run `hil web --farm local` and return the printed address with its token."""
     runs = tmp_path_factory.mktemp("runs")
     words = ["web", "--runs", str(runs), "--farm", "local", "--port", "0"]
     with subprocess.Popen([*HIL, *words], env=farm.environment, stdout=subprocess.PIPE, text=True) as process:
@@ -46,7 +46,7 @@ def address(farm: RunningFarm, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def page(address: str) -> Iterator[Page]:
-    """A browser of whoever started the server."""
+    """The browser of the user who started the server."""
     assert BROWSER
     with Page(BROWSER) as page:
         page.open(address)
@@ -55,7 +55,7 @@ def page(address: str) -> Iterator[Page]:
 
 @pytest.fixture
 def held(farm: RunningFarm) -> Iterator[subprocess.Popen[bytes]]:
-    """Somebody has the only board."""
+    """Lease the only board."""
     words = [*HIL, "farm", "lease", "--for", "10m", "--", "sleep", "600"]
     with subprocess.Popen(words, env=farm.environment, cwd=farm.home) as process:
         farm.eventually(lambda: asked(farm, "boards")["boards"][0]["job"])
@@ -104,7 +104,7 @@ def row_of(job: str) -> str:
     return f'tr:has(a[href="/job?name={job}"])'
 
 
-def test_the_queue_updates_in_place_and_a_job_is_cancelled(
+def test_queue_page_updates_in_place_and_cancels_job(
     farm: RunningFarm, address: str, page: Page, held: subprocess.Popen[bytes]
 ) -> None:
     go(page, address, "/queue")
@@ -114,7 +114,7 @@ def test_the_queue_updates_in_place_and_a_job_is_cancelled(
     )
     board = asked(farm, "boards")["boards"][0]
     assert [cells(page, f"#waiting {row_of(job)}")[0] for job in (second, first)] == ["1", "2"]
-    assert cells(page, f"#waiting {row_of(first)}")[2] == f"{board['name']} is busy; 1 job comes before it"
+    assert cells(page, f"#waiting {row_of(first)}")[2] == f"{board['name']} is busy; 1 job ahead"
     told = asked(farm, "status", first)["job"]
     assert (str(told["position"]), told["why"]) == tuple(
         cells(page, f"#waiting {row_of(first)}")[number] for number in (0, 2)
@@ -131,7 +131,7 @@ def test_the_queue_updates_in_place_and_a_job_is_cancelled(
     assert page.troubles == []
 
 
-def test_a_board_is_drained_and_resumed(farm: RunningFarm, address: str, page: Page) -> None:
+def test_boards_page_drains_and_resumes_board(farm: RunningFarm, address: str, page: Page) -> None:
     go(page, address, "/boards")
     [name] = farm.boards()
     page.run("document.querySelector('input[name=reason]').focus()")
@@ -153,14 +153,14 @@ def test_a_board_is_drained_and_resumed(farm: RunningFarm, address: str, page: P
     assert page.troubles == []
 
 
-def test_a_log_comes_as_it_is_printed_and_the_result_is_among_the_sessions(
+def test_job_page_streams_log_and_stores_result(
     farm: RunningFarm, address: str, page: Page, held: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     name = submit(farm)
     go(page, address, f"/job?name={name}")
     assert "queued, place 1" in page.texts(".facts dd")[0]
     release(held)
-    page.wait("document.querySelector('#log-state').textContent == 'That is all.'")
+    page.wait("document.querySelector('#log-state').textContent == 'End of log.'")
     page.wait("document.querySelector('h1 .outcome')?.textContent == 'PASS'")
     assert page.run("window.mark") == "never reloaded"
     assert page.run("document.querySelector('#log').textContent") == "".join(
@@ -182,12 +182,12 @@ def test_a_log_comes_as_it_is_printed_and_the_result_is_among_the_sessions(
     assert page.troubles == []
 
 
-def test_a_running_job_shows_its_cases_as_they_end(
+def test_job_page_shows_cases_of_running_job(
     farm: RunningFarm, address: str, page: Page, held: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     name = submit(farm, "--suite", "--filter", "*_layer_*", "--iterations", "5000")
     go(page, address, f"/job?name={name}")
-    # What the page showed at any time, before the job had ended.
+    # Record everything the page shows before the job ends.
     page.run(SEEN)
     release(held)
     page.wait("document.querySelector('h1 .outcome')?.textContent == 'PASS'")
@@ -207,9 +207,7 @@ def test_a_running_job_shows_its_cases_as_they_end(
     assert page.troubles == []
 
 
-def test_who_may_only_look_has_no_buttons_and_is_refused(
-    farm: RunningFarm, address: str, held: subprocess.Popen[bytes]
-) -> None:
+def test_viewer_cannot_change_farm(farm: RunningFarm, address: str, held: subprocess.Popen[bytes]) -> None:
     job = submit(farm)
     made = farm.hil("farm", "token", "add", "vic", "--role", "viewer").out.strip()
     assert BROWSER
@@ -232,12 +230,12 @@ def test_who_may_only_look_has_no_buttons_and_is_refused(
     farm.hil("farm", "cancel", job)
 
 
-def test_a_farm_that_goes_away_comes_back_on_the_page_by_itself(farm: RunningFarm, address: str, page: Page) -> None:
+def test_boards_page_recovers_when_farm_restarts(farm: RunningFarm, address: str, page: Page) -> None:
     go(page, address, "/boards")
     [name] = farm.boards()
     assert farm.stop() == 0
     page.wait("document.querySelector('#farm [role=alert]') !== null")
-    assert "shown here when it is back" in page.texts("#farm [role=alert]")[0]
+    assert "as soon as it responds" in page.texts("#farm [role=alert]")[0]
     assert page.run("fetch('/').then((got) => got.status)") == 200
     farm.up()
     page.wait(f"document.querySelector('#farm tbody a')?.textContent == {json.dumps(name)}")

@@ -1,4 +1,4 @@
-"""The graph page in a real Chromium: what is drawn, beside what the stored record says."""
+"""The graph page in Chromium, compared with the stored record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.web import serving, write_record
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser on PATH: {', '.join(NAMES)}")
 
-# The page's colours, from right to wrong, and the errors of a bisection of residual_cnn.
+# The page's colors, from correct to wrong, and the errors of a bisection of residual_cnn.
 STOPS = ((0xEE, 0xF3, 0xC7), (0xF6, 0xB3, 0x52), (0xD1, 0x49, 0x5B), (0x6A, 0x1B, 0x4D))
 ERRORS = {"stem": 1e-6, "stem_relu": 0.0, "block/conv1": 3e-5, "block/relu1": 1e-4, "block/add": 1e-2, "head": 2e-3}
 WRONG = ("block/add", "head")
@@ -36,7 +36,7 @@ def bisection(root, name, errors, wrong=WRONG, model="net.onnx"):
 
 
 def large(path, count):
-    """A chain whose every fifth node adds what came five before."""
+    """A chain where every fifth node adds the output of five nodes earlier."""
     names = ["x", *(f"t{number}" for number in range(count))]
     nodes = [
         helper.make_node("Add", [names[at], names[at - 4]], [names[at + 1]], f"n{at}")
@@ -80,12 +80,12 @@ def opened(page, address, query):
 
 
 def place_of(page, name, pane=0):
-    """Where a node is drawn: x and y in its canvas, and the scale."""
+    """Return where a node is drawn: x and y in its canvas, and the scale."""
     return page.run(f"document.getElementById('graph').nodeAt({pane}, {json.dumps(name)})")
 
 
 def colour_of(page, name, pane=0):
-    """What is drawn at the left edge of a node, where nothing is written."""
+    """Return the pixel at a node's left edge, which has no text."""
     x, y, scale = place_of(page, name, pane)
     x -= 70 * scale
     return page.run(
@@ -95,7 +95,7 @@ def colour_of(page, name, pane=0):
 
 
 def expected(error, errors):
-    """The colour of an error among all of a page's, by its logarithm; recomputed here."""
+    """Return the color of an error among all errors of a page, by its logarithm. Recomputed here."""
     positive = [one for one in errors if one > 0]
     low, high = math.log(min(positive)), math.log(max(positive))
     level = (math.log(error) - low) / (high - low) * 3 if error > 0 else 0.0
@@ -119,11 +119,11 @@ def mouse(page, kind, x, y, pane=0):
     page.call("Input.dispatchMouseEvent", type=kind, x=box[0] + x, y=box[1] + y, button="left", buttons=1, clickCount=1)
 
 
-def test_each_nodes_colour_is_that_of_its_error_in_the_record(page, address):
+def test_node_color_matches_stored_error(page, address):
     opened(page, address, "id=first")
     for name, error in ERRORS.items():
         eventually(lambda name=name, error=error: close(colour_of(page, name), expected(error, ERRORS.values())), name)
-    # No layer tells of this node: it has the page's ground.
+    # No layer covers this node: it has the page background.
     assert colour_of(page, "flatten") == [255, 255, 255]
     swatches = page.run(
         "Object.fromEntries([...document.querySelectorAll('#nodes tbody tr')].map(row => [row.dataset.name,"
@@ -134,7 +134,7 @@ def test_each_nodes_colour_is_that_of_its_error_in_the_record(page, address):
         assert close(found, expected(error, ERRORS.values()))
 
 
-def test_a_click_tells_of_a_node_and_leads_to_its_case_and_tensors(page, address):
+def test_node_click_shows_details_and_links(page, address):
     opened(page, address, "id=first")
     x, y, _ = place_of(page, "block/add")
     page.run("document.querySelector('canvas').scrollIntoView()")
@@ -149,17 +149,17 @@ def test_a_click_tells_of_a_node_and_leads_to_its_case_and_tensors(page, address
     assert "node=block%2Fadd" in page.run("location.search")
 
 
-def test_keys_go_to_the_next_node_that_fails(page, address):
+def test_keys_select_failing_nodes(page, address):
     opened(page, address, "id=first")
     chosen = []
     for name in ("n", "n", "n", "p"):
         key(page, name)
         chosen.append(page.run("document.getElementById('graph-status').textContent.split(':')[0]"))
-    # Of the model's own nodes in its file's order; after the last comes the first.
+    # The model's nodes in file order. The last wraps to the first.
     assert chosen == ["block/add", "head", "block/add", "head"]
 
 
-def test_a_node_is_found_by_a_part_of_its_name(page, address):
+def test_search_finds_node_by_part_of_name(page, address):
     opened(page, address, "id=first")
     page.click("#find-node")
     page.type("relu")
@@ -169,7 +169,7 @@ def test_a_node_is_found_by_a_part_of_its_name(page, address):
     assert page.texts("#graph-status")[0].startswith("block/relu1: Relu")
 
 
-def test_two_graphs_are_moved_zoomed_and_chosen_in_step(page, address):
+def test_two_graphs_pan_zoom_and_select_together(page, address):
     opened(page, address, "id=first&id2=0:second")
     both = [*ERRORS.values(), 1.0]
     eventually(lambda: close(colour_of(page, "stem", 1), expected(1.0, both)), "the second board's colour")
@@ -191,18 +191,18 @@ def test_two_graphs_are_moved_zoomed_and_chosen_in_step(page, address):
     ]
 
 
-def test_a_large_graph_is_drawn_and_its_nodes_are_listed_a_page_at_a_time(page, address):
+def test_large_graph_lists_nodes_by_page(page, address):
     opened(page, address, "id=large")
     assert page.texts("#nodes tbody a.node")[0] == "n4000"
     assert len(page.texts("#nodes tbody tr")) == 100
     key(page, "n")
     eventually(lambda: close(colour_of(page, "n4000"), expected(4e-3, [1e-6 * at for at in range(5000)])), "its colour")
     assert page.run("document.getElementById('graph-status').textContent").startswith("n4000")
-    # Nothing was laid out in the browser.
+    # The browser computed no layout.
     assert not any("graph-worker" in one for one in page.requests[-8:])
 
 
-def test_a_narrow_window_does_not_scroll_sideways(page, address):
+def test_graph_page_fits_narrow_window(page, address):
     page.resize(390, 800)
     opened(page, address, "id=first&id2=0:second&node=stem")
     assert page.run("document.documentElement.scrollWidth") <= 390

@@ -1,4 +1,4 @@
-"""The guide to `hil web`, followed in a real Chromium: each step of it finds what it says, and is drawn."""
+"""The `hil web` guide in Chromium: each step matches the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASE, WHOLE = "digits_cnn_layer_Conv_conv2", "digits_cnn_full_model"
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory, shared_cache):
-    """The folder of one who followed the guide."""
+    """The directory after following the guide."""
     place = Place(tmp_path_factory.mktemp("guide"), shared_cache)
     try:
         follow(WEB, place)
@@ -43,7 +43,7 @@ def address(stored):
 
 
 def follow_link(page: Page, text: str, within: str = "main") -> None:
-    """Click the first link that begins with this text, and wait for the page that it leads to."""
+    """Click the first link that begins with this text, and wait for its page."""
     page.run("window.left = false")
     index = next(number for number, one in enumerate(page.texts(f"{within} a")) if one.startswith(text))
     page.run(f"document.querySelectorAll('{within} a')[{index}].setAttribute('data-next', '')")
@@ -75,7 +75,7 @@ def a_wrong_layer_is_found_in_four_clicks(stored, page):
 def what_takes_longer_is_found_in_three_clicks(stored, page):
     follow_link(page, "History", "header")
     page.wait("location.pathname === '/history'")
-    # Slowdowns are looked for once all is read.
+    # Slowdown detection runs after all records are read.
     eventually(lambda: slower(page), WHOLE)
     draw(page, "regressions")
     shown = next(text for text in slower(page) if WHOLE in text)
@@ -92,14 +92,14 @@ def what_takes_longer_is_found_in_three_clicks(stored, page):
 
 
 def slower(page: Page) -> list[str]:
-    """The rows of what became slower, as the page tells of them now."""
+    """Return the slower cases that the page shows."""
     page.open(page.run("location.origin") + "/history/regressions")
     rows = page.texts("main tbody tr")
     return [text for text in rows if "slower" in text] if any(WHOLE in text for text in rows) else []
 
 
 def time_of(night: Path) -> float:
-    """The median device time of the whole model that a night's suite stored, in ns."""
+    """Return the full model's median device time of a stored night, in ns."""
     records = map(json.loads, (night / "results.jsonl").read_text().splitlines())
     return next(one["device_p50_ns"] for one in records if one["id"] == WHOLE)
 
@@ -119,8 +119,8 @@ def the_graph_of_the_bisection_and_the_timeline_are_there(stored, page):
     draw(page, "trace")
 
 
-def test_who_follows_the_guide_finds_what_it_says(stored, address):
-    # One test of all steps: to follow the guide takes longer than to look.
+def test_guide_steps_match_pages(stored, address):
+    # One test for all steps: the setup takes longer than the checks.
     with Page(BROWSER) as page:
         page.open(address + "/")
         a_wrong_layer_is_found_in_four_clicks(stored, page)

@@ -1,4 +1,4 @@
-"""Pages full of what means harm, in a real browser: nothing of it runs, and no page has an error. And their memory."""
+"""Pages with hostile content in a browser: scripts never run and pages have no errors. Memory use is limited."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINKS = "[...document.querySelectorAll('a[href]')].map(one => one.getAttribute(
 @pytest.mark.parametrize(
     "name", ["script", *(pytest.param(one, marks=pytest.mark.slow) for one in ("attribute", "ends"))]
 )
-def test_nothing_that_a_record_says_runs(tmp_path: Path, name: str) -> None:
+def test_pages_do_not_run_scripts_from_records(tmp_path: Path, name: str) -> None:
     assert BROWSER is not None
     hostile_root(tmp_path, PAYLOADS[name])
     with serving(tmp_path) as address, Page(BROWSER) as page:
@@ -48,13 +48,13 @@ def test_nothing_that_a_record_says_runs(tmp_path: Path, name: str) -> None:
             "document.querySelectorAll('script[src^=\"/static/\"]').length"
         )
         assert {parts for parts, _ in seen} >= {"/", "/session", "/case", "/compare"}
-        # What the server refuses (a file that is not there) is an answer, and no script's failure.
+        # A rejected request (such as a missing file) is a response, not a script error.
         assert [one for one in page.troubles if "Failed to load resource" not in one] == []
         assert [one for one in page.requests if not one.startswith((address, "about:", "data:", "blob:"))] == []
 
 
-# In a process of its own, so that its memory is its own. Records change after they were indexed: what a page takes is
-# then not hidden by what the index took.
+# A separate process measures memory. Records change after indexing, so that the page's memory use is not hidden by the
+# index.
 _MEMORY = """
 import json, resource, sys
 from pathlib import Path
@@ -76,11 +76,11 @@ with asking(Path(sys.argv[1])) as client:
         taken[name] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
     print(json.dumps(taken))
 """
-# What `hil web` says of itself: so many megabytes for a request.
+# The documented memory limit of one `hil web` request, in megabytes.
 MOST_MB = 400
 
 
-def test_no_record_or_log_makes_a_request_take_more_memory_than_a_bound(tmp_path: Path) -> None:
+def test_requests_for_huge_files_stay_within_memory_limit(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     folder = write_run(root, "run", [{"name": "model"}])
     for name in ("model/logs/a.log", "logs/b.log"):

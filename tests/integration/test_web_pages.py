@@ -1,4 +1,4 @@
-"""Every page of `hil web` over what hil itself stored: for whom it can be used, and on which screens."""
+"""Every `hil web` page over stored results: accessibility and screen sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PAGES = {
     "job that runs": "/job?name=1",
     "jobs that wait": "/job?name=2",
     "job that ended": "/job?name=3",
-    # What Perfetto's page says of itself may come when it is left already: the next one is a noisy one too.
+    # Messages of Perfetto's page may arrive after it closes: the next page is also a noisy one.
     "trace": "/trace?" + urlencode({"id": "profiled", "case": "digits_cnn"}),
     "what cannot be shown": "/session?id=nothing",
 }
@@ -48,7 +48,7 @@ PAGES = {
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """A server over a run that went wrong, one with a profile, a bisection and two runs of a suite; and a farm."""
+    """A server over a failing run, a profiled run, a bisection, two suite runs, and a farm."""
     root = tmp_path_factory.mktemp("stored")
     (root / "nets").mkdir()
     (root / "nets" / "digits_cnn.onnx").write_bytes(Path(DIGITS).read_bytes())
@@ -75,7 +75,7 @@ def address(tmp_path_factory):
         yield found
 
 
-# Perfetto's own page asks for what its policy does not let it have; and what cannot be shown is told with a 404.
+# Perfetto's page requests blocked resources, and missing content gives a 404.
 NOISY = ("trace", "what cannot be shown")
 SERIOUS = ("serious", "critical")
 OUTSIDE = """[...document.querySelectorAll('main *, header *')].filter(one => !one.closest('.scroll')
@@ -89,12 +89,12 @@ OUTSIDE = """[...document.querySelectorAll('main *, header *')].filter(one => !o
         pytest.param([(1280, True), (390, False)], id="wide and dark, narrow and light", marks=pytest.mark.slow),
     ],
 )
-def test_no_page_has_a_serious_barrier_and_none_needs_sideways_scrolling(address, screens):
-    # Several screens a test: what the server shows takes longer to make than to look at.
+def test_pages_are_accessible_and_fit_screen(address, screens):
+    # Several screens per test: the setup takes longer than the checks.
     found = {}
     for width, dark in screens:
         with Page(BROWSER, width=width, dark=dark) as page:
-            # Who may change something sees the most.
+            # A user with write access sees the most.
             page.open(f"{address}/?token={TOKEN}")
             for name, path in PAGES.items():
                 page.open(address + path)

@@ -1,4 +1,4 @@
-"""`hil publish` as it is typed, against a `hil web`: whole, cut off, gone on with, refused."""
+"""`hil publish` against `hil web`: complete, interrupted, resumed and rejected uploads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.commands import Ended
 from support.waiting import eventually
 from support.web import serving, write_record, write_run, write_suite
 
-from hil.controller.web import publisher
+from hil.controller.web import publisher, web_client
 from hil.errors import FarmUnreachable, UsageError
 
 TOKEN = "the token"
@@ -26,7 +26,7 @@ Hil = Callable[..., Ended]
 
 
 def stored(root: Path) -> Path:
-    """A matrix of two runs with a tensor, of which both have the same one."""
+    """A matrix of two runs that share one tensor."""
     matrix = root / "hil-runs" / "20260101-000000-both-aaaa"
     write_record(matrix / "matrix.json", {"schema": 1, "title": "both boards", "targets": []})
     for name, data in (("a", b"same" * 1000), ("b", b"same" * 1000), ("c", b"other")):
@@ -40,7 +40,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_matrix_is_published_with_its_runs(hil: Hil, tmp_path: Path) -> None:
+def test_publish_uploads_matrix_with_runs(hil: Hil, tmp_path: Path) -> None:
     matrix = stored(tmp_path)
     (tmp_path / "there").mkdir()
     with serving(tmp_path / "there", token=TOKEN) as address:
@@ -49,7 +49,7 @@ def test_a_matrix_is_published_with_its_runs(hil: Hil, tmp_path: Path) -> None:
         there = tmp_path / "there" / "published" / matrix.name
         assert contents(there) == {name: data for name, data in contents(matrix).items() if not name.endswith(".begun")}
         told = first.document
-        # Two of the seven files have the content of another one.
+        # Two of the seven files have the same content.
         assert (told["new"], told["files"], told["sent_files"], told["url"].startswith(address)) == (True, 7, 6, True)
         assert told["bytes"] - told["sent_bytes"] == 4000
         again = hil("publish", matrix, "--to", address, "--token", TOKEN, "--json").document
@@ -58,10 +58,10 @@ def test_a_matrix_is_published_with_its_runs(hil: Hil, tmp_path: Path) -> None:
         assert (other.document["sent_files"], other.document["files"]) == (0, 4)
         write_run(matrix, "a", [{"name": "another"}])
         refused = hil("publish", matrix, "--to", address, "--token", TOKEN)
-        assert refused.code == 2 and "another session" in refused.err and "--as" in refused.err
+        assert refused.code == 2 and "a different session" in refused.err and "--as" in refused.err
 
 
-def test_links_that_lead_elsewhere_and_pipes_are_left_out(hil: Hil, tmp_path: Path) -> None:
+def test_publish_skips_external_links_and_pipes(hil: Hil, tmp_path: Path) -> None:
     folder = write_suite(tmp_path, "suite", [{"id": "case"}])
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
@@ -72,7 +72,7 @@ def test_links_that_lead_elsewhere_and_pipes_are_left_out(hil: Hil, tmp_path: Pa
     with serving(tmp_path / "there", token=TOKEN) as address:
         done = hil("publish", folder, "--to", address, "--token", TOKEN)
     assert done.code == 0 and "secret" not in done.out
-    for text in ("link.txt: it is a link that leads elsewhere", "pipe: it is no plain file", "b: its name has"):
+    for text in ("link.txt: link outside the directory", "pipe: not a regular file", "b: unprintable character"):
         assert text in done.err
     there = tmp_path / "there" / "published" / "suite"
     assert sorted(contents(there)) == ["own.txt", "results.jsonl", "suite.json"]
@@ -81,7 +81,7 @@ def test_links_that_lead_elsewhere_and_pipes_are_left_out(hil: Hil, tmp_path: Pa
 
 @contextmanager
 def cutting(address: str, after: int) -> Iterator[str]:
-    """A way to the server that is cut once, after so many bytes went through, and then is there again."""
+    """Return the address of a proxy that cuts the connection once, after `after` bytes."""
     host, port = address.removeprefix("http://").split(":")
     listener = socket.create_server(("127.0.0.1", 0))
     left = [after]
@@ -125,18 +125,18 @@ def cutting(address: str, after: int) -> Iterator[str]:
             one.close()
 
 
-def test_a_connection_that_is_cut_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_resumes_after_cut_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "PIECE", 100_000)
     folder = write_run(tmp_path, "one", [{"name": "model"}])
     (folder / "large.npy").write_bytes(os.urandom(1_000_000))
     (tmp_path / "there").mkdir()
     there = serving(tmp_path / "there", token=TOKEN)
-    with there as address, cutting(address, 450_000) as way, publisher.Server(way, TOKEN) as server:
+    with there as address, cutting(address, 450_000) as way, publisher.Publisher(way, TOKEN) as server:
         found = server.publish(publisher.read_folder(folder))
     assert found.new and contents(tmp_path / "there" / "published" / "one") == contents(folder)
 
 
-def test_what_was_interrupted_is_gone_on_with(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_publish_resumes_after_interrupt(tmp_path: Path, environment: dict[str, str]) -> None:
     folder = write_run(tmp_path, "one", [{"name": "model"}])
     (folder / "large.npy").write_bytes(os.urandom(48 << 20))
     (tmp_path / "there").mkdir()
@@ -150,7 +150,7 @@ def test_what_was_interrupted_is_gone_on_with(tmp_path: Path, environment: dict[
         )
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        if process.returncode != 0:  # else it was faster than we are
+        if process.returncode != 0:  # otherwise the upload finished before the interrupt
             assert process.returncode == 130 and "Traceback" not in err, err
             assert not (tmp_path / "there" / "published" / "one").exists()
             done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60)
@@ -160,56 +160,57 @@ def test_what_was_interrupted_is_gone_on_with(tmp_path: Path, environment: dict[
     assert contents(tmp_path / "there" / "published" / "one") == contents(folder)
 
 
-def test_a_file_that_is_written_meanwhile_is_told(tmp_path: Path) -> None:
+def test_publish_reports_file_changed_during_upload(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "one")
     read = publisher.read_folder(folder)
     text = (folder / "run.json").read_text()
     (folder / "run.json").write_text(text.upper())
     (tmp_path / "there").mkdir()
-    with serving(tmp_path / "there", token=TOKEN) as address, publisher.Server(address, TOKEN) as server:
-        with pytest.raises(UsageError, match="not what its digest says"):
+    with serving(tmp_path / "there", token=TOKEN) as address, publisher.Publisher(address, TOKEN) as server:
+        with pytest.raises(UsageError, match="digest mismatch"):
             server.publish(read)
         (folder / "run.json").write_text(text[:-5])
-        with pytest.raises(UsageError, match="shorter"):
+        with pytest.raises(UsageError, match="truncated"):
             server.publish(read)
     assert not (tmp_path / "there" / "published" / "one").exists()
 
 
-def test_who_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "_TRIES", 2)
+def test_publish_reports_unreachable_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_client, "_TRIES", 2)
     folder = publisher.read_folder(write_run(tmp_path, "one"))
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # nobody listens there
-        with pytest.raises(FarmUnreachable, match="does not answer"):
-            publisher.Server(f"http://127.0.0.1:{bound.getsockname()[1]}", TOKEN).publish(folder)
+        bound.bind(("127.0.0.1", 0))  # no process listens on this port
+        with pytest.raises(FarmUnreachable, match="is not responding"):
+            publisher.Publisher(f"http://127.0.0.1:{bound.getsockname()[1]}", TOKEN).publish(folder)
 
 
-def test_a_server_that_says_yes_to_anything_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_rejects_response_of_unknown_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = publisher.read_folder(write_run(tmp_path, "one"))
-    monkeypatch.setattr(publisher.Server, "_ask_once", lambda *_: (200, {"error": "<!doctype html>"}))
-    with pytest.raises(UsageError, match="does not answer as a hil web does"):
-        publisher.Server("http://localhost:1", TOKEN).publish(folder)
+    answer = web_client.Answer(200, {"error": "<!doctype html>"})
+    monkeypatch.setattr(publisher.Publisher, "_ask_once", lambda *_: answer)
+    with pytest.raises(UsageError, match="unexpected response from"):
+        publisher.Publisher("http://localhost:1", TOKEN).publish(folder)
 
 
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (("--to", "http://localhost:1"), "needs its token"),
-        (("--to", "http://localhost:1", "--token", " "), "needs its token"),
+        (("--to", "http://localhost:1"), "token required to publish"),
+        (("--to", "http://localhost:1", "--token", " "), "token required to publish"),
         (("--to", "http://192.0.2.1:1", "--token", "x"), "unencrypted"),
-        (("--to", "ftp://x", "--token", "x"), "no address"),
-        (("--to", "http://[", "--token", "x"), "no address"),
-        (("--to", "http://localhost:99999999", "--token", "x"), "no address"),
+        (("--to", "ftp://x", "--token", "x"), "invalid URL"),
+        (("--to", "http://[", "--token", "x"), "invalid URL"),
+        (("--to", "http://localhost:99999999", "--token", "x"), "invalid URL"),
         (("--to", "http://localhost:1", "--token", "a\nb"), "printable"),
     ],
 )
-def test_what_is_typed_wrong_is_told(hil: Hil, tmp_path: Path, args: tuple[str, ...], text: str) -> None:
+def test_publish_rejects_invalid_arguments(hil: Hil, tmp_path: Path, args: tuple[str, ...], text: str) -> None:
     folder = write_run(tmp_path, "one")
     done = hil("publish", folder, *args)
     assert done.code == 2 and text in done.err
 
 
-def test_a_wrong_token_is_told(hil: Hil, tmp_path: Path) -> None:
+def test_publish_rejects_wrong_token_and_missing_directory(hil: Hil, tmp_path: Path) -> None:
     folder = write_run(tmp_path, "one")
     with serving(tmp_path, token=TOKEN) as address:
         done = hil("publish", folder, "--to", address, "--token", "other")

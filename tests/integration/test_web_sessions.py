@@ -1,4 +1,4 @@
-"""Sessions, a session and a case in a real Chromium: what is seen, beside what is stored."""
+"""Sessions, a session and a case in Chromium, compared with the stored records."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def query(page):
 NAMED = f"{ROWS} td.name a"
 
 
-def test_the_list_is_filtered_as_one_types_and_its_address_holds_the_filter(page, address):
+def test_session_list_filters_while_typing_and_from_url(page, address):
     page.open(address)
     assert page.texts(NAMED) == ["net.onnx", "digits", "models · iree"]
-    # Sessions of one name are told apart by their folders.
+    # The directory distinguishes sessions with the same name.
     assert page.texts(f"{ROWS} td.name code")[2] == "nightly"
     failing = sum(one["outcome"] != "PASS" for one in CASES)
     assert page.texts(f"{ROWS}:nth-child(3) td.number") == [str(len(CASES)), str(failing)]
@@ -97,7 +97,7 @@ def test_the_list_is_filtered_as_one_types_and_its_address_holds_the_filter(page
     assert page.texts(f"{ROWS} td:nth-last-child(2)") == ["main c0ffee"]
 
 
-def test_keys_lead_to_the_search_and_through_the_rows(page, address):
+def test_keys_focus_search_and_select_rows(page, address):
     page.open(address)
     page.press("/")
     assert page.run("document.activeElement.id") == "search"
@@ -113,7 +113,7 @@ def test_keys_lead_to_the_search_and_through_the_rows(page, address):
     page.wait("document.readyState === 'complete' && location.pathname === '/session'")
 
 
-def test_a_sessions_cases_are_ordered_filtered_and_paged_by_the_server(page, address):
+def test_session_page_sorts_filters_and_pages_cases(page, address):
     page.open(f"{address}/session?id=nightly")
     assert page.texts(NAMES_SEEN) == [one["id"] for one in CASES[:100]]
     counts = {word: sum(one["outcome"] == word for one in CASES) for word in ("PASS", "FAIL", "RUN_ERROR")}
@@ -132,7 +132,7 @@ def test_a_sessions_cases_are_ordered_filtered_and_paged_by_the_server(page, add
     assert page.texts("h1") == [f"{wanted[0]} FAIL"]
 
 
-def test_a_case_shows_its_record(page, address):
+def test_case_page_shows_stored_record(page, address):
     page.open(f"{address}/case?id=nightly&case=case+002")
     assert page.texts(".reason")[0] == "reason 2"
     assert page.texts("table tbody tr:first-child > *")[:4] == ["y", "1x4 float32", "0 of 4", f"{2 / 128:.3g}"]
@@ -142,7 +142,7 @@ def test_a_case_shows_its_record(page, address):
     assert json.loads(page.texts("details pre")[0])["device_p50_ns"] == CASES[2]["device_p50_ns"]
 
 
-def test_a_session_that_goes_on_is_brought_up_to_date_without_taking_the_focus(page, stored, address):
+def test_running_session_page_updates_without_losing_focus(page, stored, address):
     lines = (
         write_suite(stored, "live", CASES[:3], finished=None, ids=[one["id"] for one in CASES[:6]]) / "results.jsonl"
     )
@@ -158,7 +158,7 @@ def test_a_session_that_goes_on_is_brought_up_to_date_without_taking_the_focus(p
         file.write(json.dumps(CASES[3]) + "\n")
     page.wait(f"document.querySelectorAll('{ROWS}').length === 4")
     page.wait("document.activeElement.innerText === 'case 001'")
-    # While one writes in the filter nothing is taken away; it is brought up to date when one has left it.
+    # The page does not remove rows while the filter has the focus. It updates when the focus leaves.
     page.click("#cases input[type=search]")
     page.type("ca")
     with lines.open("a") as file:
@@ -170,23 +170,23 @@ def test_a_session_that_goes_on_is_brought_up_to_date_without_taking_the_focus(p
     assert page.run("document.body.dataset.mark") == "same page"
 
 
-def test_a_page_says_that_its_session_or_its_server_is_gone_until_it_is_back(page, tmp_path):
+def test_page_reports_missing_session_and_server(page, tmp_path):
     shown = write_run(tmp_path, "shown", [{"name": "digits"}])
     told = "document.getElementById('away').innerText"
     with serving(tmp_path) as address:
         page.open(f"{address}/case?id=shown&case=digits")
         page.wait("document.body.dataset.generation !== ''")
         moved = shown.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
-        page.wait(f"{told}.includes(\"there is no session 'shown'\")")
+        page.wait(f"{told}.includes(\"session 'shown' not found\")")
         assert page.texts("h1") == ["digits PASS"]
         moved.rename(shown)
         page.wait(f"{told} === ''")
-    page.wait(f"{told}.includes('does not answer')")
+    page.wait(f"{told}.includes('is not responding')")
     with serving(tmp_path, port=urlsplit(address).port):
         page.wait(f"{told} === ''")
 
 
-def test_a_bisection_has_its_own_columns(page, address):
+def test_bisection_page_shows_bisection_columns(page, address):
     page.open(f"{address}/session?id=found")
     assert page.texts(f"{ROWS} td")[1:5] == ["conv", "Conv", "FAIL", "0.5"]
     page.click(f"{ROWS} a")
@@ -195,7 +195,7 @@ def test_a_bisection_has_its_own_columns(page, address):
 
 
 @pytest.mark.parametrize("path", ["/", "/session?id=nightly", "/session?id=found", "/case?id=nightly&case=case+002"])
-def test_a_telephone_needs_no_scrolling_sideways(page, address, path):
+def test_pages_fit_phone_screen(page, address, path):
     page.resize(390, 800)
     page.open(f"{address}{path}")
     assert page.run("document.documentElement.scrollWidth") <= 390

@@ -1,4 +1,4 @@
-"""Saved pages in Chromium, opened from the disk: they show what the page showed, and ask nobody."""
+"""Saved pages in Chromium, opened from disk: same content as the page, without requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -20,12 +20,14 @@ from hil.controller.analysis.profile.store import write_profile
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser on PATH: {', '.join(NAMES)}")
 TEXT = "document.querySelector('main').innerText"
-# What a page offers to mark is left out of a saved one.
+# Saved pages omit the page's selection controls.
 CELLS = "[...document.querySelectorAll('main td')].filter(one => !one.querySelector('input')).map(one => one.innerText)"
 HEADINGS = "[...document.querySelectorAll('h1, pre')].map(one => one.textContent)"
 PICTURES = "[...document.images].map(one => one.naturalWidth)"
 CHARTS = "document.querySelectorAll('.uplot').length"
 SHOWN = (CELLS, HEADINGS, PICTURES, CHARTS)
+# The token of a farm viewer.
+TOKEN = "v"
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
@@ -60,14 +62,16 @@ def address(root: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
+def page(address: str) -> Iterator[Page]:
     with Page(str(BROWSER)) as page:
+        page.open(f"{address}/?token={TOKEN}")
         yield page
 
 
 def saved(address: str, path: str, folder: Path) -> Path:
-    """The file of a page, as its link gives it."""
-    with urlopen(f"{address}/share?{urlencode({'page': path})}") as answer:
+    """Save the file that the page's link returns."""
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    with urlopen(Request(f"{address}/share?{urlencode({'page': path})}", headers=bearer)) as answer:
         (folder / "saved.html").write_bytes(answer.read())
     return folder / "saved.html"
 
@@ -90,14 +94,14 @@ def saved(address: str, path: str, folder: Path) -> Path:
         "/job?name=3",
     ],
 )
-def test_it_shows_the_same_asks_nobody_and_complains_of_nothing(address, page, tmp_path, path):
+def test_saved_page_shows_same_content_without_requests(address, page, tmp_path, path):
     page.open(address + path)
-    # What a job has printed comes a moment later than its page.
+    # Job output arrives after the page.
     page.wait("(document.querySelector('#log')?.textContent ?? 'two').includes('two')")
     shown = [page.run(what) for what in SHOWN]
     assert shown[1]
     file = saved(address, path, tmp_path)
-    # What the page itself still asks for is not the saved one's doing.
+    # Requests of the live page do not count for the saved page.
     page.call("Page.navigate", url="about:blank")
     page.wait("location.href === 'about:blank'")
     page.requests.clear()
@@ -105,27 +109,27 @@ def test_it_shows_the_same_asks_nobody_and_complains_of_nothing(address, page, t
     page.open(file.as_uri())
     assert [page.run(what) for what in SHOWN] == shown
     assert page.run("getComputedStyle(document.querySelector('main')).paddingLeft") == "16px", "its style is in it"
-    # What the page before had begun to ask for is told late.
+    # Requests started by the previous page are reported late.
     asked = {one for one in page.requests if not one.startswith(("data:", "about:", f"{address}/perfetto/"))}
     assert asked == {file.as_uri()}
     assert page.troubles == []
     assert page.run("document.querySelectorAll('a[href^=\"/\"], form[action], iframe').length") == 0
 
 
-def test_the_whole_table_is_in_it_as_it_is_stored(root, address, page, tmp_path):
+def test_saved_page_contains_every_table_row(root, address, page, tmp_path):
     page.open(saved(address, "/session?id=nightly", tmp_path).as_uri())
     stored = [json.loads(line) for line in (root / "nightly" / "results.jsonl").read_text().splitlines()]
     rows = page.run(
         "[...document.querySelectorAll('table.rows tbody tr')].map(r => [...r.cells].map(c => c.innerText))"
     )
     assert [row[1] for row in rows] == [one["id"] for one in stored]
-    # A column in which all are alike is left out: which one it is, its heading says.
+    # Columns with a single value are omitted, so find the column by its heading.
     time = page.texts("table.rows thead th").index("Device time")
     assert [row[time] for row in rows] == [f"{one['device_p50_ns'] / 1000:.3g} us" for one in stored]
     assert {row[2] for row in rows} == {HOSTILE}
 
 
-def test_the_link_saves_the_view_that_is_shown_now(address, page):
+def test_save_link_uses_current_view(address, page):
     page.open(f"{address}/")
     page.run("hil.address('/?q=nightly')")
     page.run("document.querySelector('a.save').addEventListener('click', event => event.preventDefault())")
@@ -133,8 +137,8 @@ def test_the_link_saves_the_view_that_is_shown_now(address, page):
     assert page.run("document.querySelector('a.save').getAttribute('href')") == "/share?page=%2F%3Fq%3Dnightly"
 
 
-def test_data_that_a_script_fetches_is_in_it_and_what_is_not_is_refused(address, page, tmp_path):
-    # The page's own script asks for what `data-src` names: here by hand, of a page that has none.
+def test_saved_page_serves_embedded_data_only(address, page, tmp_path):
+    # The page script fetches what `data-src` names. This page has no such element, so the test calls it.
     text = saved(address, "/", tmp_path).read_text()
     held = '<script type="application/json" data-url="/api/x">{"a": [1, "\\u003c/script>"]}</script>'
     raw = '<script type="text/plain" data-type="image/png" data-url="/api/y">AAEC</script>'
@@ -149,7 +153,7 @@ def test_data_that_a_script_fetches_is_in_it_and_what_is_not_is_refused(address,
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_narrow_window_shows_it_without_scrolling_sideways(address, tmp_path, dark):
+def test_saved_page_fits_narrow_window(address, tmp_path, dark):
     with Page(str(BROWSER), width=390, dark=dark) as narrow:
         narrow.open(saved(address, "/tensors?id=one&case=model&kind=outputs&output=y", tmp_path).as_uri())
         assert narrow.run("document.documentElement.scrollWidth") == 390

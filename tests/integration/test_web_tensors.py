@@ -1,4 +1,4 @@
-"""The pages of tensors in a real browser, beside what numpy says of the stored files."""
+"""Tensor pages in a browser, compared with numpy on the stored files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installe
 SIDE, CELLS = 5000, 320
 WRONG = (3141, 2718)
 EQUAL = [0xD9, 0xD9, 0xD9]
-# The pixels of a map that are not of the colour of equal elements: [[row, column], ...].
+# The pixels of a map whose color differs from that of equal elements: [[row, column], ...].
 DIFFERENT = """(() => {
   const image = document.querySelector("#map-difference img"), canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
@@ -45,7 +45,7 @@ ALL = f"{SETTLED} && {DRAWN} && !document.querySelector('.later')"
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tensors of 100 MB that differ in one element, as a stored run."""
+    """Two 100 MB tensors that differ in one element, as a stored run."""
     root = tmp_path_factory.mktemp("large")
     wanted = np.random.default_rng(0).standard_normal((SIDE, SIDE), dtype=np.float32)
     got = wanted.copy()
@@ -56,7 +56,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tensor of four axes that is wrong in a block, and its input."""
+    """A four-axis tensor that is wrong in a block, and its input."""
     root = tmp_path_factory.mktemp("small")
     wanted = np.random.default_rng(1).standard_normal((2, 3, 20, 30)).astype(np.float32) + 4
     got = wanted.copy()
@@ -74,7 +74,7 @@ def page() -> Iterator[Page]:
 
 @pytest.fixture(autouse=True)
 def quiet(page: Page) -> Iterator[None]:
-    """A page's console tells of no trouble, and it asks nobody else."""
+    """Assert that the page has no console errors and no external requests."""
     page.troubles.clear()
     page.requests.clear()
     yield
@@ -83,17 +83,17 @@ def quiet(page: Page) -> Iterator[None]:
 
 
 def stored(root: Path, kind: str) -> np.ndarray:
-    """What a file of the run holds."""
+    """Load a stored tensor of the run."""
     return np.load(root / "run" / "model" / kind / "0.npy")
 
 
 def cell_of(place: int, total: int) -> int:
-    """The cell that a row or column belongs to: the cells share them out evenly."""
+    """Return the cell of a row or column. Cells divide the axis evenly."""
     cells = min(total, CELLS)
     return next(cell for cell in range(cells) if total * cell // cells <= place < total * (cell + 1) // cells)
 
 
-def test_one_wrong_element_of_100_mb_is_seen(large: Path, page: Page, capsys: Any) -> None:
+def test_tensor_page_shows_single_wrong_element_of_100_mb(large: Path, page: Page, capsys: Any) -> None:
     with serving(large) as address:
         start = time.monotonic()
         page.open(f"{address}/tensors?id=run&case=model&kind=outputs&output=logits")
@@ -111,7 +111,7 @@ def test_one_wrong_element_of_100_mb_is_seen(large: Path, page: Page, capsys: An
         assert page.texts("#mismatches") == [f"1 of {SIDE * SIDE}"]
         counted = page.texts("#charts tbody tr")[0].split("\t")
         assert counted[1] == str(SIDE * SIDE) and float(counted[6]) == pytest.approx(float(got.max()), rel=1e-2)
-        # What came is less than a hundredth of the tensors.
+        # The page transferred less than a hundredth of the tensors.
         sizes = "performance.getEntriesByType('%s').reduce((sum, one) => sum + one.transferSize, 0)"
         assert page.run(f"{sizes % 'resource'} + {sizes % 'navigation'}") < 2 * got.nbytes / 100
 
@@ -127,7 +127,7 @@ def test_one_wrong_element_of_100_mb_is_seen(large: Path, page: Page, capsys: An
         assert [np.float32(value) for value in values] == [got[WRONG], wanted[WRONG]]
 
 
-def test_a_slice_is_chosen_and_stands_in_the_address(small: Path, page: Page) -> None:
+def test_slice_selection_updates_url(small: Path, page: Page) -> None:
     got, wanted = stored(small, "outputs"), stored(small, "reference-0")
     with serving(small) as address:
         page.open(f"{address}/tensors?id=run&case=model&output=conv")
@@ -150,12 +150,12 @@ def test_a_slice_is_chosen_and_stands_in_the_address(small: Path, page: Page) ->
 
 
 def choose(page: Page, name: str, value: str) -> None:
-    """Set a field of the form, as a person does."""
+    """Set a form field as a user does."""
     field = f"document.getElementById('{name}')"
     page.run(f"{field}.value = '{value}'; {field}.dispatchEvent(new Event('change', {{bubbles: true}}))")
 
 
-def test_a_slider_changes_the_tolerance_and_the_server_judges(small: Path, page: Page) -> None:
+def test_tolerance_slider_updates_verdict(small: Path, page: Page) -> None:
     got, wanted = (stored(small, kind).astype(np.float64) for kind in ("outputs", "reference-0"))
     with serving(small) as address:
         page.open(f"{address}/tensors?id=run&case=model&output=conv")
@@ -175,11 +175,11 @@ def test_a_slider_changes_the_tolerance_and_the_server_judges(small: Path, page:
         page.run(slide % (np.log10(0.02), "rtol-slider"))
         page.wait("document.getElementById('mismatches').textContent === '0 of 3600'")
         assert "PASS" in page.texts("#judged")[0]
-        # The record's own verdict stands beside.
+        # The verdict of the record is also shown.
         assert page.texts(".statistics tr:last-child td") == ["PASS", "FAIL"]
 
 
-def test_the_keyboard_reads_values_and_looks_closer(small: Path, page: Page) -> None:
+def test_keys_read_values_and_zoom(small: Path, page: Page) -> None:
     got, wanted = stored(small, "outputs"), stored(small, "reference-0")
     with serving(small) as address:
         page.open(f"{address}/tensors?id=run&case=model&output=conv&rows=2&columns=3&i0=1&i1=2")
@@ -193,7 +193,7 @@ def test_the_keyboard_reads_values_and_looks_closer(small: Path, page: Page) -> 
         assert values == [got[1, 2, 4, 11], wanted[1, 2, 4, 11]]
         page.press("Enter")
         page.wait("new URLSearchParams(location.search).get('mark') === '1,2,4,11'")
-        # Whoever looked closer is in the same map still, at that element.
+        # After zooming, the focus stays in the same map, at that element.
         page.wait(f"{ALL} && document.activeElement.closest('figure')?.id === 'map-difference'")
         page.press("ArrowRight")
         page.wait("document.getElementById('cell').textContent.startsWith('[1, 2, 4, 12]')")
@@ -201,7 +201,7 @@ def test_the_keyboard_reads_values_and_looks_closer(small: Path, page: Page) -> 
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_nothing_is_wider_than_the_window(small: Path, width: int, dark: bool) -> None:
+def test_tensor_page_fits_window(small: Path, width: int, dark: bool) -> None:
     assert BROWSER is not None
     with serving(small) as address, Page(BROWSER, width=width, dark=dark) as page:
         for query in ("output=conv", "kind=inputs&output=image", "output=conv&rows=2&columns=3"):
@@ -215,7 +215,7 @@ def test_nothing_is_wider_than_the_window(small: Path, width: int, dark: bool) -
         assert page.troubles == []
 
 
-def test_two_files_open_the_same_page(small: Path, page: Page) -> None:
+def test_web_diff_opens_tensor_page_for_two_files(small: Path, page: Page) -> None:
     files = [str(small / "run" / "model" / kind / "0.npy") for kind in ("outputs", "reference-0")]
     command = [sys.executable, "-m", "hil", "web", "diff", *files, "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -232,7 +232,7 @@ def test_two_files_open_the_same_page(small: Path, page: Page) -> None:
         assert process.wait(60) == 130
 
 
-def test_hil_web_diff_refuses_what_is_no_tensor(tmp_path: Path) -> None:
+def test_web_diff_rejects_invalid_tensor_file(tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     file.write_text("no tensor")
     command = [sys.executable, "-m", "hil", "web", "diff", str(file), str(file), "--no-browser"]

@@ -1,4 +1,4 @@
-"""The pages of traces in Chromium: Perfetto's UI has the slices of stored profiles, of one and of two."""
+"""Trace pages in Chromium: the Perfetto UI shows the slices of one or two stored profiles."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def address(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 
 
 def rows_inside(page: Page, sql: str) -> list[list[str]]:
-    """What the engine in the page gives for a query, each value as a text."""
+    """Return the query results of the page's engine as strings."""
     script = (
         f"{UI}.app.trace.engine.query({sql!r}).then(found => {{ const rows = []; const columns = found.columns();"
         " for (const row = found.iter({}); row.valid(); row.next())"
@@ -52,7 +52,7 @@ def rows_inside(page: Page, sql: str) -> list[list[str]]:
 
 
 def own(folder: Path, name: str) -> list[int]:
-    """The own times of the rows of some nodes, from the stored table."""
+    """Return the self times of a node's rows, from the stored table."""
     return [ns for row, ns in own_times(read_profile(folder).rows) if ", ".join(row.onnx_nodes) == name]
 
 
@@ -65,12 +65,12 @@ def operations(process: str) -> str:
 
 
 def told(page: Page, address: str) -> list[Any]:
-    """What the console told of that is not the UI's own try to reach Google or a trace processor of this machine."""
+    """Return console messages, without the UI's attempts to reach Google or a local trace processor."""
     own_tries = ("is_internal_user", "127.0.0.1:9001", "navigate-to")
     return [one for one in page.troubles if not any(text in one for text in own_tries)]
 
 
-def test_a_stored_trace_is_drawn_beside_the_table_of_its_operations(root, address):
+def test_trace_page_shows_timeline_and_operation_table(root, address):
     folder = root / "profiles" / "monday"
     with Page(str(BROWSER)) as page:
         page.open(f"{address}/traces")
@@ -80,10 +80,10 @@ def test_a_stored_trace_is_drawn_beside_the_table_of_its_operations(root, addres
         slices = rows_inside(page, operations("board: sim"))
         assert [(int(duration), name) for _, duration, name in slices] == [(row.duration_ns, row.op) for row in rows]
         assert rows_inside(page, "select count() from stats where severity = 'error' and value > 0") == [["0"]]
-        # The table sorts, and has what the stored rows sum up to.
+        # The table sorts and matches the sums of the stored rows.
         page.click(".tabs a[href*='by=node']")
         page.wait("location.search.includes('by=node') && document.readyState === 'complete'")
-        # The timeline above may still grow: a click at a place could miss.
+        # The timeline above may still grow, so a click at fixed coordinates could miss.
         page.run("document.querySelector(\"th a[href*='order=-mean']\").click()")
         page.wait("location.search.includes('order=-mean') && document.readyState === 'complete'")
         first = page.texts("#operations tbody tr:first-child > *")
@@ -93,12 +93,12 @@ def test_a_stored_trace_is_drawn_beside_the_table_of_its_operations(root, addres
         foreign = {one for one in page.requests if not one.startswith((address, "data:", "blob:", "about:"))}
         assert all("is_internal_user" in one or ":9001" in one for one in foreign), foreign
         assert told(page, address) == []
-        # Nothing of it stays in the browser.
+        # The browser stores no copy.
         assert page.run(f"{UI}.navigator.serviceWorker.getRegistrations().then(found => found.length)") == 0
         assert page.run("caches.keys()") == []
 
 
-def test_two_are_on_one_clock_and_the_table_says_what_changed(root, address):
+def test_two_traces_share_clock_and_table_shows_changes(root, address):
     with Page(str(BROWSER)) as page:
         page.open(f"{address}/traces")
         page.click("input[name=a][value$=monday]")
@@ -109,9 +109,9 @@ def test_two_are_on_one_clock_and_the_table_says_what_changed(root, address):
         for letter, name in (("A", "monday"), ("B", "tuesday")):
             rows = read_profile(root / "profiles" / name).rows
             assert [(int(one[1]), one[2]) for one in sides[letter]] == [(row.duration_ns, row.op) for row in rows]
-        # Both start with their first event, which is as long before the first operation in both.
+        # Both sides start with their first event, at the same distance before the first operation.
         assert sides["A"][0][0] == sides["B"][0][0]
-        # It opens on a profiled iteration of each, whose operations are wide enough to be seen, and not on a timed one.
+        # The view opens on a profiled iteration of each side, with wide operations, and not on a timed one.
         window = f"{UI}.app.trace.timeline.visibleWindow.toTimeSpan()"
         start, end = (int(page.run(f"String({window}.{edge})")) for edge in ("start", "end"))
         for letter in "AB":
@@ -129,7 +129,7 @@ ROWS = "[...document.querySelectorAll('tbody tr')].map(row => [...row.cells].map
     "path", ["/traces", "/trace?profile=0/profiles/monday", "/trace?a=0/profiles/monday&b=0/profiles/tuesday"]
 )
 @pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_narrow_window_shows_it_without_scrolling_sideways(address, path, dark):
+def test_trace_pages_fit_narrow_window(address, path, dark):
     with Page(str(BROWSER), width=390, dark=dark) as page:
         page.open(address + path)
         assert page.run("document.documentElement.scrollWidth") == 390

@@ -1,4 +1,4 @@
-"""A program that crashes, hangs or is killed is reported, and the very next run on the same agent passes."""
+"""The agent reports a program that crashes, hangs or is killed, and the next run passes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def run_once(client, add: Program, timeout: float = 30):
 
 
 def passes_by_now(client, add: Program) -> bool:
-    """Whether it passes; until the agent has heard of a death it may crash."""
+    """Return whether the program passes. Until the agent notices the death, it may crash or fail to open its device."""
     try:
         return passes(client, add)
-    except errors.RunCrashed:
+    except (errors.RunCrashed, errors.BoardUnfit):
         return False
 
 
@@ -50,13 +50,12 @@ def passes(client, add: Program) -> bool:
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGKILL", "SIGABRT", "SIGBUS"])
 @pytest.mark.parametrize("at", ["run", "load"])
-def test_a_worker_that_dies_of_a_signal_is_reported_and_the_next_run_passes(
-    start_agent, open_client, add_programs, name, at
-):
+def test_worker_killed_by_signal_reports_and_next_run_passes(start_agent, open_client, add_programs, name, at):
     client = open_client(start_agent("--fault", f"crash:signal={name},at={at},times=1", module="hil.sim"))
     with pytest.raises(errors.RunCrashed, match=f"killed by {name} during {at}") as caught:
         run_once(client, add_programs["iree"])
     assert f"simulated {name}" in caught.value.detail
+    assert (caught.value.code is errors.ErrorCode.ILLEGAL_INSTRUCTION) == (name == "SIGILL")
     if name == "SIGSEGV":
         assert "Segmentation fault" in caught.value.detail
     assert passes(client, add_programs["iree"])
@@ -64,9 +63,7 @@ def test_a_worker_that_dies_of_a_signal_is_reported_and_the_next_run_passes(
 
 @pytest.mark.daily
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
-def test_a_worker_that_hangs_is_ended_at_its_limit_and_the_next_run_passes(
-    start_agent, open_client, add_programs, runtime
-):
+def test_hung_worker_stops_at_timeout_and_next_run_passes(start_agent, open_client, add_programs, runtime):
     client = open_client(start_agent("--fault", "hang:times=1", module="hil.sim"))
     start = time.monotonic()
     with pytest.raises(errors.StageTimeout, match="limit of 2 s") as caught:
@@ -76,7 +73,7 @@ def test_a_worker_that_hangs_is_ended_at_its_limit_and_the_next_run_passes(
     assert passes(client, add_programs[runtime])
 
 
-def test_a_worker_killed_from_outside_in_the_middle_of_a_run(start_agent, open_client, add_programs):
+def test_externally_killed_worker_reports_run_crash(start_agent, open_client, add_programs):
     add = add_programs["onnxruntime"]
     client = open_client(start_agent())
     add.push(client)
@@ -84,11 +81,11 @@ def test_a_worker_killed_from_outside_in_the_middle_of_a_run(start_agent, open_c
     threading.Timer(0.3, os.kill, (loaded.worker_pid, signal.SIGKILL)).start()
     with pytest.raises(errors.RunCrashed, match="SIGKILL") as caught:
         client.invoke(loaded.program_id, INPUTS, iterations=1_000_000, timeout=30)
-    assert "out of memory" in caught.value.hint
+    assert "dmesg" in caught.value.hint
     assert passes(client, add)
 
 
-def test_a_session_that_ends_takes_its_workers_along(start_agent, open_client, add_programs):
+def test_closing_session_stops_workers(start_agent, open_client, add_programs):
     client = open_client(start_agent())
     add_programs["iree"].push(client)
     pid = add_programs["iree"].load(client).worker_pid
@@ -97,9 +94,7 @@ def test_a_session_that_ends_takes_its_workers_along(start_agent, open_client, a
     eventually(lambda: not alive(pid))
 
 
-def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_connection(
-    tmp_path, add_programs, monkeypatch
-):
+def test_call_without_inputs_frees_program_on_disconnect(tmp_path, add_programs, monkeypatch):
     monkeypatch.setattr(programs, "_LET_GO_S", 0.1)
     agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
     first, second = (AgentClient(Target(agent.address), "test") for _ in range(2))
@@ -115,7 +110,7 @@ def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_con
         )
         never.put(pb.InvokeRequest(start=start))
         call = stub_of(first).Invoke(iter(never.get, None), metadata=metadata_of(first))
-        time.sleep(0.5)  # until the agent waits for the rest
+        time.sleep(0.5)  # until the agent waits for the remaining inputs
         second.open_session("test", fence=fence + 1, on_wait=print)
         eventually(lambda: not alive(loaded.worker_pid))
         held = tmp_path / "store/programs"
@@ -128,7 +123,7 @@ def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_con
         agent.stop()
 
 
-def test_a_load_ends_with_its_session_before_the_next_one_begins(tmp_path, start_agent, open_client, add_programs):
+def test_session_end_stops_load_before_next_session(tmp_path, start_agent, open_client, add_programs):
     address = start_agent("--fault", "hang:at=load,times=1", module="hil.sim")
     add, client = add_programs["onnxruntime"], open_client(address)
     add.push(client)
@@ -136,7 +131,7 @@ def test_a_load_ends_with_its_session_before_the_next_one_begins(tmp_path, start
         load = threads.submit(add.load, client)
         journal = tmp_path / "store-0/journal.jsonl"
         eventually(lambda: "load begins" in whats(journal))
-        time.sleep(0.3)  # until it has a worker
+        time.sleep(0.3)  # until the load has a worker
         client.close_session()
         with pytest.raises(errors.SessionEnded):
             load.result(timeout=30)
@@ -145,30 +140,30 @@ def test_a_load_ends_with_its_session_before_the_next_one_begins(tmp_path, start
     assert noted.index("load ended") < noted.index("session ended")
 
 
-def test_a_runs_end_is_noted_before_its_sessions(tmp_path, start_agent, open_client, add_programs):
+def test_journal_records_run_end_before_session_end(tmp_path, start_agent, open_client, add_programs):
     address, add = start_agent(), add_programs["iree"]
     for _ in range(5):
         client = open_client(address)
         assert passes(client, add)
-        client.close()  # at once: the agent may not have noted yet that the run has ended
+        client.close()  # immediately: the agent may not have logged the end of the run
     noted = whats(tmp_path / "store-0/journal.jsonl")
     runs = ["session opened", "load begins", "load ended", "invoke begins", "invoke ended", "session ended"]
     assert [what for what in noted if what in runs] == runs * 5
 
 
-def test_programs_are_loaded_after_what_starts_their_workers_was_killed(start_agent, open_client, add_programs):
+def test_agent_loads_programs_after_worker_forker_was_killed(start_agent, open_client, add_programs):
     add, client = add_programs["onnxruntime"], open_client(start_agent())
     add.push(client)
     forker = parent_of(add.load(client).worker_pid)
     add.load(client)
-    # The worker that is made ready for the next program goes with it.
+    # The worker prepared for the next program dies with the forker.
     eventually(lambda: len(children_of(forker)) == 3)
     os.kill(forker, signal.SIGKILL)
     eventually(lambda: not alive(forker))
     eventually(lambda: passes_by_now(client, add))
 
 
-def test_an_agent_that_is_killed_takes_its_workers_along(start_agent, open_client, add_programs):
+def test_killed_agent_stops_workers(start_agent, open_client, add_programs):
     address = start_agent()
     client = open_client(address)
     add_programs["iree"].push(client)

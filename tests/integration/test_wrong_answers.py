@@ -1,5 +1,5 @@
-"""One promise for every workload: under the defaults no answer that is negated, doubled, zeroed or permuted passes, at
-any scale, and the right answer does."""
+"""With default settings, every workload rejects negated, doubled, zeroed or permuted outputs at any scale, and accepts
+the right output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hil.testing import ModuleCall, Trace
 
 POWERS = (-12, -10, -3, 0, 6, 12)
 VECTOR = TensorSpec("x", "float32", (16,))
-# The right answer is off by one unit of rounding here and there, as another machine's is.
+# The right output is off by one unit of rounding in places, as on a different machine.
 ANSWERS: dict[str, Callable[[Array], Array]] = {
     "right": lambda y: np.where(np.arange(y.size) % 3, y, np.nextafter(y, np.float32(np.inf))),
     "negated": lambda y: -y,
@@ -52,7 +52,7 @@ RIGHT = {name for name in CASES if name.startswith("right")}
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Path:
-    """y = x + x for ONNX Runtime, and a case for each answer that is expected of it."""
+    """y = x + x for ONNX Runtime, with one case for each expected output."""
     folder = tmp_path_factory.mktemp("bundle")
     value = (TensorProto.FLOAT, [16])
     model = save_model(
@@ -66,13 +66,13 @@ def bundle(tmp_path_factory) -> Path:
 
 
 def passed(outcomes: dict[str, str]) -> set[str]:
-    """The names of those that passed; every case has to be there."""
+    """Return the names of the passing cases. Assert that every case is present."""
     found = {name for name in CASES for told in outcomes if told.endswith(name)}
     assert found == set(CASES) and len(outcomes) == len(CASES), sorted(set(CASES) - found)
     return {name for name in CASES for told, outcome in outcomes.items() if told.endswith(name) and outcome == "PASS"}
 
 
-def test_run(bundle, simulator, environment, monkeypatch):
+def test_run_rejects_wrong_outputs(bundle, simulator, environment, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", environment["HIL_CACHE_DIR"])
     found = {}
     with library.connect(simulator) as board:
@@ -85,20 +85,20 @@ def test_run(bundle, simulator, environment, monkeypatch):
     assert passed(found) == RIGHT
 
 
-def test_bundle(hil: Callable[..., Ended], bundle, simulator):
+def test_bundle_run_rejects_wrong_outputs(hil: Callable[..., Ended], bundle, simulator):
     ended = hil("bundle", "run", bundle, "--board", simulator, "--json")
     assert ended.code == 1
     assert passed({case["name"]: case["outcome"] for case in ended.document["cases"]}) == RIGHT
 
 
-def test_a_board_that_judges_itself(bundle):
+def test_agent_verify_rejects_wrong_outputs(bundle):
     command = [sys.executable, "-m", "hil.agent", "verify", str(bundle), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1, done.stderr
     assert passed({case["case"]: case["outcome"] for case in json.loads(done.stdout)["cases"]}) == RIGHT
 
 
-def test_suite(hil, bundle, simulator, tmp_path):
+def test_suite_rejects_wrong_outputs(hil, bundle, simulator, tmp_path):
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "twice.hilb").symlink_to(bundle)
     ended = hil("suite", "run", tmp_path / "nets", "--flow", "onnxruntime", "--board", simulator, "--json")
@@ -106,14 +106,14 @@ def test_suite(hil, bundle, simulator, tmp_path):
     assert passed({case["id"]: case["outcome"] for case in ended.document["cases"]}) == RIGHT
 
 
-def test_pytest(bundle, tmp_path, environment):
+def test_pytest_plugin_rejects_wrong_outputs(bundle, tmp_path, environment):
     project = Project(tmp_path / "project", environment).set_up(bundle)
     tested = project.test("--hil-flow=onnxruntime", "--runtime-hw-type=sim")
     ended = {name.removesuffix("-sim"): "PASS" if word == "passed" else word for name, word in tested.outcomes.items()}
     assert passed(ended) == RIGHT
 
 
-def test_trace():
+def test_compare_traces_rejects_wrong_outputs():
     found = {}
     for name, (x, y) in CASES.items():
         traces = [
@@ -124,7 +124,7 @@ def test_trace():
     assert passed(found) == RIGHT
 
 
-def test_study():
+def test_study_rejects_wrong_outputs():
     found = {}
     for name, (x, y) in CASES.items():
         row = Row(Experiment("e", "", "", Path()), "iree", [])
@@ -140,7 +140,7 @@ WEIGHTS = np.random.default_rng(3).standard_normal((8, 6)).astype(np.float32)
 
 
 def layered(path: Path, weights: Array) -> Path:
-    """Two layers, the second one's answers as small as its weights."""
+    """Save a model of two layers. The outputs of the second scale with its weights."""
     first = numpy_helper.from_array(np.abs(WEIGHTS.T), "first")
     second = numpy_helper.from_array(weights.astype(np.float32), "second")
     nodes = [
@@ -154,7 +154,7 @@ def layered(path: Path, weights: Array) -> Path:
 @pytest.mark.parametrize(
     ("what", "scale"), [("right", 1e-10), ("negated", 1e-12), ("doubled", 1e12), ("zeroed", 1e-10), ("permuted", 1e-10)]
 )
-def test_bisect(hil, simulator, tmp_path, what, scale):
+def test_bisect_finds_wrong_layer_at_any_scale(hil, simulator, tmp_path, what, scale):
     weights = WEIGHTS * np.float32(scale)
     wrong = {"right": weights, "permuted": weights[:, ::-1].copy()}.get(what)
     if wrong is None:

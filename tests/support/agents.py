@@ -9,7 +9,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,10 +93,12 @@ def add(request: pytest.FixtureRequest, add_programs: dict[str, Program]) -> Pro
     return add_programs[request.param]
 
 
-def start_process(module: str, listen: str, store: Path, *more: str) -> tuple[subprocess.Popen[bytes], str]:
+def start_process(
+    module: str, listen: str, store: Path, *more: str, environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], str]:
     """Start an agent or simulator as a process of its own; returns it and its address."""
     command = [sys.executable, "-m", module, "--listen", listen, "--store", str(store), "--lifeline", *more]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, f"{module} did not start"

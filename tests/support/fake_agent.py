@@ -60,6 +60,7 @@ class FakeAgent:
     end_in_run: str = ""
     spoil_outputs: bool = False
     pace_s: float = 0.0
+    protocol: int = wire.PROTOCOL
 
     def __enter__(self) -> FakeAgent:
         self.start()
@@ -102,7 +103,7 @@ class FakeAgent:
             board_id="b",
             name="fake",
             agent_version="1",
-            protocol=wire.PROTOCOL,
+            protocol=self.protocol,
             machine=pb.Machine(hostname="fake", system="Linux", arch="x86_64", boot_id="first"),
             runtimes=[pb.Runtime(name=RUNTIME, version="9.9", profile_tool=self.profile_tool)],
             clock_ns=clock.now_ns(),

@@ -37,6 +37,7 @@ from hil.controller.farm.rpc import (
 from hil.protocol import grpc_calls, wire, wire_errors
 from hil.protocol.v1 import farm_pb2 as pb
 from support.agents import start_process, stop_process
+from support.fake_farm_client import job
 
 CONFIG = """
 [board]
@@ -190,7 +191,7 @@ class FakeFarm:
                 if lease.given_back and not lease.over:
                     for board in self.boards.values():
                         board.lease = None if board.lease is lease else board.lease
-                    lease.over = "given back"
+                    lease.over = "released"
                     self.changed.notify_all()
                     return
                 has = bool(lease.board) or self._take(lease)
@@ -217,10 +218,9 @@ class FakeFarm:
     def ask(self, request: pb.AskRequest, context: grpc.ServicerContext) -> pb.Answer:
         """The queue, and before it three jobs of somebody else's."""
         assert request.WhichOneof("question") == "jobs" and list(request.jobs.state) == ["queued"]
-        others = [{"submission": -number, "priority": "normal"} for number in range(3)]
-        later = {"submission": 1000, "priority": "normal"}
-        queued = [self._job(lease) for lease in self.leases if not lease.board and not lease.over]
-        return pb.Answer(answer=json_message([*others, *queued, later]))
+        others = [job("1", submission=-number) for number in range(3)]
+        queued = [job(**self._job(lease)) for lease in self.leases if not lease.board and not lease.over]
+        return pb.Answer(answer=json_message([*others, *queued, job("1000")]))
 
     def _granted(self, lease: Lease) -> pb.LeaseGranted:
         spec = lease.order.specs[0]
@@ -232,7 +232,7 @@ class FakeFarm:
         said = dict(context.invocation_metadata())
         lease = self.leases[int(said[LEASE_KEY]) - 1]
         if lease.over or said[LEASE_SECRET_KEY] != lease.key:
-            _abort(context, errors.FarmError("the lease is over"))
+            _abort(context, errors.FarmError("the lease has ended"))
         board, generation = self.boards[lease.board], self.generation
         board.dials += 1
         with socket.socket(socket.AF_UNIX) as far:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,6 +14,9 @@ from hil.controller.web.farm_link import FarmLink
 from hil.core.digest import digest_of
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
 from support.waiting import eventually
+
+# Files are sent in pieces of so many bytes.
+PIECE = 1000
 
 
 def at(seconds: float) -> str:
@@ -77,6 +80,9 @@ class FakeFarm:
         result |= {"files": {path: self.keep(data) for path, data in files.items()}, "timings": {}, "board_ns": [0, 0]}
         self.results[name] = {"name": name, "state": "done", **result, "spec": spec}
 
+    def printed_after(self, number: int) -> list[dict[str, Any]]:
+        return [one for one in self.logs if one["number"] > number]
+
     def cases_of(self, name: str) -> list[dict[str, str]]:
         """What the cases of a job, or of all of a submission, came to."""
         jobs = [one["name"] for one in self.jobs if name in (one["name"], str(one["submission"]))]
@@ -101,7 +107,7 @@ def busy_farm() -> FakeFarm:
     farm.jobs = [job("1", "running"), job("2.1", user="sue"), job("2.2", user="sue"), job("3", "done")]
     farm.queue = [
         {**farm.jobs[1], "position": 1, "why": "pi is busy"},
-        {**farm.jobs[2], "position": 2, "why": "pi is busy; 1 job comes before it"},
+        {**farm.jobs[2], "position": 2, "why": "pi is busy; 1 job ahead"},
     ]
     farm.cases = {"1": [{"name": "relu", "outcome": "FAIL", "reason": "y differs"}, {"name": "add", "outcome": "PASS"}]}
     farm.cases["3"] = [{"name": "digits", "outcome": "PASS"}]
@@ -125,12 +131,12 @@ class FakeClient:
 
     def _check(self, needed: Role = Role.VIEWER) -> str:
         if self._farm.away:
-            raise FarmUnreachable("no gateway answers", hint="is it running?")
+            raise FarmUnreachable("no farm gateway responds", hint="start a local farm with `hil farm up`")
         if self._token not in self._farm.users:
-            raise AccessRefused("the farm refused us: the token is not good, or no more")
+            raise AccessRefused("authentication with the farm failed: invalid, expired or revoked token")
         user, role = self._farm.users[self._token]
         if not role.covers(needed):
-            raise AccessRefused(f"{user} may not do that: it takes the role {needed.value}")
+            raise AccessRefused(f"permission denied for {user}: requires role {needed.value}")
         return user
 
     def ask(self, what: str, **asked: Any) -> Any:
@@ -158,8 +164,8 @@ class FakeClient:
             return {"total": len(found), "cases": found[: asked["limit"]]}
         if what == "logs":
             if asked["name"] not in {name for one in farm.jobs for name in (one["name"], str(one["submission"]))}:
-                raise UsageError(f"the farm has no job {asked['name']}")
-            return [one for one in farm.logs if one["number"] > asked.get("after", 0)]
+                raise UsageError(f"job {asked['name']} not found")
+            return farm.printed_after(asked.get("after", 0))
         if what == "stats":
             states = ("queued", "running", "done", "cancelled")
             counts = {state: sum(one["state"] == state for one in farm.jobs) for state in states}
@@ -170,7 +176,7 @@ class FakeClient:
     def _one(self, rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
         found = [one for one in rows if one["name"] == name]
         if not found:
-            raise UsageError(f"the farm has no job {name}")
+            raise UsageError(f"job {name} not found")
         return found[0]
 
     def do(self, action: str, **arguments: Any) -> Any:
@@ -182,10 +188,12 @@ class FakeClient:
         self._farm.done.append((self._token, action, arguments))
         return {}
 
-    def download(self, digest: str, to: Path) -> None:
+    def download(self, digest: str, to: Path, on_bytes: Callable[[int], None] = lambda count: None) -> None:
         self._check()
         if digest not in self._farm.files:
             raise FarmUnreachable("it went away")
-        self._farm.fetched.append(digest)
         to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(self._farm.files[digest])
+        for start in range(0, len(data := self._farm.files[digest]), PIECE):
+            on_bytes(len(data[start : start + PIECE]))
+        self._farm.fetched.append(digest)
+        to.write_bytes(data)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from hil.controller.farm.store.access import add_token
 from hil.controller.farm.store.database import Database, migrate
 from hil.controller.farm.store.embedded_database import Embedded
 from hil.core.boards import load_board
-from hil.errors import BoardError
+from hil.errors import BoardError, FarmError
 from support import farm_chaos_verdict as verdict
 from support.farm_chaos_plan import Batch, Blow, batches, blows
 from support.farm_jobs import KnownJob, known_jobs
@@ -41,6 +41,8 @@ USERS = ("ann", "ben")
 TERMS = "[terms]\nquarantine_s = 2\nquarantine_most_s = 5\n"
 ATTEMPTS = 40
 _PYTHON = sys.executable
+# More than a job takes on the slowest machine: none ends by its time limit.
+_JOB_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,9 @@ def running(size: Size, faults: Mapping[int, str] = MappingProxyType({})) -> Ite
 
 
 def _up_again(database: Embedded) -> None:
-    database.start()
+    # It may be killed while it starts: then it is started again at the next look.
+    with suppress(FarmError):
+        database.start()
 
 
 async def _prepare(url: str) -> dict[str, str]:
@@ -262,7 +266,7 @@ def submit(farm: Farm, plan: list[Batch], jobs: dict[str, KnownJob]) -> None:
             tuple(jobs[kind].spec for kind in batch.kinds),
             batch.selector,
             priority=Priority(batch.priority),
-            timeout_s=60.0,
+            timeout_s=_JOB_S,
             max_attempts=ATTEMPTS,
         )
         _, names = _again(lambda batch=batch, order=order: _submit(farm, batch, order, jobs))

@@ -28,11 +28,11 @@ class Session:
 
 @dataclass
 class Board:
-    """What an agent's journal tells: its sessions in order, and what ran, as (fence, begin, end)."""
+    """What an agent's journal tells: its sessions in order, and what ran, as (what, fence, begin, end)."""
 
     name: str
     sessions: list[Session] = field(default_factory=list)
-    runs: list[tuple[int, int, int | None]] = field(default_factory=list)
+    runs: list[tuple[str, int, int, int | None]] = field(default_factory=list)
 
 
 def read_journal(store: Path) -> list[Event]:
@@ -67,11 +67,12 @@ def board_of(name: str, events: Iterable[Event]) -> Board:
                     session.ended = at
                     break
         elif what.endswith(" begins"):
-            open_runs[fence, what.removesuffix(" begins")] = len(board.runs)
-            board.runs.append((fence, at, None))
+            name = what.removesuffix(" begins")
+            open_runs[fence, name] = len(board.runs)
+            board.runs.append((name, fence, at, None))
         elif what.endswith(" ended") and (fence, what.removesuffix(" ended")) in open_runs:
             number = open_runs.pop((fence, what.removesuffix(" ended")))
-            board.runs[number] = (fence, board.runs[number][1], at)
+            board.runs[number] = (*board.runs[number][:3], at)
     return board
 
 
@@ -85,17 +86,18 @@ def board_violations(board: Board) -> Iterator[str]:
         if last is not None and (last.ended is None or last.ended > session.begun):
             yield f"{board.name}: sessions {last.fence} and {session.fence} at once"
         highest, last = max(highest, session.fence), session
-    for fence, begun, ended in board.runs:
+    for what, fence, begun, ended in board.runs:
         if not any(
             one.fence == fence and one.begun <= begun and (one.ended is None or begun <= one.ended)
             for one in board.sessions
         ):
-            yield f"{board.name}: something ran under fence {fence} outside of every session of that fence"
+            yield f"{board.name}: {what} ran under fence {fence} outside of every session of that fence"
         higher = [one for one in board.sessions if one.fence > fence]
         if any(begun >= one.begun for one in higher):
-            yield f"{board.name}: something began under fence {fence} when a higher one was there"
-        if ended is not None and any(one.begun < ended for one in higher):
-            yield f"{board.name}: something under fence {fence} went on beside a session of a higher one"
+            yield f"{board.name}: {what} began under fence {fence} when a higher one was there"
+        if ended is not None and (beside := max((ended - one.begun for one in higher), default=0)) > 0:
+            seconds = f"{beside / 1e9:.3f} s"
+            yield f"{board.name}: {what} under fence {fence} went on for {seconds} beside a session of a higher one"
 
 
 def lease_violations(leases: Sequence[Row], boards: Mapping[str, Board]) -> Iterator[str]:

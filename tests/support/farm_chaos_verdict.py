@@ -107,14 +107,14 @@ def look(farm: Farm, seed: int) -> Verdict:
         workers.setdefault(lease["board"], set()).add(lease["worker"])
     found.figures = {
         "jobs": len(jobs),
-        "results, by outcome": dict(Counter(job["outcome"] for job in jobs).most_common()),
-        "leases given to them": len(real),
-        "jobs that needed more than one": sum(count > 1 for count in attempts.values()),
-        "most that one needed": max(attempts.values(), default=0),
+        "results by outcome": dict(Counter(job["outcome"] for job in jobs).most_common()),
+        "leases": len(real),
+        "jobs with more than one lease": sum(count > 1 for count in attempts.values()),
+        "most leases of a job": max(attempts.values(), default=0),
         "health checks": len(leases) - len(real),
-        "workers that had a lease": sum(len(names) for names in workers.values()),
+        "workers with a lease": sum(len(names) for names in workers.values()),
         "sessions in the agents' journals": sum(len(board.sessions) for board in boards.values()),
-        "loads and runs in them": sum(len(board.runs) for board in boards.values()),
+        "loads and runs in the journals": sum(len(board.runs) for board in boards.values()),
         "why leases ended": dict(
             Counter(_plain(lease["reason"]) for lease in real if not lease["counted"]).most_common(15)
         ),
@@ -143,6 +143,8 @@ def ended(farm: Farm) -> list[str]:
         if kind == "host":
             allowed = {kept.pid for kept in farm.keeper.kept.values()}
             leaks += [f"process left of the hosts: {line[:100]}" for line in _strangers(farm, allowed)]
+    # Else it starts the database again.
+    farm.keeper.stop_looking()
     farm.database.stop()
     leaks += [f"process left: {line[:100]}" for line in farm.keeper.marked().values()]
     sockets = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if str(farm.folder) in line]
@@ -168,41 +170,51 @@ def report(found: Verdict) -> str:
     size, figures = found.size, dict(found.figures)
     why, events = figures.pop("why leases ended"), figures.pop("events")
     lines = [
-        "# Chaos",
+        "# Farm chaos test",
         "",
-        "Written by `scripts/farm-chaos`, which runs `tests/support/farm_chaos.py`; `scripts/test --all` does so too, "
-        "and each promise alone is among the usual tests.",
+        "This test kills, freezes and disconnects the processes of a [farm](farm.md) at random while jobs run. "
+        "Then it checks that no job is lost, wrong or recorded twice. To run the test and write this page again:",
         "",
-        f"{size.jobs} jobs over {size.boards} simulated boards on {size.hosts} hosts, two gateways, one database; seed "
-        f"{found.seed}. A third of the boards are presented by two hosts. For {found.seconds['chaos']:.0f} s something "
-        f"of it was killed with SIGKILL, frozen or cut every {size.every_s:g} s; {found.seconds['after it']:.0f} s "
-        f"later the last job was done. {os.cpu_count()} cores, Python {platform.python_version()}.",
+        "    scripts/farm-chaos [--seed N] [--quick] [-o FILE]",
         "",
-        f"**{'Everything held.' if found.good else 'Something did not hold.'}**",
+        "The exit code is 1 if a check fails. `scripts/test --all` also runs the test.",
         "",
-        "| must hold | violations |",
+        "## Set-up",
+        "",
+        f"- {size.jobs} jobs on {size.boards} simulated boards; {size.hosts} hosts, two gateways, a database",
+        "- a third of the boards are served by two hosts",
+        f"- {found.seconds['chaos']:.0f} s of faults, with a fault every {size.every_s:g} s; the last job ended "
+        f"{found.seconds['after it']:.0f} s later",
+        f"- seed {found.seed}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "",
+        "## Result",
+        "",
+        f"**{'All checks passed.' if found.good else 'Some checks failed.'}**",
+        "",
+        "| Check | Violations |",
         "|---|---|",
-        f"| every job has exactly one final result, the right one for its kind | {_count(found.violations, 'job ')} |",
-        "| no board had two sessions, leases or runs at once, none ran out of its fence "
-        f"(each agent's own journal) | {len(found.violations) - _count(found.violations, 'job ')} |",
-        "| nothing is left: leases, the queue's own jobs, transactions, processes, sockets, temporary files | "
-        f"{len(found.leaks)} |",
+        "| Every job has exactly one final result, with the correct outcome for the job. "
+        f"| {_count(found.violations, 'job ')} |",
+        "| No board has overlapping sessions, leases or runs, and all runs use the lease's fence (from the agents' "
+        f"journals). | {len(found.violations) - _count(found.violations, 'job ')} |",
+        "| No leases, queue entries, transactions, processes, sockets or temporary files remain. "
+        f"| {len(found.leaks)} |",
         "",
         *(f"- {text}" for text in [*found.violations, *found.leaks]),
         "",
-        "| what was done | times |",
+        "| Fault | Times |",
         "|---|---|",
         *(f"| {what} | {count} |" for what, count in sorted(found.blows.items())),
         "",
-        "| what was seen | |",
+        "| Observation | |",
         "|---|---|",
         *(f"| {what} | {_shown(value)} |" for what, value in figures.items()),
         "",
-        "| why leases ended that brought no result | leases |",
+        "| Reason for a lease without a result | Leases |",
         "|---|---|",
         *(f"| {reason.replace('|', '/')} | {count} |" for reason, count in why.items()),
         "",
-        "| event | times |",
+        "| Event | Times |",
         "|---|---|",
         *(f"| {what} | {count} |" for what, count in events.items()),
         "",

@@ -119,7 +119,7 @@ class Desk:
         worker = worker or self.lease(lease)["worker"]
         return self.do(leases.report, self.queue, lease, worker, result, fence, self.settings)
 
-    def release(self, lease: int, key: str, reason: str = "given back") -> None:
+    def release(self, lease: int, key: str, reason: str = "released") -> None:
         self.do(leases.release, self.queue, lease, key, reason, self.settings)
 
     def drain(self, board: str, reason: str = "") -> None:

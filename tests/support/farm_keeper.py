@@ -93,6 +93,11 @@ class Keeper:
         """Call this again and again, too."""
         self._looks.append(after)
 
+    def stop_looking(self) -> None:
+        """Call none of them any more; one that is being called has ended when this returns."""
+        with self._lock:
+            self._looks.clear()
+
     def kill(self, name: str) -> None:
         """SIGKILL for the process alone, not for what it started."""
         signalled(self.kept[name].pid, signal.SIGKILL)

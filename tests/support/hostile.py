@@ -236,7 +236,7 @@ def reach(pid: str) -> None:
 
 def report(kind: str) -> None:
     """Raise an error of a kind that is not a program's to raise."""
-    _channel().sendall(_framed(json.dumps({"error": [kind, "so it says", "", ""]}).encode()))
+    _channel().sendall(_framed(json.dumps({"error": [kind, "so it says", "", "", ""]}).encode()))
     time.sleep(FOREVER)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -32,6 +33,9 @@ def interrupted_at(number: int, function: Callable[[], None]) -> tuple[bool, boo
                 signal.raise_signal(signal.SIGINT)
         return trace
 
+    # Python drops an exception that is raised in a finalizer, such as those of objects that other tests left.
+    gc.collect()
+    gc.disable()
     sys.settrace(trace)
     try:
         function()
@@ -39,4 +43,5 @@ def interrupted_at(number: int, function: Callable[[], None]) -> tuple[bool, boo
         return True, True
     finally:
         sys.settrace(None)
+        gc.enable()
     return steps >= number, False

@@ -23,9 +23,12 @@ _LONG = [pytest.mark.board, pytest.mark.ci]
 AGENTS = [
     *("in-process", "agent over TCP", "simulator"),
     pytest.param("x86_64 board", marks=pytest.mark.board),
-    pytest.param("aarch64 board", marks=_LONG),
+    pytest.param("aarch64 board", marks=[*_LONG, pytest.mark.slow]),
 ]
-COMMANDS = [pytest.param(f"{name}, by command", marks=_LONG) for name in BOARDS]
+COMMANDS = [
+    pytest.param("x86_64 board, by command", marks=_LONG),
+    pytest.param("aarch64 board, by command", marks=[*_LONG, pytest.mark.slow]),
+]
 
 # Functions for every kind of end: one that reports an error unless it is given a 3, and one that never ends.
 ENDS = """

@@ -50,7 +50,7 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "hil.toml",
         **top,
-        "description": "the project file; docs/running.md explains it",
+        "description": "the project file; docs/project-file.md explains it",
     }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jsonschema
 
+from hil.errors import EXIT_INTERNAL
 from support.commands import Ended
 from support.waiting import eventually
 
@@ -80,7 +81,7 @@ class RunningFarm:
             text=True,
             timeout=timeout,
         )
-        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode != EXIT_INTERNAL and "Traceback" not in done.stderr, done.stderr
         ended = Ended(done.returncode, done.stdout, done.stderr)
         if "--json" in args and args[0] == "farm":
             check(str(args[1]), args, ended.document)

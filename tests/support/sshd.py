@@ -7,12 +7,9 @@ wants a user `sshd` and a folder /run/sshd: it gets both in a mount namespace of
 from __future__ import annotations
 
 import contextlib
-import functools
 import getpass
 import os
-import platform
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,19 +17,24 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from filelock import FileLock
+import pytest
 
 from hil.core.board_config import Connection
+from support.debian import program
 from support.waiting import eventually
-from tools.virtual_board.packages import Apt, unpack
-from tools.virtual_board.places import cache_folder, made
+from tools.virtual_board.places import made
 
 LOOPBACK = "127.0.0.1"
+# Arguments of parametrize, beside `indirect`, for what holds for both clients.
+BOTH = ("client", ["OpenSSH", pytest.param("paramiko", marks=pytest.mark.ci)])
 IS_ROOT = os.geteuid() == 0
 # Who logs in with a password, where sshd runs as root. `openssl passwd -6 -salt boardboard over-the-wire`
 PASSWORD_USER, PASSWORD = "somebody", "over-the-wire"
 _HASH = "$6$boardboard$ppfEfSpZIZyV6WMISJk3zkge.CkQKr9cIjQlqT1KIOjWqBZMCXcFS1EigufK8Vb7Grrin79QrUJ4uIXn1oay/0"
+# What sshd logs once it takes connections.
+_LISTENS = "Server listening on"
 _SETTINGS = """
 StrictModes no
 UsePAM no
@@ -54,27 +56,6 @@ def free_port() -> int:
             return port
 
 
-@functools.cache
-def program() -> tuple[Path, dict[str, str]]:
-    """sshd, and the environment it needs."""
-    if found := shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"):
-        return Path(found), {}
-    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    arch = platform.machine()
-    place = made(cache_folder()) / f"sshd-{release}-{arch}"
-    with FileLock(f"{place}.lock"):
-        if not (place / "ready").exists():
-            apt = Apt(made(place / "apt"), arch, release)
-            apt.update()
-            # What this machine has need not be fetched: its libraries serve sshd as they serve ssh.
-            shutil.copy("/var/lib/dpkg/status", apt.folder / "status")
-            for package in apt.download(["openssh-server"]):
-                unpack(package, made(place / "root"))
-            (place / "ready").touch()
-    libraries = {str(path.parent) for path in (place / "root").rglob("*.so*")}
-    return place / "root/usr/sbin/sshd", {"LD_LIBRARY_PATH": ":".join(sorted(libraries))}
-
-
 def make_key(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path:
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", path], check=True)
     return path
@@ -82,12 +63,18 @@ def make_key(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path
 
 @dataclass
 class Sshd:
-    """An sshd that runs; its settings can be added to, for a start anew."""
+    """An sshd that runs; its settings can be added to, for a start anew.
+
+    ``shell`` is root's login shell. As root, ``mounts`` are commands that run in its mount namespace, and ``prefix``
+    is the start of its command line, such as nsenter's.
+    """
 
     folder: Path
     port: int = field(default_factory=free_port)
     listen: str = LOOPBACK
-    sftp: bool = True
+    shell: str = "/bin/sh"
+    mounts: str = ""
+    prefix: tuple[str, ...] = ()
     _process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -132,7 +119,7 @@ class Sshd:
             file.write(f"[{LOOPBACK}]:{port or self.port} {public}")
 
     def start(self, *settings: str) -> None:
-        sshd, environment = program()
+        sshd, environment = program("sshd", "openssh-server", "usr/sbin/sshd")
         config = self.folder / "sshd_config"
         lines = [
             f"Port {self.port}",
@@ -141,17 +128,16 @@ class Sshd:
             f"AuthorizedKeysFile {self.authorized}",
             f"SetEnv HOME={self.home}",
         ]
-        if self.sftp:
-            lines.append("Subsystem sftp internal-sftp")
         config.write_text("\n".join([*settings, *lines]) + _SETTINGS)
         command = [str(sshd), "-D", "-e", "-f", str(config)]
         if IS_ROOT:
-            command = ["unshare", "--mount", "sh", "-ec", self._namespace(), "sh", *command]
+            command = [*self.prefix, "unshare", "--mount", "sh", "-ec", self._namespace(), "sh", *command]
         with (self.folder / "log").open("ab") as log:
+            before = self.log.count(_LISTENS)
             self._process = subprocess.Popen(
                 command, env={**os.environ, **environment}, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        eventually(lambda: _answers(self) or self._process.poll() is not None)
+        eventually(lambda: self.log.count(_LISTENS) > before or self._process.poll() is not None)
         assert self._process.poll() is None, self.log
 
     def stop(self) -> None:
@@ -168,20 +154,22 @@ class Sshd:
         lines = Path("/etc/passwd").read_text().splitlines()
         kept = [line for line in lines if line.split(":")[0] not in ("root", "sshd", PASSWORD_USER)]
         kept += [
-            f"root:x:0:0:root:{self.home}:/bin/sh",
+            f"root:x:0:0:root:{self.home}:{self.shell}",
             "sshd:x:74:65534::/run/sshd:/usr/sbin/nologin",
             f"{PASSWORD_USER}:{_HASH}:12345:12345::{self.home}:/bin/sh",
         ]
         passwd.write_text("\n".join(kept) + "\n")
         return (
             f"mount --make-rprivate /; mount --bind '{passwd}' /etc/passwd; "
-            'mount -t tmpfs -o mode=755,size=4m tmpfs /run; mkdir /run/sshd; exec "$@"'
+            f"mount -t tmpfs -o mode=755,size=4m tmpfs /run; mkdir /run/sshd; {self.mounts or ':'}; "
+            'exec "$@"'
         )
 
 
 @contextlib.contextmanager
-def running_sshd(folder: Path, *settings: str, listen: str = LOOPBACK, sftp: bool = True) -> Iterator[Sshd]:
-    server = Sshd(made(folder), listen=listen, sftp=sftp)
+def running_sshd(folder: Path, *settings: str, **fields: Any) -> Iterator[Sshd]:
+    """An sshd with these settings; ``fields`` are those of :class:`Sshd`."""
+    server = Sshd(made(folder), **fields)
     try:
         server.start(*settings)
         yield server
@@ -272,9 +260,3 @@ def descendants(pid: int) -> list[int]:
     for child in found:
         found += parents.get(child, [])
     return found
-
-
-def _answers(server: Sshd) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((server.listen, server.port), 1):
-        return True
-    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -40,6 +41,16 @@ def eventually(
             notes = [note() if callable(note) else note, f"the last answer was {answer!r}"]
             raise AssertionError("; ".join([f"{how}, still not: {_source(condition)}", *filter(None, notes)]))
         time.sleep(every_s)
+
+
+def load_per_core() -> float:
+    """Return how many processes share a core now; at least 1."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def allowed_s(seconds: float) -> float:
+    """Return a limit for what takes less than ``seconds`` on an idle machine: longer while others use the cores."""
+    return seconds * load_per_core()
 
 
 def _source(condition: Callable[[], object]) -> str:

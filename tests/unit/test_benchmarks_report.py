@@ -1,4 +1,4 @@
-"""What all benchmarks found together: written, gone on with, and compared with a former document."""
+"""The combined benchmark report: written, resumed, and compared with an earlier report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def document(*rows: dict[str, Any], cores: int = 2) -> dict[str, Any]:
     return {"schema": 1, "made": "2026-01-01T00:00:00+00:00", "commit": "c", "benchmarks": [said]}
 
 
-def test_ratios_are_compared_and_milliseconds_are_not() -> None:
+def test_report_compares_ratios_not_milliseconds() -> None:
     from benchmarks import report
 
     former = document(row("call", 2.0, "<= 1.5"), row("rate", 0.5, ">= 0.8"), row("start", None), row("gone", 1.0))
@@ -46,13 +46,13 @@ def test_ratios_are_compared_and_milliseconds_are_not() -> None:
     ("then", "now", "bar", "text"),
     [(1.0, 1.09, "<= 1", ""), (1.0, 1.2, "", "different"), (1.0, 1.2, ">= 1", "better"), (1.0, 0.8, "<= 1", "better")],
 )
-def test_a_ratio_moved_when_it_is_beyond_the_noise(then: float, now: float, bar: str, text: str) -> None:
+def test_report_change_ignores_noise(then: float, now: float, bar: str, text: str) -> None:
     from benchmarks.report import Change
 
     assert Change(("invoke", "call", "echo"), then, now, bar).text == text
 
 
-def test_a_bar_is_held_or_missed_by_the_ratio_and_no_bar_is_neither() -> None:
+def test_report_checks_ratio_against_bar() -> None:
     from benchmarks import report
 
     rows = [
@@ -66,7 +66,7 @@ def test_a_bar_is_held_or_missed_by_the_ratio_and_no_bar_is_neither() -> None:
     assert [line[-1] for line in report.table(document(*rows))] == ["holds", "missed", "", "", ""]
 
 
-def test_another_machine_is_told() -> None:
+def test_report_lists_machine_differences() -> None:
     from benchmarks import report
 
     assert report.machines_differ(document(), document()) == []
@@ -87,7 +87,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str, ran: list[str], fails: st
     return bench.main()
 
 
-def test_one_that_is_interrupted_keeps_what_had_ended_and_goes_on(tmp_path, monkeypatch, capsys) -> None:
+def test_bench_resumes_after_interrupt(tmp_path, monkeypatch, capsys) -> None:
     ran: list[str] = []
     output = tmp_path / "today.json"
     words = ("invoke", "stream", "cold", "-o", str(output))
@@ -102,7 +102,7 @@ def test_one_that_is_interrupted_keeps_what_had_ended_and_goes_on(tmp_path, monk
 @pytest.mark.parametrize(
     "words", [["nothing"], ["invoke", "--against", "not-there.json"], ["invoke", "--against", "other.json"]]
 )
-def test_what_cannot_be_meant_ends_before_anything_runs(words, tmp_path, monkeypatch) -> None:
+def test_bench_rejects_invalid_arguments_before_running(words, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.json").write_text('{"schema": 7}')
     ran: list[str] = []
@@ -111,7 +111,7 @@ def test_what_cannot_be_meant_ends_before_anything_runs(words, tmp_path, monkeyp
     assert ran == []
 
 
-def test_a_benchmark_that_ends_with_an_error_is_told_and_the_others_run(tmp_path, monkeypatch, capsys) -> None:
+def test_bench_reports_failed_benchmark_and_continues(tmp_path, monkeypatch, capsys) -> None:
     from benchmarks import __main__ as bench
 
     (tmp_path / "benchmarks").mkdir()

@@ -1,4 +1,4 @@
-"""constraints.txt, as far as it can be judged without an index; scripts/check-constraints asks pip itself."""
+"""constraints.txt, checked without a package index; scripts/check-constraints asks pip."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def version_of(pin: Requirement) -> str:
     return only.version
 
 
-def test_the_places_are_all_pythons_that_hil_is_for():
+def test_constraint_places_cover_supported_pythons():
     pythons = {place["python_version"] for place in PLACES}
     assert pythons == {version for version in (f"3.{minor}" for minor in range(30)) if version in SUPPORTED}
 
 
-def test_nothing_is_pinned_twice_in_one_place():
+def test_constraints_pin_packages_without_duplicates():
     for place in PLACES:
         names = [canonicalize_name(pin.name) for pin in PINS if holds(pin, place)]
         assert sorted(names) == sorted(set(names)), place
 
 
-def test_everything_that_an_extra_asks_for_is_pinned_to_what_it_accepts():
+def test_constraints_pin_every_requirement_of_extras():
     extras = PROJECT["optional-dependencies"]
     wanted = [Requirement(line) for lines in (PROJECT["dependencies"], *extras.values()) for line in lines]
     for place in PLACES:
@@ -65,8 +65,8 @@ def test_everything_that_an_extra_asks_for_is_pinned_to_what_it_accepts():
                 assert pinned[canonicalize_name(one.name)] in one.specifier, (str(one), place)
 
 
-def test_no_pin_holds_on_a_python_that_its_release_is_not_for():
-    """Known of what is installed here only: an index knows the rest."""
+def test_constraints_respect_python_limits_of_releases():
+    """Only for packages installed here: the index covers the rest."""
     limits = {(canonicalize_name(d.name), d.version): d.metadata["Requires-Python"] for d in distributions()}
     checked = 0
     for pin in PINS:
@@ -88,7 +88,7 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_script_checks_every_extra_on_every_python(script, monkeypatch, capsys):
+def test_check_constraints_covers_every_extra_and_python(script, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(script, "find_python", lambda version: f"/python{version}")
     monkeypatch.setattr(script, "check", lambda *one: (asked.append(one) or True, "3 packages"))
@@ -100,7 +100,7 @@ def test_the_script_checks_every_extra_on_every_python(script, monkeypatch, caps
     assert len(capsys.readouterr().out.splitlines()) == len(asked)
 
 
-def test_the_script_fails_for_what_it_could_not_check_and_for_what_pip_refuses(script, monkeypatch, capsys):
+def test_check_constraints_fails_if_unchecked_or_refused(script, monkeypatch, capsys):
     monkeypatch.setattr(script, "find_python", lambda version: None if version == "3.12" else "/python")
     monkeypatch.setattr(script, "check", lambda *_: (True, "3 packages"))
     assert script.main() == 1

@@ -1,4 +1,4 @@
-"""The tour for whoever changes hil names what is there."""
+"""The contributing guide refers to existing directories and files."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "contributing.md").read_text()
+RECIPES = (ROOT / "docs" / "internals" / "adding.md").read_text()
 
 
 def folders(place: Path) -> set[str]:
     return {path.name for path in place.iterdir() if (path / "__init__.py").exists()}
 
 
-def test_every_room_is_in_its_table() -> None:
+def test_contributing_guide_lists_every_package() -> None:
     of_hil, _, of_controller = GUIDE.partition("Inside the controller:")
     assert set(re.findall(r"`hil/(\w+)`", of_hil)) == folders(ROOT / "hil")
     assert set(re.findall(r"^\| `(\w+)` \|", of_controller, re.M)) == folders(ROOT / "hil" / "controller")
 
 
-def test_what_it_names_exists() -> None:
+def test_contributing_guide_refers_to_existing_paths() -> None:
     named = {
-        name for name in re.findall(r"`((?:hil|tests|scripts|docs|protos)/[\w./-]+)`", GUIDE) if "NAME" not in name
+        name
+        for name in re.findall(r"`((?:hil|tests|scripts|docs|protos)/[\w./-]+)`", GUIDE + RECIPES)
+        if "NAME" not in name
     }
     assert named and {name for name in named if not (ROOT / name).exists()} == set()
     inside = set(re.findall(r"`((?:models|backends|pipeline|devices|storage)/[\w./-]+)`", GUIDE))

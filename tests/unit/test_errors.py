@@ -6,23 +6,23 @@ from hil import errors
 from hil.core.results import Outcome, exit_code_of
 
 
-def test_every_error_with_an_outcome_has_that_outcomes_exit_code():
+def test_error_exit_code_matches_outcome():
     for _, kind in inspect.getmembers(errors, inspect.isclass):
-        # A command that is refused a tolerance ends as bad usage; only in a suite is that the outcome of a case.
+        # A vacuous tolerance is bad usage for a command; only in a suite does it become the outcome of a case.
         if issubclass(kind, errors.HilError) and kind.outcome and kind is not errors.VacuousTolerance:
-            # One case of several that is not run changes nothing; a command that ends with it ran nothing.
+            # In a suite, one skipped case changes nothing; a command that skips its only case ran nothing.
             of_outcome = Outcome(kind.outcome).exit_code
             assert kind.exit_code == (errors.EXIT_NOTHING_RAN if kind is errors.NotRun else of_outcome)
 
 
-def test_an_error_says_what_where_and_what_to_do():
+def test_error_text_contains_location_and_hint():
     error = errors.LoadFailed("no room", hint="make some").located(stage="push", board="rpi5")
     assert str(error) == "no room [push, board rpi5]\n  hint: make some"
     assert error.located(stage="later", board="other").stage == "push"
-    assert str(errors.BoardBusy()) == "Another session holds the board."
+    assert str(errors.BoardBusy()) == "The board is in use by another session."
 
 
-def test_the_gravest_exit_code_wins():
+def test_exit_code_of_returns_most_severe_outcome():
     outcome = Outcome
     assert exit_code_of([outcome.PASS, outcome.XFAIL]) == 0
     assert exit_code_of([outcome.PASS, outcome.FAIL]) == 1

@@ -1,4 +1,4 @@
-"""What a command imports: its time goes there before all else, so what it does not need stays out."""
+"""The imports of a command. Imports come first in its run time, so unused modules stay out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.controller.models.importers import _BUILT_IN as IMPORTERS
 from hil.core.named import resolve
 from hil.core.runtimes import RUNTIMES
 
-# What a run of an ONNX model on a simulator, with everything in the cache, has nothing to do with.
+# Modules that a run of an ONNX model on a simulator does not use if everything is cached.
 NOT_NEEDED = (
     "grpc ml_dtypes onnx onnxruntime iree torch tensorflow perfetto matplotlib paramiko cryptography "
     "rich.progress rich.live tenacity statistics "
@@ -29,7 +29,7 @@ NOT_NEEDED = (
 
 
 def imported(*words: object, cwd: Path) -> set[str]:
-    """The modules that a command has imported when it ends well."""
+    """Return the modules that a successful command has imported at exit."""
     script = (
         "import atexit, sys; from hil.controller.cli.main import call\n"
         "code = call(); print('imported', *sys.modules, file=sys.stderr); sys.exit(code)"
@@ -37,14 +37,16 @@ def imported(*words: object, cwd: Path) -> set[str]:
     command = [sys.executable, "-c", script, *map(str, words)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    # A run whose data connections failed imports gRPC and reports why.
+    assert "went over gRPC" not in done.stdout + done.stderr, done.stdout
     return set(done.stderr.splitlines()[-1].split()[1:])
 
 
-def test_a_run_imports_nothing_that_it_does_not_use(environment, tmp_path, monkeypatch):
+def test_run_command_imports_only_needed_modules(environment, tmp_path, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     run = ("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim", "--json")
-    imported(*run, cwd=tmp_path)  # afterwards the cache has what it takes
+    imported(*run, cwd=tmp_path)  # fills the cache
     there = imported(*run, cwd=tmp_path)
     assert "hil.controller.pipeline.stages" in there
     assert there.isdisjoint(NOT_NEEDED), sorted(there & set(NOT_NEEDED))
@@ -63,5 +65,5 @@ def names() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", sorted(set(names())))
-def test_what_is_named_is_there(name: str):
+def test_lazily_imported_names_resolve(name: str):
     assert callable(resolve(name))

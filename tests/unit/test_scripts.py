@@ -1,4 +1,4 @@
-"""The scripts of a checkout, as far as they do something without an environment of their own."""
+"""The scripts of a checkout, as far as they work without an environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAMEWORKS = sorted(one.name for one in (ROOT / "tests" / "frameworks").iterdir(
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
-def test_lint_says_what_it_runs_and_what_it_does_not(option):
+def test_lint_help_lists_every_check(option):
     helped = subprocess.run([LINT, option], capture_output=True, text=True, check=True)
     (loop,) = re.findall(r"^for check in (.*); do$", LINT.read_text(), re.M)
     for check in re.findall(r"'([^']+)'|(\S+)", loop):
@@ -29,19 +29,19 @@ def test_lint_says_what_it_runs_and_what_it_does_not(option):
     assert "does not run tests" in helped.stdout and helped.stderr == ""
 
 
-def test_lint_refuses_arguments_before_it_sets_anything_up():
+def test_lint_rejects_arguments_before_setup():
     wrong = subprocess.run([LINT, "hil/cache.py"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and "takes no arguments: hil/cache.py" in wrong.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--framework"], ["--framework", "nothing"], ["--framework", "../unit"]])
-def test_a_framework_that_there_is_not_is_refused_before_anything_is_set_up(arguments):
+def test_script_rejects_unknown_framework_before_setup(arguments):
     wrong = subprocess.run([TEST, *arguments], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert all(name in wrong.stderr for name in ["no framework", *FRAMEWORKS])
 
 
-def test_every_framework_has_an_extra_that_brings_it():
+def test_script_extras_cover_every_framework():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     cases = re.findall(r"^    ([\w |-]+)\) echo ([\w,]+) ;;$", TEST.read_text(), re.M)
     found = {name: needed.split(",") for names, needed in cases for name in names.split(" | ")}
@@ -50,7 +50,7 @@ def test_every_framework_has_an_extra_that_brings_it():
         assert set(found[name]) <= set(extras)
 
 
-def test_the_plain_run_leaves_the_frameworks_out():
+def test_pytest_testpaths_exclude_frameworks():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     folders = {f"tests/{one.name}" for one in (ROOT / "tests").iterdir() if any(one.rglob("test_*.py"))}
     assert folders - set(settings["testpaths"]) == {"tests/frameworks"}

@@ -1,4 +1,4 @@
-"""Which tests run when: the marks, the folders, and the paths that are named (scripts/test --help)."""
+"""Which tests run when: marks, directories and explicit paths (scripts/test --help)."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def collected(*arguments: str) -> set[str]:
     return {line.split("[")[0] for line in done.stdout.splitlines() if "::" in line}
 
 
-def test_alone_it_runs_what_is_marked_daily_and_what_is_not_for_ci():
+def test_script_runs_daily_tests_without_ci_tests():
     this = Path(__file__).relative_to(ROOT).as_posix()
     found = collected("-m", DAILY, "-o", f"testpaths={BENCH} {MUTATIONS} {this}")
-    assert f"{BENCH}::test_a_model_is_measured_and_everything_is_stored" in found
-    assert f"{this}::test_a_path_that_is_named_runs_whatever_its_marks" in found
+    assert f"{BENCH}::test_bench_measures_model_and_stores_results" in found
+    assert f"{this}::test_named_path_runs_regardless_of_marks" in found
     assert not [name for name in found if name.startswith(MUTATIONS)]
     assert len([name for name in found if name.startswith(BENCH)]) == 1
 
 
-def test_a_path_that_is_named_runs_whatever_its_marks():
+def test_named_path_runs_regardless_of_marks():
     every = set(re.findall(r"^def (test_\w+)", (ROOT / BENCH).read_text(), re.M))
     assert collected("-m", DAILY, BENCH) == {f"{BENCH}::{name}" for name in every}
 
 
-def test_a_worker_of_several_runs_whatever_is_named_too():
-    quick = "tests/integration/test_tflite.py::test_tensors_of_one_name_in_a_graph_without_signatures_are_refused"
+def test_xdist_worker_runs_explicit_test():
+    quick = "tests/integration/test_tflite.py::test_run_rejects_duplicate_tensor_names_without_signature"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "1", "-m", DAILY, quick]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_pytest_itself_leaves_out_what_is_slow_only():
+def test_pytest_deselects_only_slow_tests():
     found = collected(BENCH)
-    assert f"{BENCH}::test_a_crash_is_the_outcome" in found
-    assert f"{BENCH}::test_a_slowdown_of_10_percent_is_found" not in found
+    assert f"{BENCH}::test_bench_reports_crash_as_outcome" in found
+    assert f"{BENCH}::test_bench_detects_10_percent_slowdown" not in found
 
 
-def test_each_of_several_workers_begins_with_some_of_what_takes_long_and_nothing_is_lost(monkeypatch):
+def test_long_first_spreads_long_tests_over_workers(monkeypatch):
     from conftest import LONG, _long_first
 
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "4")

@@ -1,4 +1,4 @@
-"""The helper that tests wait with."""
+"""The wait helper of the tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from support.waiting import eventually
 
 
-def test_the_first_true_answer_is_returned():
+def test_eventually_returns_first_true_value():
     answers = iter([0, None, [], 7, 8])
     assert eventually(lambda: next(answers), every_s=0) == 7
 
 
-def test_what_never_comes_is_a_failure_in_time_that_says_what_was_waited_for():
+def test_eventually_fails_in_time_with_last_value():
     began = time.monotonic()
     with pytest.raises(AssertionError, match=r'after 0\.1 s, still not: .*"never" == "now".*last answer was False'):
         eventually(lambda: "never" == "now", within_s=0.1)
@@ -24,7 +24,7 @@ def test_what_never_comes_is_a_failure_in_time_that_says_what_was_waited_for():
         eventually(lambda: 0, lambda: "3 of 5", 0)
 
 
-def test_a_process_that_ends_ends_the_wait(tmp_path):
+def test_eventually_stops_when_process_ends(tmp_path):
     done = tmp_path / "done"
     command = [sys.executable, "-c", f"open({str(done)!r}, 'w').close()"]
     with subprocess.Popen(command) as process:
@@ -33,6 +33,6 @@ def test_a_process_that_ends_ends_the_wait(tmp_path):
         eventually(lambda: False, process=process)
 
 
-def test_an_error_of_the_condition_is_not_hidden():
+def test_eventually_raises_error_of_condition():
     with pytest.raises(ZeroDivisionError):
         eventually(lambda: 1 / 0)

@@ -1,4 +1,4 @@
-"""ExecuTorch on boards over SSH, where its package can be had."""
+"""ExecuTorch on boards over SSH, if its package is available."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.executorch_programs import Linear, export, save_bpte, save_pt2
 from tools.virtual_board import VirtualBoard
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # of the exporter's own, there are many
+    pytest.mark.filterwarnings("ignore"),  # the exporter emits many warnings
     pytest.mark.board,
     pytest.mark.timeout(1200),
 ]
@@ -46,16 +46,14 @@ def run(model: Path, board: VirtualBoard, environment: dict[str, str]) -> dict[s
     return case
 
 
-def test_a_program_passes_on_a_board_of_this_machines_kind(model: Path, board_x86: VirtualBoard, environment):
+def test_program_passes_on_x86_board(model: Path, board_x86: VirtualBoard, environment):
     case = run(model, board_x86, environment)
     assert case["outcome"] == "PASS", case["error"] or case["reason"]
     assert case["provenance"]["board"] == board_x86.address
     assert case["provenance"]["runtime_version"]
 
 
-def test_a_bundled_program_of_stock_executorch_is_verified_over_ssh(
-    tmp_path: Path, board_x86: VirtualBoard, environment
-):
+def test_board_verifies_stock_bundled_program_over_ssh(tmp_path: Path, board_x86: VirtualBoard, environment):
     module, x = Linear(), torch.arange(8.0).reshape(2, 4)
     right, wrong = [([x * scale], list(module(x * scale))) for scale in (1, -1)], ([x], [y + 1 for y in module(x)])
     stock = save_bpte(tmp_path / "stock.bpte", export(module, [x]), [*right, wrong])
@@ -66,12 +64,10 @@ def test_a_bundled_program_of_stock_executorch_is_verified_over_ssh(
     assert told["exit_code"] == 1
 
 
-def test_an_arm_board_runs_it_or_says_that_there_is_no_pytorch_for_it(
-    model: Path, board_aarch64: VirtualBoard, environment
-):
+def test_arm_board_passes_or_reports_missing_pytorch_wheel(model: Path, board_aarch64: VirtualBoard, environment):
     case = run(model, board_aarch64, environment)
     if case["outcome"] != "PASS":
-        # PyPI has no build of PyTorch for Arm that does without CUDA; the index that has one is named.
+        # PyPI has no PyTorch for Arm without CUDA; the hint names an index with such builds.
         assert case["outcome"] == "BOARD_LOST"
         assert "torch==" in case["reason"]
         assert "+cpu is not published for Python" in case["reason"]

@@ -1,4 +1,4 @@
-"""Bundled programs to and from stock ExecuTorch: what it writes runs on boards, what hil writes it verifies."""
+"""Bundled programs: hil runs those of stock ExecuTorch, and stock ExecuTorch verifies those of hil."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporter emits many warnings
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 Outputs = list["torch.Tensor"]
 
 
 class Mixed(torch.nn.Module):
-    """Floats and large integers side by side."""
+    """Return floats and large integers."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x / 3, (x * 1e6).to(torch.int64)
@@ -57,7 +57,7 @@ def board() -> Iterator[Board]:
 
 @pytest.fixture(scope="module")
 def judged(context: RunContext, board: Board) -> Callable[[Bundle, Path], list[bool]]:
-    """What hil says of each case of a bundle, on the simulator."""
+    """Return a function that judges each case of a bundle on the simulator."""
 
     def judge(bundle: Bundle, folder: Path) -> list[bool]:
         place = folder / "program"
@@ -82,7 +82,7 @@ def _concluded(result: RunResult, expected: dict[str, Any], context: RunContext)
     return Runner(context).judge(case)
 
 
-def test_a_stock_bundle_runs_on_a_board_and_comes_back_the_same(context, judged, tmp_path: Path):
+def test_stock_bundle_runs_and_round_trips(context, judged, tmp_path: Path):
     module = Linear()
     cases = [([x], list(module(x))) for x in (X, X * 2, -X)]
     stock = save_bpte(tmp_path / "stock.bpte", export(module, [X]), cases)
@@ -95,7 +95,7 @@ def test_a_stock_bundle_runs_on_a_board_and_comes_back_the_same(context, judged,
     assert again.read_bytes() == stock.read_bytes()
 
 
-def test_a_bundle_of_hil_is_verified_by_stock_executorch(context, board, tmp_path: Path):
+def test_stock_executorch_verifies_hil_bundle(context, board, tmp_path: Path):
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     model = save_pt2(tmp_path / "conv.pt2", export(Conv(), [x]))
     case = hil.run(model, board, {"x": x.numpy()}, context=context, runtime="executorch")
@@ -109,7 +109,7 @@ def test_a_bundle_of_hil_is_verified_by_stock_executorch(context, board, tmp_pat
     assert not stock_verdict(tmp_path / "conv.bpte", 1, 1e-4, 1e-4)
 
 
-def test_cases_with_channels_last_are_judged_where_the_stock_verifier_aborts(context, judged, tmp_path: Path):
+def test_read_bpte_handles_channels_last_cases(context, judged, tmp_path: Path):
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
     with torch.no_grad():
         y = Conv()(x)
@@ -124,7 +124,7 @@ def test_cases_with_channels_last_are_judged_where_the_stock_verifier_aborts(con
     assert judged(replace(bundle, methods=(loose,)), tmp_path) == [True, False, True]
 
 
-def test_hil_finds_what_the_stock_verifier_finds(context, judged, tmp_path: Path):
+def test_verdicts_match_stock_verifier(context, judged, tmp_path: Path):
     class Third(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x / 3
@@ -150,7 +150,7 @@ def test_hil_finds_what_the_stock_verifier_finds(context, judged, tmp_path: Path
     assert judged(read_bpte(stock, context=context), tmp_path) == found
 
 
-def test_an_integer_off_by_one_fails_beside_floats_however_large_it_is(context, judged, tmp_path: Path):
+def test_integer_mismatch_fails_in_mixed_outputs(context, judged, tmp_path: Path):
     x = X + 3
     fraction, integer = Mixed()(x)
     assert integer.abs().max() > 1e6
@@ -161,7 +161,7 @@ def test_an_integer_off_by_one_fails_beside_floats_however_large_it_is(context, 
     assert judged(read_bpte(stock, context=context), tmp_path) == [True, False]
 
 
-def test_not_a_number_where_it_is_expected_agrees_for_both(context, judged, tmp_path: Path):
+def test_expected_nan_matches_nan(context, judged, tmp_path: Path):
     class Log(torch.nn.Module):
         def forward(self, x):
             return torch.log(x)
@@ -178,11 +178,15 @@ def test_not_a_number_where_it_is_expected_agrees_for_both(context, judged, tmp_
     [
         ([torch.zeros(4, 2)], lambda: list(Linear()(X)), "input 'input0' is 4x2 float32, the method takes 2x4 float32"),
         ([torch.zeros(2, 5)], lambda: list(Linear()(X)), "input 'input0' is 2x5 float32"),
-        ([X], lambda: [Linear()(X)[0].T.contiguous(), X + 1], "output 'output0' is 3x2 float32, the method gives 2x3"),
+        (
+            [X],
+            lambda: [Linear()(X)[0].T.contiguous(), X + 1],
+            "output 'output0' is 3x2 float32, the method returns",
+        ),
         ([X], lambda: [], "0 outputs, the method has 2"),
     ],
 )
-def test_cases_that_stock_bundling_accepts_are_refused_where_they_do_not_fit(
+def test_read_bpte_rejects_mismatched_cases(
     context, tmp_path: Path, inputs: Outputs, outputs: Callable[[], Outputs], said: str
 ):
     stock = save_bpte(tmp_path / "wrong.bpte", export(Linear(), [X]), [([X], list(Linear()(X))), (inputs, outputs())])
@@ -191,7 +195,7 @@ def test_cases_that_stock_bundling_accepts_are_refused_where_they_do_not_fit(
     assert said in error.value.message
 
 
-def test_a_number_other_than_the_programs_own_is_refused(context, tmp_path: Path):
+def test_read_bpte_rejects_changed_constant_input(context, tmp_path: Path):
     class Scaled(torch.nn.Module):
         def forward(self, x, factor: int):
             return x * factor
@@ -201,7 +205,7 @@ def test_a_number_other_than_the_programs_own_is_refused(context, tmp_path: Path
         read_bpte(stock, context=context)
 
 
-def test_methods_that_the_program_does_not_have_are_refused(context, tmp_path: Path):
+def test_write_bpte_rejects_mismatched_methods(context, tmp_path: Path):
     stock = read_bpte(
         save_bpte(tmp_path / "a.bpte", export(Linear(), [X]), [([X], list(Linear()(X)))]), context=context
     )
@@ -218,7 +222,7 @@ def test_methods_that_the_program_does_not_have_are_refused(context, tmp_path: P
         write_bpte(fewer, tmp_path / "b.bpte", context=context)
 
 
-def test_what_is_no_program_of_executorch_has_no_place_in_a_bpte(context, tmp_path: Path):
+def test_write_bpte_rejects_other_runtimes(context, tmp_path: Path):
     file = tmp_path / "a.bin"
     file.write_bytes(b"x")
     spec = (TensorSpec("x", "float32", (1,)),)
@@ -235,7 +239,7 @@ def _at(y: torch.Tensor, index: int, value: float) -> torch.Tensor:
     return changed
 
 
-def test_a_program_whose_weights_lie_outside_runs_bundled_and_by_itself(context, board, judged, tmp_path):
+def test_bpte_includes_external_weights(context, board, judged, tmp_path):
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program import config
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer

@@ -1,4 +1,4 @@
-"""The compiler executorch: programs, what it tells of them, and what it refuses."""
+"""The ExecuTorch compiler: programs, delegation counts and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.core.results import Artifact, Outcome
 from hil.errors import CompileFailed, UsageError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporter emits many warnings
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def compiled(context: RunContext, tmp_path: Path) -> Callable[..., Artifact]:
-    """compiled(path, *flags, **more) is the program."""
+    """Return a function that compiles a program: compiled(path, *flags, **more)."""
 
     def call(path: Path, *flags: str, **more: Any) -> Artifact:
         model = import_model(path, isolated=context.isolated, cache=context.cache)
@@ -64,7 +64,7 @@ def compiled(context: RunContext, tmp_path: Path) -> Callable[..., Artifact]:
     return call
 
 
-def test_a_program_passes_and_tells_what_was_delegated(context: RunContext, residual: Path):
+def test_compiled_program_passes_and_reports_delegation(context: RunContext, residual: Path):
     with hil.connect("sim") as board:
         case = hil.run(residual, board, context=context, runtime="executorch")
     assert case, (case.reason, case.error)
@@ -81,20 +81,20 @@ def test_a_program_passes_and_tells_what_was_delegated(context: RunContext, resi
     assert f"compiled     {notes['text']}" in shown.getvalue()
 
 
-def test_what_is_delegated_is_counted_as_executorchs_own_tool_does(compiled, residual: Path):
+def test_delegation_counts_match_executorch_tool(compiled, residual: Path):
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.devtools.backend_debug import get_delegation_info
     from executorch.exir import to_edge_transform_and_lower
 
     edge = to_edge_transform_and_lower(torch.export.load(residual), partitioner=[XnnpackPartitioner()])
     stock = get_delegation_info(edge.exported_program().graph_module)
-    moved = stock.delegation_by_operator["getitem"]  # which does no work
+    moved = stock.delegation_by_operator["getitem"]  # not counted as work
     counts = compiled(residual).notes["delegation"]
     assert sum(counts["delegated"].values()) == stock.num_delegated_nodes - moved.delegated
     assert sum(counts["undelegated"].values()) == stock.num_non_delegated_nodes - moved.non_delegated
 
 
-def test_an_operator_that_the_edge_dialect_leaves_torchs_own_is_counted_with_its_namespace():
+def test_delegation_counts_include_operator_namespace():
     from executorch.exir.dialects._ops import ops
 
     graph = torch.fx.Graph()
@@ -104,7 +104,7 @@ def test_an_operator_that_the_edge_dialect_leaves_torchs_own_is_counted_with_its
     assert counts["undelegated"] == {"aten.add.Tensor": 1, "aten.scalar_tensor.default": 1}
 
 
-def test_portable_delegates_nothing_and_notes_outlive_the_cache(compiled, residual: Path, tmp_path: Path):
+def test_portable_backend_caches_notes_without_delegation(compiled, residual: Path, tmp_path: Path):
     first = compiled(residual, "--backend=portable", debug_ir=tmp_path / "ir")
     assert first.notes["delegation"]["backends"] == []
     assert first.notes["text"].startswith("delegated 0 of ")
@@ -115,8 +115,8 @@ def test_portable_delegates_nothing_and_notes_outlive_the_cache(compiled, residu
     assert again.digests == first.digests
 
 
-def test_what_a_program_writes_into_its_inputs_is_no_output(context: RunContext, tmp_path: Path):
-    """ExecuTorch would return it, in the place of the first output; PyTorch does not."""
+def test_compiler_excludes_mutated_inputs_from_outputs(context: RunContext, tmp_path: Path):
+    """ExecuTorch returns a mutated input in place of the first output; PyTorch does not."""
 
     class Changing(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -133,7 +133,7 @@ def test_what_a_program_writes_into_its_inputs_is_no_output(context: RunContext,
 
 
 class Erf(torch.nn.Module):
-    """Of which XNNPACK takes what is around erf, or nothing."""
+    """XNNPACK takes the operators around erf, or none."""
 
     def __init__(self, *, alone: bool) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Erf(torch.nn.Module):
         return torch.erf(x if self.alone else torch.sigmoid(x * 2) + x)
 
 
-def test_a_backend_that_was_asked_for_and_did_not_take_it_is_a_fallback(context: RunContext, tmp_path: Path):
+def test_run_reports_unused_backend_as_fallback(context: RunContext, tmp_path: Path):
     alone, within = (
         save_pt2(tmp_path / f"{name}.pt2", export(Erf(alone=name == "alone"), [torch.ones(4)]))
         for name in ("alone", "within")
@@ -167,7 +167,7 @@ def test_a_backend_that_was_asked_for_and_did_not_take_it_is_a_fallback(context:
         assert run(within, "--backend=xnnpack", no_fallback=True).outcome is Outcome.FALLBACK
 
 
-def test_what_cannot_be_lowered_says_why(compiled, tmp_path: Path):
+def test_compiler_explains_lowering_failure(compiled, tmp_path: Path):
     class Complex(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             return torch.view_as_real(torch.view_as_complex(x) * 1j)
@@ -186,7 +186,9 @@ def test_what_cannot_be_lowered_says_why(compiled, tmp_path: Path):
         ([], {"runtime": "iree"}, "not for iree of pt2", "torch.export.save"),
     ],
 )
-def test_wrong_usage_is_told(compiled, residual: Path, flags: list[str], more: dict[str, Any], said: str, hint: str):
+def test_compiler_rejects_invalid_flags_and_runtime(
+    compiled, residual: Path, flags: list[str], more: dict[str, Any], said: str, hint: str
+):
     with pytest.raises(UsageError) as error:
         compiled(residual, *flags, **more)
     assert said in error.value.message

@@ -1,4 +1,4 @@
-"""Profiles of ExecuTorch: what the runtime traces on a board, and ETDumps that ExecuTorch's own tools write."""
+"""ExecuTorch profiles: traces of runs on a board, and ETDumps from ExecuTorch's tools."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hil.controller.analysis.profile.store import read_profile
 from hil.controller.cli.main import cli
 from hil.formats.etdump import read_etdump
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporter emits many warnings
 
 
-def test_a_run_is_profiled_operator_by_operator(tmp_path: Path):
+def test_profile_lists_operators_per_iteration(tmp_path: Path):
     module, shape = NETS["mlp"]
     path = save_pt2(tmp_path / "mlp.pt2", export(module(), [torch.zeros(shape)]))
     out = tmp_path / "profile"
@@ -34,7 +34,7 @@ def test_a_run_is_profiled_operator_by_operator(tmp_path: Path):
     assert not profile.notes
 
 
-def test_what_stocks_serializer_writes_is_read():
+def test_etdump_reader_accepts_stock_serializer_output():
     from executorch.devtools.etdump import schema_flatcc as schema
     from executorch.devtools.etdump.serialize import serialize_to_etdump_flatcc
 

@@ -1,4 +1,4 @@
-"""ExecuTorch's flows: what the board answers beside the program that it was given, and beside the model as it was."""
+"""ExecuTorch flows against the given program and the original model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome
 from hil.errors import ImportFailed, UsageError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporter emits many warnings
 
 STATIC = "xnnpack-static-int8-per-channel"
 
@@ -51,7 +51,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[[Flow, Path], Case]:
-    """take(flow, model) is the case of a model, ended."""
+    """Return a function that runs a model in a flow and returns the finished case."""
 
     def call(flow: Flow, model: Path) -> Case:
         log = tmp_path / "log"
@@ -80,7 +80,7 @@ def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[[Flow, P
         (STATIC, "attention"),
     ],
 )
-def test_a_flow_passes_beside_both_models(take, nets, name: str, net: str):
+def test_flow_passes_against_both_models(take, nets, name: str, net: str):
     flow = load_flow(name)
     case = take(flow, nets[net])
     assert case, (case.reason, case.error, case.error and case.error.detail)
@@ -92,7 +92,7 @@ def test_a_flow_passes_beside_both_models(take, nets, name: str, net: str):
     assert notes["quantise_s"] > 0
     assert any("quantize" in name for name in notes["delegation"]["delegated"])
     (beside_plain,) = case.plain_verdict.outputs
-    assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near to the plain model, and not that model
+    assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near the plain model but different
 
 
 ELSEWHERE = {
@@ -109,36 +109,36 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_was_lowered_for_another_machine_is_counted_and_never_passes(take, nets, name: str):
+def test_flow_for_other_hardware_compiles_and_skips_run(take, nets, name: str):
     if name.startswith(("arm-", "cortex-m")):
         pytest.importorskip("tosa_serializer")
     case = take(load_flow(name), nets["mlp"])
     assert case.outcome is Outcome.SKIP, (case.reason, case.error)
     assert ELSEWHERE[name] in case.error.message
-    assert "was compiled, and not run" in case.error.message
+    assert "compiled, but not run" in case.error.message
     notes = case.artifact.notes
     assert notes["program_bytes"] > 0
     assert notes["lower_s"] > 0
-    if name != "cortex-m":  # which has kernels in place of a delegate
+    if name != "cortex-m":  # cortex-m uses kernels, not a delegate
         assert notes["delegation"]["backends"] == [ELSEWHERE[name]]
         assert sum(notes["delegation"]["delegated"].values()) > sum(notes["delegation"]["undelegated"].values())
 
 
 @pytest.mark.parametrize("name", ["openvino", "openvino-int8"])
-def test_openvino_runs_where_it_is_installed(take, nets, name: str):
+def test_openvino_flow_passes_with_openvino_installed(take, nets, name: str):
     pytest.importorskip("openvino")
     case = take(load_flow(name), nets["residual"])
     assert case, (case.reason, case.error, case.error and case.error.detail)
     assert case.result.provenance["placement"][0]["device"] == "OpenvinoBackend"
 
 
-def test_a_flow_whose_vendors_sdk_is_not_there_says_what_is_missing(take, nets, monkeypatch: pytest.MonkeyPatch):
+def test_flow_reports_missing_vendor_sdk(take, nets, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("QNN_SDK_ROOT", raising=False)
     with pytest.raises(UsageError, match="QNN_SDK_ROOT is not set"):
         take(load_flow("qnn-8a8w"), nets["mlp"])
 
 
-def test_a_quantised_program_keeps_its_signature_and_open_dimensions(context, tmp_path: Path):
+def test_quantized_program_preserves_signature_and_open_dims(context, tmp_path: Path):
     module, shape = NETS["residual"]
     dim = torch.export.Dim("n", min=1, max=8)
     path = save_pt2(tmp_path / "open.pt2", export(module(), [torch.zeros(2, *shape[1:])], ({0: dim},)))
@@ -148,7 +148,7 @@ def test_a_quantised_program_keeps_its_signature_and_open_dimensions(context, tm
     assert after.producer["dims"] == before.producer["dims"]
 
 
-def test_what_cannot_be_quantised_says_why(context, nets, tmp_path: Path):
+def test_quantization_explains_failure(context, nets, tmp_path: Path):
     class Plain(torch.nn.Module):
         def forward(self, x):
             return torch.sin(x)

@@ -1,4 +1,4 @@
-"""The runtime executorch, on programs that stock ExecuTorch wrote: what goes in, what comes out, what is refused."""
+"""The ExecuTorch runtime on programs from stock ExecuTorch: inputs, outputs and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.executorch_programs import Conv, Kinds, Linear, export, save_bpte, 
 from hil.agent.runtimes.executorch import ExecuTorchProgram, ExecuTorchRuntime
 from hil.errors import LoadFailed, RunFailed
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporter emits many warnings
 
 
 def load(path: Path, function: str = "", device: str = "") -> ExecuTorchProgram:
@@ -44,7 +44,7 @@ def linear(folder: Path) -> Path:
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
 
-def test_a_program_gives_what_the_module_gives(linear: Path):
+def test_runtime_matches_module_outputs(linear: Path):
     program = load(linear)
     assert [str(spec) for spec in program.inputs] == ["input0: 2x4 float32"]
     assert [str(spec) for spec in program.outputs] == ["output0: 2x3 float32", "output1: 2x4 float32"]
@@ -55,7 +55,7 @@ def test_a_program_gives_what_the_module_gives(linear: Path):
         np.testing.assert_allclose(found, right.numpy(), rtol=1e-6, atol=1e-6)
 
 
-def test_outputs_are_copies_and_every_run_takes_its_inputs_anew(linear: Path):
+def test_runtime_copies_outputs_and_rereads_inputs(linear: Path):
     program = load(linear)
     (_, first) = run(program, X)
     kept = first.copy()
@@ -65,7 +65,7 @@ def test_outputs_are_copies_and_every_run_takes_its_inputs_anew(linear: Path):
     np.testing.assert_array_equal(first, kept)
 
 
-def test_numbers_are_part_of_the_program_and_what_is_no_tensor_is_left_out(folder: Path):
+def test_runtime_drops_constant_inputs_and_non_tensor_outputs(folder: Path):
     path = save_pte(folder / "kinds.pte", export(Kinds(), [torch.zeros(2, 4), 3, 0.5, True]), portable=True)
     program = load(path)
     assert [spec.name for spec in program.inputs] == ["input0"]
@@ -77,7 +77,7 @@ def test_numbers_are_part_of_the_program_and_what_is_no_tensor_is_left_out(folde
 
 
 @pytest.mark.parametrize("portable", [True, False])
-def test_a_program_for_channels_last_gets_them_last(folder: Path, portable: bool):
+def test_runtime_accepts_channels_last_programs(folder: Path, portable: bool):
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(5))
     last = x.to(memory_format=torch.channels_last)
     path = save_pte(folder / f"last-{portable}.pte", export(Conv(), [last]), portable=portable)
@@ -86,7 +86,7 @@ def test_a_program_for_channels_last_gets_them_last(folder: Path, portable: bool
         np.testing.assert_allclose(found, Conv()(x).numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_shape_that_may_vary_may_vary_up_to_its_bound(folder: Path):
+def test_runtime_accepts_dynamic_shapes_up_to_bound(folder: Path):
     dim = torch.export.Dim("n", min=1, max=4)
     path = save_pte(folder / "dynamic.pte", export(Conv(), [torch.zeros(2, 3, 8, 8)], ({0: dim},)))
     program = load(path)
@@ -96,28 +96,26 @@ def test_a_shape_that_may_vary_may_vary_up_to_its_bound(folder: Path):
         program.bind([np.ones((5, 3, 8, 8), np.float32)])
 
 
-def test_a_bundled_program_is_loaded_as_the_program_in_it(folder: Path):
+def test_runtime_loads_program_from_bundle(folder: Path):
     given = [torch.from_numpy(X)]
     path = save_bpte(folder / "linear.bpte", export(Linear(), [torch.zeros(2, 4)]), [(given, Linear()(*given))])
     np.testing.assert_array_equal(run(load(path), X)[1], X + 1)
 
 
-def test_a_backend_or_an_operator_that_is_not_here_is_named(folder: Path, linear: Path):
+def test_runtime_names_missing_backend_or_operator(folder: Path, linear: Path):
     elsewhere = folder / "elsewhere.pte"
     elsewhere.write_bytes(linear.read_bytes().replace(b"XnnpackBackend", b"NowhereBackend"))
-    with pytest.raises(
-        LoadFailed, match="delegates to NowhereBackend, which this board's ExecuTorch does not have"
-    ) as error:
+    with pytest.raises(LoadFailed, match="delegates to NowhereBackend, missing from this board's ExecuTorch") as error:
         load(elsewhere)
     assert "XnnpackBackend" in error.value.hint
     portable = save_pte(folder / "portable.pte", export(Linear(), [torch.zeros(2, 4)]), portable=True)
     unknown = folder / "unknown.pte"
     unknown.write_bytes(portable.read_bytes().replace(b"aten::relu", b"aten::rely"))
-    with pytest.raises(LoadFailed, match=r"calls aten::rely\.out: this board's ExecuTorch has no such operator"):
+    with pytest.raises(LoadFailed, match=r"calls aten::rely\.out, missing from this board's ExecuTorch"):
         load(unknown)
 
 
-def test_what_cannot_be_loaded_says_why(folder: Path, linear: Path):
+def test_runtime_explains_load_failure(folder: Path, linear: Path):
     whole = linear.read_bytes()
     broken = folder / "broken.pte"
     for size in (0, 3, 40, len(whole) // 2, len(whole) - 8):

@@ -1,4 +1,4 @@
-"""The tests of ExecuTorch's backend tester as hil's cases: found, exported, with inputs and what the module gives."""
+"""Tests of ExecuTorch's backend tester as hil cases: discovery, export, inputs and expected outputs."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ def made(operators, context, tmp_path):
     return lambda name: operators[name].make(tmp_path)
 
 
-def test_there_are_hundreds_with_ids_fit_for_files(operators):
+def test_operator_suite_has_over_900_cases_with_file_safe_ids(operators):
     assert len(operators) > 900
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", name) for name in operators)
     assert {"add_dtype-float32", "add_f32_alpha", "lstm_feature_sizes.3"} <= set(operators)
 
 
-def test_a_case_is_of_its_operator_and_tells_its_parameters(operators):
+def test_operator_case_has_operator_and_parameters(operators):
     spec = operators["conv2d_dtype-float32"]
     assert (spec.op, spec.params) == ("conv2d", {"dtype": "float32"})
 
 
-def test_a_case_brings_the_program_its_inputs_and_what_the_module_gives(made, context):
+def test_operator_case_provides_inputs_and_expected_outputs(made, context):
     data = made("add_f32_alpha")
     assert [spec.name for spec in import_model(data.path, isolated=context.isolated).inputs] == ["x", "y"]
     np.testing.assert_allclose(data.expected["output"], data.inputs["x"] + 2 * data.inputs["y"], rtol=1e-6)
     assert data.plain_path is None
 
 
-def test_inputs_within_tuples_keep_their_order(made):
+def test_operator_case_preserves_order_of_tuple_inputs(made):
     data = made("index_put_in_place_dtype-float32")
     assert [array.dtype.name for array in data.inputs.values()] == ["float32", "int64", "float32"]
 
 
-def test_the_same_weights_and_inputs_are_drawn_each_time(operators, context, tmp_path):
+def test_operator_case_draws_same_weights_and_inputs(operators, context, tmp_path):
     first = operators["conv1d_basic"].make(tmp_path)
     elsewhere = RunContext(Cache(tmp_path / "other"), context.isolated)
     specs = open_suite(Request("@operators"), load_flow("xnnpack"), elsewhere).cases
@@ -68,20 +68,20 @@ def test_the_same_weights_and_inputs_are_drawn_each_time(operators, context, tmp
         np.testing.assert_array_equal(array, again.expected[name])
 
 
-def test_what_does_not_run_or_cannot_be_exported_says_why(made):
+def test_operator_case_explains_run_and_export_failures(made):
     with pytest.raises(ImportFailed, match="does not run: pad should be at most half of effective kernel size"):
         made("avgpool1d_padding.1")
     with pytest.raises(ImportFailed, match=r"torch.export.save refuses it: No registered serialization name"):
         made("median_with_indices.0")
 
 
-def test_what_the_tester_skips_is_a_case_that_says_so(made):
+def test_operator_case_reports_tester_skip(made):
     with pytest.raises(ImportFailed, match="tester skips it: NaN and Inf are not enforced for backends") as left_out:
         made("abs_edge_cases")
     assert left_out.value.outcome == "SKIP"
 
 
-def test_a_flow_that_quantises_has_the_plain_model_beside_its_own(context, tmp_path):
+def test_quantized_case_includes_plain_model(context, tmp_path):
     flow = load_flow("xnnpack-static-int8-per-channel")
     cases = {spec.id: spec for spec in open_suite(Request("@operators"), flow, context).cases}
     data = cases["conv2d_basic"].make(tmp_path)
@@ -89,7 +89,7 @@ def test_a_flow_that_quantises_has_the_plain_model_beside_its_own(context, tmp_p
     assert list(data.plain_expected) == ["output"] and not data.expected
 
 
-def test_models_that_need_a_package_that_is_not_there_say_so(context, tmp_path, monkeypatch):
+def test_model_case_reports_missing_package(context, tmp_path, monkeypatch):
     suite = open_suite(Request("@models"), load_flow("xnnpack"), context)
     by_id = {spec.id: spec for spec in suite.cases}
     if "torchvision" not in by_id:

@@ -1,4 +1,4 @@
-"""`hil suite run` for flows of ExecuTorch, on the simulator: what it reports, and that it misses nothing."""
+"""`hil suite run` with ExecuTorch flows on the simulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.plugin_runs import Project
 
 pytest.importorskip("executorch")
 
-# Some of every kind: delegated, in part, not at all; no kernel on the board, a module that does not run, a skipped one.
+# Delegated in whole, in part, not at all; missing kernel, failing module, skipped test.
 SAMPLE = (
     "abs_edge_cases",
     "add_dtype-float32",
@@ -34,7 +34,7 @@ FILTERS = [part for name in SAMPLE for part in ("--filter", f"={name}")]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, shared_cache):
-    """A run of the sample with XNNPACK: its folder."""
+    """Run the sample with XNNPACK and return its directory."""
     out = tmp_path_factory.mktemp("runs") / "xnnpack"
     command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "@operators", "--flow", "xnnpack"]
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache)}
@@ -49,7 +49,7 @@ def rows(run):
         return {row["id"]: row for row in csv.DictReader(file)}
 
 
-def test_every_case_ends_and_each_in_its_own_way(rows):
+def test_suite_reports_expected_outcome_per_case(rows):
     assert set(rows) == set(SAMPLE)
     ended = {name: rows[name]["ended"] for name in SAMPLE}
     assert ended == {
@@ -63,11 +63,11 @@ def test_every_case_ends_and_each_in_its_own_way(rows):
     assert "aten::avg_pool3d.out" in rows["avgpool3d_ceil_mode"]["message"]
 
 
-def test_what_fails_is_expected_by_the_list_that_comes_with_hil(rows):
+def test_suite_expects_failures_in_builtin_list(rows):
     assert {row["outcome"] for row in rows.values()} == {"PASS", "SKIP", "XFAIL"}
 
 
-def test_a_row_has_what_the_testers_own_report_has(rows):
+def test_results_row_has_fields_of_tester_report(rows):
     row = rows["add_dtype-float32"]
     assert json.loads(row["params"]) == {"dtype": "float32"}
     assert (row["flow"], row["delegated"], row["delegated_nodes"], row["undelegated_nodes"]) == (
@@ -82,12 +82,12 @@ def test_a_row_has_what_the_testers_own_report_has(rows):
     assert json.loads(rows["add_f32_alpha"]["undelegated_ops"]) == {"aten.add.Tensor": 1}
 
 
-def test_the_reports_tell_the_share_that_was_delegated(run):
+def test_reports_show_delegated_share(run):
     for name in ("summary.md", "report.html"):
         assert "delegated: " in (run / name).read_text()
 
 
-def test_quantised_programs_are_judged_beside_both_models(hil, tmp_path):
+def test_suite_compares_quantized_program_with_plain_model(hil, tmp_path):
     out = tmp_path / "int8"
     filters = ("--filter", "=conv2d_basic", "--filter", "=add_dtype-float32")
     ended = hil("suite", "run", "@operators", "--flow", "xnnpack-static-int8-per-channel", *filters, "--out", out)
@@ -99,7 +99,7 @@ def test_quantised_programs_are_judged_beside_both_models(hil, tmp_path):
         assert float(row["plain_sqnr_db"]) > 20
 
 
-def test_the_tester_finds_nothing_in_these_that_hil_does_not(environment, tmp_path):
+def test_hil_finds_all_failures_of_executorch_tester(environment, tmp_path):
     command = [sys.executable, "-m", "tools.check_executorch", *FILTERS, "--json"]
     ended = subprocess.run(command, env=with_tools(environment), cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -127,7 +127,7 @@ open(f"{sys.argv[1]}/bundled.bpte", "wb").write(serialized(bundle))
 """
 
 
-def test_a_folder_may_hold_exported_lowered_and_bundled_programs(hil, tmp_path):
+def test_suite_runs_exported_lowered_and_bundled_programs(hil, tmp_path):
     nets, out = tmp_path / "nets", tmp_path / "out"
     nets.mkdir()
     subprocess.run([sys.executable, "-c", WRITE, str(nets)], check=True, capture_output=True)
@@ -175,7 +175,7 @@ open(f"{sys.argv[1]}/two.bpte", "wb").write(serialized(bundle))
 """
 
 
-def test_every_case_of_every_method_of_a_bundled_program_is_a_case_and_a_test(hil, tmp_path, environment):
+def test_suite_and_pytest_run_all_methods_of_bundled_program(hil, tmp_path, environment):
     nets = tmp_path / "nets"
     nets.mkdir()
     subprocess.run([sys.executable, "-c", METHODS, str(nets)], check=True, capture_output=True)
@@ -189,10 +189,10 @@ def test_every_case_of_every_method_of_a_bundled_program_is_a_case_and_a_test(hi
     assert tested.outcomes == {f"{name}-sim": words[end] for name, end in wanted.items()}, tested.out
 
 
-# The whole suite takes half an hour and more: docs/executorch.md has what it came to.
+# The whole suite takes over half an hour; see benchmarks/README.md.
 @pytest.mark.slow
 @pytest.mark.parametrize("flow", ["xnnpack", "executorch-portable"])
-def test_operators_that_pass_and_that_are_known_to_fail_end_as_expected(flow, hil, tmp_path):
+def test_operators_match_expected_failures(flow, hil, tmp_path):
     kinds = [word for name in ("gelu", "median", "prelu", "round") for word in ("--filter", f"{name}_*")]
     ended = hil("suite", "run", "@operators", "--flow", flow, *kinds, "--out", tmp_path / "some", "--json")
     assert ended.code == 0, ended.out[-5000:]

@@ -1,4 +1,4 @@
-"""TensorFlow 1's graphs in files, with and without tf2xla's configs, as somebody of 2019 has them."""
+"""TensorFlow 1 graphs in files, with and without tf2xla configs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
+from support.tfcompile_cache import TIMEOUT_S, run_hil
 
 tensorflow = pytest.importorskip("tensorflow")
 pytest.importorskip("ziglang")
@@ -29,7 +29,7 @@ fetch { id { node_name: "sum" } name: "plus" }
 
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory) -> Path:
-    """A training step by v1's Adam (``step``), two operations with a config (``pair``), and one with a checkpoint."""
+    """Save a training step with Adam (``step``), operations with a config (``pair``), and a graph with a checkpoint."""
     folder = tmp_path_factory.mktemp("graphs")
     with tensorflow.Graph().as_default() as graph:
         x = tf.placeholder(tf.float32, [4, 3], name="x")
@@ -61,7 +61,7 @@ def write(graph, file: Path) -> None:
     file.write_text(str(definition)) if file.suffix == ".pbtxt" else file.write_bytes(definition.SerializeToString())
 
 
-def test_a_training_step_is_found_with_what_is_fed_and_what_it_returns(graphs):
+def test_open_model_finds_feeds_fetches_and_variables(graphs):
     source = open_model(str(graphs / "step.pbtxt"), "", {})
     assert ([str(spec) for spec in source.inputs], source.name) == (["x: 4x3 float32"], "main")
     assert [spec.name for spec in source.outputs()] == ["loss"]
@@ -69,15 +69,17 @@ def test_a_training_step_is_found_with_what_is_fed_and_what_it_returns(graphs):
     assert set(source.assigned) == {"fc1/kernel"} | slots
     kernel = source.assigned["fc1/kernel"]
     assert np.abs(kernel.numpy()).min() > 0
-    # The same values in whatever process asks, though the graph draws them at random.
+    # Every process draws the same random values.
     again = open_graph(graphs / "step.pbtxt", "").variables["fc1/kernel"]
     np.testing.assert_array_equal(kernel.numpy(), again.numpy())
     before = kernel.numpy()
     source.call([tensorflow.ones([4, 3])])
-    np.testing.assert_allclose(np.abs(kernel.numpy() - before), 0.1, rtol=1e-3)  # Adam's first step: its rate
+    np.testing.assert_allclose(
+        np.abs(kernel.numpy() - before), 0.1, rtol=1e-3
+    )  # the learning rate is Adam's first step
 
 
-def test_operations_may_be_named_and_those_without_values_are_run(graphs):
+def test_open_graph_selects_named_operations(graphs):
     loss = open_graph(graphs / "step.pbtxt", "loss")
     assert [node.op for node in loss.definition.node if "Apply" in node.op] == []
     step = open_graph(graphs / "step.pbtxt", "fc1/kernel/Read/ReadVariableOp, loss:0,train")
@@ -85,19 +87,19 @@ def test_operations_may_be_named_and_those_without_values_are_run(graphs):
     assert [node.op for node in step.definition.node if "Apply" in node.op] == ["ResourceApplyAdam"]
 
 
-def test_a_config_says_what_goes_in_and_comes_out(graphs):
+def test_config_defines_inputs_and_outputs(graphs):
     found = describe(str(graphs / "pair.pb"), "", {})
     assert found["inputs"] == [["x", "float32", [2, 3]], ["scope/y_in", "float32", [3]]]
     assert [name for name, *_ in found["outputs"]] == ["times", "plus"]
     assert (found["function"], found["external"]) == ("pair.config.pbtxt", ["pair.config.pbtxt"])
     assert found["producer"]["functions"] == ["main", "pair.config.pbtxt"]
-    # Without it everything that goes nowhere else is returned, and the shape stays open.
+    # Without the config, all unused results are outputs and the shape stays open.
     plain = describe(str(graphs / "pair.pb"), "main", {})
     assert plain["inputs"][0] == ["x_in", "float32", ["x_in.dim0", 3]]
     assert [name for name, *_ in plain["outputs"]] == ["sum", "product"]
 
 
-def test_first_values_come_from_a_checkpoint_else_from_the_graph_else_from_a_seed(graphs, tmp_path):
+def test_variables_start_from_checkpoint_initializer_or_seed(graphs, tmp_path):
     held = open_graph(graphs / "held.pb", "")
     assert held.sources == {"held": "checkpoint"}
     np.testing.assert_array_equal(held.variables["held"].numpy(), [1, 2, 3])
@@ -124,7 +126,7 @@ def test_first_values_come_from_a_checkpoint_else_from_the_graph_else_from_a_see
         ("reference.pb", "", ImportFailed, "keeps 'v' in a reference variable"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(graphs, tmp_path, name, function, error, message):
+def test_open_graph_rejects_invalid_function_or_file(graphs, tmp_path, name, function, error, message):
     (tmp_path / "broken.pbtxt").write_text("node { nam: 1 }")
     (tmp_path / "empty.pbtxt").write_text("versions { producer: 1 }")
     for stem, config in (
@@ -143,11 +145,7 @@ def test_what_cannot_be_meant_is_refused(graphs, tmp_path, name, function, error
         open_graph(tmp_path / name, function)
 
 
-def test_a_users_graph_goes_through_both_compilers_and_its_program_runs_again(
-    graphs, environment, shared_cache, tmp_path
-):
-    environment = keep_what_does_not_change(environment, shared_cache)
-
+def test_graph_compiles_with_both_compilers_and_program_runs(graphs, environment, shared_cache, tmp_path):
     def hil(*args: object) -> SimpleNamespace:
         return run_hil(*args, cwd=tmp_path, env=environment)
 
@@ -168,7 +166,7 @@ def test_a_users_graph_goes_through_both_compilers_and_its_program_runs_again(
     assert (done.code, done.case["outcome"]) == (0, "PASS"), done.err
     assert "HloModule" in (tmp_path / "iree" / "hlo" / "after_optimizations.txt").read_text()
     assert "stablehlo." in (tmp_path / "iree" / "imported.mlir").read_text()
-    # A program of a config's, stored, runs again by itself.
+    # A stored program compiled with a config runs without the graph.
     assert hil("compile", graphs / "pair.pb", "--runtime", "xla-aot", "-o", "pair.so").code == 0
     np.savez(tmp_path / "in.npz", **{"x": np.full((2, 3), 2, np.float32), "scope/y_in": np.full(3, 5, np.float32)})
     np.savez(tmp_path / "out.npz", times=np.full((2, 3), 10, np.float32), plus=np.full((2, 3), 7, np.float32))

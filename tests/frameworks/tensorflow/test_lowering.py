@@ -1,4 +1,4 @@
-"""TensorFlow functions as StableHLO: arguments, variables, nesting, and what IREE makes of it."""
+"""TensorFlow functions as StableHLO: arguments, variables, nesting, and results on IREE."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Model(tf.Module):
 
 
 def call(mlir: str | bytes, name: str, *args) -> list[np.ndarray]:
-    """What IREE's own CPU makes of a function of a module."""
+    """Compile a module for the CPU with IREE and call a function."""
     flags = ["--iree-llvmcpu-target-cpu=host", "--iree-input-demote-f64-to-f32=false"]
     program = tools.compile_str(mlir, target_backends=["llvm-cpu"], extra_args=flags)
     module = runtime.load_vm_module(runtime.VmModule.copy_buffer(CONFIG.vm_instance, program), CONFIG)
@@ -51,7 +51,7 @@ def called(live: Live, *args) -> list[np.ndarray]:
     return call(prepare(live.function.mlir), "main", *flatten(args), *live.values())
 
 
-def test_state_goes_in_and_comes_out():
+def test_lower_exposes_state_as_inputs_and_outputs():
     model = Model()
     given = {"x": np.random.rand(2, 4).astype(np.float32), "y": [np.ones(3, np.float32)]}
     live = lower(model.step, (given, 2))
@@ -74,7 +74,7 @@ def test_state_goes_in_and_comes_out():
         np.testing.assert_allclose(results[state.result], live.captured[function.state.index(state)].numpy())
 
 
-def test_variables_that_are_only_read_become_constants():
+def test_freeze_turns_read_only_variables_into_constants():
     model = Model()
     x = np.random.rand(2, 4).astype(np.float32)
     live = lower(model.apply, (x,))
@@ -82,7 +82,7 @@ def test_variables_that_are_only_read_become_constants():
     np.testing.assert_allclose(result, model.apply(x), rtol=1e-5)
 
 
-def test_a_frozen_function_returns_what_it_assigns_and_begins_anew_with_every_call():
+def test_frozen_function_restarts_state_per_call():
     model = Model()
     given = {"x": np.random.rand(2, 4).astype(np.float32), "y": [np.ones(3, np.float32)]}
     live = lower(model.step, (given,))
@@ -95,7 +95,7 @@ def test_a_frozen_function_returns_what_it_assigns_and_begins_anew_with_every_ca
         np.testing.assert_array_equal(weight, np.full([4, 3], 0.5, np.float32))
 
 
-def test_the_variables_that_a_function_may_assign_are_told_from_its_graph():
+def test_assigned_finds_variables_in_nested_graphs():
     read, set_, nested, looped, branched, scattered = (tf.Variable([float(n)], name=f"v{n}") for n in range(6))
     generator = tf.random.Generator.from_seed(1)
 
@@ -115,7 +115,7 @@ def test_the_variables_that_a_function_may_assign_are_told_from_its_graph():
 
     concrete = step.get_concrete_function(tf.TensorSpec([1]))
     assert set(assigned(concrete)) == {"v1", "v2", "v3", "v4", "v5", "StateVar"}
-    # XLA sees that the second keeps its value, and returns no new one: whoever asks for it gets that all the same.
+    # XLA returns no new value for an unchanged variable; freeze returns it if requested.
     live = lower(lambda x: [set_.assign(set_), x][1], (np.ones(1, np.float32),))
     program = freeze(live.function, live.values(), "main", ["v1"])
     assert [value.item() for value in call(program, "main", np.full(1, 7, np.float32))] == [7.0, 1.0]
@@ -124,11 +124,11 @@ def test_the_variables_that_a_function_may_assign_are_told_from_its_graph():
 @pytest.mark.parametrize(
     "dtype", ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"]
 )
-def test_constants_of_every_dtype(dtype):
+def test_freeze_supports_constants_of_all_dtypes(dtype):
     held = tf.Variable(tf.cast([[0, 1, 2], [3, 1, 0]], dtype))
     live = lower(lambda x: (tf.concat([held, x], 0), tf.shape(x)), (tf.TensorSpec([1, 3], dtype),))
     x = np.ones([1, 3], held.numpy().dtype)
-    if dtype == "bfloat16":  # IREE's Python passes none
+    if dtype == "bfloat16":  # IREE's Python does not accept bfloat16
         assert live.function.outputs[0].dtype == "bfloat16"
         return
     joined, shape = call(freeze(live.function, live.values(), "main"), "main", x)
@@ -136,8 +136,8 @@ def test_constants_of_every_dtype(dtype):
     assert shape.tolist() == [1, 3]
 
 
-def test_the_last_step_of_an_lstm_and_variables_that_change_places():
-    """IREE 3.13 needs the steps of the first written out, and the loop of the second as it is."""
+def test_lower_handles_lstm_and_swapped_loop_variables():
+    """IREE 3.13 needs unrolled steps for the LSTM, and an unchanged loop for the second function."""
     tf.keras.utils.set_random_seed(0)
     lstm = tf.keras.Sequential([tf.keras.Input([8, 4]), tf.keras.layers.LSTM(4)])
     x = np.random.rand(1, 8, 4).astype(np.float32)
@@ -170,12 +170,12 @@ TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [3
         (TABLE.lookup, tf.TensorSpec([2], tf.int64), "no variable, such as a table"),
     ],
 )
-def test_what_cannot_be_lowered_says_why(function, spec, words):
+def test_lower_explains_failure(function, spec, words):
     with pytest.raises(CompileFailed, match=words):
         lower(function, (spec,))
 
 
-def test_structures_are_flattened_as_tensorflow_does():
+def test_leaves_match_tensorflow_flattening():
     structure = {"b": [1.0, (2.0, None)], "a": {"z": 3.0, "c": 4.0}}
     assert [leaf for _, leaf in leaves(structure)] == tf.nest.flatten(structure)
     assert [path for path, _ in leaves(structure)] == ["a.c", "a.z", "b.0", "b.1.0", "b.1.1"]

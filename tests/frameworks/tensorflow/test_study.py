@@ -1,4 +1,4 @@
-"""`hil study run`: the fourteen experiments, and studies in which things go wrong."""
+"""`hil study run`: the fourteen experiments, and studies with failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import referencing
-from support.tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
+from support.tfcompile_cache import TIMEOUT_S, run_hil
 from support.waiting import eventually
 
 pytest.importorskip("tensorflow")
@@ -49,23 +49,18 @@ FINE = "loss = self.total.assign_add(tf.reduce_sum(x))"
 
 
 @pytest.fixture
-def environment(environment, shared_cache):
-    return keep_what_does_not_change(environment, shared_cache)
-
-
-@pytest.fixture
 def hil(environment, tmp_path):
     return lambda *args: run_hil(*args, cwd=tmp_path, env=environment)
 
 
 @pytest.fixture
 def study(tmp_path) -> Path:
-    """A study of experiments that do not all end well."""
+    """Create a study with failing experiments."""
     bodies = {
         "fine": FINE,
         "random": "loss = self.total + tf.random.stateless_uniform((), [tf.cast(1e6 * tf.timestamp(), tf.int32), 1])",
         "text": "loss = tf.cast(tf.strings.length(tf.strings.as_string(self.total + x[0])), tf.float32)",
-        # What the three RNNs of 2019 failed of: a loop in a gradient of which nobody says how long it may be.
+        # The failure of the three RNNs of 2019: a loop without a length limit in a gradient.
         "endless": """with tf.GradientTape() as tape:
             steps = tf.cast(x[0], tf.int32)
             _, loss = tf.while_loop(lambda i, _: i < steps, lambda i, y: (i + 1, tf.tanh(y * self.total)), (0, x[1]))
@@ -81,7 +76,7 @@ def study(tmp_path) -> Path:
 
 
 def check(document) -> None:
-    """Raises where a document is not as the schema says."""
+    """Validate a document against the schema."""
     resources = [(name, referencing.Resource.from_contents(schema)) for name, schema in SCHEMAS.items()]
     registry = referencing.Registry().with_resources(resources)
     jsonschema.Draft202012Validator({"$ref": "commands.schema.json#/$defs/study%20run"}, registry=registry).validate(
@@ -89,7 +84,7 @@ def check(document) -> None:
     )
 
 
-def test_training_steps_agree_with_tensorflows_and_are_stored(hil, tmp_path):
+def test_study_matches_tensorflow_and_stores_results(hil, tmp_path):
     options = ("--experiment", "fc", "--experiment", "rnn_seq_length", "--steps", 3, "-o", "out")
     done = hil("study", "run", FOURTEEN, *options, "--json")
     assert done.code == 0, done.err
@@ -105,7 +100,7 @@ def test_training_steps_agree_with_tensorflows_and_are_stored(hil, tmp_path):
         assert all(stage["outcome"] == "pass" and stage["seconds"] >= 0 for stage in row["stages"])
         assert row["bytes"] > 1000 and 0 <= row["worst"]["max_abs"] < 1e-4
     assert json.loads((tmp_path / "out" / "study.json").read_text()) == done.document
-    # What a program was made of lies beside it, XLA's modules too; and it runs again without the study.
+    # The sources of a program are next to it, and it runs without the study.
     for row in rows:
         program = tmp_path / "out" / row["program"]
         made = {"tfcompile": ("graph.pb", "config.pbtxt", "program.h"), "iree": ("lowered/step.mlir",)}[row["way"]]
@@ -116,12 +111,12 @@ def test_training_steps_agree_with_tensorflows_and_are_stored(hil, tmp_path):
     assert (tmp_path / "out" / "study.md").read_text().count("| PASS |") == 4
     again = hil("study", "run", FOURTEEN, *options)
     assert again.code == 2 and "holds a study already" in again.err
-    # Nothing is left to do: nothing is done.
+    # A finished study does not run again.
     began = time.monotonic()
     resumed = hil("study", "run", FOURTEEN, *options, "--resume", "--json")
     assert resumed.code == 0 and resumed.document["rows"] == rows
     assert time.monotonic() - began < 60
-    # Those that are not asked for again stay where they are.
+    # Rows outside the selection stay in the study.
     part = hil("study", "run", FOURTEEN, *options[2:], "--compiler", "iree", "--resume", "--json")
     assert part.code == 0 and part.document["rows"] == rows
     other = hil("study", "run", FOURTEEN, *options, "--resume", "--rtol", "0.01")
@@ -130,7 +125,7 @@ def test_training_steps_agree_with_tensorflows_and_are_stored(hil, tmp_path):
     assert elsewhere.code == 2 and "on another board, sim" in elsewhere.err
 
 
-def test_what_goes_wrong_is_told_with_its_stage_and_nothing_is_left_out(hil, study):
+def test_study_reports_failed_stage_per_experiment(hil, study):
     done = hil("study", "run", study, "--json")
     assert done.code == 3
     check(done.document)
@@ -151,8 +146,8 @@ def test_what_goes_wrong_is_told_with_its_stage_and_nothing_is_left_out(hil, stu
         assert rows["random", way]["failed_stage"] in ("match", lowering)
 
 
-def test_values_that_differ_are_a_failure_of_the_match(hil, study):
-    # Within no tolerance at all: the two compilers sum in an order of their own.
+def test_study_reports_value_mismatch_as_match_failure(hil, study):
+    # A tolerance of zero: the two compilers sum in different order.
     (study / "fine" / "model.py").write_text(
         MODEL.replace("BODY", "loss = self.total.assign_add(tf.reduce_sum(tf.exp(tf.sin(x * 1000.0))))")
     )
@@ -163,7 +158,7 @@ def test_values_that_differ_are_a_failure_of_the_match(hil, study):
         assert row["failed_stage"] == "match" and "step " in row["message"] and row["worst"]["max_abs"] > 0
 
 
-def test_what_is_typed_wrongly_is_refused_before_anything_runs(hil, tmp_path):
+def test_study_rejects_invalid_options_before_running(hil, tmp_path):
     for options, message in (
         ((FOURTEEN, "--compiler", "tfcompil"), "did you mean 'tfcompile'"),
         ((FOURTEEN, "--experiment", "fd"), "no experiment 'fd'"),
@@ -176,7 +171,7 @@ def test_what_is_typed_wrongly_is_refused_before_anything_runs(hil, tmp_path):
     assert not (tmp_path / "hil-study").exists()
 
 
-def test_ctrl_c_keeps_what_there_is(study, environment, tmp_path):
+def test_study_stores_results_on_interrupt(study, environment, tmp_path):
     command = [sys.executable, "-m", "hil.controller.cli.main", "study", "run", study, "--compiler", "iree", "--json"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -192,7 +187,7 @@ def test_ctrl_c_keeps_what_there_is(study, environment, tmp_path):
 
 
 @pytest.mark.board
-def test_an_arm_board_trains_as_tensorflow_does(hil, board_aarch64, tmp_path):
+def test_study_passes_on_arm_board(hil, board_aarch64, tmp_path):
     (tmp_path / "arm.toml").write_text(
         f"""
 [board]
@@ -217,7 +212,7 @@ known_hosts = "{board_aarch64.known_hosts}"
 
 
 @pytest.mark.slow
-def test_the_fourteen_experiments_pass_on_both_compilers(environment, tmp_path):
+def test_all_study_experiments_pass_with_both_compilers(environment, tmp_path):
     command = [sys.executable, "-m", "hil.controller.cli.main", "study", "run", FOURTEEN, "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     document = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""The modules of examples/tensorflow on IREE and TFLite: all of them, but for those that are marked slow."""
+"""The modules of examples/tensorflow on IREE and TFLite, except those marked slow."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "tensorflow"
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("file", sorted(file.name for file in EXAMPLES.glob("test_*.py")))
-def test_the_examples_pass_or_fail_as_expected(file, tmp_path, environment):
-    # A configuration of its own: theirs is a reader's, who has none of this repository's.
+def test_examples_pass_or_fail_as_expected(file, tmp_path, environment):
+    # Use a separate configuration, as a reader without this repository would.
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: takes long\n")
     options = ["-c", tmp_path / "pytest.ini", "--rootdir", tmp_path, "-m", "not slow", "-q"]
     backends = ["--target_backends=iree_llvmcpu,tflite", f"--artifacts_dir={tmp_path / 'traces'}"]

@@ -1,4 +1,4 @@
-"""SavedModels and .keras files from the command line: on IREE and TFLite, simulated and on an emulated Arm board."""
+"""SavedModels and .keras files from the command line: IREE and TFLite, on the simulator and an emulated Arm board."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.virtual_board import VirtualBoard
 
 tf = pytest.importorskip("tensorflow")
 
-# Keras's saving meets numpy's newest.
+# Keras warns with new versions of NumPy when it saves models.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
@@ -40,7 +40,7 @@ class Module(tf.Module):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder: cnn.keras and the same model exported, two.keras with two inputs, lambda.keras, a saved tf.Module."""
+    """Save cnn.keras and its export, two.keras with two inputs, lambda.keras, and a tf.Module."""
     folder = tmp_path_factory.mktemp("models")
     layers = tf.keras.layers
     tf.keras.utils.set_random_seed(0)
@@ -69,26 +69,26 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("module", ["--function", "predict", "--dim", "x.dim0=2"]),
     ],
 )
-def test_models_run_on_both_runtimes(hil, models, model, arguments, runtime):
+def test_models_pass_on_iree_and_tflite(hil, models, model, arguments, runtime):
     ended = hil("run", models / model, *arguments, "--runtime-hw-type", "sim", "--runtime", runtime, "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
     assert f"tensorflow {tf.__version__}" in ended.out
 
 
-def test_tflite_keeps_open_dimensions_open(hil, models, tmp_path):
+def test_tflite_preserves_open_dimensions(hil, models, tmp_path):
     np.save(tmp_path / "x.npy", np.ones([5, 4], np.float32))
     arguments = ["--function", "predict", "--input", "x=x.npy", "--runtime", "tflite"]
     ended = hil("run", models / "module", *arguments, "--runtime-hw-type", "sim", "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
 
 
-def test_strings_pass_through_tflite(hil, models):
+def test_tflite_passes_strings(hil, models):
     arguments = ["--function", "echo", "--runtime", "tflite", "--runtime-hw-type", "sim"]
     ended = hil("run", models / "module", *arguments, "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
 
 
-def test_what_a_function_assigns_is_compared_like_its_outputs(hil, models, tmp_path):
+def test_run_compares_assigned_variables(hil, models, tmp_path):
     train = ["run", models / "module", "--function", "train", "--json"]
     ended = hil(*train, "--runtime-hw-type", "sim", "--iterations", "3")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
@@ -102,13 +102,13 @@ def test_what_a_function_assigns_is_compared_like_its_outputs(hil, models, tmp_p
         assert ended.case["reason"].startswith(f"output {name}: ")
 
 
-def test_a_tflite_program_does_not_show_what_it_assigns(hil, models):
+def test_tflite_rejects_function_with_assigned_variables(hil, models):
     ended = hil("run", models / "module", "--function", "train", "--runtime", "tflite", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "COMPILE_ERROR"), ended.out
     assert "assigns variables (Variable" in ended.case["reason"]
 
 
-def test_a_tflite_file_that_keeps_state_begins_anew_with_every_run_and_says_what_was_not_compared(hil, tmp_path):
+def test_run_resets_tflite_state_and_notes_unchecked_state(hil, tmp_path):
     class Sum(tf.Module):
         def __init__(self):
             super().__init__()
@@ -124,7 +124,7 @@ def test_a_tflite_file_that_keeps_state_begins_anew_with_every_run_and_says_what
     (tmp_path / "sum.tflite").write_bytes(tf.lite.TFLiteConverter.from_concrete_functions([concrete], module).convert())
     ended = hil("run", tmp_path / "sum.tflite", "--iterations", "3", "--warmup", "2", "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
-    assert "keeps state from run to run (ASSIGN_VARIABLE)" in ended.case["reason"]
+    assert "keeps state between runs (ASSIGN_VARIABLE)" in ended.case["reason"]
 
 
 @pytest.mark.parametrize(
@@ -138,19 +138,19 @@ def test_a_tflite_file_that_keeps_state_begins_anew_with_every_run_and_says_what
         (["."], "is a folder"),
     ],
 )
-def test_bad_usage(hil, models, arguments, words):
+def test_run_rejects_invalid_model_arguments(hil, models, arguments, words):
     ended = hil("run", *arguments, "--runtime-hw-type", "sim", "--json", cwd=models)
     assert ended.code == 2, (ended.out, ended.err)
     assert words in ended.err
 
 
-def test_code_in_a_keras_file_is_not_run(hil, models):
+def test_import_refuses_code_in_keras_file(hil, models):
     ended = hil("run", models / "lambda.keras", "--dim", "batch=1", "--runtime-hw-type", "sim", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), ended.out
     assert "code that hil does not run" in ended.out
 
 
-def test_damaged_files_are_import_errors(hil, models, tmp_path):
+def test_import_reports_damaged_files(hil, models, tmp_path):
     data = (models / "cnn.keras").read_bytes()
     (tmp_path / "cut.keras").write_bytes(data[: len(data) // 2])
     (tmp_path / "noise.keras").write_bytes(np.random.default_rng(0).bytes(4000))
@@ -167,7 +167,7 @@ def test_damaged_files_are_import_errors(hil, models, tmp_path):
 
 
 @pytest.mark.board
-def test_a_keras_model_runs_on_an_aarch64_board(hil, models, board_aarch64: VirtualBoard):
+def test_keras_model_passes_on_aarch64_board(hil, models, board_aarch64: VirtualBoard):
     at = [f"root@{board_aarch64.ip}", "--identity", board_aarch64.identity, "--known-hosts", board_aarch64.known_hosts]
     for runtime in ("iree", "tflite"):
         arguments = ["--dim", "batch=1", "--runtime", runtime, "--board", *at]
@@ -176,7 +176,7 @@ def test_a_keras_model_runs_on_an_aarch64_board(hil, models, board_aarch64: Virt
 
 
 class Training(tf.Module):
-    """A step whose optimizer, one of TensorFlow 1, is saved with it."""
+    """A training step saved together with its TensorFlow 1 optimizer."""
 
     def __init__(self):
         super().__init__()
@@ -191,7 +191,7 @@ class Training(tf.Module):
         return {"loss": loss}
 
 
-def test_a_saved_optimizer_of_tensorflow_1_is_refused_with_what_to_do(hil, tmp_path):
+def test_import_rejects_saved_tensorflow_1_optimizer(hil, tmp_path):
     tf.saved_model.save(Training(), str(tmp_path / "training"))
     ended = hil("run", tmp_path / "training", "--function", "step", "--runtime-hw-type", "sim", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR")

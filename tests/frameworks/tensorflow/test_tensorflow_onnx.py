@@ -1,4 +1,4 @@
-"""TensorFlow's models made into ONNX: what is taken apart keeps the answers, names, dtypes and shapes of the whole."""
+"""Conversion of TensorFlow models to ONNX: outputs, names, dtypes and shapes stay the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ort = pytest.importorskip("onnxruntime")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    # What tf2onnx asks for the shapes within a model.
+    # tf2onnx uses this interpreter for inner shapes.
     pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated:UserWarning"),
 ]
 
@@ -50,7 +50,7 @@ class Module(tf.Module):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder: attention and lstm as .keras, the former as .tflite, a saved tf.Module."""
+    """Save attention and lstm as .keras, attention as .tflite, and a tf.Module."""
     folder = tmp_path_factory.mktemp("models")
     keras, layers = tf.keras, tf.keras.layers
     keras.utils.set_random_seed(0)
@@ -72,27 +72,27 @@ def answers(file: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["attention", "lstm"])
-def test_a_keras_model_answers_as_ever(models, tmp_path, name):
+def test_keras_conversion_preserves_outputs(models, tmp_path, name):
     to_onnx(str(models / f"{name}.keras"), "call", str(tmp_path / "m.onnx"), {"batch": 2})
     expected = tf.keras.models.load_model(models / f"{name}.keras")(X).numpy()
     (answer,) = answers(tmp_path / "m.onnx", tokens=X).values()
     np.testing.assert_allclose(answer, expected, atol=1e-5)
 
 
-def test_recurrent_layers_are_written_out_so_that_iree_takes_them(models, tmp_path):
+def test_keras_conversion_unrolls_recurrent_layers(models, tmp_path):
     to_onnx(str(models / "lstm.keras"), "call", str(tmp_path / "m.onnx"), {"batch": 1})
     assert "Loop" not in {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
 
 
 @pytest.mark.parametrize("dims", [{}, {"tokens.dim0": 2}])
-def test_a_tflite_model_answers_as_ever(models, tmp_path, dims):
+def test_tflite_conversion_preserves_outputs(models, tmp_path, dims):
     tflite_to_onnx(str(models / "attention.tflite"), "", str(tmp_path / "m.onnx"), dims)
     expected = tf.keras.models.load_model(models / "attention.keras")(X).numpy()
     (answer,) = answers(tmp_path / "m.onnx", tokens=X).values()
     np.testing.assert_allclose(answer, expected, atol=1e-5)
 
 
-def test_a_function_keeps_its_inputs_and_outputs(models, tmp_path):
+def test_conversion_preserves_function_inputs_and_outputs(models, tmp_path):
     to_onnx(str(models / "module" / "saved_model.pb"), "predict", str(tmp_path / "m.onnx"), {})
     graph = onnx.load(tmp_path / "m.onnx").graph
     dims = [[dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in graph.input]
@@ -105,7 +105,7 @@ def test_a_function_keeps_its_inputs_and_outputs(models, tmp_path):
     np.testing.assert_allclose(answer["z"], X[0].sum(1, keepdims=True) + y, rtol=1e-5)
 
 
-def test_names_of_nodes_are_unique_and_tell_nothing_of_the_process(models, tmp_path):
+def test_conversion_gives_unique_node_names_without_call_ids(models, tmp_path):
     to_onnx(str(models / "module" / "saved_model.pb"), "predict", str(tmp_path / "m.onnx"), {})
     names = [node.name for node in onnx.load(tmp_path / "m.onnx").graph.node]
     assert len(names) == len(set(names))
@@ -116,19 +116,19 @@ def test_names_of_nodes_are_unique_and_tell_nothing_of_the_process(models, tmp_p
     ("function", "words"),
     [("train", "assigns variables"), ("same", "both called 'x'"), ("bessel", "no ONNX for BesselI0")],
 )
-def test_what_cannot_be_told_in_onnx_is_refused(models, tmp_path, function, words):
+def test_conversion_rejects_unsupported_functions(models, tmp_path, function, words):
     with pytest.raises(CompileFailed, match=words) as raised:
         to_onnx(str(models / "module" / "saved_model.pb"), function, str(tmp_path / "m.onnx"), {})
     assert "another exporter" in raised.value.hint
 
 
 @pytest.mark.parametrize("name", ["attention.keras", "attention.tflite"])
-def test_layers_of_a_model(hil, models, name):
+def test_layers_lists_operators_of_keras_and_tflite_models(hil, models, name):
     ended = hil("layers", models / name, "--json")
     assert ended.code == 0, ended.err
     assert "MatMul" in {layer["op"] for layer in json.loads(ended.out)["layers"]}
 
 
-def test_bisect_takes_a_keras_model_apart(hil, models):
+def test_bisect_accepts_keras_model(hil, models):
     ended = hil("bisect", models / "lstm.keras", "--dim", "batch=1", "--runtime", "onnxruntime")
     assert ended.code == 0, (ended.out, ended.err)

@@ -1,4 +1,4 @@
-"""TensorFlow's functions through tfcompile onto simulated and emulated boards."""
+"""TensorFlow functions compiled with tfcompile on simulated and emulated boards."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.tfcompile_cache import TIMEOUT_S, keep_what_does_not_change, run_hil
+from support.tfcompile_cache import TIMEOUT_S, run_hil
 
 pytest.importorskip("tensorflow")
 pytest.importorskip("ziglang")
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 ARM = "--target-triple=aarch64-unknown-linux-gnu"
-# A step that assigns one variable, reads another, and has an input that it does not use.
+# A step that assigns a variable, reads another, and has an unused input.
 MODELS = """
 import sys
 import tensorflow as tf
@@ -57,16 +57,11 @@ tf.saved_model.save(model, sys.argv[1], signatures={name: getattr(model, name) f
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory) -> Path:
-    """A SavedModel with several functions."""
+    """Save a SavedModel with several functions."""
     folder = tmp_path_factory.mktemp("saved")
     (folder / "make.py").write_text(MODELS)
     subprocess.run([sys.executable, "make.py", "model"], cwd=folder, check=True, capture_output=True)
     return folder / "model" / "saved_model.pb"
-
-
-@pytest.fixture
-def environment(environment, shared_cache) -> dict[str, str]:
-    return keep_what_does_not_change(environment, shared_cache)
 
 
 @pytest.fixture
@@ -76,7 +71,7 @@ def hil(environment, tmp_path):
 
 @pytest.fixture
 def compiled(hil, saved) -> Callable[..., Path]:
-    """Compiles a function of the model with `--debug-ir`, whose folder it gives."""
+    """Return a function that compiles with `--debug-ir` and returns that directory."""
 
     def call(function: str, *options: str) -> Path:
         done = hil("compile", saved, "--function", function, "--runtime", "xla-aot", "--debug-ir", "ir", *options)
@@ -86,7 +81,7 @@ def compiled(hil, saved) -> Callable[..., Path]:
     return call
 
 
-def test_the_config_is_generated_from_the_graph(compiled, tmp_path):
+def test_tfcompile_generates_config_from_graph(compiled, tmp_path):
     folder = tmp_path / compiled("step", "-o", "step.so")
     ports = json.loads((folder / "ports.json").read_text())
     assert {port["spec"]["name"] for port in ports["feeds"]} == {"x", "unused"}
@@ -102,7 +97,7 @@ def test_the_config_is_generated_from_the_graph(compiled, tmp_path):
     assert scale and "readonly: true" in scale[0] and config.count("readonly: true") == 1
 
 
-def test_a_step_agrees_with_tensorflow_however_often_it_is_run(hil, saved):
+def test_tfcompile_step_matches_tensorflow_over_iterations(hil, saved):
     done = hil("run", saved, "--function", "step", "--runtime", "xla-aot", "--iterations", 3, "--json")
     assert done.code == 0, done.err
     case = done.case
@@ -111,7 +106,7 @@ def test_a_step_agrees_with_tensorflow_however_often_it_is_run(hil, saved):
     assert names == {"y", "norm", "count", "variable scope/inner/kernel", "variable scope/inner/count"}
 
 
-def test_variables_outside_a_program_are_fed_with_the_models_own_values(hil, saved):
+def test_tfcompile_feeds_outside_variables_with_model_values(hil, saved):
     outside = ("--function", "step", "--runtime", "xla-aot", "--compile-flag=--variables=outside")
     done = hil("run", saved, *outside, "--iterations", 3, "--json")
     assert done.code == 0, done.err
@@ -122,19 +117,19 @@ def test_variables_outside_a_program_are_fed_with_the_models_own_values(hil, sav
     assert done.code == 0, done.out
 
 
-def test_programs_of_one_folder_have_each_their_own_variables(hil, saved, tmp_path):
+def test_compile_writes_variables_file_per_program(hil, saved, tmp_path):
     step = ("--function", "step", "--runtime", "xla-aot")
     assert hil("compile", saved, *step, "-o", "step.so").code == 0
     assert hil("compile", "step.so", "-o", "again.so").code == 0
     files = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert {"step.so", "step.variables.bin", "again.so", "again.variables.bin"} <= files
     assert "variables.bin" not in files
-    # A program that keeps none takes none of one that had its name.
+    # A program without variables removes the variables file of its predecessor.
     assert hil("compile", saved, *step, "--compile-flag=--variables=outside", "-o", "again.so").code == 0
     assert not (tmp_path / "again.variables.bin").exists()
 
 
-def test_xlas_own_sort_is_linked(hil, saved):
+def test_tfcompile_links_xla_sort(hil, saved):
     assert hil("run", saved, "--function", "pick", "--runtime", "xla-aot").code == 0
 
 
@@ -146,27 +141,27 @@ def test_xlas_own_sort_is_linked(hil, saved):
         ("nothing", 2, "no function 'nothing'"),
     ],
 )
-def test_what_cannot_be_compiled_is_told_with_its_stage(hil, saved, function, code, message):
+def test_tfcompile_reports_stage_of_failure(hil, saved, function, code, message):
     done = hil("compile", saved, "--function", function, "--runtime", "xla-aot", "-o", "x.so")
     assert done.code == code
     assert re.search(message, done.err), done.err
 
 
-def test_a_program_for_another_cpu_is_refused_when_it_is_loaded(hil, saved):
+def test_load_rejects_program_for_other_cpu_architecture(hil, saved):
     options = ("--function", "step", "--runtime", "xla-aot", "--compile-flag", ARM, "--json")
     done = hil("run", saved, *options)
     assert done.code == 3
     assert done.case["outcome"] == "LOAD_ERROR"
-    assert "compiled for aarch64, and this board is" in done.case["reason"]
+    assert "compiled for aarch64, but this board is" in done.case["reason"]
 
 
-def test_flags_that_tfcompile_does_not_have_are_refused(hil, saved):
+def test_tfcompile_rejects_unknown_flags(hil, saved):
     done = hil("run", saved, "--function", "step", "--runtime", "xla-aot", "--compile-flag=--O9")
     assert done.code == 2 and "tfcompile has no flag --O9" in done.err
 
 
 @pytest.mark.parametrize("options", [(), ("--compile-flag", ARM)])
-def test_a_cpu_that_llvm_does_not_know_is_refused(hil, saved, options):
+def test_tfcompile_rejects_unknown_target_cpu(hil, saved, options):
     done = hil(
         *("compile", saved, "--function", "pick", "--runtime", "xla-aot", "-o", "x.so", *options),
         "--compile-flag=--target-cpu=cortex-z1",
@@ -176,7 +171,7 @@ def test_a_cpu_that_llvm_does_not_know_is_refused(hil, saved, options):
 
 
 @pytest.mark.board
-def test_an_arm_board_runs_a_program_and_needs_no_tensorflow(hil, saved, board_aarch64, tmp_path):
+def test_arm_board_runs_tfcompile_program_without_tensorflow(hil, saved, board_aarch64, tmp_path):
     (tmp_path / "arm.toml").write_text(
         f"""
 [board]

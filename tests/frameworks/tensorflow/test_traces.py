@@ -1,4 +1,4 @@
-"""Modules of TensorFlow traced on several backends: the document's own example, state, training, what goes wrong."""
+"""TensorFlow modules traced on several backends: the documented example, state, training and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hil.errors import RunFailed, UsageError
 from hil.formats.iree_command import own_tool
 from hil.testing import Trace, compare_backends, ndarange, uniform
 
-# As the document has it, but for where the names come from and the module, which it leaves out.
+# The documented example, with other imports and a module.
 SIMPLE = """
 import numpy as np
 import tensorflow as tf
@@ -99,13 +99,13 @@ faults = ["corrupt:output=1,others=spare"]
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, shared_cache, monkeypatch) -> Path:
-    """An empty folder to work in, and the cache that tests share."""
+    """Change to an empty directory and use the shared cache."""
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-# The report of several backends.
+# Report files for several backends.
 REPORT = {"matrix.csv", "matrix.md", "matrix.html", "junit.xml"}
 
 
@@ -120,7 +120,7 @@ def batches(module, steps: int = 3):
         module.train({"x": uniform([8, 4]), "y": ndarange([8], np.int32) % 3}, rtol=1e-5)
 
 
-def test_the_documents_own_test_passes_and_leaves_what_the_document_draws(place):
+def test_traces_example_writes_documented_files(place):
     (place / "simple_arithmetic_test.py").write_text(SIMPLE)
     done = python(
         "simple_arithmetic_test.py", "--target_backends=iree_llvmcpu,iree_vmvx,tflite", "--artifacts_dir=modules"
@@ -161,14 +161,14 @@ def test_the_documents_own_test_passes_and_leaves_what_the_document_draws(place)
     ],
     ids=["tf beside itself", "a backend beside itself, twice"],
 )
-def test_pytest_takes_the_same_options(place, options, folders):
+def test_pytest_accepts_trace_options(place, options, folders):
     (place / "test_simple.py").write_text(SIMPLE)
     done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_simple.py", *options)
     assert done.returncode == 0, done.stdout
     assert {path.name for path in (place / "hil-traces" / "SimpleArithmeticModule").iterdir()} == folders
 
 
-def test_a_module_is_made_anew_for_each_trace_and_keeps_its_state_within():
+def test_trace_creates_new_module_and_carries_state():
     def counted(module):
         assert module.get() == 0
         module.add(2)
@@ -183,14 +183,14 @@ def test_a_module_is_made_anew_for_each_trace_and_keeps_its_state_within():
     assert outputs == ["0.now", "0.parts.0", "0.parts.1.0", "0.parts.1.1", "variable count"]
 
 
-def test_training_steps_carry_the_weights_from_call_to_call():
+def test_trace_carries_weights_between_training_steps():
     [result] = compare_backends(batches, Classifier)
     assert result.outcome is Outcome.PASS, result.lines()
     losses = [call.outputs[0] for call in Trace.load(result.folder).calls]
     assert len(losses) == 3 and len({loss.item() for loss in losses}) == 3
 
 
-def test_variables_that_are_reached_through_their_handles_alone_are_compared_by_their_names():
+def test_trace_names_variables_used_through_handles():
     def steps(module):
         for _ in range(2):
             module.step(uniform([8, 4]), rtol=1e-5)
@@ -198,12 +198,12 @@ def test_variables_that_are_reached_through_their_handles_alone_are_compared_by_
     [result] = compare_backends(steps, ByHandles)
     assert result.outcome is Outcome.PASS, result.lines()
     names = [output.name.removeprefix("variable ") for output in result.comparisons[1].outputs]
-    # TensorFlow numbers the slots of a name on through the whole process: another test may have had Adam before.
+    # TensorFlow numbers slots across the whole process; earlier tests may have used Adam.
     slots = sorted(re.sub(r"_\d+$", "", name) for name in names if name != "0")
     assert slots == ["beta1_power", "beta2_power", "weights", "weights/Adam", "weights/Adam"]
 
 
-def test_what_no_method_assigns_is_a_constant_of_the_program(place):
+def test_trace_compiles_unassigned_variables_as_constants(place):
     def scored(module):
         for _ in range(2):
             module.predict(uniform([2, 4]), rtol=1e-5)
@@ -213,15 +213,15 @@ def test_what_no_method_assigns_is_a_constant_of_the_program(place):
     [result] = compare_backends(scored, Scaled)
     assert result.outcome is Outcome.PASS, result.lines()
     given = [(result.folder / f"flagfile_call_{n}").read_text().count("--input=") for n in range(4)]
-    # weights, bias and scale are constants; offset is a variable of another method with a signature. That learn, which
-    # has no signature, assigns the bias shows once it was called.
+    # weights, bias and scale are constants; offset is a variable of a method with a signature. The method learn has no
+    # signature, so its assignment of bias shows only after the call.
     assert given == [2, 2, 2, 3]
     backend = place / "hil-traces" / "Scaled"
     assert (backend / "iree_llvmcpu" / "methods" / "predict_0" / "compiled.vmfb").is_file()
     assert "stablehlo.constant dense<" in (backend / "iree_input.mlir").read_text()
 
 
-def test_large_constants_are_left_out_of_the_text_and_compiled_from_bytecode(place):
+def test_trace_elides_large_constants_in_text(place):
     def multiplied(module):
         module.large(uniform([1, 512]), rtol=1e-5)
         module.larger(uniform([1, 512]), rtol=1e-5)
@@ -235,7 +235,7 @@ def test_large_constants_are_left_out_of_the_text_and_compiled_from_bytecode(pla
     assert (folder / "iree_llvmcpu" / "compiled.vmfb").stat().st_size < 3 << 19
 
 
-def test_keras_layers_and_optimizers():
+def test_trace_supports_keras_layers_and_optimizers():
     def predicted(module):
         module.predict(uniform([2, 6, 4]), rtol=1e-4)
 
@@ -248,7 +248,7 @@ def test_keras_layers_and_optimizers():
     assert [result.outcome for result in results] == [Outcome.PASS] * 3, [result.lines() for result in results]
 
 
-def test_methods_without_a_signature_are_compiled_for_the_shapes_that_they_are_called_with(place):
+def test_trace_compiles_methods_for_called_shapes(place):
     def totals(module):
         module.total(uniform([4]), rtol=1e-5)
         module.total(uniform([2, 2]), rtol=1e-5)
@@ -262,10 +262,10 @@ def test_methods_without_a_signature_are_compiled_for_the_shapes_that_they_are_c
         "total_0",
         "total_1",
     ]
-    assert (folder / "iree_llvmcpu" / "compiled.vmfb").is_file()  # of the method with a signature
+    assert (folder / "iree_llvmcpu" / "compiled.vmfb").is_file()  # for the method with a signature
 
 
-def test_a_wrong_board_is_found_at_the_call_and_output_where_it_is_wrong(place):
+def test_trace_locates_wrong_call_and_output(place):
     (place / "faulty.toml").write_text(FAULTY)
 
     def steps(module):
@@ -286,7 +286,7 @@ def run_stock(flagfile: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=flagfile.parent, capture_output=True, text=True, timeout=120)
 
 
-def test_a_method_that_only_assigns_is_judged_by_what_it_assigned(place):
+def test_trace_compares_state_of_method_without_outputs(place):
     (place / "faulty.toml").write_text(FAULTY.replace("output=1", "output=0"))
 
     def held(module):
@@ -302,7 +302,7 @@ def test_a_method_that_only_assigns_is_judged_by_what_it_assigned(place):
     assert (wrong.state["held"] != wrong.inputs[0]).any()
 
 
-def test_a_weight_that_the_last_step_spoils_is_found_and_flag_files_expect_the_references(place):
+def test_trace_finds_wrong_weight_after_last_step(place):
     (place / "faulty.toml").write_text(FAULTY.replace("output=1", "output=2"))
 
     def step(module):
@@ -314,13 +314,13 @@ def test_a_weight_that_the_last_step_spoils_is_found_and_flag_files_expect_the_r
     assert bad.outcome is Outcome.FAIL, bad.lines()
     [spoilt] = [output.name for output in bad.comparisons[0].outputs if not output.passed]
     assert spoilt in ("variable weights", "variable bias") and spoilt in bad.record.message
-    # The program is the right one: only the board that ran it is not.
+    # The program is correct; only the board is faulty.
     for result in (good, bad):
         done = run_stock(result.folder / "flagfile")
         assert done.returncode == 0 and "[SUCCESS]" in done.stdout, done.stdout
 
 
-def test_a_state_that_was_wrong_stays_wrong_until_it_is_assigned_again(place):
+def test_trace_reports_wrong_state_before_reassignment(place):
     (place / "faulty.toml").write_text(FAULTY.replace("output=1", "output=0,times=1"))
 
     def held(module):
@@ -332,12 +332,12 @@ def test_a_state_that_was_wrong_stays_wrong_until_it_is_assigned_again(place):
     good, bad = compare_backends(held, Register, target_backends="iree_llvmcpu,board:faulty.toml")
     assert good.outcome is Outcome.PASS, good.lines()
     assert [bool(call) for call in bad.comparisons] == [False, True, True, True], bad.lines()
-    # Nothing changed in the last call, and the program returned a new value all the same.
+    # The last call changed no value, but the program returned a new value.
     assert [output.name for output in good.comparisons[3].outputs] == ["variable held"]
 
 
-def test_variables_have_the_same_names_in_every_making_of_a_module():
-    tf.keras.backend.clear_session()  # Keras numbers the names of layers over all that it ever made
+def test_trace_names_variables_equally_across_modules():
+    tf.keras.backend.clear_session()  # Keras numbers layer names across all models
 
     def learned(module):
         module.step(uniform([2, 6, 4]), rtol=1e-4)
@@ -348,7 +348,7 @@ def test_variables_have_the_same_names_in_every_making_of_a_module():
         assert len(names) == 20 and "lstm/lstm_cell/kernel" in " ".join(names) and "iteration" in names
 
 
-def test_a_state_that_a_backend_cannot_show_is_told():
+def test_trace_reports_unreadable_state():
     def put(module):
         module.put(3)
 
@@ -362,7 +362,7 @@ def test_a_state_that_a_backend_cannot_show_is_told():
     assert "assigned the variable older, which cannot be read on tf" in unseen.record.message
 
 
-def test_a_trace_that_compares_nothing_does_not_pass():
+def test_trace_without_comparisons_fails():
     def cleared(module):
         module.clear()
 
@@ -372,7 +372,7 @@ def test_a_trace_that_compares_nothing_does_not_pass():
     assert judged.outcome is Outcome.PASS, judged.lines()
 
 
-def test_a_flag_file_expects_nothing_where_the_reference_made_no_such_call():
+def test_flagfile_omits_expectations_for_missing_reference_call():
     calls = iter((1, 2))
 
     def uneven(module):
@@ -385,7 +385,7 @@ def test_a_flag_file_expects_nothing_where_the_reference_made_no_such_call():
     assert "--expected_output" not in (result.folder / "flagfile_call_1").read_text()
 
 
-def test_flag_files_of_every_call_run_under_the_stock_tools_and_hil(place):
+def test_flagfiles_run_with_stock_tools_and_bench(place):
     def steps(module):
         batches(module, 2)
 
@@ -411,7 +411,7 @@ def test_flag_files_of_every_call_run_under_the_stock_tools_and_hil(place):
     assert json.loads(bench.stdout)["sides"][0]["outcome"] == "PASS"
 
 
-def test_what_the_compiler_refuses_is_kept_with_the_way_to_see_it_again(place):
+def test_trace_writes_reproducer_for_compile_error(place):
     def factored(module):
         module.factor(np.eye(3, dtype=np.float32))
 
@@ -430,7 +430,7 @@ def test_what_the_compiler_refuses_is_kept_with_the_way_to_see_it_again(place):
     assert taken.outcome is Outcome.PASS, taken.lines()
 
 
-def test_tensors_without_elements_come_back():
+def test_trace_supports_empty_tensors():
     def emptied(module):
         module.none_of(uniform([4]))
         module.none_of(uniform([0]))
@@ -439,7 +439,7 @@ def test_tensors_without_elements_come_back():
         assert result.outcome is Outcome.PASS, result.lines()
 
 
-def test_what_tensorflow_itself_refuses_comes_in_its_words():
+def test_trace_reports_tensorflow_error_messages():
     def reshaped(module):
         module.reshaped(uniform([4]), np.int32(3))
 
@@ -458,7 +458,7 @@ def test_what_tensorflow_itself_refuses_comes_in_its_words():
     [([[2, 3]], r"a tensor of shape \(2, 3\) was given"), ([[3, 3], [1]], "2 given"), ([], "0 given")],
     ids=["a wrong shape", "too many", "too few"],
 )
-def test_what_a_method_does_not_take_is_told_beside_what_it_takes(shapes, words):
+def test_trace_rejects_arguments_of_wrong_shape_or_count(shapes, words):
     def given(module):
         module.double(*map(uniform, shapes))
 
@@ -467,7 +467,7 @@ def test_what_a_method_does_not_take_is_told_beside_what_it_takes(shapes, words)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_shape_that_a_method_without_a_signature_cannot_use_is_an_error_of_the_run():
+def test_trace_reports_unusable_shape_as_run_failure():
     def multiplied(module):
         module.total(uniform([2, 3]))
         module.joined(uniform([2, 3]), uniform([2, 3]))
@@ -477,7 +477,7 @@ def test_a_shape_that_a_method_without_a_signature_cannot_use_is_an_error_of_the
     assert len(caught.value.message.splitlines()) == 1
 
 
-def test_what_tflite_cannot_hold_is_said():
+def test_trace_reports_tflite_variable_changes_as_compile_error():
     def counted(module):
         module.add(1)
 
@@ -486,7 +486,7 @@ def test_what_tflite_cannot_hold_is_said():
     assert "changes variables" in result.record.message
 
 
-def test_expected_failures_are_foreseen_by_backend(place):
+def test_expected_failures_apply_per_backend(place):
     (place / "faulty.toml").write_text(FAULTY.replace("output=1", "output=0"))
     (place / "test_simple.py").write_text(SIMPLE)
     entry = '[[run]]\ncases = "SimpleArithmeticModule/*"\nflow = "{}"\noutcome = "FAIL"\nreason = "flips bits"\n'
@@ -502,7 +502,7 @@ def test_expected_failures_are_foreseen_by_backend(place):
     assert "iree_llvmcpu: XPASS" in strict.stderr and "board:faulty.toml: FAIL" in strict.stderr
 
 
-def test_a_keras_model_s_predict_points_to_what_it_calls():
+def test_trace_suggests_call_for_keras_predict():
     def make():
         return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(2)])
 
@@ -516,7 +516,7 @@ def test_a_keras_model_s_predict_points_to_what_it_calls():
     assert result.outcome is Outcome.PASS, result.lines()
 
 
-def test_what_cannot_be_is_refused():
+def test_trace_rejects_unknown_methods_and_skips_missing_device():
     def called(module):
         module.get()
 

@@ -1,4 +1,4 @@
-"""Traces of a TensorFlow module on an emulated Arm board that is reached over SSH."""
+"""Traces of TensorFlow modules on an emulated Arm board over SSH."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.board
 
 @pytest.fixture
 def backend(board_aarch64, tmp_path, shared_cache, monkeypatch) -> str:
-    """The board as a backend: its config says how it is reached."""
+    """Write a config for the board and return it as a backend."""
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "arm.toml").write_text(
@@ -35,7 +35,7 @@ known_hosts = "{board_aarch64.known_hosts}"
     return "board:arm.toml"
 
 
-def test_state_and_training_steps_are_the_same_on_a_board_over_ssh(backend):
+def test_traces_pass_on_arm_board_over_ssh(backend):
     def counted(module):
         module.add(2)
         assert module.add(3)["now"] == 5
@@ -52,7 +52,7 @@ def test_state_and_training_steps_are_the_same_on_a_board_over_ssh(backend):
         assert (result.folder / "flagfile_call_1").is_file()
 
 
-def test_one_board_can_be_several_backends(backend):
+def test_board_serves_as_multiple_trace_backends(backend):
     def added(module):
         module.get()
 

@@ -1,4 +1,4 @@
-"""What is read of a `.pt2` file, and which files are refused before torch may trust them."""
+"""Import of `.pt2` files, and rejection of unsafe files before torch reads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = "data/weights/model_weights_config.json"
 
 
 class Touch:
-    """Unpickled, it makes a file."""
+    """Create a file when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,7 +40,7 @@ def net(tmp_path: Path) -> Path:
 
 
 def rewritten(path: Path, change: Callable[[dict[str, bytes]], None], compression: int = zipfile.ZIP_STORED) -> Path:
-    """The archive with its records changed."""
+    """Rewrite an archive with changed records."""
     with zipfile.ZipFile(path) as archive:
         entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     change(entries)
@@ -60,7 +60,7 @@ def edited(path: Path, edit: Callable[[Any], None], record: str = MODEL) -> Path
     return rewritten(path, change)
 
 
-def test_structures_are_flattened_under_readable_names(tmp_path):
+def test_describe_flattens_structures_with_readable_names(tmp_path):
     batch = torch.export.Dim("batch", min=2, max=9)
     path = save(
         tmp_path / "nested.pt2",
@@ -90,14 +90,14 @@ def test_structures_are_flattened_under_readable_names(tmp_path):
         describe(str(path), "", {"batch": 4})
 
 
-def test_an_output_is_never_called_as_an_input_is(tmp_path):
+def test_describe_gives_outputs_names_distinct_from_inputs(tmp_path):
     state = (torch.zeros(1, 2, 5), torch.zeros(1, 2, 5))
     found = describe(str(save(tmp_path / "r.pt2", Recurrent(), torch.randn(3, 2, 4), state)), "", {})
     assert [name for name, *_ in found["inputs"]] == ["x", "state_0", "state_1"]
     assert [name for name, *_ in found["outputs"]] == ["y", "state_0_out", "state_1_out"]
 
 
-def test_random_indices_stay_within_what_they_index(tmp_path):
+def test_describe_limits_random_indices_to_valid_range(tmp_path):
     class Embed(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -111,7 +111,7 @@ def test_random_indices_stay_within_what_they_index(tmp_path):
     assert found["ranges"] == {"words": (0, 19), "places": (0, 4)}
 
 
-def test_what_is_no_archive_is_refused_in_a_process_of_its_own(tmp_path, net):
+def test_import_rejects_invalid_archives(tmp_path, net):
     data = net.read_bytes()
     for name, content in (("text", b"hello"), ("cut", data[: len(data) // 2]), ("zip", zip_of({"a/b": b"c"}))):
         path = tmp_path / f"{name}.pt2"
@@ -124,7 +124,7 @@ def test_what_is_no_archive_is_refused_in_a_process_of_its_own(tmp_path, net):
         import_model(old)
 
 
-def test_no_byte_of_damage_crashes_or_passes_as_something_else(net, tmp_path):
+def test_describe_rejects_or_ignores_damaged_bytes(net, tmp_path):
     data = net.read_bytes()
     whole = describe(str(net), "", {})
     for at in range(0, len(data), len(data) // 40):
@@ -138,7 +138,7 @@ def test_no_byte_of_damage_crashes_or_passes_as_something_else(net, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["inputs", "weights", "constants"])
-def test_a_pickle_is_never_executed(net, tmp_path, where):
+def test_describe_never_executes_pickles(net, tmp_path, where):
     made = tmp_path / "executed"
     buffer = io.BytesIO()
     torch.save(Touch(made), buffer)
@@ -164,7 +164,7 @@ def test_a_pickle_is_never_executed(net, tmp_path, where):
     assert not made.exists()
 
 
-def test_neither_sizes_nor_operators_nor_containers_of_a_file_are_evaluated(net, tmp_path):
+def test_describe_refuses_to_evaluate_expressions_and_operators(net, tmp_path):
     made = tmp_path / "executed"
     code = f"__import__('pathlib').Path({str(made)!r}).touch()"
 
@@ -203,7 +203,7 @@ def test_neither_sizes_nor_operators_nor_containers_of_a_file_are_evaluated(net,
     assert not made.exists()
 
 
-def test_guards_of_a_file_are_not_executed(net, tmp_path):
+def test_load_program_ignores_guards_code(net, tmp_path):
     from hil.controller.models.importers.pt2_archive import load_program
 
     made = tmp_path / "executed"
@@ -212,7 +212,7 @@ def test_guards_of_a_file_are_not_executed(net, tmp_path):
     assert not made.exists()
 
 
-def test_compiled_code_bombs_and_absurd_shapes_are_refused(net):
+def test_describe_rejects_compiled_code_bombs_and_huge_shapes(net):
     with pytest.raises(ImportFailed, match="compiled code or a pickle"):
         describe(str(rewritten(net, lambda e: e.update({"data/aotinductor/model/a.so": b"x"}))), "", {})
     with pytest.raises(ImportFailed, match="compressed or repeated"):
@@ -228,7 +228,7 @@ def test_compiled_code_bombs_and_absurd_shapes_are_refused(net):
         describe(str(changed), "", {})
 
 
-def test_the_state_that_a_call_changes_is_an_output(tmp_path):
+def test_describe_lists_changed_state_as_outputs(tmp_path):
     found = describe(str(save(tmp_path / "c.pt2", Counting(), torch.zeros(3))), "", {})
     assert found["outputs"] == [["output", "float32", [3]], ["seen_out", "float32", [3]]]
     found = describe(str(save(tmp_path / "k.pt2", Keeping(), torch.zeros(3), torch.zeros(3))), "", {})
@@ -236,7 +236,7 @@ def test_the_state_that_a_call_changes_is_an_output(tmp_path):
     assert [name for name, *_ in found["outputs"]] == ["inner.total_out", "kept_out"]
 
 
-def test_a_training_module_is_taken_as_it_is(tmp_path):
+def test_describe_accepts_training_module(tmp_path):
     program = torch.export.export(Net().train(), (torch.randn(2, 3, 8, 8),))
     torch.export.save(program, tmp_path / "t.pt2")
     assert describe(str(tmp_path / "t.pt2"), "", {})["outputs"] == [

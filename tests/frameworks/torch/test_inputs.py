@@ -1,4 +1,4 @@
-"""What a live program is called with, under the names that hil has for its inputs."""
+"""Inputs of live programs: hil matches arguments to input names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B, W = (np.full(2, value, np.float32) for value in (1, 2, 3))
 
 
 class Weighted(torch.nn.Module):
-    """A mapping, a tensor and a number."""
+    """Take a mapping, a tensor and a number."""
 
     def forward(self, batch: Any, w: Any, scale: float = 2.0) -> Any:
         return (batch["a"] - batch["b"] * w) * scale
@@ -40,19 +40,19 @@ def program() -> Any:
     ],
     ids=["positional", "tensors", "keywords", "keywords-and-a-constant", "names"],
 )
-def test_arguments_find_their_inputs_in_whatever_order_they_come(program, inputs):
+def test_exported_matches_arguments_in_any_order(program, inputs):
     _, named = exported(program, inputs)
     assert {name: array[0] for name, array in named.items()} == {"batch_a": 1, "batch_b": 2, "w": 3}
 
 
-def test_a_modules_keywords_may_come_in_any_order():
+def test_exported_accepts_module_keywords_in_any_order():
     program, named = exported(Weighted(), {"w": W, "batch": {"b": B, "a": A}})
     assert {name: array[0] for name, array in named.items()} == {"batch_a": 1, "batch_b": 2, "w": 3}
     [value] = program.module()(w=torch.from_numpy(W), batch={"b": torch.from_numpy(B), "a": torch.from_numpy(A)})[:1]
     assert value.item() == (1 - 2 * 3) * 2
 
 
-def test_what_is_not_given_is_left_to_chance_only_where_names_or_nothing_say_so(program):
+def test_exported_draws_missing_inputs_for_named_arguments(program):
     assert exported(program, ())[1] == {} == exported(program, {})[1]
     assert list(exported(program, {"w": W})[1]) == ["w"]
 
@@ -74,7 +74,7 @@ def test_what_is_not_given_is_left_to_chance_only_where_names_or_nothing_say_so(
         (None, "a sequence or a mapping"),
     ],
 )
-def test_what_fits_no_input_is_refused_and_nothing_random_runs_instead(program, inputs, said):
+def test_exported_rejects_unmatched_arguments(program, inputs, said):
     with pytest.raises(UsageError) as caught:
         exported(program, inputs)
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""PyTorch programs and modules on the simulator: by torch-mlir, by ONNX, and what is told of their modules."""
+"""PyTorch programs and modules on the simulator: via torch-mlir or ONNX, and the names of their modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def net(tmp_path: Path) -> Path:
     return save_net(tmp_path / "net.pt2")
 
 
-def test_a_program_runs_by_both_ways_and_on_onnx_runtime(hil, net):
+def test_run_passes_via_torch_mlir_onnx_and_onnxruntime(hil, net):
     for arguments, compiler in (
         ([], "after torch-mlir"),
         (["--compile-flag=--via=onnx"], "after torch.onnx"),
@@ -38,23 +38,23 @@ def test_a_program_runs_by_both_ways_and_on_onnx_runtime(hil, net):
         assert verdict["outputs"][0]["name"] == "output" and verdict["outputs"][0]["elements"] == 6
 
 
-def test_a_suite_has_its_layers_too(hil, net):
+def test_suite_includes_layers_of_torch_program(hil, net):
     ended = hil("suite", "run", net, "--dim", "x.dim0=3", "--json")
     assert ended.code == 0, (ended.out, ended.err)
     cases = {case["id"]: case["outcome"] for case in json.loads(ended.out)["cases"]}
     assert set(cases.values()) == {"PASS"}
     assert "net_full_model" in cases and any(name.startswith("net_layer_") for name in cases)
     listed = hil("suite", "list", net, "--dim", "x.dim0=3", "--flow", "xnnpack")
-    assert listed.out.split() == ["net_full_model"]  # ExecuTorch takes no ONNX models, which layers are
+    assert listed.out.split() == ["net_full_model"]  # ExecuTorch takes no ONNX models, such as layers
 
 
-def test_any_size_that_it_was_exported_for_runs(hil, net, tmp_path):
+def test_run_accepts_any_exported_size(hil, net, tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((5, 3, 8, 8), np.float32))
     ended = hil("run", net, "--input", "x=x.npy")
     assert ended.code == 0 and "5x2 float32" in ended.out, ended.err
 
 
-def test_what_torch_mlir_does_not_know_is_told_with_the_other_way(hil, tmp_path):
+def test_run_suggests_onnx_for_unsupported_torch_mlir_program(hil, tmp_path):
     path = save(tmp_path / "branching.pt2", Branching(), torch.randn(3))
     ended = hil("run", path)
     said = " ".join(ended.out.split())
@@ -68,7 +68,7 @@ def test_what_torch_mlir_does_not_know_is_told_with_the_other_way(hil, tmp_path)
     assert ended.code == 2 and "--via=mlir, --via=onnx" in ended.err
 
 
-def test_state_begins_anew_with_every_call(hil, tmp_path):
+def test_run_resets_state_per_call(hil, tmp_path):
     path = save(tmp_path / "counting.pt2", Counting(), torch.zeros(3))
     for runtime in ("iree", "onnxruntime"):
         ended = hil("run", path, "--runtime", runtime, "--iterations", "3", "--warmup", "2")
@@ -76,13 +76,13 @@ def test_state_begins_anew_with_every_call(hil, tmp_path):
 
 
 @pytest.mark.parametrize("runtime", ["iree", "iree --compile-flag=--via=onnx", "onnxruntime", "executorch"])
-def test_what_a_call_changes_is_compared_like_its_outputs(hil, tmp_path, runtime):
+def test_run_compares_changed_state(hil, tmp_path, runtime):
     counting = save(tmp_path / "counting.pt2", Counting(), torch.zeros(3))
     keeping = save(tmp_path / "keeping.pt2", Keeping(), torch.zeros(3), torch.zeros(3))
     torch.export.save(torch.export.export(Net().train(), (torch.randn(2, 3, 8, 8),)), tmp_path / "training.pt2")
     tracked = {"bn.num_batches_tracked_out", "bn.running_mean_out", "bn.running_var_out"}
     expected = {counting: {"output", "seen_out"}, keeping: {"inner.total_out", "kept_out"}}
-    if runtime != "executorch":  # which has no batch norm for training
+    if runtime != "executorch":  # it has no batch norm for training
         expected[tmp_path / "training.pt2"] = {"output", *tracked}
     for path, names in expected.items():
         ended = hil("run", path, "--runtime", *runtime.split(), "--iterations", "3", "--warmup", "2", "--json")
@@ -94,8 +94,8 @@ def test_what_a_call_changes_is_compared_like_its_outputs(hil, tmp_path, runtime
     assert ended.case["reason"].startswith("output seen_out: ")
 
 
-def test_a_profile_tells_modules(hil, net, tmp_path):
-    # PyTorch's exporter to ONNX folds a batch norm into the convolution before it, under the batch norm's name.
+def test_profile_names_modules(hil, net, tmp_path):
+    # PyTorch's ONNX exporter folds a batch norm into the preceding convolution, under the batch norm's name.
     for runtime, folded in (("iree", {"conv", "bn"}), ("onnxruntime", {"bn"})):
         ended = hil("run", net, "--dim", "x.dim0=1", "--runtime", runtime, "--profile", runtime)
         assert ended.code == 0, ended.err
@@ -103,13 +103,13 @@ def test_a_profile_tells_modules(hil, net, tmp_path):
             rows = [row for row in csv.DictReader(file) if row["onnx_nodes"]]
         told = {node for row in rows for node in row["onnx_nodes"].split(";")}
         assert told == {*folded, "relu", "mean", "head.0", "head.1", "softmax"}
-    # Of ONNX they are ONNX's operators, of MLIR the modules that the user wrote.
+    # Types are ONNX operators for ONNX, and the user's modules for MLIR.
     with (tmp_path / "iree" / "ops.csv").open() as file:
         types = [row["op_types"] for row in csv.DictReader(file) if "head.1" in row["onnx_nodes"].split(";")]
     assert types and "Linear" in types[0].split(";")
 
 
-def test_layers_and_bisecting_tell_modules(hil, net):
+def test_layers_and_bisect_name_modules(hil, net):
     listed = hil("layers", net, "--dim", "x.dim0=2")
     assert listed.code == 0, listed.err
     assert "Gemm_head.0" in listed.out and "Softmax_softmax" in listed.out
@@ -118,7 +118,7 @@ def test_layers_and_bisecting_tell_modules(hil, net):
     assert {"head.0", "head.1"} <= {node for layer in found.document["layers"] for node in layer["nodes"]}
 
 
-def test_a_live_module_runs_as_it_is(tmp_path, monkeypatch, shared_cache):
+def test_run_accepts_live_module(tmp_path, monkeypatch, shared_cache):
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     torch.manual_seed(0)
     net, x = Net().eval(), np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
@@ -142,7 +142,7 @@ def test_a_live_module_runs_as_it_is(tmp_path, monkeypatch, shared_cache):
 
 
 @pytest.mark.board
-def test_a_board_without_torch_runs_a_program(hil, net, tmp_path, board_aarch64):
+def test_board_without_torch_runs_program(hil, net, tmp_path, board_aarch64):
     recurrent = save(tmp_path / "recurrent.pt2", Recurrent(), torch.randn(3, 2, 4), (torch.zeros(1, 2, 5),) * 2)
     where = ["--board", f"root@{board_aarch64.ip}", "--identity", board_aarch64.identity]
     where += ["--known-hosts", board_aarch64.known_hosts]

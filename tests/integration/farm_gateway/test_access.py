@@ -1,4 +1,4 @@
-"""Who may do what at a gateway, and what becomes of messages that make no sense."""
+"""Gateway permissions, and handling of malformed messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from hil.controller.farm.host.uplink_call import ask
 from hil.controller.farm.messages import JobResult, Role
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import SERVICES, methods, result_message, submission_message
-from hil.errors import AccessRefused, FarmError, UsageError
+from hil.errors import AccessRefused, FarmError, UsageError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
+from hil.protocol.versions import FARM_KEY, FARM_PROTOCOL
 
 Client = Callable[..., FarmClient]
 _METHODS = [(service, *method) for service in SERVICES for method in methods(service)]
@@ -29,7 +30,7 @@ _IDS = [f"{service}.{name}" for service, name, *_ in _METHODS]
 
 
 def send(farm: FarmClient, kind: str, path: str, raw: bytes, metadata: Any = None) -> None:
-    """Send a raw message, and read what it is answered with."""
+    """Send a raw message and read the reply."""
     make = getattr(farm._channel, kind)
     behaviour = make(path, request_serializer=lambda sent: sent, response_deserializer=lambda got: got)
     asked = iter([raw]) if kind.startswith("stream") else raw
@@ -39,14 +40,14 @@ def send(farm: FarmClient, kind: str, path: str, raw: bytes, metadata: Any = Non
 
 
 def call(farm: FarmClient, kind: str, path: str, raw: bytes, metadata: Any = None) -> grpc.RpcError:
-    """The error that a raw message is answered with."""
+    """Return the error reply to a raw message."""
     with pytest.raises(grpc.RpcError) as error:
         send(farm, kind, path, raw, metadata)
     return error.value
 
 
 @pytest.mark.parametrize(("service", "name", "path", "kind", "asked", "_"), _METHODS, ids=_IDS)
-def test_nobody_gets_in_without_a_good_token(
+def test_gateway_rejects_calls_without_valid_token(
     client: Client, service: str, name: str, path: str, kind: str, asked: Any, _: Any
 ) -> None:
     farm = client()
@@ -56,12 +57,12 @@ def test_nobody_gets_in_without_a_good_token(
         assert isinstance(translated(error), AccessRefused)
 
 
-# Choices of a oneof that take no text, or any.
-_WITHOUT_TEXT, _ANY_TEXT = {"boards", "stats", "audit", "tokens", "gc", "me"}, {"events"}
+# Choices of a oneof that take no text, or any text.
+_WITHOUT_TEXT, _ANY_TEXT = {"boards", "audit", "tokens", "gc", "me"}, {"events"}
 
 
 def filled(kind: Any, text: str) -> Iterator[tuple[Any, str]]:
-    """Messages of a kind with a text in every field that takes one, each choice of a oneof apart, and that choice."""
+    """Yield messages with the text in every text field, one for each choice of a oneof, and that choice."""
     choices = [field for oneof in kind.DESCRIPTOR.oneofs for field in oneof.fields if field.message_type]
     for choice in choices or [None]:
         message = kind()
@@ -85,12 +86,12 @@ def fill(message: Any, text: str, choice: Any = None) -> None:
 
 
 @pytest.mark.parametrize(("service", "name", "path", "kind", "asked", "_"), _METHODS, ids=_IDS)
-def test_garbage_is_a_usage_error_not_a_traceback(
+def test_malformed_request_raises_usage_error(
     client: Client, service: str, name: str, path: str, kind: str, asked: Any, _: Any
 ) -> None:
     farm = client()
     error = translated(call(farm, kind, path, b"\xff\xff\xff"))
-    assert isinstance(error, UsageError) and (name in ("Dial", "Accept") or "no message" in error.message)
+    assert isinstance(error, UsageError) and (name in ("Dial", "Accept") or "not a message" in error.message)
     for text in ("", "\0", "[" * 100_000):
         for said, choice in filled(asked, text):
             if choice in _WITHOUT_TEXT or (choice in _ANY_TEXT and text != "\0"):
@@ -100,7 +101,7 @@ def test_garbage_is_a_usage_error_not_a_traceback(
     assert not [one for one in farm.ask("audit") if "Traceback" in json.dumps(one)]
 
 
-def test_texts_that_no_database_holds_are_no_failure_of_the_gateway(client: Client, board: BareBoard) -> None:
+def test_gateway_survives_text_with_nul_bytes(client: Client, board: BareBoard) -> None:
     farm = client()
     order = submission_message(simple_order(title="nul"))
     reply = farm.stub.Submit(pb.SubmitRequest(submission=order, trace="00-\0-1"), metadata=farm.metadata)
@@ -111,13 +112,13 @@ def test_texts_that_no_database_holds_are_no_failure_of_the_gateway(client: Clie
     assert isinstance(translated(refused.value), AccessRefused)
 
 
-def test_audit_is_not_filled_by_arguments(client: Client, farm_db: str) -> None:
+def test_audit_excludes_oversized_arguments(client: Client, farm_db: str) -> None:
     with pytest.raises(UsageError, match="at most"):
         client().do("drain", name="1", reason="x" * 30_000)
     assert rows(farm_db, "select * from hil.audit where action = 'Farm.Do drain'") == []
 
 
-def test_gateway_survives_what_is_too_large(client: Client) -> None:
+def test_gateway_survives_oversized_request(client: Client) -> None:
     farm = client()
     with pytest.raises(FarmError, match="RESOURCE_EXHAUSTED"):
         farm.submit(simple_order(title="x" * (65 << 20)))
@@ -145,7 +146,7 @@ def test_gateway_survives_what_is_too_large(client: Client) -> None:
     ],
     ids=range(15),
 )
-def test_order_that_makes_no_sense_is_refused(client: Client, board: BareBoard, wrong: dict[str, Any]) -> None:
+def test_gateway_rejects_invalid_submission(client: Client, board: BareBoard, wrong: dict[str, Any]) -> None:
     farm = client()
     given = submission_message(simple_order())
     for name, value in wrong.items():
@@ -167,7 +168,7 @@ def test_order_that_makes_no_sense_is_refused(client: Client, board: BareBoard, 
     ],
     ids=["viewer", "submitter", "host", "admin"],
 )
-def test_roles(client: Client, board: BareBoard, role: Role, allowed: set[str]) -> None:
+def test_role_limits_allowed_calls(client: Client, board: BareBoard, role: Role, allowed: set[str]) -> None:
     farm, admin = client("someone", role), client()
     _, [job] = admin.submit(simple_order())
     board.report(board.grant())
@@ -191,14 +192,14 @@ def test_roles(client: Client, board: BareBoard, role: Role, allowed: set[str]) 
     assert {one.rpartition(".")[2] for one in refused} == set(tries) - allowed
 
 
-def test_only_ones_own_jobs_can_be_cancelled(client: Client, board: BareBoard) -> None:
+def test_submitter_cannot_change_jobs_of_other_user(client: Client, board: BareBoard) -> None:
     anna, bert, admin = client("anna", Role.SUBMITTER), client("bert", Role.SUBMITTER), client("root", Role.ADMIN)
     _, [job] = anna.submit(simple_order())
     board.grant()
     for attempt in (lambda: bert.do("cancel", name=job), lambda: bert.do("priority", name=job, priority="high")):
         with pytest.raises(AccessRefused, match="anna"):
             attempt()
-    assert bert.ask("job", name=job)["state"] == "running"  # who may not change it may see it
+    assert bert.ask("job", name=job)["state"] == "running"  # users can see jobs that they cannot change
     assert admin.do("cancel", name=job) == {"cancelled": [job]}
 
 
@@ -222,12 +223,12 @@ def test_revoked_and_expired_tokens_end_calls_and_streams(
     with gateway.client(short["token"], patience_s=0) as guest:
         guest.ask("boards")
         assert rows(farm_db, "update hil.tokens set expires_at = now() where user_name = 'guest' returning id")
-        time.sleep(2.6)  # so long it is remembered
+        time.sleep(2.6)  # longer than the token cache
         with pytest.raises(AccessRefused):
             guest.ask("boards")
 
 
-def test_every_change_is_in_the_audit(client: Client, board: BareBoard, farm_db: str) -> None:
+def test_audit_records_every_change(client: Client, board: BareBoard, farm_db: str) -> None:
     farm = client()
     _, [job] = farm.submit(simple_order(title="seen"))
     farm.do("cancel", name=job)
@@ -241,7 +242,7 @@ def test_every_change_is_in_the_audit(client: Client, board: BareBoard, farm_db:
     assert rows(farm_db, "select count(*) as n from hil.audit where peer = ''") == [{"n": 0}]
 
 
-def test_strangers_cannot_fill_the_audit(client: Client, farm_db: str) -> None:
+def test_unauthenticated_calls_do_not_flood_audit(client: Client, farm_db: str) -> None:
     farm = client()
     begin = time.monotonic()
     for _ in range(100):
@@ -265,7 +266,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_other_machines_are_served_over_tls_alone(farm_db: str, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+def test_remote_listener_requires_tls(farm_db: str, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     for listen in ("0.0.0.0:0", "[::]:0", "example.org:0"):
         with pytest.raises(UsageError, match="TLS"), running_gateway(farm_db, tmp_path, listen=(listen,)):
@@ -286,12 +287,12 @@ def test_other_machines_are_served_over_tls_alone(farm_db: str, tmp_path: Path, 
             assert not ask(path, "Report", request, 60.0).recorded
 
 
-def test_where_somebody_serves_already_is_refused(gateway: Running, farm_db: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="already"), running_gateway(farm_db, tmp_path):
+def test_gateway_rejects_address_in_use(gateway: Running, farm_db: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="in use by another process"), running_gateway(farm_db, tmp_path):
         pass
 
 
-def test_refusals_of_a_known_user_do_not_fill_the_audit(client: Client, farm_db: str) -> None:
+def test_repeated_refusals_do_not_flood_audit(client: Client, farm_db: str) -> None:
     viewer, admin = client("eve", Role.VIEWER), client("root")
     for _ in range(200):
         with pytest.raises(AccessRefused):
@@ -302,9 +303,7 @@ def test_refusals_of_a_known_user_do_not_fill_the_audit(client: Client, farm_db:
     assert sorted(one["action"] for one in refused) == ["Farm.Do cancel", "Farm.Do gc"]
 
 
-def test_one_user_cannot_take_all_the_room_of_a_gateway(
-    client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gateway_limits_open_calls_per_user(client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hil.controller.farm.gateway.calls._MOST_OF_USER", 20)
     eve, anna = client("eve", Role.SUBMITTER), client("ann", Role.SUBMITTER)
     _, [job] = anna.submit(simple_order())
@@ -312,7 +311,7 @@ def test_one_user_cannot_take_all_the_room_of_a_gateway(
     followed = [eve.stub.Follow(pb.FollowRequest(jobs=[job]), metadata=eve.metadata) for _ in range(20)]
     for one in followed:
         next(one)
-    with pytest.raises(FarmError, match="eve has 20 calls open"):
+    with pytest.raises(FarmError, match="eve already has 20 open calls"):
         eve.ask("boards")
     assert anna.ask("boards") and anna.submit(simple_order())
     for one in followed:
@@ -326,3 +325,13 @@ def _refused(call: Any) -> bool:
     except FarmError:
         return True
     return False
+
+
+def test_gateway_rejects_different_farm_protocol(client: Client) -> None:
+    farm = client()
+    metadata = [("authorization", f"Bearer {farm.address.token}"), (FARM_KEY, "7 9.9")]
+    for _, _, path, kind, *_ in _METHODS:
+        error = translated(call(farm, kind, path, b"", metadata))
+        assert isinstance(error, VersionMismatch)
+        assert "hil 9.9 (farm protocol 7)" in error.message
+        assert f"(farm protocol {FARM_PROTOCOL})" in error.message

@@ -1,4 +1,4 @@
-"""Jobs at a gateway, from the submission to the result."""
+"""Jobs at a gateway, from submission to result."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway import attached_workers
+from hil.controller.farm.lease_session import LeaseSession, lease_order
 from hil.controller.farm.messages import JobResult, JobSpec, Kind, Role
-from hil.errors import FarmError, UsageError
+from hil.errors import BoardBusy, FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 pytestmark = pytest.mark.daily
@@ -29,7 +30,7 @@ def printed(farm: FarmClient, name: str) -> str:
     return "".join(piece["text"] for piece in farm.ask("logs", name=name))
 
 
-def test_job_goes_to_a_board_and_its_first_result_counts(client: Client, board: BareBoard) -> None:
+def test_first_result_of_job_counts(client: Client, board: BareBoard) -> None:
     farm = client()
     _, [job] = farm.submit(simple_order(selector="chip=a53"))
     grant = board.grant()
@@ -38,27 +39,27 @@ def test_job_goes_to_a_board_and_its_first_result_counts(client: Client, board: 
     board.start(grant)
     first = JobResult(1, "FAIL", "they differ", record={"mismatches": 3}, board_ns=(1, 2))
     assert board.report(grant, first).recorded
-    assert board.report(grant, first).recorded  # the same once more: the answer to the first one was lost
+    assert board.report(grant, first).recorded  # a repeated report: the reply to the first was lost
     late = board.report(grant, JobResult(0, "PASS"))
-    assert not late.recorded and "over" in late.reason
+    assert not late.recorded and "result already recorded" in late.reason
     [told] = farm.ask("result", name=job)
     assert (told["name"], told["exit_code"], told["outcome"], told["record"]) == (job, 1, "FAIL", {"mismatches": 3})
 
 
-def test_order_sent_twice_is_queued_once(client: Client, board: BareBoard) -> None:
+def test_gateway_queues_repeated_submission_once(client: Client, board: BareBoard) -> None:
     farm, order = client(), simple_order(key="the-very-same")
     assert farm.submit(order) == farm.submit(order)
     board.grant()
     assert board.grants.empty()
 
 
-def test_impossible_order_is_refused_with_the_nearest_boards(client: Client, board: BareBoard) -> None:
+def test_unsatisfiable_submission_suggests_nearest_boards(client: Client, board: BareBoard) -> None:
     with pytest.raises(FarmError) as refused:
         client().submit(simple_order(selector="chip=a76"))
     assert "rpi" in refused.value.hint and refused.value.exit_code == 4
 
 
-def test_jobs_wait_for_their_turn(client: Client, board: BareBoard) -> None:
+def test_jobs_run_in_turn_on_single_board(client: Client, board: BareBoard) -> None:
     farm = client()
     _, jobs = farm.submit(simple_order(specs=(JobSpec(Kind.RUN),) * 3))
     seen = []
@@ -70,7 +71,7 @@ def test_jobs_wait_for_their_turn(client: Client, board: BareBoard) -> None:
     assert sorted(seen) == sorted(jobs)
 
 
-def test_cancelled_job_ends_its_lease(client: Client, board: BareBoard) -> None:
+def test_cancelling_job_ends_lease(client: Client, board: BareBoard) -> None:
     farm = client()
     _, [job] = farm.submit(simple_order())
     grant = board.grant()
@@ -80,7 +81,7 @@ def test_cancelled_job_ends_its_lease(client: Client, board: BareBoard) -> None:
     assert farm.ask("result", name=job)[0]["exit_code"] == 130
 
 
-def test_follow_tells_states_and_logs_until_all_have_ended(client: Client, board: BareBoard) -> None:
+def test_follow_streams_states_and_logs_to_end(client: Client, board: BareBoard) -> None:
     farm = client()
     submission, jobs = farm.submit(simple_order(specs=(JobSpec(Kind.RUN),) * 2))
     told: queue.Queue[pb.FollowReply | None] = queue.Queue()
@@ -97,7 +98,7 @@ def test_follow_tells_states_and_logs_until_all_have_ended(client: Client, board
         board.start(grant)
         for line in range(20):
             board.print(grant, f"{grant.job} line {line}\n")
-        # A report goes another way than the lines, and may come first.
+        # The report uses a different path than the log lines, and may arrive first.
         eventually(lambda job=grant.job: printed(farm, job).count("line") == 20)
         board.report(grant)
     replies = list(iter(lambda: told.get(timeout=WAIT_S), None))
@@ -116,10 +117,24 @@ def test_follow_tells_states_and_logs_until_all_have_ended(client: Client, board
     assert not [one for one in again if one.log.text] and len(again) == 2
 
 
-def test_board_is_given_a_job_once_though_the_queue_brings_it_too(
+def test_follow_and_lease_show_drain_reason(client: Client, board: BareBoard) -> None:
+    admin, farm = client("ann", Role.ADMIN), client()
+    admin.do("drain", name=board.name, reason="new cable")
+    _, [job] = farm.submit(simple_order())
+    followed = farm.follow([job])
+    assert next(iter(followed)).job.blocked == f"{board.name} is drained by ann: new cable"
+    with LeaseSession(farm.address, lease_order("", "a test")) as waiting:
+        with pytest.raises(BoardBusy, match="is drained by ann: new cable"):
+            waiting.wait_told(1.0, print)
+        admin.do("resume", name=board.name)
+        status = next(reply.job for reply in followed if reply.job.name and not reply.job.blocked)
+        assert status.name == job
+
+
+def test_board_receives_grant_once(
     client: Client, board: BareBoard, farm_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # However slow this machine is, nothing is sent again as if it had been lost.
+    # Never resend the grant, even on a slow machine.
     monkeypatch.setattr(attached_workers, "_UNHEARD", attached_workers._UNHEARD.replace("2 s", "1 h"))
     client().submit(simple_order())
     grant = board.grant()
@@ -133,18 +148,18 @@ def test_board_is_given_a_job_once_though_the_queue_brings_it_too(
     assert len(board.told("grant")) == told
 
 
-def test_follower_of_nothing_is_refused(client: Client) -> None:
-    with pytest.raises(UsageError, match="which jobs"):
+def test_follow_rejects_empty_selection(client: Client) -> None:
+    with pytest.raises(UsageError, match="missing names of jobs"):
         list(client().follow([]))
 
 
 @pytest.mark.parametrize("name", ["999", "1.7", "x", "9" * 30])
-def test_job_that_there_is_not_cannot_be_followed(client: Client, name: str) -> None:
+def test_follow_rejects_unknown_job(client: Client, name: str) -> None:
     with pytest.raises(UsageError):
         list(client().follow([name]))
 
 
-def test_worker_prints_only_to_jobs_of_its_own(client: Client, board: BareBoard) -> None:
+def test_worker_prints_only_to_jobs_with_lease(client: Client, board: BareBoard) -> None:
     farm = client()
     other = BareBoard(client("lab2", Role.HOST), "other").online()
     try:

@@ -1,4 +1,4 @@
-"""Boards that somebody holds through a gateway, and connections to their agents."""
+"""Board leases through a gateway, and connections to the boards' agents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Client = Callable[..., FarmClient]
 
 
 class Holder:
-    """Somebody who holds a board: a stream, and what came of it."""
+    """A lease holder: a stream and its replies."""
 
     def __init__(self, farm: FarmClient, *, beats: bool = True, **first: Any) -> None:
         self.farm = farm
@@ -46,14 +46,14 @@ class Holder:
             thread.start()
 
     def next(self, kind: str) -> Any:
-        """The next reply of a kind."""
+        """Return the next reply of a kind."""
         while (reply := self.replies.get(timeout=WAIT_S)) is not None:
             if reply.WhichOneof("kind") == kind:
                 return getattr(reply, kind)
         raise AssertionError(f"the stream ended without {kind}: {self.error}")
 
     def refusal(self) -> HilError:
-        """What the stream ended with, which it does by itself."""
+        """Return the error that ended the stream."""
         assert self.replies.get(timeout=WAIT_S) is None and self.error is not None
         return translated(self.error)
 
@@ -97,14 +97,14 @@ def held(farm: FarmClient, board: BareBoard) -> Iterator[tuple[Holder, pb.LeaseG
         holder.end(holder.stream.cancel)
 
 
-def test_holder_waits_for_a_board_and_gives_it_back(client: Client, board: BareBoard) -> None:
+def test_holder_waits_for_board_and_returns_board(client: Client, board: BareBoard) -> None:
     farm = client("anna", Role.SUBMITTER)
     first = Holder(farm)
     grant = board.grant()
     assert grant.spec.kind is Kind.LEASE
     second = Holder(farm)
     assert second.next("waiting").state == "queued"
-    assert first.replies.get(timeout=WAIT_S).WhichOneof("kind") == "waiting"  # its board is not ready yet
+    assert first.replies.get(timeout=WAIT_S).WhichOneof("kind") == "waiting"  # the board is not ready
     board.start(grant, "unix:/agent.sock")
     granted = first.next("granted")
     assert grant_of(granted.grant) == grant and granted.key
@@ -121,7 +121,7 @@ def test_holder_waits_for_a_board_and_gives_it_back(client: Client, board: BareB
     eventually(lambda: farm.ask("job", name=after.job)["state"] != "running")
 
 
-def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Path) -> None:
+def test_silent_holder_loses_board(farm_db: str, tmp_path: Path) -> None:
     settings = FarmSettings(holder_s=6.0, beat_s=0.2)
     with (
         running_gateway(farm_db, tmp_path, settings=settings) as running,
@@ -132,13 +132,13 @@ def test_holder_that_is_not_heard_of_loses_the_board(farm_db: str, tmp_path: Pat
         grant = board.grant()
         board.start(grant)
         holder.next("granted")
-        assert "not heard of" in holder.next("over")
+        assert "no heartbeat" in holder.next("over")
         board.held.discard(grant.lease)
         holder.end()
         board.leave()
 
 
-def test_holder_waits_for_its_board_longer_than_it_lives_unheard_of(farm_db: str, tmp_path: Path) -> None:
+def test_beating_holder_waits_longer_than_holder_timeout(farm_db: str, tmp_path: Path) -> None:
     settings = FarmSettings(holder_s=8.0, beat_s=0.2)
     with (
         running_gateway(farm_db, tmp_path, settings=settings) as running,
@@ -147,7 +147,7 @@ def test_holder_waits_for_its_board_longer_than_it_lives_unheard_of(farm_db: str
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm)
         grant = board.grant()
-        time.sleep(11)  # to make the board ready
+        time.sleep(11)  # to prepare the board
         board.start(grant)
         assert holder.next("granted").key
         holder.end()
@@ -156,7 +156,7 @@ def test_holder_waits_for_its_board_longer_than_it_lives_unheard_of(farm_db: str
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_who_comes_back_to_the_queue_keeps_the_place(
+def test_reconnected_holder_preserves_queue_position(
     farm_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     if not comes_back:
@@ -176,18 +176,18 @@ def test_who_comes_back_to_the_queue_keeps_the_place(
         if comes_back:
             again = Holder(elsewhere, **opening)
             assert again.next("waiting").name == name
-            time.sleep(4)  # longer than it may stay away
+            time.sleep(4)  # longer than the reconnect limit
             assert farm.ask("job", name=name)["state"] == "queued"
             again.end()
         eventually(lambda: farm.ask("job", name=name)["state"] == "cancelled")
 
 
-def test_links_that_break_are_never_taken_for_holders_who_leave(client: Client, board: BareBoard) -> None:
+def test_broken_links_do_not_cancel_waiting_jobs(client: Client, board: BareBoard) -> None:
     farm = client()
     with held(farm, board):
         names = []
         for _ in range(10):
-            # It breaks while the gateway is busy with what it just asked for.
+            # The link breaks while the gateway handles the request.
             waiting = Holder(farm)
             names.append(waiting.next("waiting").name)
             waiting.end(waiting.stream.cancel)
@@ -197,7 +197,7 @@ def test_links_that_break_are_never_taken_for_holders_who_leave(client: Client, 
             farm.do("cancel", name=name)
 
 
-def test_broken_stream_is_taken_up_again_at_another_gateway(
+def test_broken_stream_resumes_at_second_gateway(
     gateway: Running, client: Client, board: BareBoard, farm_db: str, tmp_path: Path
 ) -> None:
     farm = client()
@@ -211,7 +211,7 @@ def test_broken_stream_is_taken_up_again_at_another_gateway(
         eventually(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
 
 
-def test_forged_key_opens_nothing(client: Client, board: BareBoard, farm_db: str) -> None:
+def test_forged_lease_key_fails(client: Client, board: BareBoard, farm_db: str) -> None:
     farm, thief = client(), client("eve", Role.SUBMITTER)
     with held(farm, board) as (_, granted, grant):
         for key in ("", "0" * len(granted.key)):
@@ -229,7 +229,7 @@ def test_forged_key_opens_nothing(client: Client, board: BareBoard, farm_db: str
 
 
 def echo_agent(farm: FarmClient, dial: pb.DialIn) -> threading.Thread:
-    """A worker's side whose agent sends everything back, until the holder is through."""
+    """A worker's agent that echoes all data until the holder closes."""
 
     def carry() -> None:
         back: queue.Queue[pb.Piece | None] = queue.Queue()
@@ -254,10 +254,8 @@ def accept_dials(board: BareBoard, farms: Callable[[str], FarmClient]) -> thread
     return thread
 
 
-def test_dial_carries_bytes_both_ways_and_ends_with_the_holder(
-    client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # An echo comes after its sender is through.
+def test_dial_carries_bytes_both_ways(client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The echo arrives after the sender has finished.
     monkeypatch.setattr("hil.controller.farm.gateway.tunnel._PAUSE_S", 60.0)
     farm = client()
     with held(farm, board) as (_, granted, grant):
@@ -271,7 +269,7 @@ def test_dial_carries_bytes_both_ways_and_ends_with_the_holder(
         assert not accepting.is_alive()
 
 
-def test_dial_reaches_a_board_at_another_gateway(
+def test_dial_reaches_board_at_second_gateway(
     gateway: Running,
     client: Client,
     board: BareBoard,
@@ -297,17 +295,17 @@ def test_dial_reaches_a_board_at_another_gateway(
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """An agent that sends everything back."""
+    """An agent that echoes all data."""
 
     def handle(self) -> None:
         while data := self.request.recv(1 << 16):
             self.request.sendall(data)
 
 
-def test_connections_go_on_when_their_boards_stream_breaks(
+def test_dial_survives_broken_board_stream(
     client: Client, board: BareBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # They end because the agent hears that its holder is through.
+    # The connections end because the agent sees that the holder has finished.
     monkeypatch.setattr("hil.controller.farm.gateway.tunnel._PAUSE_S", 1000.0)
     with (
         socketserver.ThreadingUnixStreamServer(f"{tmp_path}/agent", Echo) as agent,
@@ -330,17 +328,17 @@ def test_connections_go_on_when_their_boards_stream_breaks(
         agent.shutdown()
 
 
-def test_who_comes_back_to_a_lease_that_is_over_is_told_why(client: Client, board: BareBoard) -> None:
+def test_resume_of_ended_lease_reports_reason(client: Client, board: BareBoard) -> None:
     farm = client()
     with held(farm, board) as (holder, granted, grant):
         holder.end()
         eventually(lambda: board.told("ended"))
         late = Holder(farm, resume=pb.ResumeLease(lease=grant.lease, key=granted.key))
-        assert late.next("over") == "given back"
+        assert late.next("over") == "released"
         late.end()
 
 
-def test_connection_ends_with_the_lease(client: Client, board: BareBoard) -> None:
+def test_lease_end_closes_dial(client: Client, board: BareBoard) -> None:
     farm = client()
     with held(farm, board) as (holder, granted, grant):
         accepting = accept_dials(board, lambda address: board.farm)
@@ -351,26 +349,26 @@ def test_connection_ends_with_the_lease(client: Client, board: BareBoard) -> Non
         holder.end()
         with pytest.raises(grpc.RpcError) as ended:
             list(stream)
-        assert "lease is over" in str(ended.value.details())
+        assert "lease has ended" in str(ended.value.details())
         pieces.put(None)
         accepting.join(WAIT_S)
         assert not accepting.is_alive()
 
 
-def test_dial_that_nobody_accepts_is_told(client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unaccepted_dial_times_out(client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hil.controller.farm.gateway.tunnel._ACCEPT_S", 0.2)
     farm = client()
     with held(farm, board) as (_, granted, grant):
         with pytest.raises(grpc.RpcError) as ended:
             list(farm.stub.Dial(iter(()), metadata=metadata(farm, grant.lease, granted.key)))
-        assert "did not answer" in str(ended.value.details())
+        assert "no response within" in str(ended.value.details())
         [dial] = eventually(lambda: board.told("dial"))
         with pytest.raises(grpc.RpcError) as late:
             list(board.farm.stub.Accept(iter(()), metadata=[*board.farm.metadata, (DIAL_KEY, dial.id)]))
         assert isinstance(translated(late.value), UsageError)
 
 
-def test_who_leaves_the_queue_leaves_no_job_behind(client: Client, board: BareBoard) -> None:
+def test_leaving_queue_cancels_job(client: Client, board: BareBoard) -> None:
     farm = client()
     with held(farm, board):
         waiting = Holder(farm)

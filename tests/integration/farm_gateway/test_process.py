@@ -1,4 +1,4 @@
-"""The gateway as a process, its commands, and what is seen of it: logs, numbers, traces."""
+"""The gateway process: commands, logs, metrics and traces."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ Hil = Callable[..., Ended]
 
 @pytest.fixture
 def farm_hil(hil: Hil, gateway: Running, farm_db: str, environment: dict[str, str]) -> Hil:
-    """`hil` of an admin of the gateway."""
+    """`hil` with an admin token of the gateway."""
     environment |= {"HIL_FARM": gateway.address, "HIL_FARM_TOKEN": token_of(farm_db, "anna")}
     return hil
 
 
 @contextlib.contextmanager
 def gateway_process(db: str, folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A gateway's process, and what it said when it served; its log goes to the file `log`."""
+    """Start a gateway process and return it with its first message. Its log is in the file `log`."""
     environment = {**os.environ, "HIL_FARM_DB": db, "HIL_FARM_HOME": str(folder)}
     command = [sys.executable, "-m", "hil", "farm", "gateway", *options]
     with (folder / "log").open("w") as log:
@@ -59,7 +59,7 @@ def gateway_process(db: str, folder: Path, *options: str) -> Iterator[tuple[subp
         process.communicate()
 
 
-def test_process_serves_logs_as_json_and_ends_cleanly(farm_db: str, tmp_path: Path) -> None:
+def test_gateway_process_logs_json_and_exits_cleanly(farm_db: str, tmp_path: Path) -> None:
     with gateway_process(farm_db, tmp_path, "--metrics", "127.0.0.1:0") as (process, said):
         [address] = said["addresses"]
         assert said["pid"] == process.pid and address == f"unix:{tmp_path}/gateway.sock"
@@ -76,7 +76,7 @@ def test_process_serves_logs_as_json_and_ends_cleanly(farm_db: str, tmp_path: Pa
             expected = (
                 'hil_farm_boards{state="online"} 1.0',
                 'hil_farm_results_total{outcome="PASS"}',
-                'hil_farm_grants_total{kind="run"} 1.0',  # it is counted after it was made
+                'hil_farm_grants_total{kind="run"} 1.0',  # counted after the grant
                 "hil_farm_attending 1.0",
             )
             eventually(lambda: not missing(expected))
@@ -89,7 +89,7 @@ def test_process_serves_logs_as_json_and_ends_cleanly(farm_db: str, tmp_path: Pa
     assert not [line for line in lines if line["level"] == "ERROR"]
 
 
-def test_process_that_was_killed_leaves_nothing_in_the_way(farm_db: str, tmp_path: Path) -> None:
+def test_gateway_restarts_after_kill(farm_db: str, tmp_path: Path) -> None:
     token = token_of(farm_db, "anna")
     with gateway_process(farm_db, tmp_path) as (process, said):
         farm = FarmClient(FarmAddress((said["addresses"][0],), token))
@@ -101,7 +101,7 @@ def test_process_that_was_killed_leaves_nothing_in_the_way(farm_db: str, tmp_pat
         board.cut()
         answers: list[Any] = []
         asking = threading.Thread(target=lambda: answers.append(farm.ask("boards")))
-        asking.start()  # it waits for a gateway to come back
+        asking.start()  # the client waits for a gateway
     with gateway_process(farm_db, tmp_path):
         asking.join(WAIT_S)
         assert [one["name"] for one in answers[0]] == ["rpi"]
@@ -112,7 +112,7 @@ def test_process_that_was_killed_leaves_nothing_in_the_way(farm_db: str, tmp_pat
     farm.close()
 
 
-def test_gateway_that_was_frozen_takes_nobodys_silence_for_its_own(farm_db: str, tmp_path: Path) -> None:
+def test_frozen_gateway_preserves_leases_after_resume(farm_db: str, tmp_path: Path) -> None:
     (tmp_path / "farm.toml").write_text("[terms]\nlease_s = 6\nowner_s = 6\nbeat_s = 0.2\n")
     token = token_of(farm_db, "anna")
     with (
@@ -135,13 +135,13 @@ def test_gateway_that_was_frozen_takes_nobodys_silence_for_its_own(farm_db: str,
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--db", "nonsense"), "no URL of a database"),
+        (("--db", "nonsense"), "invalid database URL"),
         (("--listen", "0.0.0.0:0"), "TLS"),
-        (("--tls-cert", __file__), "go together"),
-        ((), "needs a database"),
+        (("--tls-cert", __file__), "without a key"),
+        ((), "no database specified"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(
+def test_gateway_command_rejects_invalid_settings(
     hil: Hil, environment: dict[str, str], tmp_path: Path, options: tuple[str, ...], told: str
 ) -> None:
     environment.pop("HIL_FARM_DB", None)
@@ -150,7 +150,7 @@ def test_settings_that_make_no_sense_are_told(
     assert ended.code in (2, 4) and told in ended.err and "Traceback" not in ended.err, ended.err
 
 
-def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
+def test_gateway_survives_database_restart(tmp_path: Path) -> None:
     settings = FarmSettings(lease_s=6.0, owner_s=6.0, beat_s=0.2)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(running_server(tmp_path / "postgres"))
@@ -166,7 +166,7 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: not server.embedded.is_alive())
-        with pytest.raises(FarmUnreachable):  # not an error of what was asked: it may be asked again
+        with pytest.raises(FarmUnreachable):  # not an error of the request: the client may retry
             impatient.ask("boards")
         beats, said = len(board.told("beat")), JobResult(0, "PASS")
         reports: list[Any] = []
@@ -174,19 +174,19 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
             target=lambda: reports.append(report(farm, grant.lease, board.worker, said, grant.fence))
         )
         told.start()
-        time.sleep(settings.lease_s + 2)  # longer than a lease lives without being heard of
+        time.sleep(settings.lease_s + 2)  # longer than a lease lives without a heartbeat
         server.embedded.start()
         told.join(WAIT_S)
-        assert reports[0].recorded  # nothing expired, nothing was lost
+        assert reports[0].recorded  # no lease expired or was lost
         assert farm.ask("job", name=job)["attempts"] == 1
         board.held.clear()
         eventually(lambda: len(board.told("beat")) > beats + 1)
         _, [after] = farm.submit(simple_order())
         assert board.grant().job == after
-        assert not board.error  # its stream outlived it all
+        assert not board.error  # the stream survived
 
 
-def test_database_that_starts_later_is_waited_for(tmp_path: Path) -> None:
+def test_gateway_waits_for_late_database(tmp_path: Path) -> None:
     with running_server(tmp_path / "postgres") as server:
         db = server.make_farm("farm")
         server.embedded.stop()
@@ -198,13 +198,13 @@ def test_database_that_starts_later_is_waited_for(tmp_path: Path) -> None:
                 assert farm.ask("boards") == []
 
 
-def test_database_that_never_starts_is_told(tmp_path: Path) -> None:
+def test_gateway_reports_missing_database(tmp_path: Path) -> None:
     db = "postgresql://nobody@127.0.0.1:9/none"
     with pytest.raises(DatabaseAway), running_gateway(db, tmp_path, patience_s=0.5):
         pass
 
 
-def test_stages_at_the_gateway_are_one_trace(farm_db: str, tmp_path: Path) -> None:
+def test_gateway_stages_share_trace(farm_db: str, tmp_path: Path) -> None:
     with receiving() as receiver, running_gateway(farm_db, tmp_path) as running:
         with running.client(token_of(farm_db, "anna")) as farm:
             board = BareBoard(farm, "rpi").online()
@@ -212,7 +212,7 @@ def test_stages_at_the_gateway_are_one_trace(farm_db: str, tmp_path: Path) -> No
             grant = board.grant()
             board.report(grant)
             board.leave()
-        # What it waited for is told beside the sending.
+        # The gateway reports the queue time together with the sending.
         counted = running.gateway.context.metrics.registry.get_sample_value
         eventually(lambda: counted("hil_farm_grants_total", {"kind": "run"}))
         running.stop()
@@ -226,7 +226,7 @@ def test_stages_at_the_gateway_are_one_trace(farm_db: str, tmp_path: Path) -> No
     assert told["hil.job"] == job and told["hil.board"] == "rpi"
 
 
-def test_tokens_are_made_listed_and_revoked(farm_hil: Hil, gateway: Running) -> None:
+def test_token_commands_add_list_and_revoke(farm_hil: Hil, gateway: Running) -> None:
     made = farm_hil("farm", "token", "add", "bert", "--role", "submitter", "--project", "vision", "--expires", "30d")
     token = made.out.strip()
     assert made.code == 0 and token.startswith("hilf_")
@@ -244,7 +244,7 @@ def test_tokens_are_made_listed_and_revoked(farm_hil: Hil, gateway: Running) -> 
     assert farm_hil("farm", "token", "add", "x", "--role", "viewer", "--expires", "soon").code == 2
 
 
-def test_admins_drain_resume_look_back_and_clean(farm_hil: Hil, client: Client) -> None:
+def test_admin_commands_drain_resume_audit_and_clean(farm_hil: Hil, client: Client) -> None:
     board = BareBoard(client("lab", Role.HOST), "rpi").online()
     assert "is drained" in farm_hil("farm", "drain", "rpi", "--reason", "new cable").out
     assert farm_hil("farm", "resume", "rpi", "--json").document["state"] == "online"
@@ -254,7 +254,7 @@ def test_admins_drain_resume_look_back_and_clean(farm_hil: Hil, client: Client) 
     assert farm_hil("farm", "gc", "--dry-run").out.startswith("would delete nothing")
     assert farm_hil("farm", "gc", "--json").document["dry_run"] is False
     refused = farm_hil("farm", "forget", "rpi")
-    assert (refused.code, "presents it" in refused.err) == (2, True)
+    assert (refused.code, "still presented by" in refused.err) == (2, True)
     board.leave()
     eventually(lambda: client().ask("boards")[0]["state"] == "offline")
     assert farm_hil("farm", "forget", "rpi", "--json").document == {"schema": 1, "board": "rpi", "ended": []}
@@ -262,7 +262,7 @@ def test_admins_drain_resume_look_back_and_clean(farm_hil: Hil, client: Client) 
     assert "Farm.Do forget rpi" in farm_hil("farm", "audit", "--limit", "50").out
 
 
-def test_whoever_waits_notices_a_gateway_that_is_frozen(farm_db: str, tmp_path: Path) -> None:
+def test_clients_detect_frozen_gateway(farm_db: str, tmp_path: Path) -> None:
     token = token_of(farm_db, "anna")
     with gateway_process(farm_db, tmp_path) as (process, said):
         farm_address = FarmAddress(tuple(said["addresses"]), token)
@@ -276,12 +276,12 @@ def test_whoever_waits_notices_a_gateway_that_is_frozen(farm_db: str, tmp_path: 
                 eventually(lambda: waiting._waiting.name)
                 process.send_signal(signal.SIGSTOP)
                 begin = time.monotonic()
-                with pytest.raises(BoardBusy, match="no board for us within 3 s"):
+                with pytest.raises(BoardBusy, match="no farm board became available within 3 s"):
                     waiting.wait_told(3.0, print)
                 assert time.monotonic() - begin < 20
                 with pytest.raises(FarmUnreachable):
                     list(followed)
-                # 15 s until it is noticed, 5 s more for trying to reach it once again.
+                # 15 s until detection, plus 5 s for a reconnect attempt.
                 assert time.monotonic() - begin < 45
             with pytest.raises(FarmUnreachable):
                 FarmClient(farm_address)
@@ -289,10 +289,10 @@ def test_whoever_waits_notices_a_gateway_that_is_frozen(farm_db: str, tmp_path: 
             board.cut()
 
 
-def test_what_strangers_send_is_not_read(farm_db: str, tmp_path: Path) -> None:
+def test_gateway_ignores_body_of_unauthenticated_request(farm_db: str, tmp_path: Path) -> None:
     with gateway_process(farm_db, tmp_path) as (process, said):
         memory = Path(f"/proc/{process.pid}/statm")
-        large = b"\x0a\x80\x80\x80\x1e" + bytes(60 << 20)  # an order of 60 MiB
+        large = b"\x0a\x80\x80\x80\x1e" + bytes(60 << 20)  # a 60 MiB submission
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.insecure_channel(said["addresses"][0], options) for _ in range(8)]
         calls = [channel.unary_unary("/hil.v1.Farm/Submit").future(large, timeout=60) for channel in channels]
@@ -308,7 +308,7 @@ def test_what_strangers_send_is_not_read(farm_db: str, tmp_path: Path) -> None:
         assert grown < 150
 
 
-def test_connections_that_say_nothing_keep_nobody_out(farm_db: str, tmp_path: Path) -> None:
+def test_silent_connections_do_not_block_clients(farm_db: str, tmp_path: Path) -> None:
     with contextlib.ExitStack() as kept:
         with few_files():
             process, said = kept.enter_context(gateway_process(farm_db, tmp_path))
@@ -319,11 +319,11 @@ def test_connections_that_say_nothing_keep_nobody_out(farm_db: str, tmp_path: Pa
             one.connect(address.removeprefix("unix:"))
         with FarmClient(FarmAddress((address,), token_of(farm_db, "anna"))) as farm:
             assert farm.ask("boards") == []
-        # Nobody who says nothing stays.
+        # The gateway closes silent connections.
         eventually(lambda: len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 200)
 
 
-def test_long_titles_of_many_jobs_do_not_take_a_gateways_memory(farm_db: str, tmp_path: Path) -> None:
+def test_long_job_titles_stay_within_memory_limit(farm_db: str, tmp_path: Path) -> None:
     def most() -> int:
         status = Path(f"/proc/{process.pid}/status").read_text()
         return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
@@ -345,7 +345,7 @@ def test_long_titles_of_many_jobs_do_not_take_a_gateways_memory(farm_db: str, tm
             ("logs", {"name": str(number)}),
         ]
         for what, arguments in asked:
-            with pytest.raises(UsageError, match="longer than 16 million characters"):
+            with pytest.raises(UsageError, match="exceed 16 million characters"):
                 farm.ask(what, **arguments)
         assert most() < before + 350
         assert len(farm.ask("jobs", limit=200)) == 200

@@ -100,7 +100,7 @@ CASES = [
         X,
         {},
         on("f16"),
-        says=("float16 clips weights that are out of its range: c",),
+        says=("float16 clips out-of-range weights: c",),
     ),
     wrong("arithmetic_bias_missing_f16", "f16", GEMM, X, {"w": W, "b": 0 * B}, {"w": W, "b": B}),
     wrong(

@@ -1,4 +1,4 @@
-"""Whatever a worker's message holds, reading it gives an answer or an error of the program's, in little memory."""
+"""Reading any worker message yields a value or a typed error, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hil.agent import answers, forkserver, ipc
 from hil.core.results import Part
 from hil.core.tensors import TensorSpec, from_bytes, nbytes_of
-from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, UsageError
+from hil.errors import ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, UsageError
 
 OPS = ("prepare", "load", "invoke", "profile")
 SPEC = {"name": "x", "dtype": "float32", "shape": [1, "n", None]}
@@ -24,7 +24,7 @@ RAN = {"outputs": [OUTPUT], "placement": [{"device": "cpu", "nodes": 2, "names":
 FILE = {"name": "profile.json", "dtype": "uint8", "shape": [8], "at": 0, "bytes": 8}
 PROFILED = {"outputs": [FILE]}
 SAID = {"prepare": {}, "load": LOADED, "invoke": RAN, "profile": PROFILED}
-# The warm-up's time, the CPU's, the most memory; one start, one end.
+# Warm-up time, CPU time, peak memory; one start, one end.
 TOLD = {"prepare": (), "load": (), "invoke": (3, 4, 5, 1, 2), "profile": (3, 4, 5)}
 
 numbers = st.integers() | st.floats() | st.sampled_from([-1, 0, 1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, 1 << 64])
@@ -39,7 +39,7 @@ def encoded(ok: object, numbers: Sequence[int] = ()) -> bytes:
 
 
 def check(answer: answers.Answer, iterations: int) -> None:
-    """It keeps to what its class says."""
+    """Check the invariants of a decoded message."""
     if isinstance(answer, answers.Ran):
         end = 0
         for output in answer.outputs:
@@ -52,7 +52,7 @@ def check(answer: answers.Answer, iterations: int) -> None:
         assert len(answer.start_ns) == len(answer.end_ns) == iterations
 
 
-def test_what_a_worker_says_is_read():
+def test_read_reply_decodes_worker_messages():
     assert answers.read(encoded({}), "prepare") is None
     spec = TensorSpec("x", "float32", (1, "n", None))
     assert answers.read(encoded(LOADED), "load") == answers.Signature((spec,), (), "main", 5)
@@ -61,7 +61,7 @@ def test_what_a_worker_says_is_read():
     assert ran == answers.Ran((answers.Output("y", "float32", (2,), 0, 8),), (1,), (2,), 3, 4, 5, placement)
 
 
-def test_the_same_words_are_read_once_and_their_numbers_each_time():
+def test_read_reply_caches_repeated_text_but_not_numbers():
     known = answers.Known()
     runs = [
         answers.read(encoded(ok, numbers), "invoke", 1, known)
@@ -74,12 +74,12 @@ def test_the_same_words_are_read_once_and_their_numbers_each_time():
     for numbers in ((), (3, 4, 5), (3, 4, 5, 1, 2, 3), (-3, 4, 5, 1, 2)):
         with pytest.raises(RunCrashed):
             answers.read(encoded(RAN, numbers), "invoke", 1, known)
-    # What a profile may not be, it is not because a run was.
+    # The cache of invoke does not skip the checks of profile.
     with pytest.raises(RunCrashed, match="plain names"):
         answers.read(encoded(RAN, (3, 4, 5)), "profile", 1, known)
 
 
-def test_words_that_are_long_are_not_kept():
+def test_read_reply_does_not_cache_long_text():
     known = answers.Known()
     long = {"outputs": [OUTPUT | {"name": "y" * 10_000}]}
     assert isinstance(answers.read(encoded(long, (3, 4, 5, 1, 2)), "invoke", 1, known), answers.Ran)
@@ -87,21 +87,21 @@ def test_words_that_are_long_are_not_kept():
 
 
 @pytest.mark.parametrize("body", [b"\0", b"\0\1\0\0\0", b"\0\xff\xff\xff\xff{}", ipc.joined(range(6), b"{}")[:-3]])
-def test_numbers_that_are_cut_off_or_too_many_are_told(body: bytes):
-    with pytest.raises(RunCrashed, match="the worker's answer is none"):
+def test_read_reply_rejects_truncated_or_excess_numbers(body: bytes):
+    with pytest.raises(RunCrashed, match="invalid response from the worker"):
         answers.read(body, "invoke", 1)
 
 
 @given(st.binary(max_size=200), st.sampled_from(OPS), st.integers(0, 3))
-def test_any_bytes_are_an_answer_or_a_typed_error(body: bytes, op: str, iterations: int):
+def test_read_reply_raises_typed_error_for_any_bytes(body: bytes, op: str, iterations: int):
     try:
         check(answers.read(body, op, iterations), iterations)
     except HilError as error:
-        assert type(error) in (LoadFailed, RunFailed, RunCrashed, UsageError)
+        assert isinstance(error, (LoadFailed, RunFailed, RunCrashed, UsageError))
 
 
 @given(st.data(), st.sampled_from(OPS))
-def test_an_answer_with_anything_in_any_place_is_one_or_a_typed_error(data: st.DataObject, op: str):
+def test_read_reply_raises_typed_error_for_any_json_value(data: st.DataObject, op: str):
     said = json.loads(json.dumps({"ok": SAID[op]}))
     for _ in range(data.draw(st.integers(1, 3))):
         place: Any = said
@@ -119,11 +119,11 @@ def test_an_answer_with_anything_in_any_place_is_one_or_a_typed_error(data: st.D
         numbers = data.draw(st.just(TOLD[op]) | st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=6))
         check(answers.read(ipc.joined(numbers, ipc.encode(said)), op, 1), 0 if op == "profile" else 1)
     except HilError as error:
-        assert type(error) in (LoadFailed, RunFailed, RunCrashed, UsageError)
+        assert isinstance(error, (LoadFailed, RunFailed, RunCrashed, UsageError))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 300])
-def test_a_profiles_files_have_plain_names(name: str):
+def test_read_reply_rejects_profile_file_names_with_paths(name: str):
     assert isinstance(answers.read(encoded(PROFILED, TOLD["profile"]), "profile"), answers.Ran)
     with pytest.raises(RunCrashed, match="plain names"):
         answers.read(encoded({"outputs": [FILE | {"name": name}]}, TOLD["profile"]), "profile")
@@ -140,16 +140,17 @@ def test_a_profiles_files_have_plain_names(name: str):
         ("clock", "prepare", LoadFailed),
     ],
 )
-def test_only_its_own_errors_are_a_programs_to_report(kind: str, op: str, told: type[HilError]):
-    body = json.dumps({"error": [kind, "no \udc80 good", "a hint", "detail"]}).encode()
+def test_read_reply_limits_error_types_a_program_may_report(kind: str, op: str, told: type[HilError]):
+    body = json.dumps({"error": [kind, "no \udc80 good", "a hint", "detail", "wrong-target"]}).encode()
     with pytest.raises(told, match=r"no \? good") as caught:
         answers.read(body, op)
     assert type(caught.value) is told
     assert (caught.value.hint, caught.value.detail) == ("a hint", "detail")
+    assert caught.value.code is ErrorCode.WRONG_TARGET
 
 
 @pytest.mark.parametrize("text", ["x", "é", "\U0001f4a9", "{[,", "\udc80"])
-def test_an_error_of_any_length_fits_into_an_answer(text: str):
+def test_forkserver_error_fits_message_limit_for_any_text(text: str):
     body = json.dumps(forkserver._error(RunFailed, text * 3_000_000, text * 3_000_000, text * 3_000_000)).encode()
     with pytest.raises(RunFailed) as caught:
         answers.read(body, "invoke", 1)
@@ -158,18 +159,18 @@ def test_an_error_of_any_length_fits_into_an_answer(text: str):
 
 
 @pytest.mark.parametrize("piece", [b"{},", b'{"a":0},', b"[],", b"0,", b'"",', b"[[],["])
-def test_a_full_message_of_small_values_takes_little_memory(piece: bytes):
+def test_read_reply_bounds_memory_for_many_small_values(piece: bytes):
     body = b"[" + piece * (ipc.MOST_BYTES // len(piece))
     tracemalloc.start()
     try:
-        with pytest.raises(RunCrashed, match="the worker's answer is none"):
+        with pytest.raises(RunCrashed, match="invalid response from the worker"):
             answers.read(body, "invoke", 1)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_a_million_iterations_have_room():
+def test_read_reply_accepts_a_million_iterations():
     times = tuple(range(10**18, 10**18 + 1_000_000))
     body = encoded(RAN, (3, 4, 5, *times, *times))
     assert len(body) < answers.most_bytes(1_000_000)

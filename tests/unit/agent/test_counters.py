@@ -31,7 +31,7 @@ def values(counters: Counters) -> dict[str, tuple[float, str]]:
 
 @pytest.fixture
 def board(tmp_path: Path) -> Path:
-    """A machine that shows everything; its files are changed by the tests."""
+    """Return the root of a machine with every counter file; tests change the files."""
     write(tmp_path, proc__stat=stat(100, 900), proc__meminfo="MemTotal: 9 kB\nMemAvailable:   2048 kB\n")
     write(tmp_path, **{f"proc__{os.getpid()}__statm": "100 25 5 1 0 9 0\n", "proc__7__statm": "90 50 5 1 0 9 0\n"})
     for kind in ("cpu", "memory", "io"):
@@ -41,7 +41,7 @@ def board(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_that_a_board_shows(board):
+def test_counters_read_all_available_values(board):
     page = os.sysconf("SC_PAGE_SIZE")
     with Counters(lambda: [7], board) as counters:
         assert values(counters) == {
@@ -60,19 +60,19 @@ def test_all_that_a_board_shows(board):
     )
 
 
-def test_stalls_are_a_share_of_the_time(board):
+def test_counters_report_pressure_as_percentage_of_time(board):
     with Counters(list, board) as counters:
         counters.look()
         write(board, proc__pressure__io="some avg10=0.00 avg60=0.00 avg300=0.00 total=3600001000\n")
         assert values(counters)["io pressure"] == (100.0, "%"), "an hour of stalling since a moment ago is all the time"
 
 
-def test_what_a_board_does_not_show_is_left_out(tmp_path):
+def test_counters_omit_missing_files(tmp_path):
     with Counters(lambda: [7], tmp_path) as counters:
         assert values(counters) == {}
 
 
-def test_what_a_driver_cannot_read_is_left_out_while_it_cannot(board):
+def test_counters_omit_unreadable_value_while_unreadable(board):
     with Counters(list, board) as counters:
         write(board, **{CPUFREQ: "<unknown>\n"})
         assert "cpu0 frequency" not in values(counters)
@@ -80,7 +80,7 @@ def test_what_a_driver_cannot_read_is_left_out_while_it_cannot(board):
         assert values(counters)["cpu0 frequency"] == (600.0, "MHz")
 
 
-def test_a_sensor_that_fails_now_and_then_is_told_when_it_does_not(board, monkeypatch):
+def test_counters_report_sensor_after_transient_error(board, monkeypatch):
     real = os.pread
 
     def asleep(*_):
@@ -94,7 +94,7 @@ def test_a_sensor_that_fails_now_and_then_is_told_when_it_does_not(board, monkey
         assert "thermal_zone3 (soc)" in values(counters)
 
 
-def test_workers_come_and_go(board):
+def test_counters_drop_exited_workers(board):
     pids = [7]
     with Counters(lambda: pids, board) as counters:
         assert "worker 7 memory" in values(counters)
@@ -102,11 +102,11 @@ def test_workers_come_and_go(board):
         assert not [name for name in values(counters) if name.startswith("worker")]
 
 
-def test_files_stay_open_and_are_let_go(board):
+def test_counters_reuse_open_files_and_close_them_at_exit(board):
     def opened() -> int:
         found = 0
         for fd in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):  # another thread's, which it closed just now
+            with contextlib.suppress(OSError):  # another thread may have closed it
                 found += str(board) in str(fd.readlink())
         return found
 
@@ -120,7 +120,7 @@ def test_files_stay_open_and_are_let_go(board):
     assert opened() == before
 
 
-def test_this_machine_tells_how_busy_it_is():
+def test_counters_report_cpu_load_of_this_machine():
     with Counters(lambda: []) as counters:
         counters.look()
         stop = threading.Event()

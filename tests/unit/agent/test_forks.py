@@ -1,4 +1,4 @@
-"""The fork server as the agent sees it: each worker is the one that was asked for."""
+"""The fork server as the agent uses it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import pytest
 
 from hil.agent import forks, ipc
 from hil.agent.forks import ForkServer
-from hil.errors import BoardError, LoadFailed
+from hil.core.processes import Ended
+from hil.errors import BoardError, BoardUnfit
 
 
 class Runtime:
-    """A runtime that does nothing."""
+    """A runtime that does not compute."""
 
     @staticmethod
     def describe() -> dict[str, object]:
@@ -29,7 +30,7 @@ class Runtime:
 
 
 class Slow(Runtime):
-    """One whose library takes long to import."""
+    """A runtime whose library is slow to import."""
 
     @staticmethod
     def preload() -> None:
@@ -37,7 +38,7 @@ class Slow(Runtime):
 
 
 class Deadly(Runtime):
-    """One whose library ends the process that imports it."""
+    """A runtime whose library kills the process that imports it."""
 
     @staticmethod
     def preload() -> None:
@@ -46,7 +47,7 @@ class Deadly(Runtime):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
-    # The fork server's process imports this very module.
+    # The fork server's process imports this module.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     made = ForkServer("test_forks:Runtime")
     assert made.start() == {"name": "none"}
@@ -55,7 +56,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
 
 
 def fork(server: ForkServer) -> tuple[int, ipc.Channel, threading.Event]:
-    """A worker's number, our end of its channel, and what is set when it has exited."""
+    """Return a worker's pid, our end of its channel, and an event set when it exits."""
     ours, theirs = socket.socketpair()
     exited = threading.Event()
     with theirs, Path(os.devnull).open("r+b") as null:
@@ -68,7 +69,7 @@ def fork(server: ForkServer) -> tuple[int, ipc.Channel, threading.Event]:
     return pid, ipc.Channel(ours), exited
 
 
-def test_workers_that_are_asked_for_at_once_are_each_their_own(server: ForkServer):
+def test_fork_server_matches_concurrent_requests_to_workers(server: ForkServer):
     with ThreadPoolExecutor(8) as pool:
         workers = list(pool.map(lambda _: fork(server), range(24)))
 
@@ -78,13 +79,13 @@ def test_workers_that_are_asked_for_at_once_are_each_their_own(server: ForkServe
         assert exited.wait(30), "the worker whose channel was closed is another one"
 
 
-def test_an_answer_that_comes_late_is_nobody_elses(server: ForkServer, monkeypatch: pytest.MonkeyPatch):
+def test_fork_server_discards_late_reply(server: ForkServer, monkeypatch: pytest.MonkeyPatch):
     stopped = server._process
     assert isinstance(stopped, subprocess.Popen)
     monkeypatch.setattr(forks, "_PRELOAD_S", 0.5)
     os.kill(stopped.pid, signal.SIGSTOP)
 
-    with pytest.raises(BoardError, match="does not answer"):
+    with pytest.raises(BoardError, match="does not respond"):
         fork(server)
 
     assert stopped.wait(30) == -signal.SIGKILL
@@ -95,23 +96,23 @@ def test_an_answer_that_comes_late_is_nobody_elses(server: ForkServer, monkeypat
     assert exited.wait(30)
 
 
-def test_a_worker_that_ends_before_anybody_watches_it_is_told_of(server: ForkServer):
-    # As if the news of both had come while the thread that asked for it was not let on.
+def test_fork_server_reports_worker_exit_before_registration(server: ForkServer):
+    # As if both messages had arrived before the requesting thread could continue.
     server._news.pids.append(7)
-    server._news.ended[7] = 3
-    ended: list[int] = []
+    server._news.ended[7] = Ended(3, 5)
+    ended: list[Ended] = []
     with Path(os.devnull).open("r+b") as null:
         assert server.fork([null.fileno()] * 4, ended.append) == 7
-    assert ended == [3]
+    assert ended == [(3, 5)]
 
 
-def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_fork_server_reports_process_start_failure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
     assert "No such file" in ForkServer("test_forks:Runtime").start()["error"]
 
 
-def test_one_that_rests_ends_its_workers_and_starts_again_when_it_is_needed(server):
+def test_fork_server_rest_ends_workers_and_restarts_on_demand(server):
     pid, channel, _ = fork(server)
     server.rest()
     with pytest.raises(ipc.Closed):
@@ -126,7 +127,7 @@ def test_one_that_rests_ends_its_workers_and_starts_again_when_it_is_needed(serv
     channel.close()
 
 
-def test_a_light_runtime_is_asked_without_starting_a_process(monkeypatch: pytest.MonkeyPatch):
+def test_fork_server_describes_light_runtime_without_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     light = ForkServer("test_forks:Runtime", light=True)
@@ -139,11 +140,11 @@ def test_a_light_runtime_is_asked_without_starting_a_process(monkeypatch: pytest
     light.stop()
 
 
-def test_a_light_runtime_that_cannot_be_imported_says_why():
+def test_fork_server_reports_import_error_of_light_runtime():
     assert "no_such_module" in ForkServer("no_such_module:Runtime", light=True).describe()["error"]
 
 
-def test_the_first_worker_waits_until_its_library_is_imported(monkeypatch: pytest.MonkeyPatch):
+def test_fork_server_first_worker_waits_for_library_import(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(forks, "_FORK_S", 0.01)
     slow = ForkServer("test_forks:Slow", light=True)
@@ -153,16 +154,16 @@ def test_the_first_worker_waits_until_its_library_is_imported(monkeypatch: pytes
     slow.stop()
 
 
-def test_a_library_that_ends_the_process_is_a_runtime_that_does_not_work(monkeypatch: pytest.MonkeyPatch):
+def test_fork_server_reports_board_unfit_if_import_kills_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     deadly = ForkServer("test_forks:Deadly", light=True)
-    with pytest.raises(LoadFailed, match="died while importing its library"):
+    with pytest.raises(BoardUnfit, match="died while importing its library"):
         fork(deadly)
     deadly.stop()
 
 
 def use_one_forked_ahead() -> None:
-    """In a process with one thread: a worker of a server that was forked, one of the server that follows it."""
+    """Fork servers ahead of use in a process with one thread, then use one and stop both."""
     server = ForkServer("test_forks:Runtime")
     ours, peer = socket.socketpair()
     server.fork_ahead()
@@ -197,7 +198,7 @@ def use_one_forked_ahead() -> None:
     raise AssertionError("one that was never needed is ended too")
 
 
-def test_one_that_was_forked_ahead_serves_as_one_that_was_started():
+def test_fork_server_forked_ahead_serves_workers():
     code = "import test_forks; test_forks.use_one_forked_ahead()"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}

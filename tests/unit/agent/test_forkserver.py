@@ -1,4 +1,4 @@
-"""What a worker does for orders: every run, those of a profile pass included, has the inputs that were given."""
+"""How a worker executes orders: every run, including profile runs, gets the original inputs."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def answer(program: CountingProgram, op: str, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("op", ["invoke", "profile"])
-def test_inputs_that_a_later_run_changes_are_put_back(op: str, tmp_path: Path):
+def test_worker_restores_inputs_changed_by_a_run(op: str, tmp_path: Path):
     found = answer(CountingProgram(reported=5), op, tmp_path)
     assert [(runs, first) for runs, first, _ in found["answers"]] == [(5, 0)]
 
 
-def test_profile_that_reports_no_outputs_is_accepted(tmp_path: Path):
+def test_worker_accepts_profile_without_reported_outputs(tmp_path: Path):
     assert answer(CountingProgram(), "profile", tmp_path)["answers"] == []
 
 
 @pytest.mark.parametrize("reported", [1, 4])
-def test_profile_that_reports_outputs_of_some_runs_fails(reported: int, tmp_path: Path):
-    with pytest.raises(RunFailed, match=f"reported the outputs of {reported} runs, and there were 5"):
+def test_worker_rejects_profile_with_outputs_of_some_runs(reported: int, tmp_path: Path):
+    with pytest.raises(RunFailed, match=f"reported the outputs of {reported} runs, expected 5"):
         answer(CountingProgram(reported), "profile", tmp_path)

@@ -1,4 +1,4 @@
-"""Inputs that a program changes are put back before its next run, and the arena never changes."""
+"""Inputs that a program changes are restored before the next run, and the arena never changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fresh(*arrays: Array) -> tuple[Arena, FreshInputs, list[Array]]:
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 16, 300_000])
-def test_restore_puts_back_what_changed(size: int):
+def test_fresh_inputs_restore_reverts_changes(size: int):
     given = [np.arange(size, dtype=np.uint8), np.full(size, 7, np.uint8)]
     arena, inputs, views = fresh(*given)
     views[1][-1] = 8
@@ -32,15 +32,15 @@ def test_restore_puts_back_what_changed(size: int):
     assert bytes(arena.view(size, grow=False)) == given[0].tobytes()
 
 
-def test_writing_never_reaches_the_arena():
+def test_fresh_inputs_writes_do_not_reach_arena():
     arena, _, views = fresh(np.zeros(100, np.uint8))
     views[0][:] = 1
     assert not any(arena.view(100, grow=False))
 
 
 @pytest.mark.parametrize("size", [10, FULL_BYTES, FULL_BYTES + 1, 5 * FULL_BYTES + 7])
-def test_restore_notices_a_change_of_a_later_run(size: int):
-    """The changed byte of a large input is in a block that is compared at the latest when all blocks were."""
+def test_fresh_inputs_restore_detects_change_in_later_run(size: int):
+    """A changed byte in a large input is found at the latest after all blocks have been compared."""
     given = [np.zeros(3, np.uint8), np.arange(size, dtype=np.uint32).view(np.uint8)]
     _, inputs, views = fresh(*given)
     inputs.restore()
@@ -54,7 +54,7 @@ def test_restore_notices_a_change_of_a_later_run(size: int):
     assert np.array_equal(views[1], given[1])
 
 
-def test_large_inputs_that_do_not_change_are_not_copied(monkeypatch: pytest.MonkeyPatch):
+def test_fresh_inputs_restore_skips_unchanged_large_inputs(monkeypatch: pytest.MonkeyPatch):
     _, inputs, views = fresh(np.zeros(2 * FULL_BYTES, np.uint8), np.zeros(2 * FULL_BYTES, np.uint8))
     views[0][5] = 1
     copied: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ def test_large_inputs_that_do_not_change_are_not_copied(monkeypatch: pytest.Monk
     assert copied == [(0, 2 * FULL_BYTES)] * 2
 
 
-def test_no_inputs_need_nothing():
+def test_fresh_inputs_accept_empty_inputs():
     _, inputs, _ = fresh()
     inputs.restore()
     assert inputs.view.nbytes == 0

@@ -1,4 +1,4 @@
-"""The answers of a call's runs are compared byte by byte, or in blocks where they are large."""
+"""The outputs of a call's runs are compared byte by byte, or in blocks if they are large."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def kept(log: AnswerLog, arena: Arena, number: int) -> list[Array]:
         (np.arange(6, dtype=np.int16).reshape(2, 3).T, np.arange(6, dtype=np.int16).reshape(3, 2)),
     ],
 )
-def test_log_tells_answers_apart_by_their_bits(one: Array, other: Array):
+def test_output_log_distinguishes_outputs_by_bits(one: Array, other: Array):
     log, arena = logged([[one], [one.copy()], [other], [one]])
     assert counts(log) == [(3, 0), (1, 2)] and log.record()["differing"] == [0]
     assert not log.is_sampled and log.others == 0
@@ -59,13 +59,13 @@ def test_log_tells_answers_apart_by_their_bits(one: Array, other: Array):
         assert (found.dtype, found.shape) == (array.dtype, array.shape) and to_bytes(found) == to_bytes(array)
 
 
-def test_log_names_the_outputs_that_differ():
+def test_output_log_lists_indices_of_differing_outputs():
     same, one, other = np.zeros(3), np.ones(3), np.full(3, 2.0)
     log, _ = logged([[same, one, same], [same, other, same]])
     assert log.record()["differing"] == [1]
 
 
-def test_log_keeps_an_array_that_the_next_run_overwrites():
+def test_output_log_copies_array_reused_by_next_run():
     array = np.zeros(4, np.float32)
     arena = Arena()
     log = AnswerLog(arena, ["y"], 3)
@@ -76,19 +76,19 @@ def test_log_keeps_an_array_that_the_next_run_overwrites():
     assert kept(log, arena, 0)[0].tolist() == [1] * 4
 
 
-def test_log_counts_more_answers_than_it_keeps():
+def test_output_log_counts_variants_beyond_stored_limit():
     runs = [[np.int32([number % 10])] for number in range(30)]
     log, _ = logged(runs)
     assert counts(log) == [(3, number) for number in range(10)]
     assert [entries is not None for *_, entries in log.record()["answers"]] == [True] * MAX_KEPT + [False] * 6
 
 
-def test_log_bounds_the_number_of_answers():
+def test_output_log_limits_number_of_variants():
     log, _ = logged([[np.int32([number])] for number in range(MAX_ANSWERS + 7)])
     assert len(counts(log)) == MAX_ANSWERS and log.others == 7
 
 
-def test_log_of_one_run_has_its_outputs_alone():
+def test_output_log_records_single_run():
     log, _ = logged([[np.zeros(2)]])
     assert counts(log) == [(1, 0)] and log.outputs[0]["name"] == "y0"
 
@@ -103,25 +103,25 @@ def large(place: int = -1) -> Array:
     return array
 
 
-def test_outputs_of_one_mebibyte_are_compared_whole():
+def test_output_log_compares_mebibyte_outputs_in_full():
     log, _ = logged([[np.zeros(FULL_BYTES, np.uint8)], [np.eye(1, FULL_BYTES, 12345, np.uint8)[0]]])
     assert counts(log) == [(1, 0), (1, 1)] and not log.is_sampled
 
 
-def test_large_outputs_are_compared_in_blocks_that_move_on():
+def test_output_log_samples_blocks_of_large_outputs_in_turn():
     blocks = LARGE // BLOCK_BYTES
-    # A difference that stays is found once each block had its turn.
+    # A persistent difference is found after every block has had its turn.
     log, _ = logged([[large()], *([large(LARGE // 2)] for _ in range(blocks)), [large()]])
     assert log.is_sampled and len(counts(log)) == 2 and log.record()["differing"] == [0]
 
 
-def test_the_last_run_is_compared_whole():
+def test_output_log_compares_last_run_in_full():
     for place in range(0, LARGE, LARGE // 7):
         log, _ = logged([[large()], [large()], [large(place)]])
         assert counts(log) == [(2, 0), (1, 2)]
 
 
-def test_blocks_span_outputs():
+def test_output_log_samples_blocks_across_outputs():
     small = [np.zeros(BLOCK_BYTES // 2, np.uint8) for _ in range(64)]
     other = [*small[:-1], np.ones(BLOCK_BYTES // 2, np.uint8)]
     log, _ = logged([small, *[other] * 40, small])

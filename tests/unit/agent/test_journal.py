@@ -12,7 +12,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_what_begins_and_ends_is_told_at_both_times(tmp_path):
+def test_journal_writes_begin_and_end_entries(tmp_path):
     journal = Journal(tmp_path / "j.jsonl")
     with journal.during("load", fence=4) as found:
         assert [one["what"] for one in lines(tmp_path / "j.jsonl")] == ["load begins"]
@@ -20,14 +20,14 @@ def test_what_begins_and_ends_is_told_at_both_times(tmp_path):
     assert lines(tmp_path / "j.jsonl")[1].items() >= {"what": "load ended", "fence": 4, "program": "p"}.items()
 
 
-def test_what_fails_is_told_to_have_ended_by_its_error(tmp_path):
+def test_journal_records_error_type_on_failure(tmp_path):
     journal = Journal(tmp_path / "j.jsonl")
     with pytest.raises(ValueError), journal.during("invoke"):
         raise ValueError("no")
     assert lines(tmp_path / "j.jsonl")[1]["error"] == "ValueError"
 
 
-def test_a_large_journal_makes_room_once_and_again(tmp_path):
+def test_journal_rotates_when_full(tmp_path):
     journal = Journal(tmp_path / "j.jsonl", most_bytes=1000)
     for number in range(100):
         journal.note("line", number=number)
@@ -38,18 +38,18 @@ def test_a_large_journal_makes_room_once_and_again(tmp_path):
     assert numbers == list(range(numbers[0], 100))
 
 
-def test_an_agent_that_starts_again_goes_on_in_the_same_journal(tmp_path):
+def test_journal_appends_after_restart(tmp_path):
     Journal(tmp_path / "j.jsonl").note("first")
     Journal(tmp_path / "j.jsonl").note("second")
     assert [one["what"] for one in lines(tmp_path / "j.jsonl")] == ["first", "second"]
 
 
-def test_one_that_cannot_be_written_is_no_error(tmp_path):
+def test_journal_ignores_unwritable_path(tmp_path):
     Journal(tmp_path / "nowhere" / "j.jsonl").note("unheard")
     assert not list(tmp_path.iterdir())
 
 
-def test_lines_of_several_threads_stay_whole(tmp_path):
+def test_journal_writes_whole_lines_from_many_threads(tmp_path):
     journal = Journal(tmp_path / "j.jsonl")
     threads = [
         threading.Thread(target=lambda name=name: [journal.note("line", by=name * 200) for _ in range(50)])

@@ -1,4 +1,4 @@
-"""Who has a store, and for how long."""
+"""The lock that gives an agent exclusive use of a store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from support.agents import start_process, stop_process
 
-from hil.agent.store import StoreLock
+from hil.agent.store_lock import StoreLock
 from hil.errors import UsageError
 
 
-def test_a_store_is_one_agents_until_it_is_released(tmp_path):
+def test_store_lock_excludes_second_agent_before_release(tmp_path):
     first = StoreLock(tmp_path / "store")
     with pytest.raises(UsageError, match=f"in use by another agent .process {os.getpid()}.") as refused:
         StoreLock(tmp_path / "store")
@@ -24,7 +24,7 @@ def test_a_store_is_one_agents_until_it_is_released(tmp_path):
     StoreLock(tmp_path / "store").release()
 
 
-def test_a_folder_that_cannot_be_used_is_told(tmp_path):
+def test_store_lock_rejects_unusable_directory(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "store", Path("/proc/hil")):
         with pytest.raises(UsageError, match="cannot be used"):
@@ -32,7 +32,7 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["hil.agent", "hil.sim"])
-def test_a_second_agent_on_a_store_leaves_it_alone_and_a_killed_ones_is_free(tmp_path, module):
+def test_agent_refuses_locked_store_and_reuses_store_after_kill(tmp_path, module):
     store = tmp_path / "store"
     more = ("--fault", "crash:times=2") if module == "hil.sim" else ()
     process, _ = start_process(module, f"unix:{tmp_path}/a.sock", store, *more)

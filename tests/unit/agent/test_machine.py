@@ -1,11 +1,14 @@
-"""What the agent reads of its board, from a folder as real boards have it and from this machine."""
+"""What the agent reads about its board, from a fake root directory and from this machine."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from hil.agent.machine import board_id, machine, readings
+import pytest
+
+from hil.agent import machine as machine_module
+from hil.agent.machine import board_id, machine, memory_limit, oom_kills, readings
 
 
 def lay(root: Path, files: dict[str, str]) -> Path:
@@ -24,7 +27,7 @@ POLICY = "sys/devices/system/cpu/cpufreq/policy"
 THERMAL = "sys/class/thermal/"
 
 
-def test_clocks_governors_and_temperatures(tmp_path):
+def test_machine_readings_include_clocks_and_temperatures(tmp_path):
     root = lay(
         tmp_path,
         {
@@ -47,7 +50,7 @@ def test_clocks_governors_and_temperatures(tmp_path):
     }
 
 
-def test_every_sign_of_throttling(tmp_path):
+def test_machine_readings_include_throttling(tmp_path):
     root = lay(
         tmp_path,
         {
@@ -68,7 +71,7 @@ def test_every_sign_of_throttling(tmp_path):
     }
 
 
-def test_what_cannot_be_read_is_absent(tmp_path):
+def test_machine_readings_omit_unreadable_values(tmp_path):
     root = lay(
         tmp_path,
         {
@@ -84,7 +87,7 @@ def test_what_cannot_be_read_is_absent(tmp_path):
     assert shown(root) == {}
 
 
-def test_this_machine_says_what_it_is():
+def test_machine_describes_this_host():
     known = machine()
     assert known.arch
     assert known.kernel
@@ -94,3 +97,30 @@ def test_this_machine_says_what_it_is():
         assert known.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert known.cpu_features
         assert {one.name: one for one in readings()}["free memory"].value > 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/a/b", {"sys/fs/cgroup/a/memory.max": "5000"}, 5000),
+        ("0::/a/b", {"sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/memory.max": "7000"}, 7000),
+        ("1:cpu:/x\n4:cpuset,memory:/host/path", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "6000"}, 6000),
+        ("0::/", {"sys/fs/cgroup/memory.max": str(1 << 62)}, 1 << 40),
+        ("nonsense\n::", {}, 1 << 40),
+    ],
+)
+def test_memory_limit_uses_control_group(tmp_path, monkeypatch, groups, files, limit):
+    monkeypatch.setattr(machine_module, "memory_bytes", lambda: 1 << 40)
+    for name, text in ({"proc/self/cgroup": groups} | files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert memory_limit(tmp_path) == limit
+
+
+@pytest.mark.parametrize(
+    ("vmstat", "count"),
+    [(b"pgfault 5\noom_kill 7\nswap_ra 9\n", 7), (b"drop_oom_kill 5\noom_kill_all 6\n", 0), (b"", 0)],
+)
+def test_oom_kills_reads_vmstat_count(monkeypatch, vmstat, count):
+    monkeypatch.setattr(machine_module, "_bytes", {Path("/proc/vmstat"): vmstat}.__getitem__)
+    assert oom_kills() == count

@@ -1,4 +1,4 @@
-"""An agent with trusted keys loads what they signed and nothing else."""
+"""An agent with trusted keys loads only what those keys signed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(tmp_path) -> BlobStore:
 
 @pytest.fixture
 def asked(tmp_path, key, store):
-    """What a controller asks for with a signed bundle, and the policy that lets it."""
+    """Return the load request for a signed bundle, and a policy that accepts it."""
     made = bundle(tmp_path)
     head = made.save(tmp_path / "b.hilb", key=key)
     (tmp_path / "out").mkdir()
@@ -52,7 +52,7 @@ def put(store: BlobStore, digest: str, data: bytes) -> None:
         upload.finish()
 
 
-def test_what_was_signed_is_loaded(asked, store):
+def test_policy_accepts_signed_program(asked, store):
     request, policy = asked
     policy.check_load(request, store)
 
@@ -73,20 +73,20 @@ def test_what_was_signed_is_loaded(asked, store):
         lambda request: setattr(request.files[-1], "digest", request.files[0].digest),
     ],
 )
-def test_what_differs_from_it_in_anything_is_refused(asked, store, change):
+def test_policy_rejects_load_request_unlike_signed_bundle(asked, store, change):
     request, policy = asked
     change(request)
-    with pytest.raises(LoadFailed, match="signed bundles only"):
+    with pytest.raises(LoadFailed, match="programs of signed bundles"):
         policy.check_load(request, store)
 
 
-def test_what_another_signed_is_refused(asked, store):
+def test_policy_rejects_untrusted_key(asked, store):
     request, _ = asked
-    with pytest.raises(LoadFailed, match="not trusted here"):
+    with pytest.raises(LoadFailed, match="untrusted key"):
         Policy((b"k" * 32,)).check_load(request, store)
 
 
-def test_the_head_of_a_bundle_that_nobody_signed_proves_nothing(asked, store, tmp_path):
+def test_policy_rejects_head_of_unsigned_bundle(asked, store, tmp_path):
     request, policy = asked
     data = bundle(tmp_path, case()).head.to_bytes()
     put(store, digest_of(data), data)
@@ -96,16 +96,16 @@ def test_the_head_of_a_bundle_that_nobody_signed_proves_nothing(asked, store, tm
         policy.check_load(request, store)
 
 
-def test_a_profiler_that_was_sent_is_refused_and_the_boards_own_is_not(asked):
+def test_policy_rejects_uploaded_profiler(asked):
     _, policy = asked
     policy.check_profile("")
     with pytest.raises(RunFailed, match="not signed"):
         policy.check_profile("blake3:" + "0" * 64)
 
 
-def test_an_agent_does_not_start_without_the_keys_that_it_is_to_trust(tmp_path):
+def test_agent_fails_without_readable_trusted_keys(tmp_path):
     (tmp_path / "none.pub").write_text("# nobody\n")
-    for path, message in {"missing.pub": "cannot be read", "none.pub": "holds no key"}.items():
+    for path, message in {"missing.pub": "cannot be read", "none.pub": "contains no keys"}.items():
         command = [sys.executable, "-m", "hil.agent", "--listen", f"unix:{tmp_path}/a.sock", "--store", tmp_path / "s"]
         done = subprocess.run([*command, "--trusted-keys", tmp_path / path], capture_output=True, text=True)
         assert done.returncode == 2

@@ -19,7 +19,7 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 
 @pytest.mark.parametrize(("gone", "told"), [("program", UsageError), ("session", SessionEnded)])
-def test_a_call_that_waited_for_a_program_that_went_is_told_what_went(
+def test_programs_call_raises_cause_if_program_ends_while_queued(
     tmp_path: Path, gone: str, told: type[Exception]
 ) -> None:
     sessions = Sessions(tmp_path / "fence", lambda: programs.unload_all(SessionEnded("over")), Journal(tmp_path / "j"))
@@ -47,28 +47,28 @@ def test_a_call_that_waited_for_a_program_that_went_is_told_what_went(
             ending.result()
 
 
-def test_a_session_has_so_many_programs_and_no_more(tmp_path: Path) -> None:
+def test_programs_load_enforces_program_limit(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
     programs = Programs(Mock(), Mock(), sessions)
     session = sessions.open("somebody", "a test", 60.0, 0, lambda _: None)
     assert session is not None
     for number in range(MAX_PROGRAMS):
         programs._loaded[str(number)] = Loaded(Mock(), session, tmp_path, [])
-    with pytest.raises(LoadFailed, match="512 programs are loaded already"):
+    with pytest.raises(LoadFailed, match="512 programs are already loaded"):
         programs.load(session, pb.LoadRequest())
 
 
-def test_a_message_of_far_too_many_parts_is_refused_before_anything_is_made_of_them(tmp_path: Path) -> None:
+def test_programs_reject_messages_above_part_limit(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
     programs = Programs(Mock(), Mock(), sessions)
     session = sessions.open("somebody", "a test", 60.0, 0, lambda _: None)
     assert session is not None
-    with pytest.raises(UsageError, match="files, and 10000 are the most"):
+    with pytest.raises(UsageError, match="files, maximum 10000"):
         programs.load(session, pb.LoadRequest(files=[pb.ProgramFile()] * 10_001))
     loaded = programs._loaded["p"] = Loaded(Mock(), session, tmp_path, [])
     for inputs in ([pb.Tensor()] * 20_001, [pb.Tensor(shape=[1] * 33)]):
         start = pb.InvokeStart(program_id="p", iterations=1, inputs=inputs)
-        # Also while another call has the program: so many must not wait for it.
+        # Also while another call uses the program: such messages must not queue.
         with (
             loaded.lock,
             pytest.raises(UsageError, match="at most 20000 inputs"),
@@ -77,7 +77,7 @@ def test_a_message_of_far_too_many_parts_is_refused_before_anything_is_made_of_t
             pytest.fail("it was let in")
 
 
-def test_a_load_of_many_files_ends_with_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_load_stops_linking_when_session_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
     store = BlobStore(tmp_path / "store")
     programs = Programs(store, Mock(), sessions)
@@ -100,9 +100,9 @@ def test_a_load_of_many_files_ends_with_its_session(tmp_path: Path, monkeypatch:
     assert not list((tmp_path / "store/programs").iterdir())
 
 
-def test_a_program_that_writes_into_its_inputs_does_not_blame_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_verify_inputs_hashed_before_program_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(Hasher):
-        """Hashes when it is asked for the digest: as late as one that hashes behind its caller may."""
+        """Hash only when the digest is read, as a hasher in the background may."""
 
         def update(self, data: object) -> None:
             self.digest = lambda: digest_of(data)  # type: ignore[method-assign]

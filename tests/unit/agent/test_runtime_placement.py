@@ -1,4 +1,4 @@
-"""Each runtime tells where a program ran, also where a library answers from another device than it was asked for."""
+"""Each runtime reports where a program ran, even if the library used another device than requested."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from hil.errors import LoadFailed
 from hil.formats.executorch_file import mapped, read_methods
 
 CPU = "CPUExecutionProvider"
-# A provider of every wheel that is there and takes no node of such models.
+# A provider in every wheel that supports no node of these models.
 NOTHING = "AzureExecutionProvider"
 PTE = Path(__file__).parents[1] / "executorch_files"
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Two nodes, one of which has no name."""
+    """Return a model with two nodes, one without a name."""
     nodes = [helper.make_node("Relu", ["x"], ["t"], "relu"), helper.make_node("Neg", ["t"], ["y"])]
     return save_model(tmp_path / "m.onnx", nodes, [("x", TensorProto.FLOAT, [4])], [("y", TensorProto.FLOAT, [4])])
 
@@ -45,7 +45,7 @@ def loaded(model: Path, provider: str) -> Any:
 
 
 @pytest.mark.parametrize("provider", ["", CPU])
-def test_onnxruntime_on_the_cpu_has_nothing_to_ask(model, provider, monkeypatch):
+def test_onnxruntime_placement_on_cpu_skips_query(model, provider, monkeypatch):
     asked = []
     monkeypatch.setattr(
         ort.SessionOptions, "add_session_config_entry", lambda self, *entry: asked.append(entry), raising=False
@@ -57,7 +57,7 @@ def test_onnxruntime_on_the_cpu_has_nothing_to_ask(model, provider, monkeypatch)
 
 
 @pytest.mark.parametrize("by_profile", [False, True], ids=["by assignment", "by profile"])
-def test_onnxruntime_tells_that_a_provider_took_nothing(model, by_profile):
+def test_onnxruntime_placement_reports_provider_without_nodes(model, by_profile):
     program = loaded(model, NOTHING)
     if by_profile:
         # As before ONNX Runtime 1.24.
@@ -68,7 +68,7 @@ def test_onnxruntime_tells_that_a_provider_took_nothing(model, by_profile):
     assert part.names[0] == "relu (Relu)" and "Neg" in part.names[1]
 
 
-def test_onnxruntime_tells_which_nodes_a_provider_left(model):
+def test_onnxruntime_placement_lists_nodes_outside_provider(model):
     program = loaded(model, NOTHING)
     graph = [
         SimpleNamespace(ep_name=name, get_nodes=lambda node=node: [SimpleNamespace(name=node[0], op_type=node[1])])
@@ -82,14 +82,14 @@ def test_onnxruntime_tells_which_nodes_a_provider_left(model):
     assert elsewhere == Part(CPU, 1, ("relu (Relu)",), elsewhere=True)
 
 
-def test_onnxruntime_tells_of_a_session_that_has_another_provider_than_was_asked_for(model):
+def test_onnxruntime_placement_reports_unrequested_provider(model):
     program = loaded(model, NOTHING)
     program._session = SimpleNamespace(get_providers=lambda: [CPU])
     assert program.placement() == (Part(CPU, elsewhere=True),)
 
 
-def test_onnxruntime_does_not_go_on_on_the_cpu_where_a_provider_cannot_be_opened(model, monkeypatch, capfd):
-    """As WebGPU's does without a GPU: the library itself would make another session and answer from that."""
+def test_onnxruntime_load_fails_without_cpu_fallback(model, monkeypatch, capfd):
+    """For example WebGPU without a GPU: the library would fall back to a CPU session."""
     make = ort.InferenceSession._create_inference_session
 
     def refusing(self: Any, providers: list[str], *rest: Any) -> None:
@@ -103,7 +103,7 @@ def test_onnxruntime_does_not_go_on_on_the_cpu_where_a_provider_cannot_be_opened
     assert "Falling back" not in capfd.readouterr().out
 
 
-def test_a_provider_that_is_not_there_is_refused(model):
+def test_onnxruntime_load_rejects_missing_provider(model):
     with pytest.raises(LoadFailed, match="no execution provider 'CUDAExecutionProvider'"):
         loaded(model, "CUDAExecutionProvider")
 
@@ -112,7 +112,7 @@ def test_a_provider_that_is_not_there_is_refused(model):
 
 
 @pytest.mark.parametrize("device", ["local-task", "local-sync", "local-task://", ""])
-def test_iree_tells_the_device_that_it_opened(add_programs, device):
+def test_iree_placement_reports_opened_device(add_programs, device):
     from hil.agent.runtimes.iree import IreeRuntime
 
     add: Program = add_programs["iree"]
@@ -120,7 +120,7 @@ def test_iree_tells_the_device_that_it_opened(add_programs, device):
     assert program.placement() == (Part(device.split("://")[0] or "local-task"),)
 
 
-def test_iree_tells_of_a_device_of_another_driver_than_was_asked_for(add_programs, monkeypatch):
+def test_iree_placement_reports_device_of_other_driver(add_programs, monkeypatch):
     from hil.agent.runtimes import iree
 
     real = iree.rt.get_device
@@ -130,7 +130,7 @@ def test_iree_tells_of_a_device_of_another_driver_than_was_asked_for(add_program
     assert program.placement() == (Part("local-sync", elsewhere=True),)
 
 
-def test_a_vendors_iree_device_may_call_itself_as_it_likes():
+def test_iree_placement_accepts_vendor_device_name():
     from hil.agent.runtimes import iree
 
     assert iree._part("torq-v2 (rev 3)", "torq") == Part("torq")
@@ -150,13 +150,13 @@ def litert(file: str, kernels: str) -> Any:
     return program
 
 
-def test_tflite_tells_what_the_delegate_took():
+def test_tflite_placement_lists_delegated_nodes():
     assert litert("digits.tflite", "xnnpack").placement() == (
         Part("xnnpack", 5, ("CONV_2D", "MAX_POOL_2D", "RESHAPE", "FULLY_CONNECTED", "SOFTMAX")),
     )
 
 
-def test_tflite_tells_what_the_delegate_left():
+def test_tflite_placement_lists_nodes_outside_delegate():
     for kernels in ("xnnpack", ""):
         there, elsewhere = litert("digits_int8.tflite", kernels).placement()
         assert there == Part("xnnpack", 4, ("CONV_2D", "MAX_POOL_2D", "RESHAPE", "FULLY_CONNECTED"))
@@ -164,12 +164,12 @@ def test_tflite_tells_what_the_delegate_left():
 
 
 @pytest.mark.parametrize("kernels", ["builtin", "reference"])
-def test_tflite_without_a_delegate_leaves_nothing(kernels):
+def test_tflite_placement_without_delegate_covers_all_nodes(kernels):
     (part,) = litert("digits_int8.tflite", kernels).placement()
     assert (part.device, part.nodes, part.elsewhere) == (kernels, 5, False)
 
 
-def test_tflite_tells_that_the_delegate_took_nothing(monkeypatch):
+def test_tflite_placement_reports_delegate_without_nodes(monkeypatch):
     pytest.importorskip("ai_edge_litert")
     from hil.formats import litert as module
 
@@ -179,7 +179,7 @@ def test_tflite_tells_that_the_delegate_took_nothing(monkeypatch):
     assert (part.device, part.nodes, part.elsewhere) == ("builtin", 5, True)
 
 
-def test_a_tflite_device_that_is_not_there_is_refused():
+def test_tflite_load_rejects_missing_device():
     with pytest.raises(LoadFailed, match="no device 'gpu'"):
         litert("digits.tflite", "gpu")
 
@@ -187,7 +187,7 @@ def test_a_tflite_device_that_is_not_there_is_refused():
 # ---- ExecuTorch
 
 
-def test_executorch_tells_what_was_delegated_and_what_was_not():
+def test_executorch_placement_lists_delegated_and_other_nodes():
     (method,) = read_methods(mapped(PTE / "linear.pte")).values()
     there, elsewhere = executorch._placement(method)
     assert there == Part("XnnpackBackend", 1)
@@ -195,17 +195,17 @@ def test_executorch_tells_what_was_delegated_and_what_was_not():
     assert set(elsewhere.names) == {"dim_order_ops::_to_dim_order_copy.out"}
 
 
-def test_executorch_tells_that_nothing_was_delegated():
+def test_executorch_placement_reports_missing_delegation():
     (method,) = read_methods(mapped(PTE / "numbers.pte")).values()
     (part,) = executorch._placement(method)
     assert (part.device, part.elsewhere) == ("portable", False)
     assert part.nodes == len(part.names) > 0
 
 
-# ---- whatever runtime
+# ---- any runtime
 
 
-def test_a_worker_tells_the_placement_once_and_when_it_changes():
+def test_worker_sends_placement_first_and_on_change():
     worker = _Worker.__new__(_Worker)
     worker._placed = None
     placements = [(Part("a"),), (Part("a"),), (Part("b"),)]
@@ -214,7 +214,7 @@ def test_a_worker_tells_the_placement_once_and_when_it_changes():
     assert json.loads(json.dumps(told)) == [[Part("a").to_json()], None, [Part("b").to_json()]]
 
 
-def test_a_runtime_that_cannot_tell_costs_no_answer(capfd):
+def test_worker_ignores_placement_error(capfd):
     worker = _Worker.__new__(_Worker)
     worker._placed = None
     worker.program = SimpleNamespace()

@@ -1,4 +1,4 @@
-"""Models of LiteRT that keep state: each run begins with what was saved, whichever signature is called."""
+"""LiteRT models with state: every run begins with the saved state, for any signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALER = DIGITS.parent / "tflite" / "scaler.tflite"
 
 @pytest.fixture
 def assigning(tmp_path: Path) -> Path:
-    """A model whose second signature, ``scale``, assigns a variable beside what it returns."""
+    """Return a model whose second signature, ``scale``, assigns a variable."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
@@ -50,14 +50,14 @@ def assigning(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_variable_is_seen_in_whichever_signature_has_it(assigning: Path) -> None:
+def test_open_signature_detects_variable_in_any_signature(assigning: Path) -> None:
     assert open_signature(assigning, "scale").keeping == ("VARIABLE",)
     assert open_signature(assigning, "double").keeping == ()
     assert open_signature(SCALER, "scale").keeping == ()
 
 
 @pytest.mark.parametrize(("function", "opened"), [("scale", 2), ("double", 1)])
-def test_a_signature_that_keeps_state_begins_anew_with_each_run(
+def test_tflite_renew_reopens_only_stateful_signatures(
     assigning: Path, monkeypatch: pytest.MonkeyPatch, function: str, opened: int
 ) -> None:
     made: list[Signature] = []

@@ -1,4 +1,4 @@
-"""The runtime xla-aot, with libraries written in C in the place of tfcompile's."""
+"""The runtime xla-aot, with libraries written in C instead of compiled by tfcompile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.core.tensors import TensorSpec
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.xla_program import VALUES, Argument, Signature, write_signature
 
-# total += sum(x); count is only read; it fails where the sum is negative.
+# total += sum(x); count is read-only; the run fails if the sum is negative.
 SOURCE = """
 #include <stdint.h>
 static float *x, *total; static int32_t* count; static float mean;
@@ -64,7 +64,7 @@ def load(folder, device="", function=""):
     return XlaAotRuntime({}).load(folder, "program.so", device, function)
 
 
-def test_variables_lie_beside_the_library_and_every_run_begins_with_them(build):
+def test_xla_aot_renew_restores_variables_from_values_file(build):
     folder = build()
     (folder / VALUES).write_bytes(np.float32(10).tobytes() + np.int32(2).tobytes())
     program = load(folder, "cpu", "step")
@@ -77,7 +77,7 @@ def test_variables_lie_beside_the_library_and_every_run_begins_with_them(build):
         assert [float(value) for value in program.fetch()] == [6.5, 13.0]
 
 
-def test_a_librarys_own_values_go_before_those_of_others(build):
+def test_xla_aot_prefers_values_file_named_after_library(build):
     folder = build()
     (folder / VALUES).write_bytes(np.float32(1).tobytes() + np.int32(1).tobytes())
     (folder / f"program.{VALUES}").write_bytes(np.float32(10).tobytes() + np.int32(2).tobytes())
@@ -87,7 +87,7 @@ def test_a_librarys_own_values_go_before_those_of_others(build):
     assert float(program.fetch()[0]) == 6.5
 
 
-def test_variables_are_arguments_and_results_where_no_values_lie_beside_the_library(build):
+def test_xla_aot_exposes_variables_without_values_file(build):
     program = load(build())
     assert [spec.name for spec in program.inputs] == ["x", "total", "count"]
     total = np.float32(1).reshape(())
@@ -99,7 +99,7 @@ def test_variables_are_arguments_and_results_where_no_values_lie_beside_the_libr
     assert total == 1
 
 
-def test_inputs_may_lie_anywhere_in_memory(build):
+def test_xla_aot_bind_accepts_strided_inputs(build):
     program = load(build())
     whole = np.arange(12, dtype=np.float32)
     program.bind([whole[1::4], np.zeros((), np.float32), np.ones((), np.int32)])
@@ -107,49 +107,49 @@ def test_inputs_may_lie_anywhere_in_memory(build):
     assert program.fetch()[0] == 1 + 5 + 9
 
 
-def test_an_error_of_the_program_is_told(build):
+def test_xla_aot_run_reports_program_error(build):
     program = load(build())
     program.bind([-ONES, np.zeros((), np.float32), np.ones((), np.int32)])
     with pytest.raises(RunFailed, match="step reported an error"):
         program.run()
 
 
-def test_what_is_no_program_for_here_is_refused(build, tmp_path):
+def test_xla_aot_load_rejects_invalid_program(build, tmp_path):
     build()
     with pytest.raises(LoadFailed, match="no device 'gpu'"):
         load(tmp_path, device="gpu")
     with pytest.raises(LoadFailed, match="no function 'other'"):
         load(tmp_path, function="other")
     (tmp_path / VALUES).write_bytes(bytes(3))
-    with pytest.raises(LoadFailed, match=r"has 3 bytes, the program's variables take 8"):
+    with pytest.raises(LoadFailed, match=r"has 3 bytes, but the program's variables need 8"):
         load(tmp_path)
     data = bytearray((tmp_path / "program.so").read_bytes())
     data[18:20] = b"\xf3\0"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "program.so").write_bytes(data)
-    with pytest.raises(LoadFailed, match="compiled for riscv64, and this board is"):
+    with pytest.raises(LoadFailed, match="compiled for riscv64, but this board is"):
         load(tmp_path / "other")
     (tmp_path / "other" / "program.so").write_bytes(b"MZ" + bytes(30))
-    with pytest.raises(LoadFailed, match="no shared library of Linux"):
+    with pytest.raises(LoadFailed, match="not a Linux shared library"):
         load(tmp_path / "other")
 
 
-def test_a_library_that_does_not_fit_its_signature_is_refused(build):
-    with pytest.raises(LoadFailed, match="argument x: 3 float32 of the program takes 16 bytes, expected were 12"):
+def test_xla_aot_load_rejects_signature_size_mismatch(build):
+    with pytest.raises(LoadFailed, match="argument x: 3 float32 of the program has 16 bytes, expected 12"):
         load(build(x_size=16))
 
 
-def test_a_library_of_another_version_is_refused(build):
+def test_xla_aot_load_rejects_other_abi_version(build):
     folder = build(signature='{"abi": 99}')
     with pytest.raises(LoadFailed, match="version 99"):
         load(folder)
     shutil.copy(folder / "program.so", folder / "cut.so")
     (folder / "cut.so").write_bytes((folder / "cut.so").read_bytes()[:200])
-    with pytest.raises(LoadFailed, match="cannot be loaded"):
+    with pytest.raises(LoadFailed, match="cannot load the library"):
         XlaAotRuntime({}).load(folder, "cut.so", "", "")
 
 
-def test_a_library_runs_on_the_cpu_and_nowhere_else(build):
+def test_xla_aot_supports_only_cpu_device(build):
     folder = build()
     program = XlaAotRuntime({}).load(folder, "program.so", "cpu", "")
     assert program.placement() == (Part("cpu"),)

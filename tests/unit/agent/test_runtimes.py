@@ -1,4 +1,4 @@
-"""Which runtimes there are, as the agent tells them."""
+"""The runtimes that the agent reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIGHT = [name for name, one in RUNTIMES.items() if one.light]
 
 
 class Runtime:
-    """A runtime that does nothing."""
+    """A runtime that does not compute."""
 
     @staticmethod
     def describe() -> dict[str, object]:
@@ -29,8 +29,8 @@ class Runtime:
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
-def test_no_runtime_inherits_the_making_of_a_protocol(name: str) -> None:
-    # Python 3.10 lets nobody be made so; newer ones do.
+def test_runtimes_define_init_outside_protocol(name: str) -> None:
+    # Python 3.10 cannot instantiate such a class; newer versions can.
     kind = resolve(RUNTIMES[name].agent)
     own = [one for one in kind.__mro__[:-1] if not getattr(one, "_is_protocol", False)]
     assert any("__init__" in vars(one) for one in own)
@@ -38,7 +38,7 @@ def test_no_runtime_inherits_the_making_of_a_protocol(name: str) -> None:
 
 @pytest.fixture
 def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
-    """Of three runtimes: of one there is no package, of another only the package's parent."""
+    """Return a supervisor with one installed runtime and three whose package is missing."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     packages = {"there": "json", "absent": "no_such_package", "inner": "no_such_package.inner", "part": "json.no_part"}
     references = {name: "test_runtimes:Runtime" for name in packages}
@@ -50,7 +50,7 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     made.close()
 
 
-def test_a_runtime_that_is_not_installed_is_not_told(supervisor: Supervisor):
+def test_supervisor_omits_missing_runtimes(supervisor: Supervisor):
     assert supervisor.describe() == {"there": {"version": "1", "devices": ["cpu"]}}
 
 
@@ -58,20 +58,20 @@ def test_a_runtime_that_is_not_installed_is_not_told(supervisor: Supervisor):
     ("name", "package"),
     [("absent", "no_such_package"), ("inner", "no_such_package.inner"), ("part", "json.no_part")],
 )
-def test_whoever_asks_for_it_hears_what_it_needs(supervisor: Supervisor, name: str, package: str):
+def test_supervisor_take_lists_missing_package(supervisor: Supervisor, name: str, package: str):
     with pytest.raises(LoadFailed, match=f"'{name}' is not installed.* package {package}") as raised:
         supervisor.take(name, "")
-    assert "it has there; `hil board deploy --runtime" in raised.value.hint
+    assert "installed: there; install it over SSH with `hil board deploy --runtime" in raised.value.hint
 
 
-def test_one_that_nobody_knows_is_named_beside_those_that_are_there(supervisor: Supervisor):
+def test_supervisor_take_lists_known_runtimes_for_unknown_name(supervisor: Supervisor):
     with pytest.raises(LoadFailed, match="no runtime 'other'") as raised:
         supervisor.take("other", "")
     assert raised.value.hint == "it has there"
 
 
 @pytest.mark.parametrize("name", LIGHT)
-def test_a_light_runtime_imports_nothing_heavy_to_be_described(name: str):
+def test_light_runtime_describe_imports_only_light_modules(name: str):
     program = (
         "import sys\n"
         "from hil.core.named import resolve\n"
@@ -80,7 +80,7 @@ def test_a_light_runtime_imports_nothing_heavy_to_be_described(name: str):
         "try:\n"
         "    resolve(one.agent).describe()\n"
         "except ImportError as error:\n"
-        # What is not installed here; that hil's own module is there is what a light runtime promises.
+        # The package may be missing here, but hil's module must exist.
         "    assert not (error.name or '').startswith('hil'), error\n"
         "heavy = {'torch', 'tensorflow', 'executorch', 'ai_edge_litert', 'iree', 'onnx'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
@@ -89,7 +89,7 @@ def test_a_light_runtime_imports_nothing_heavy_to_be_described(name: str):
     assert done.returncode == 0, done.stderr
 
 
-# Workers are forked afterwards, and a fork takes no thread along; what a first session does, none of them has to do.
+# Workers are forked later, and a fork does not copy threads; preloading does the work of a first session.
 PRELOADED = """
 import os
 from hil.agent.runtimes import onnxruntime as runtime
@@ -103,7 +103,7 @@ print(session.run(None, {"x": [1.5]})[0].tolist())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_preloading_onnx_runtime_leaves_no_thread():
+def test_onnxruntime_preload_leaves_zero_threads():
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", PRELOADED], env=environment, capture_output=True, text=True, timeout=60

@@ -1,4 +1,4 @@
-"""Where an agent may listen and who may call it."""
+"""The addresses an agent accepts, and its clients' authentication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hil.controller.devices.client import AgentClient
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory):
-    """A CA, a server's and a client's certificate for localhost, made by openssl."""
+    """Create a CA, a server certificate and a client certificate for localhost with openssl."""
     folder = tmp_path_factory.mktemp("pki")
 
     def openssl(*arguments: str) -> None:
@@ -47,38 +47,38 @@ def start(tmp_path, listen: str, **settings) -> Agent:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "192.0.2.1:5000", "example.org:80"])
-def test_an_address_beyond_loopback_is_refused_without_tls_and_token(tmp_path, listen, pki):
+def test_agent_requires_tls_and_token_beyond_loopback(tmp_path, listen, pki):
     for settings in ({}, {"token": "t"}, {"tls_key": pki / "server.key", "tls_cert": pki / "server.pem"}):
         with pytest.raises(errors.UsageError, match="needs TLS and a token"):
             start(tmp_path, listen, **settings)
 
 
 @pytest.mark.parametrize("listen", ["", "nonsense", "unix:", "127.0.0.1:", "127.0.0.1:x", "unix:/no/such/folder/s"])
-def test_what_is_no_address_is_refused(tmp_path, listen):
+def test_agent_rejects_invalid_listen_address(tmp_path, listen):
     with pytest.raises(errors.UsageError):
         start(tmp_path, listen)
 
 
-def test_tls_is_refused_on_a_unix_socket_where_there_would_be_none(tmp_path, pki):
-    with pytest.raises(errors.UsageError, match="TLS is for ports"):
+def test_agent_rejects_tls_on_unix_socket(tmp_path, pki):
+    with pytest.raises(errors.UsageError, match="TLS is not supported on Unix sockets"):
         start(tmp_path, f"unix:{tmp_path}/a.sock", tls_key=pki / "server.key", tls_cert=pki / "server.pem")
 
 
 @pytest.mark.parametrize("name", ["a.sock", "a.sock.data"])
-def test_a_file_in_a_sockets_place_stays(tmp_path, name):
+def test_agent_leaves_regular_file_at_socket_path(tmp_path, name):
     (tmp_path / name).write_text("precious")
-    with pytest.raises(errors.UsageError, match="no socket"):
+    with pytest.raises(errors.UsageError, match="not a socket"):
         start(tmp_path, f"unix:{tmp_path}/a.sock")
     assert (tmp_path / name).read_text() == "precious"
     assert [path.name for path in tmp_path.glob("a.sock*")] == [name]
 
 
-def test_half_of_tls_is_refused_on_a_unix_socket_too(tmp_path, pki):
-    with pytest.raises(errors.UsageError, match="without its key"):
+def test_agent_rejects_certificate_without_key_on_unix_socket(tmp_path, pki):
+    with pytest.raises(errors.UsageError, match="without a key"):
         start(tmp_path, f"unix:{tmp_path}/a.sock", tls_cert=pki / "server.pem")
 
 
-def test_a_unix_socket_is_its_owners_alone(tmp_path):
+def test_agent_creates_unix_socket_and_store_private_to_owner(tmp_path):
     agent = start(tmp_path, f"unix:{tmp_path}/s.sock")
     try:
         assert (tmp_path / "s.sock").stat().st_mode & 0o077 == 0
@@ -87,7 +87,7 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path):
         agent.stop()
 
 
-def test_with_tls_and_token_it_serves_whoever_has_both(tmp_path, pki):
+def test_agent_requires_token_and_tls_from_clients(tmp_path, pki):
     agent = start(tmp_path, "0.0.0.0:0", token="secret", tls_key=pki / "server.key", tls_cert=pki / "server.pem")
     address = f"localhost:{agent.address.rpartition(':')[2]}"
     clients = [AgentClient(Target(address, token, pki / "ca.pem"), "tls") for token in ("secret", "wrong", "")] + [
@@ -95,7 +95,7 @@ def test_with_tls_and_token_it_serves_whoever_has_both(tmp_path, pki):
     ]
     try:
         assert clients[0].describe().machine.arch
-        for refused, why in zip(clients[1:3], ("is not this agent's", "none was given"), strict=True):
+        for refused, why in zip(clients[1:3], ("token mismatch", "none was sent"), strict=True):
             with pytest.raises(errors.BoardError, match=why) as caught:
                 refused.describe()
             assert "HIL_AGENT_TOKEN" in caught.value.hint
@@ -107,7 +107,7 @@ def test_with_tls_and_token_it_serves_whoever_has_both(tmp_path, pki):
         agent.stop()
 
 
-def test_with_mutual_tls_a_client_needs_a_certificate(tmp_path, pki):
+def test_agent_with_mutual_tls_requires_client_certificate(tmp_path, pki):
     tls = {"tls_key": pki / "server.key", "tls_cert": pki / "server.pem", "tls_client_ca": pki / "ca.pem"}
     agent = start(tmp_path, "127.0.0.1:0", token="secret", **tls)
     address = f"localhost:{agent.address.rpartition(':')[2]}"
@@ -123,11 +123,11 @@ def test_with_mutual_tls_a_client_needs_a_certificate(tmp_path, pki):
         agent.stop()
 
 
-def test_a_socket_that_another_agent_serves_is_left_to_it(tmp_path):
+def test_agent_refuses_active_socket_and_replaces_stale_socket(tmp_path):
     listen = f"unix:{tmp_path}/s.sock"
     first = start(tmp_path / "first", listen)
     try:
-        with pytest.raises(errors.UsageError, match="serves"):
+        with pytest.raises(errors.UsageError, match="in use by another process"):
             start(tmp_path / "second", listen)
         client = AgentClient(Target(listen), "first")
         assert client.describe().machine.arch
@@ -141,7 +141,7 @@ def test_a_socket_that_another_agent_serves_is_left_to_it(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["hil.agent", "hil.sim"])
-def test_help_and_mistakes_name_the_command_as_it_is_called(module):
+def test_agent_cli_help_and_errors_show_invoked_command(module):
     helped = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)
     assert helped.stdout.startswith(f"usage: python -m {module} [-h]")
     wrong = subprocess.run([sys.executable, "-m", module, "--listen"], capture_output=True, text=True, check=False)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from hil.agent.session import MOST_FENCE, MOST_JUMP, Journal, Session, Sessions
-from hil.errors import BoardBusy, BoardError, SessionEnded, UsageError
+from hil.errors import BoardBusy, BoardError, BoardUnfit, SessionEnded, UsageError
 
 
 class Opened:
-    """Sessions of an agent whose programs are a list."""
+    """Sessions of an agent that counts how often programs are unloaded."""
 
     def __init__(self, folder: Path) -> None:
         self.journal = folder / "journal.jsonl"
@@ -44,14 +44,14 @@ def agent(tmp_path: Path) -> Iterator[Opened]:
     yield Opened(tmp_path)
 
 
-def test_whoever_asks_for_no_fence_waits_for_its_turn_and_gets_the_next(agent):
+def test_sessions_without_fence_wait_and_get_next_fence(agent):
     first = agent.open("first")
     assert first.fence == 1 and agent.open("second") is None
     agent.end(first)
     assert agent.open("second").fence == 2
 
 
-def test_a_higher_fence_ends_the_open_session_and_all_that_it_held(agent):
+def test_sessions_higher_fence_ends_open_session(agent):
     old = agent.open("old")
     new = agent.open("new", fence=40)
     assert (agent.sessions.current, agent.freed, agent.reasons) == (new, 1, ["new took the device with fence 40"])
@@ -60,14 +60,14 @@ def test_a_higher_fence_ends_the_open_session_and_all_that_it_held(agent):
     assert agent.sessions.check(new.token) is new
 
 
-def test_the_highest_fence_again_waits_while_a_session_is_open_and_comes_in_where_none_is(agent):
+def test_sessions_equal_fence_waits_while_session_open(agent):
     first = agent.open("lease", fence=7)
     assert agent.open("lease", fence=7) is None and agent.sessions.current is first
     agent.end(first)
     assert agent.open("lease", fence=7).fence == 7
 
 
-def test_what_is_done_while_nobody_has_the_device_is_done_before_anybody_gets_it(agent):
+def test_sessions_while_free_delays_next_session(agent):
     did: list[str] = []
     held = agent.open("first")
     agent.sessions.while_free(lambda: did.append("too early"))
@@ -85,23 +85,23 @@ def test_what_is_done_while_nobody_has_the_device_is_done_before_anybody_gets_it
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_fence_below_the_highest_is_refused_whether_or_not_the_board_is_free(agent, is_open):
+def test_sessions_reject_fence_below_highest(agent, is_open):
     session = agent.open("lease", fence=7)
     if not is_open:
         agent.end(session)
-    with pytest.raises(BoardBusy, match="fence 6 is too old: the board has seen 7"):
+    with pytest.raises(BoardBusy, match="stale fence 6: the board has already accepted 7"):
         agent.open("late", fence=6)
     assert agent.sessions.current is (session if is_open else None)
 
 
-def test_a_fence_that_was_passed_by_somebody_without_one_is_too_low(agent):
+def test_sessions_reject_fence_passed_by_unfenced_session(agent):
     agent.end(agent.open("lease", fence=7))
     agent.end(agent.open("by hand"))
-    with pytest.raises(BoardBusy, match="seen 8"):
+    with pytest.raises(BoardBusy, match="accepted 8"):
         agent.open("lease", fence=7)
 
 
-def test_the_fence_outlives_the_agent(agent, tmp_path):
+def test_sessions_fence_survives_agent_restart(agent, tmp_path):
     agent.open("lease", fence=7)
     again = Opened(tmp_path)
     assert again.sessions.fence == 7
@@ -109,7 +109,7 @@ def test_the_fence_outlives_the_agent(agent, tmp_path):
         again.open("late", fence=6)
 
 
-def test_of_many_with_the_same_fence_one_at_a_time_has_the_board(agent):
+def test_sessions_with_equal_fence_run_serially(agent):
     having: list[int] = []
     most: list[int] = []
 
@@ -130,13 +130,13 @@ def test_of_many_with_the_same_fence_one_at_a_time_has_the_board(agent):
     assert len(most) == 80 and set(most) == {1}
 
 
-def test_a_session_that_nothing_is_heard_of_ends(agent):
+def test_sessions_end_after_ttl_without_client(agent):
     agent.open("silent", ttl_s=0.5)
     agent.sessions.wait_free(30)
-    assert agent.sessions.current is None and "nothing was heard" in agent.reasons[0]
+    assert agent.sessions.current is None and "no message for" in agent.reasons[0]
 
 
-def test_the_journal_tells_who_had_the_board_and_when(agent):
+def test_sessions_journal_records_owners_and_times(agent):
     before = time.time_ns()
     agent.end(agent.open("anna", fence=3))
     agent.open("bert")
@@ -150,20 +150,20 @@ def test_the_journal_tells_who_had_the_board_and_when(agent):
 
 
 @pytest.mark.parametrize("fence", [2**64 - 1, 2**63, 2**62, MOST_JUMP + 8])
-def test_a_fence_that_no_farm_gives_is_refused_and_changes_nothing(agent, tmp_path, fence):
+def test_sessions_reject_implausible_fence_without_change(agent, tmp_path, fence):
     agent.end(agent.open("lease", fence=7))
-    with pytest.raises(UsageError, match="no fence that a farm gives: the board has seen 7"):
+    with pytest.raises(UsageError, match=r"invalid fence .*: too far above the board's fence 7"):
         agent.open("attacker", fence=fence)
     assert agent.sessions.fence == 7 and (tmp_path / "fence").read_text() == "7"
     assert agent.open("next").fence == 8
 
 
-def test_a_board_set_up_anew_takes_the_fence_of_a_farm_that_has_counted_for_years(agent):
+def test_sessions_accept_high_fence_on_new_board(agent):
     assert agent.open("lease", fence=5_000_000).fence == 5_000_000
     assert agent.open("another farm", fence=5_000_001).fence == 5_000_001
 
 
-def test_fences_are_never_counted_beyond_their_end(agent, tmp_path):
+def test_sessions_reject_fence_above_maximum(agent, tmp_path):
     (tmp_path / "fence").write_text(str(MOST_FENCE))
     full = Opened(tmp_path)
     for fence in (0, MOST_FENCE + 1):
@@ -177,27 +177,27 @@ def test_fences_are_never_counted_beyond_their_end(agent, tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 8, b"-1", b"x", b"1.5", "²".encode(), b"9" * 90, str(2**64 - 1).encode(), None]
 )
-def test_a_damaged_fence_is_told_and_never_begun_anew(tmp_path, content):
+def test_sessions_report_damaged_fence_file(tmp_path, content):
     if content is None:
-        (tmp_path / "fence").mkdir()  # it cannot be read
+        (tmp_path / "fence").mkdir()  # unreadable
     else:
         (tmp_path / "fence").write_bytes(content)
     damaged = Opened(tmp_path)
     for call in (lambda: damaged.sessions.fence, lambda: damaged.open("a"), lambda: damaged.open("a", fence=9)):
-        with pytest.raises(BoardError, match=r"fence .*(damaged|cannot be read)[^$]*reset-fence") as told:
+        with pytest.raises(BoardError, match=r"fence .*(corrupt|unreadable)[^$]*reset-fence") as told:
             call()
         assert not isinstance(told.value, BoardBusy)
     assert damaged.sessions.current is None
 
 
-def test_a_disk_without_room_keeps_nobody_out_who_has_had_the_board_before(agent, tmp_path, monkeypatch):
-    """The fence still fits into the place of the one before; a first one is refused, and the board stays free."""
+def test_sessions_overwrite_fence_on_full_disk(agent, tmp_path, monkeypatch):
+    """On a full disk a new fence replaces the previous one. A first fence fails, and the board stays free."""
 
     def full(path, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(BoardError, match=r"cannot keep .*No space left on device"):
+    with pytest.raises(BoardUnfit, match=r"cannot use .*fence: the disk is full"):
         agent.open("first")
     assert agent.sessions.current is None and agent.sessions.fence == 0
     (tmp_path / "fence").write_text("9")

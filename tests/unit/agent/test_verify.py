@@ -1,4 +1,4 @@
-"""`python -m hil.agent verify`: a machine checks itself."""
+"""`python -m hil.agent verify`: verify a bundle on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VECTOR = TensorSpec("x", "float32", ("N",))
 
 
 def bundled(folder: Path, node: onnx.NodeProto, *cases: MethodTestCase, inputs=(VECTOR,)) -> Path:
-    """A bundle of an ONNX model of one node, for ONNX Runtime."""
+    """Save a bundle with an ONNX model of one node, for ONNX Runtime."""
     values = [(spec.name, TensorProto.FLOAT, list(spec.shape)) for spec in inputs]
     model = save_model(folder / "model.onnx", [node], values, [("y", TensorProto.FLOAT, ["N"])])
     output = TensorSpec("y", "float32", ("N",))
@@ -53,14 +53,14 @@ def call(capsys, *arguments: object) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
-def test_a_machine_that_answers_rightly_passes(twice, capsys):
+def test_verify_passes_correct_outputs(twice, capsys):
     code, out, _ = call(capsys, twice([2, 4, 6], [2, 4, 6.000001]))
     assert code == 0
     assert "PASS  test/0  0 of 3 out of tolerance" in out
     assert "2 of 2 cases passed" in out
 
 
-def test_a_wrong_answer_is_told_with_where_it_is_wrong(twice, capsys):
+def test_verify_reports_position_of_wrong_value(twice, capsys):
     code, out, _ = call(capsys, twice([2, 4, 6], [2, 4, 7], [2, np.nan, 6]))
     assert code == 1
     assert "FAIL  test/1  1 of 3 out of tolerance" in out
@@ -69,19 +69,19 @@ def test_a_wrong_answer_is_told_with_where_it_is_wrong(twice, capsys):
     assert "1 of 3 cases passed" in out
 
 
-def test_a_cases_own_tolerance_counts(twice, capsys):
+def test_verify_uses_tolerance_of_case(twice, capsys):
     assert call(capsys, twice([2, 4, 6.5], rtol=0.1))[0] == 0
     assert call(capsys, twice([2, 4, 6.5], rtol=0.01))[0] == 1
 
 
-def test_a_cases_own_criteria_replace_its_tolerance(twice, capsys):
+def test_verify_uses_criteria_of_case(twice, capsys):
     assert call(capsys, twice([2, 4, 6.5], accept=("argmax",)))[0] == 0
     code, out, _ = call(capsys, twice([2, 4, 6.5], accept=("y: max_abs<=0.1",)))
     assert code == 1 and "max_abs<=0.1 is not met: the value is 0.5" in out
     assert call(capsys, twice([2, 4, 6], accept=("max_abs<=100",)))[1].startswith("BLIND")
 
 
-def test_the_document_holds_every_number(twice, capsys):
+def test_verify_json_contains_all_values(twice, capsys):
     code, out, _ = call(capsys, twice([2, 4, 6], [2, 4, np.inf]), "--json")
     document = json.loads(out)
     assert document["exit_code"] == code == 1
@@ -90,7 +90,7 @@ def test_the_document_holds_every_number(twice, capsys):
     assert document["cases"][0]["device_ns"] > 0
 
 
-def test_a_case_that_the_runtime_refuses_costs_that_case_only(tmp_path, capsys):
+def test_verify_continues_after_runtime_error(tmp_path, capsys):
     inputs = (VECTOR, TensorSpec("z", "float32", ("M",)))
     x = np.ones(3, F32)
     cases = [MethodTestCase([x, other], [2 * x]) for other in (x, np.ones(2, F32), x)]
@@ -99,7 +99,7 @@ def test_a_case_that_the_runtime_refuses_costs_that_case_only(tmp_path, capsys):
     assert [line.split()[0] for line in out.splitlines() if "test/" in line] == ["PASS", "RUN_ERROR", "PASS"]
 
 
-def test_a_program_may_lie_in_a_folder(twice, tmp_path, capsys):
+def test_verify_runs_program_in_subdirectory(twice, tmp_path, capsys):
     path = twice([2, 4, 6])
     opened = Bundle.open(path)
     made = opened.extract(_folder(tmp_path))
@@ -109,7 +109,7 @@ def test_a_program_may_lie_in_a_folder(twice, tmp_path, capsys):
     assert call(capsys, path)[0] == 0
 
 
-def test_no_case_is_no_success(tmp_path, capsys):
+def test_verify_fails_without_cases(tmp_path, capsys):
     spec = TensorSpec("x", "float32", (1,))
     signature = Signature((spec,), (spec,))
     (tmp_path / "model.onnx").write_bytes(b"no model")
@@ -126,7 +126,7 @@ def _given(bundle: Bundle) -> MethodTestCase:
     return MethodTestCase(case.inputs, case.expected_outputs)
 
 
-def test_a_program_that_takes_other_inputs_than_the_bundle_says_is_not_run(twice, tmp_path, capsys):
+def test_verify_rejects_input_spec_mismatch(twice, tmp_path, capsys):
     path = twice([2, 4, 6])
     opened = Bundle.open(path)
     made = opened.extract(_folder(tmp_path))
@@ -137,7 +137,7 @@ def test_a_program_that_takes_other_inputs_than_the_bundle_says_is_not_run(twice
     code, out, _ = call(capsys, path)
     assert code == 3
     assert out.count("LOAD_ERROR") == 2
-    assert "takes N float32, the bundle says Nx2 float32" in out
+    assert "takes N float32, but the bundle lists Nx2 float32" in out
 
 
 def _folder(tmp_path: Path) -> Path:
@@ -145,14 +145,14 @@ def _folder(tmp_path: Path) -> Path:
     return tmp_path / "program"
 
 
-def test_a_runtime_that_is_not_here_is_told(tmp_path, capsys):
+def test_verify_rejects_missing_runtime(tmp_path, capsys):
     bundle(tmp_path).save(tmp_path / "b.hilb")
     code, _, err = call(capsys, tmp_path / "b.hilb")
     assert code == 2
     assert "this board has no runtime 'none'" in err
 
 
-def test_a_program_that_is_none_fails_to_load(tmp_path, capsys):
+def test_verify_reports_load_error_for_invalid_model(tmp_path, capsys):
     (tmp_path / "model.onnx").write_bytes(b"no model")
     spec = TensorSpec("x", "float32", (1,))
     program = Artifact(
@@ -176,7 +176,7 @@ def test_a_program_that_is_none_fails_to_load(tmp_path, capsys):
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])
-def test_bad_usage_ends_with_2_and_a_sentence(twice, tmp_path, monkeypatch, capsys, arguments, message, as_json):
+def test_verify_bad_usage_exits_with_2_and_message(twice, tmp_path, monkeypatch, capsys, arguments, message, as_json):
     twice([2, 4, 6])
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, *arguments, *(["--json"] if as_json else []))
@@ -185,7 +185,7 @@ def test_bad_usage_ends_with_2_and_a_sentence(twice, tmp_path, monkeypatch, caps
     assert not as_json or json.loads(out)["exit_code"] == 2
 
 
-def test_only_what_a_trusted_key_signed_is_run(twice, tmp_path, capsys):
+def test_verify_runs_only_trusted_bundles(twice, tmp_path, capsys):
     path = twice([2, 4, 6])
     key = Ed25519PrivateKey.generate()
     (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -199,8 +199,8 @@ def test_only_what_a_trusted_key_signed_is_run(twice, tmp_path, capsys):
     assert (code, "not checked" in out) == (0, True)
 
 
-def test_it_needs_nothing_but_the_agent(twice):
-    """No controller is imported, and what `python -m` calls is the same."""
+def test_verify_needs_only_agent_modules(twice):
+    """The controller is not imported. `python -m hil.agent verify` runs the same code."""
     block = "import sys; sys.modules['hil.controller'] = None; sys.modules['click'] = None\n"
     script = f"{block}from hil.agent import verify; sys.exit(verify.main(sys.argv[1:]))"
     path = twice([2, 4, 6])

@@ -1,4 +1,4 @@
-"""A bundle carries the control of the arithmetic that it was made for."""
+"""A bundle stores the control of its arithmetic."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ RUNS = [EXACT + np.float32(0.01 * number) for number in range(1, 5)]
 CONTROL = {"y": control_of("float16", "test", EXACT, RUNS, RUNS)}
 
 
-def test_controls_are_the_same_in_a_manifest():
+def test_controls_survive_manifest_round_trip():
     case = {"name": "x", **controls_json(CONTROL)}
     assert take_controls(case, "case") == ({"name": "x"}, CONTROL)
     assert take_controls({"name": "x", **controls_json({})}, "case") == ({"name": "x"}, {})
 
 
 @pytest.mark.parametrize("damaged", [[], {"y": []}, {"y": {"arithmetic": "float16"}}, {"y": None}, "float16"])
-def test_damaged_controls_are_refused(damaged):
+def test_take_controls_rejects_damaged_control(damaged):
     with pytest.raises(UsageError, match="control"):
         take_controls({"control": damaged}, "case")

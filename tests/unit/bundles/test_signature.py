@@ -1,4 +1,4 @@
-"""Signatures: by keys as OpenSSH keeps them, over everything that a bundle holds."""
+"""Signatures with OpenSSH keys, over all contents of a bundle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hil.errors import UsageError
 
 
 def new_key(path: Path, form: PrivateFormat = PrivateFormat.OpenSSH, key=None) -> Path:
-    """A private key, and its public one beside it."""
+    """Write a private key, and the public key next to it."""
     key = key or Ed25519PrivateKey.generate()
     path.write_bytes(key.private_bytes(Encoding.PEM, form, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -44,45 +44,45 @@ def signed(tmp_path, key) -> Path:
     return tmp_path / "b.hilb"
 
 
-def test_a_signed_bundle_says_by_whom(signed, key):
+def test_verify_returns_fingerprint_of_signer(signed, key):
     (public,) = public_keys(key.with_suffix(".pub"))
     assert verify(Bundle.open(signed).head, [public]) == verify(Bundle.open(signed).head) == fingerprint(public)
 
 
-def test_the_fingerprint_is_the_one_that_openssh_shows(key):
+def test_fingerprint_matches_openssh(key):
     done = subprocess.run(["ssh-keygen", "-lf", key.with_suffix(".pub")], capture_output=True, text=True)
     (public,) = public_keys(key.with_suffix(".pub"))
     assert fingerprint(public) in done.stdout
 
 
 @pytest.mark.parametrize("form", [PrivateFormat.OpenSSH, PrivateFormat.PKCS8])
-def test_keys_may_be_in_either_form(tmp_path, form):
+def test_keys_load_in_openssh_and_pem_format(tmp_path, form):
     key = new_key(tmp_path / "other", form)
     head = bundle(tmp_path).save(tmp_path / "b.hilb", key=key)
     pem = tmp_path / "public.pem"
     raw = Ed25519PrivateKey.from_private_bytes(b"x" * 32).public_key()
     pem.write_bytes(raw.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     assert verify(head, public_keys(tmp_path / "other.pub"))
-    with pytest.raises(UsageError, match="not trusted"):
+    with pytest.raises(UsageError, match="untrusted key"):
         verify(head, public_keys(pem))
 
 
-def test_of_several_trusted_keys_one_is_enough(tmp_path, signed, key):
+def test_verify_accepts_any_trusted_key(tmp_path, signed, key):
     other = new_key(tmp_path / "other").with_suffix(".pub")
     trusted = tmp_path / "trusted"
     trusted.write_text(f"# who may sign\n\n{other.read_text()}{key.with_suffix('.pub').read_text()}")
     assert verify(Bundle.open(signed).head, public_keys(trusted))
 
 
-def test_a_bundle_that_is_not_signed_or_by_another_is_refused(tmp_path, signed, key):
+def test_verify_rejects_unsigned_or_untrusted_bundle(tmp_path, signed, key):
     trusted = public_keys(new_key(tmp_path / "other").with_suffix(".pub"))
-    with pytest.raises(UsageError, match="not trusted here"):
+    with pytest.raises(UsageError, match="untrusted key"):
         verify(Bundle.open(signed).head, trusted)
     with pytest.raises(UsageError, match="is not signed"):
         verify(bundle(tmp_path).head, public_keys(key.with_suffix(".pub")))
 
 
-def test_no_byte_of_a_signed_bundle_can_change(tmp_path, signed):
+def test_verify_detects_every_changed_byte(tmp_path, signed):
     raw = signed.read_bytes()
     path = tmp_path / "changed.hilb"
     for at in [*range(192), *range(192, len(raw), 41)]:
@@ -91,23 +91,23 @@ def test_no_byte_of_a_signed_bundle_can_change(tmp_path, signed):
             verify(Bundle.open(path).head)
 
 
-def test_a_signature_is_of_one_bundle_only(tmp_path, signed):
+def test_verify_rejects_signature_of_different_bundle(tmp_path, signed):
     head = Bundle.open(signed).head
     other = bundle(tmp_path, case(5)).head
-    with pytest.raises(UsageError, match="not one that"):
+    with pytest.raises(UsageError, match="invalid signature"):
         verify(replace(other, public_key=head.public_key, signature=head.signature))
 
 
-def test_a_signature_does_not_make_another_bundle_of_it(tmp_path, signed):
+def test_signature_does_not_change_digest(tmp_path, signed):
     assert Bundle.open(signed).digest == bundle(tmp_path).digest
 
 
-def test_an_opened_bundle_keeps_its_signature(tmp_path, signed):
+def test_bundle_save_retains_signature(tmp_path, signed):
     Bundle.open(signed).save(tmp_path / "copy.hilb")
     assert (tmp_path / "copy.hilb").read_bytes() == signed.read_bytes()
 
 
-def test_keys_that_cannot_be_used_are_told(tmp_path, key):
+def test_keys_report_unusable_files(tmp_path, key):
     locked = tmp_path / "locked"
     locked.write_bytes(
         Ed25519PrivateKey.generate().private_bytes(
@@ -121,25 +121,25 @@ def test_keys_that_cannot_be_used_are_told(tmp_path, key):
     empty.write_text("# nobody\n")
     for path, message in [
         (tmp_path / "missing", "cannot be read"),
-        (locked, "no private key that can be used"),
-        (other_kind, "no ed25519 key"),
-        (junk, "no private key"),
-        (key.with_suffix(".pub"), "no private key"),
+        (locked, "cannot use the private key"),
+        (other_kind, "is not an ed25519 key"),
+        (junk, "cannot use the private key"),
+        (key.with_suffix(".pub"), "cannot use the private key"),
     ]:
         with pytest.raises(UsageError, match=message):
             bundle(tmp_path).save(tmp_path / "b.hilb", key=path)
     for path, message in [
         (tmp_path / "missing", "cannot be read"),
-        (other_kind.with_suffix(".pub"), "no ed25519 key"),
-        (junk, "no public key"),
-        (key, "no public key"),
-        (empty, "holds no key"),
+        (other_kind.with_suffix(".pub"), "is not an ed25519 key"),
+        (junk, "invalid public key"),
+        (key, "invalid public key"),
+        (empty, "contains no keys"),
     ]:
         with pytest.raises(UsageError, match=message):
             public_keys(path)
 
 
-def test_without_the_package_it_is_said_how_to_get_it(tmp_path, signed):
+def test_verify_without_cryptography_suggests_install(tmp_path, signed):
     script = (
         "import sys; sys.modules['cryptography'] = None; from pathlib import Path; from hil.bundles import Bundle;"
         "from hil.bundles.signature import verify; verify(Bundle.open(Path(sys.argv[1])).head)"

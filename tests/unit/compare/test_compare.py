@@ -1,4 +1,4 @@
-"""What agrees and what does not, and that every statistic is the one a naive whole-array computation gives."""
+"""Tensor comparison: tolerances, and statistics checked against a naive whole-array computation."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def agrees(actual: Any, reference: Any, **tolerance: Any) -> bool:
     return compare_output("y", np.asarray(actual), np.asarray(reference), **tolerance).passed
 
 
-# --- what agrees -----------------------------------------------------------------------------------------------------
+# --- agreement ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (5,), (2, 3, 4)])
-def test_a_tensor_agrees_with_its_copy_and_every_statistic_says_so(dtype: str, shape: tuple[int, ...]) -> None:
+def test_tensor_agrees_with_copy_in_every_statistic(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, np.float64).astype(dtype_of(dtype))
     found = compare_output("y", array.copy(), array)
     assert found.passed and found.reason == ""
@@ -60,10 +60,10 @@ def test_a_tensor_agrees_with_its_copy_and_every_statistic_says_so(dtype: str, s
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_one_wrong_element_fails_and_is_pointed_at(dtype: str) -> None:
+def test_compare_reports_index_of_wrong_element(dtype: str) -> None:
     reference = np.ones((2, 3), np.float64).astype(dtype_of(dtype))
     actual = reference.copy()
-    # The value furthest from 1 that a float8_e8m0fnu (no zero, no sign) and a bool can hold as well.
+    # The value furthest from 1 that float8_e8m0fnu (without zero and sign) and bool can represent.
     actual[1, 0] = 0.25 if dtype == "float8_e8m0fnu" else 0
     found = compare_output("y", actual, reference)
     assert not found.passed
@@ -76,45 +76,45 @@ def test_one_wrong_element_fails_and_is_pointed_at(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("actual", "reference", "tolerance", "passes"),
     [
-        # The bound itself is inside (<=, not <).
+        # The bound is inclusive (<=, not <).
         (1.5, 1.0, {"rtol": 0.0, "atol": 0.5}, True),
         (1.5, 1.0, {"rtol": 0.5, "atol": 0.0}, True),
         (1.75, 1.0, {"rtol": 0.5, "atol": 0.25}, True),
         (np.nextafter(1.75, 2), 1.0, {"rtol": 0.5, "atol": 0.25}, False),
         (0.25, 1.0, {"rtol": 0.5, "atol": 0.25}, True),
         (0.2499, 1.0, {"rtol": 0.5, "atol": 0.25}, False),
-        # rtol is a share of the reference, not of the actual value.
+        # rtol is relative to the reference, not to the actual value.
         (110.0, 100.0, {"rtol": 0.0999, "atol": 0.0}, False),
         (100.0, 110.0, {"rtol": 0.0999, "atol": 0.0}, True),
-        # Of its magnitude, so negative references have a tolerance too.
+        # rtol applies to the magnitude, so negative references have a tolerance too.
         (-1.25, -1.0, {"rtol": 0.25, "atol": 0.0}, True),
         (-1.0, 1.0, {"rtol": 0.25, "atol": 0.0}, False),
-        # Near a reference of 0, atol alone counts; a small value there must not hide behind rtol elsewhere.
+        # Near a reference of 0 only atol counts; a small value there must not profit from rtol elsewhere.
         (1e-3, 0.0, {"rtol": 0.5, "atol": 1e-4}, False),
         (1e-4, 0.0, {"rtol": 0.0, "atol": 1e-4}, True),
-        # One given, the other stays the default.
+        # If one is given, the other keeps its default.
         (1.0 + 1e-6, 1.0, {"rtol": 0.0}, False),
         (1.0 + 1e-6, 1.0, {"atol": 1e-5}, True),
         (1.0 + 5e-8, 1.0, {}, True),
         (1.0 + 5e-7, 1.0, {}, False),
     ],
 )
-def test_the_tolerance_is_atol_plus_rtol_times_the_reference(
+def test_tolerance_adds_atol_and_rtol_times_reference(
     actual: float, reference: float, tolerance: dict[str, float], passes: bool
 ) -> None:
-    # 7.0 keeps the tensor from being a lone zero, which fails for a reason of its own.
+    # 7.0 prevents an all-zero tensor, which fails for another reason.
     assert agrees(np.array([7.0, actual]), np.array([7.0, reference]), **tolerance) is passes
 
 
 @pytest.mark.parametrize("mismatch", [0, 1, 2])
-def test_small_difference_beside_a_zero_reference_is_seen_in_any_place(mismatch: int) -> None:
+def test_compare_fails_small_difference_from_zero_reference(mismatch: int) -> None:
     reference = np.array([0.0, 1.0, 2.0])
     actual = reference + [1e-3 if place == mismatch else 0.0 for place in range(3)]
     found = compare_output("y", actual, reference, rtol=1e-4, atol=1e-6)
     assert (found.mismatches, found.first_index) == (1, (mismatch,))
 
 
-def test_the_worst_element_is_the_one_with_the_largest_excess_not_the_largest_difference() -> None:
+def test_compare_worst_element_has_largest_excess() -> None:
     reference = np.array([1000.0, 1.0, 1.0])
     actual = np.array([1060.0, 11.0, 11.0])  # allowed: 100, 0.1, 0.1
     found = compare_output("y", actual, reference, rtol=0.1, atol=0.0)
@@ -142,7 +142,7 @@ def test_the_worst_element_is_the_one_with_the_largest_excess_not_the_largest_di
 @pytest.mark.parametrize(
     "dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "complex128"]
 )
-def test_nan_and_infinities_must_be_in_the_same_places(
+def test_compare_requires_nan_and_infinity_by_position(
     actual: float, reference: float, passes: bool, dtype: str
 ) -> None:
     a, b = (np.array([[1.0, value], [2.0, 4.0]]).astype(dtype_of(dtype)) for value in (actual, reference))
@@ -156,31 +156,31 @@ def test_nan_and_infinities_must_be_in_the_same_places(
         assert (found.max_abs, found.rmse, found.cosine) == (0.0, 0.0, 1.0)
 
 
-def test_nan_with_another_payload_and_sign_is_the_same_nan() -> None:
+def test_compare_ignores_nan_payload_and_sign() -> None:
     a, b = (np.array([0x3F800000, bits], np.uint32).view(np.float32) for bits in (0x7FC00000, 0xFFC00001))
     assert agrees(a, b)
 
 
-def test_a_misplaced_nan_is_worse_than_any_difference() -> None:
+def test_compare_ranks_misplaced_nan_worst() -> None:
     found = compare_output("y", f32(1e30, 1, math.nan, math.inf), f32(1, 1, 1, 1))
     assert (found.mismatches, found.first_index, found.worst_index) == (3, (0,), (2,))
     assert found.reason.startswith("2 values NaN or infinite")
     assert found.max_abs == pytest.approx(1e30)
 
 
-def test_no_statistics_are_claimed_when_nothing_finite_is_shared() -> None:
+def test_compare_omits_statistics_without_finite_pairs() -> None:
     found = compare_output("y", f32(math.nan, math.nan), f32(1, 2))
     assert found.mismatches == 2 and found.cosine is None and found.max_abs is None and found.rmse is None
 
 
-def test_each_part_of_a_complex_number_has_its_own_nan() -> None:
+def test_compare_matches_nan_per_complex_part() -> None:
     one = np.array([1, complex(math.nan, 1)])
     assert agrees(one, one.copy() + 0)
     assert not agrees(one, np.array([1, complex(math.nan, 2)]))
     assert not agrees(one, np.array([1, complex(math.nan, math.nan)]))
 
 
-def test_a_complex_difference_is_a_modulus() -> None:
+def test_complex_difference_uses_modulus() -> None:
     a, b = np.array([3 + 4j, 9]), np.array([0j, 9])
     assert agrees(a, b, rtol=0, atol=5)
     assert not agrees(a, b, rtol=0, atol=4.9)
@@ -190,7 +190,7 @@ def test_a_complex_difference_is_a_modulus() -> None:
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("tolerance", [{}, {"rtol": 0.4}])
-def test_zeros_everywhere_are_a_failure_of_their_own(dtype: str, tolerance: dict[str, float]) -> None:
+def test_compare_fails_all_zero_output_with_reason(dtype: str, tolerance: dict[str, float]) -> None:
     if dtype == "float8_e8m0fnu":
         pytest.skip("this dtype has no zero")
     reference = np.array([0, 0, 1, 0]).astype(dtype_of(dtype))
@@ -199,7 +199,7 @@ def test_zeros_everywhere_are_a_failure_of_their_own(dtype: str, tolerance: dict
     assert found.reason == "every value is 0, the reference's are not"
 
 
-def test_zeros_fail_even_inside_the_tolerance() -> None:
+def test_compare_fails_zeros_within_tolerance() -> None:
     found = compare_output("y", f32(0, -0.0, 0), f32(1e-9, 0, -1e-9), rtol=0, atol=1, allow_blind=["y"])
     assert (found.passed, found.mismatches) == (False, 0)
     assert found.reason == "every value is 0, the reference's are not"
@@ -213,7 +213,7 @@ def test_zeros_fail_even_inside_the_tolerance() -> None:
 @pytest.mark.parametrize(
     ("shape", "other"), [((2, 3), (3, 2)), ((6,), (2, 3)), ((), (1,)), ((1, 6), (6,)), ((0,), (1,))]
 )
-def test_another_shape_fails_whatever_the_values(shape: tuple[int, ...], other: tuple[int, ...]) -> None:
+def test_compare_fails_shape_mismatch(shape: tuple[int, ...], other: tuple[int, ...]) -> None:
     found = compare_output("y", np.ones(shape), np.ones(other))
     assert not found.passed
     assert (found.shape, found.reference_shape, found.mismatches, found.cosine) == (shape, other, None, None)
@@ -222,7 +222,7 @@ def test_another_shape_fails_whatever_the_values(shape: tuple[int, ...], other: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("other", DTYPES)
-def test_another_dtype_fails_even_with_the_same_values(dtype: str, other: str) -> None:
+def test_compare_fails_dtype_mismatch(dtype: str, other: str) -> None:
     a, b = (np.array(["1", "1"] if name == "string" else [1, 1]).astype(dtype_of(name)) for name in (dtype, other))
     found = compare_output("y", a, b)
     assert found.passed is (dtype == other)
@@ -230,7 +230,7 @@ def test_another_dtype_fails_even_with_the_same_values(dtype: str, other: str) -
         assert found.reason.startswith(f"dtype {dtype}, the reference has {other}")
 
 
-def test_where_only_the_dtype_differs_the_statistics_tell_whether_the_values_agree() -> None:
+def test_compare_reports_agreement_despite_dtype_mismatch() -> None:
     reference = np.linspace(0.1, 1, 7)
     found = compare_output("y", reference.astype(np.float16), reference)
     assert found.reason == "dtype float16, the reference has float64; the values agree"
@@ -247,7 +247,7 @@ def test_where_only_the_dtype_differs_the_statistics_tell_whether_the_values_agr
     assert common_kind("complex64", "float32") == "complex" and common_kind("int8", "int64") == "integer"
 
 
-def test_layout_byte_order_and_memory_maps_make_no_difference(tmp_path: Path) -> None:
+def test_compare_ignores_layout_byte_order_and_memory_maps(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-9, 9, (6, 5, 4)).astype(np.float32) for _ in range(2))
     plain = compare_output("y", a, b)
@@ -267,7 +267,7 @@ def test_layout_byte_order_and_memory_maps_make_no_difference(tmp_path: Path) ->
 
 @pytest.mark.parametrize("layout", ["c", "fortran", "big-endian"])
 @pytest.mark.parametrize("equal", [True, False])
-def test_memory_does_not_grow_with_the_tensors(layout: str, equal: bool) -> None:
+def test_compare_uses_less_memory_than_tensor_size(layout: str, equal: bool) -> None:
     b = np.ones((2048, 3072), np.float32)
     a = b.copy() if equal else b + np.float32(0.5)
     a[0, 0] = b[0, 0] if equal else math.nan
@@ -297,7 +297,7 @@ def test_memory_does_not_grow_with_the_tensors(layout: str, equal: bool) -> None
         ("int8", -128, -127),
     ],
 )
-def test_integers_are_exact(dtype: str, a: int, b: int) -> None:
+def test_compare_integers_exactly(dtype: str, a: int, b: int) -> None:
     one, other = (np.array([1, value], dtype) for value in (a, b))
     found = compare_output("y", one, other)
     assert (found.passed, found.mismatches, found.max_abs, found.tolerance) == (False, 1, 1.0, None)
@@ -317,7 +317,7 @@ def test_integers_are_exact(dtype: str, a: int, b: int) -> None:
         ("int4", -8, 7),
     ],
 )
-def test_the_difference_of_integers_does_not_overflow(dtype: str, a: int, b: int) -> None:
+def test_compare_integer_difference_does_not_overflow(dtype: str, a: int, b: int) -> None:
     for one, other in ((a, b), (b, a)):
         found = compare_output("y", *(np.array([7, value], object).astype(dtype_of(dtype)) for value in (one, other)))
         assert found.mismatches == 1 and found.max_abs == float(abs(a - b))
@@ -325,7 +325,7 @@ def test_the_difference_of_integers_does_not_overflow(dtype: str, a: int, b: int
 
 
 @pytest.mark.parametrize(("apart", "passes"), [(3, True), (4, False)])
-def test_a_tolerance_on_64_bit_integers_is_exact_to_the_unit(apart: int, passes: bool) -> None:
+def test_compare_applies_64_bit_tolerance_exactly(apart: int, passes: bool) -> None:
     base = 2**61 + 1
     for sign in (1, -1):
         a, b = np.array([0, sign * (base + apart)]), np.array([0, sign * base])
@@ -341,20 +341,20 @@ def test_a_tolerance_on_64_bit_integers_is_exact_to_the_unit(apart: int, passes:
     )
 
 
-def test_the_worst_of_64_bit_integers_is_found_beyond_float64() -> None:
+def test_compare_finds_worst_64_bit_integer_beyond_float64() -> None:
     b = np.array([2**62, 2**62, 2**62])
     found = compare_output("y", np.array([1, 2, 0]), b)
     assert (found.worst_index, found.first_index) == ((2,), (0,))
 
 
-def test_bools_differ_by_truth_not_by_byte() -> None:
+def test_compare_bools_by_truth_value() -> None:
     true = np.array([1, 0, 255, 2], np.uint8).view(np.bool_)
     found = compare_output("y", true, np.array([True, False, True, True]))
     assert found.passed and found.max_abs == 0.0
     assert not agrees(true, np.array([True, True, True, True]))
 
 
-def test_strings_are_equal_or_not() -> None:
+def test_compare_strings_for_equality() -> None:
     a = np.array([["a", "é"], ["", "long" * 50]], object)
     assert agrees(a, a.copy()) and agrees(a, a.astype(str)) and agrees(a, a.copy(), rtol=0.5, atol=100)
     b = a.copy()
@@ -368,7 +368,7 @@ def test_strings_are_equal_or_not() -> None:
 # --- tolerances ------------------------------------------------------------------------------------------------------
 
 
-def test_every_float_has_a_default_and_nothing_else_has() -> None:
+def test_every_float_dtype_has_default_tolerance() -> None:
     assert set(DEFAULT_TOLERANCES) == set(FLOATS + COMPLEX)
     assert all(tolerance_for(name, None, None) is None for name in DTYPES if name not in DEFAULT_TOLERANCES)
     assert tolerance_for("float32", None, None) == Tolerance(1.3e-6, 1e-5)
@@ -380,12 +380,12 @@ def test_every_float_has_a_default_and_nothing_else_has() -> None:
 
 
 @pytest.mark.parametrize("dtype", [name for name in FLOATS if "float8" in name or "float4" in name])
-def test_narrow_floats_may_be_one_representable_step_apart(dtype: str) -> None:
+def test_default_tolerance_allows_step_of_narrow_float(dtype: str) -> None:
     if dtype == "float8_e8m0fnu":
         assert DEFAULT_TOLERANCES[dtype] == Tolerance(0.0, 0.0)
         return
     info = ml_dtypes.finfo(dtype_of(dtype))
-    rtol = 0.375 if dtype == "float4_e2m1fn" else float(info.eps)  # its step from 4 to 6 is 0.5 + 0.375 * 4
+    rtol = 0.375 if dtype == "float4_e2m1fn" else float(info.eps)  # the step from 4 to 6 is 0.5 + 0.375 * 4
     assert DEFAULT_TOLERANCES[dtype] == Tolerance(rtol, float(info.smallest_subnormal))
     values = np.arange(256 if "8" in dtype else 16, dtype=np.uint8).view(dtype_of(dtype)).astype(np.float64)
     steps = np.unique(values[np.isfinite(values)]).astype(dtype_of(dtype))
@@ -407,7 +407,7 @@ def test_narrow_floats_may_be_one_representable_step_apart(dtype: str) -> None:
         {"rtol": 17.0},
     ],
 )
-def test_a_tolerance_that_makes_no_sense_is_refused_before_any_data(tolerance: dict[str, float]) -> None:
+def test_tolerance_rejects_invalid_values(tolerance: dict[str, float]) -> None:
     with pytest.raises(UsageError) as caught:
         check_tolerance(**{"rtol": None, "atol": None, **tolerance})
     assert caught.value.hint
@@ -419,7 +419,7 @@ def test_a_tolerance_that_makes_no_sense_is_refused_before_any_data(tolerance: d
         compare(result(y=f32(1)), result(y=f32(1)), **tolerance)
 
 
-def test_a_tolerance_that_makes_sense_is_not_refused() -> None:
+def test_check_tolerance_accepts_valid_values() -> None:
     check_tolerance(None, None)
     check_tolerance(0, 0)
     check_tolerance(0.999, 1e6)
@@ -429,7 +429,7 @@ def test_a_tolerance_that_makes_sense_is_not_refused() -> None:
     ("dtype", "refused", "fine"),
     [("bool", 1, 0.5), ("int8", 255, 254), ("uint4", 15, 14), ("float4_e2m1fn", 12, 11.5), ("float16", 131008, 131000)],
 )
-def test_atol_as_wide_as_the_dtype_is_refused(dtype: str, refused: float, fine: float) -> None:
+def test_tolerance_rejects_atol_as_wide_as_dtype(dtype: str, refused: float, fine: float) -> None:
     with pytest.raises(UsageError, match="could not fail"):
         tolerance_for(dtype, None, refused)
     assert tolerance_for(dtype, None, fine) is not None
@@ -439,14 +439,14 @@ def test_atol_as_wide_as_the_dtype_is_refused(dtype: str, refused: float, fine: 
     ("reference", "rtol", "atol", "refused"),
     [
         ([0.0, 0.25, -0.5], 0.0, 1.0, True),  # -0.5 and 0.5 are exactly 1 apart
-        ([0.0, 0.25, -0.5], 0.0, 0.5, True),  # and 0 is 0.5 apart
+        ([0.0, 0.25, -0.5], 0.0, 0.5, True),  # 0 is 0.5 apart
         ([0.0, 0.25, -0.5], 0.0, 0.499, False),
         ([0.0, 0.25, -0.5], 0.5, 0.25, True),
         ([0.0, 0.25, -0.5], 0.5, 0.249, False),
-        ([1.0, 1.25, 1.5], 0.0, 0.5, True),  # any order of them would agree
+        ([1.0, 1.25, 1.5], 0.0, 0.5, True),  # any order would agree
         ([1.0, 1.25, 1.5], 0.5, 0.0, True),
         ([1.0, 1.25, 1.5], 0.1, 0.1, False),
-        ([1.0, 1.0, 1.0], 0.1, 0.1, False),  # a constant has but one order
+        ([1.0, 1.0, 1.0], 0.1, 0.1, False),  # a constant has only one order
         ([0.0, 0.0], 0.0, 1e3, False),  # any value above atol still fails
         ([], 0.0, 1e3, False),
         ([math.nan, math.inf, 0.0], 0.0, 1e3, False),
@@ -455,7 +455,7 @@ def test_atol_as_wide_as_the_dtype_is_refused(dtype: str, refused: float, fine: 
     ],
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
-def test_a_tolerance_that_zeros_or_another_order_would_pass_is_refused(
+def test_tolerance_rejects_values_accepting_zeros_or_any_order(
     reference: list[float], rtol: float, atol: float, refused: bool, dtype: str
 ) -> None:
     array = np.array(reference).astype(dtype)
@@ -469,7 +469,7 @@ def test_a_tolerance_that_zeros_or_another_order_would_pass_is_refused(
         compare_output("y", array, array, rtol=rtol, atol=atol)
 
 
-def test_the_whole_reference_is_looked_at_before_a_tolerance_is_refused() -> None:
+def test_refuse_vacuous_considers_whole_reference() -> None:
     reference = np.zeros(CHUNK + 5, np.int16)
     reference[0], reference[-1] = 1, -32768
     refuse_vacuous("y", Tolerance(0.0, 32000.0), scale_of(reference), rtol=0, atol=0)
@@ -478,26 +478,26 @@ def test_the_whole_reference_is_looked_at_before_a_tolerance_is_refused() -> Non
     refuse_vacuous("y", Tolerance(0.0, 2.0), scale_of(np.array(["a"], object)), rtol=0, atol=0)
 
 
-def test_a_signalling_nan_is_read_without_a_warning():
+def test_scale_of_reads_signalling_nan_without_warning():
     assert scale_of(np.array([0x7F81, 0x3F80], np.uint16).view(ml_dtypes.bfloat16)).largest == 1
 
 
-def test_a_default_tolerance_is_never_refused() -> None:
+def test_compare_accepts_default_tolerance_at_any_scale() -> None:
     assert agrees(f32(1e-9, 0), f32(1e-9, 0))
     assert agrees(f32(1e-9, 0), f32(1e-9, 0), rtol=0.1)
     assert agrees(f32(0, 0), f32(0, 0))
 
 
-# --- statistics beside a naive oracle --------------------------------------------------------------------------------
+# --- statistics compared with a naive oracle -------------------------------------------------------------------------
 
 
 def _ordinal(value: Any, values: list[float]) -> int:
-    """The place of a value among all of a narrow float's."""
+    """Return the rank of a value among all values of a narrow float."""
     return values.index(float(value))
 
 
 def _naive_ulp(a: Any, b: Any) -> int:
-    """Distance in representable values, by Python's own integers (or by counting, for 8 bits)."""
+    """Return the distance in representable values, with Python integers (or by counting, for 8 bits)."""
     if a.dtype.itemsize == 1:
         every = np.arange(256, dtype=np.uint8).view(a.dtype).astype(np.float64)
         values = sorted({float(value) for value in every if math.isfinite(value)})
@@ -515,7 +515,7 @@ def _root(value: Fraction) -> Decimal:
     return (Decimal(value.numerator) / Decimal(value.denominator)).sqrt()
 
 
-# Half of the largest value of each dtype that has masks.
+# Half of the largest value of each dtype with masks.
 MASKS = {
     "float16": 32752.0,
     "bfloat16": (2 - 2.0**-7) * 2.0**126,
@@ -527,7 +527,7 @@ MASKS = {
 
 
 def naive(actual: Any, reference: Any, tolerance: Tolerance | None, kind: str) -> dict[str, Any]:
-    """Every statistic, element by element in Python's integers and fractions."""
+    """Compute every statistic element by element with Python integers and fractions."""
     rtol, atol = (tolerance.rtol, tolerance.atol) if tolerance else (0.0, 0.0)
     pairs = list(zip(actual.ravel(), reference.ravel(), strict=True))
     found: dict[str, Any] = {"elements": len(pairs), "nonfinite": 0, "masked": 0}
@@ -621,7 +621,7 @@ def assert_same(stats: Stats, expected: dict[str, Any]) -> None:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> tuple[Any, Any]:
-    """Two tensors of one dtype and shape: any bits (so NaN, infinities, subnormals), equal in many places."""
+    """Draw two tensors of equal dtype and shape: arbitrary bits (NaN, infinity, subnormal), equal in many positions."""
     dtype = dtype_of(draw(st.sampled_from(NUMBERS)))
     shape = draw(st.sampled_from([(), (0,), (1,), (5,), (3, 4), (2, 1, 7), (17,)]))
     size = math.prod(shape)
@@ -652,12 +652,12 @@ def tensors(draw: st.DrawFn) -> tuple[Any, Any]:
 
 @settings(max_examples=1000, deadline=None)
 @given(tensors(), st.sampled_from([None, Tolerance(0.0, 0.5), Tolerance(0.1, 0.0), Tolerance(0.01, 1e-3)]), st.data())
-def test_every_statistic_is_that_of_a_naive_computation(
+def test_statistics_match_naive_computation(
     pair: tuple[Any, Any], tolerance: Tolerance | None, data: st.DataObject
 ) -> None:
     a, b = pair
     if a.dtype in (np.float64, np.complex128):
-        for array in pair:  # squares and differences beyond float64 have tests of their own
+        for array in pair:  # squares and differences beyond float64 have separate tests
             parts = array.reshape(-1).view(np.float64)
             assume(not np.any(np.isfinite(parts) & (np.abs(parts) > 1e140)))
             assume(not np.any((parts != 0) & (np.abs(parts) < 1e-140)))
@@ -668,16 +668,16 @@ def test_every_statistic_is_that_of_a_naive_computation(
 
 @settings(max_examples=100, deadline=None)
 @given(tensors())
-def test_a_tensor_always_agrees_with_itself(pair: tuple[Any, Any]) -> None:
+def test_compare_tensor_with_itself_agrees(pair: tuple[Any, Any]) -> None:
     for array in pair:
         found = compare_output("y", array, array.copy())
-        # Of NaN alone nobody can tell.
+        # NaN alone cannot be judged.
         assert found.passed is not bool(array.size and np.isnan(array).all())
         assert found.mismatches == 0 and found.rmse == 0.0 and found.cosine == 1.0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
-def test_signalling_nans_are_compared_without_a_warning(dtype: str) -> None:
+def test_compare_signalling_nan_without_warning(dtype: str) -> None:
     part = np.empty(0, dtype).real.dtype
     quiet = np.full(8, np.nan, part)
     bits = quiet.view(f"u{part.itemsize}")
@@ -692,7 +692,7 @@ def test_signalling_nans_are_compared_without_a_warning(dtype: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(tensors())
-def test_exact_comparison_is_symmetric(pair: tuple[Any, Any]) -> None:
+def test_exact_compare_gives_symmetric_results(pair: tuple[Any, Any]) -> None:
     a, b = pair
     there, back = compare_output("y", a, b, rtol=0, atol=0), compare_output("y", b, a, rtol=0, atol=0)
     assert (there.mismatches, there.first_index, there.max_abs) == (back.mismatches, back.first_index, back.max_abs)
@@ -701,7 +701,7 @@ def test_exact_comparison_is_symmetric(pair: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("size", [8191, 8192, 8193, 20000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 8193])
 @pytest.mark.parametrize("place", ["first", "last", "everywhere"])
-def test_no_element_is_left_out_at_a_chunk_or_block_boundary(size: int, place: str) -> None:
+def test_measure_covers_elements_at_chunk_boundaries(size: int, place: str) -> None:
     rng = np.random.default_rng(size)
     b = rng.standard_normal(size).astype(np.float32)
     a = b.copy()
@@ -720,7 +720,7 @@ def test_no_element_is_left_out_at_a_chunk_or_block_boundary(size: int, place: s
 
 @pytest.mark.parametrize("chunk", SMALL_CHUNKS)
 @pytest.mark.parametrize("bad", range(7))
-def test_a_difference_is_found_in_whichever_chunk_it_lies(chunk: int, bad: int) -> None:
+def test_measure_finds_difference_in_any_chunk(chunk: int, bad: int) -> None:
     b = np.array([3, 1, 4, 1, 5, 9, 2], np.float64)
     a = b.copy()
     a[bad] += 1
@@ -730,7 +730,7 @@ def test_a_difference_is_found_in_whichever_chunk_it_lies(chunk: int, bad: int) 
 
 
 @pytest.mark.parametrize("chunk", SMALL_CHUNKS)
-def test_the_first_of_equally_bad_elements_is_the_worst(chunk: int) -> None:
+def test_measure_reports_first_of_equally_bad_elements(chunk: int) -> None:
     b = np.ones(9)
     a = np.array([1, 1, 1.5, 1.5, 1, 1, 1.5, 1, 1])
     stats = measure(a, b, None, "real", chunk=chunk)
@@ -738,7 +738,7 @@ def test_the_first_of_equally_bad_elements_is_the_worst(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", SMALL_CHUNKS)
-def test_strings_are_compared_to_the_last_chunk(chunk: int) -> None:
+def test_measure_compares_strings_in_every_chunk(chunk: int) -> None:
     b = np.array(list("abcdefg"), object)
     a = b.copy()
     a[1] = a[6] = "x"
@@ -759,20 +759,20 @@ def test_strings_are_compared_to_the_last_chunk(chunk: int) -> None:
         ("bfloat16", 1.0, 1.0078125, 1),
     ],
 )
-def test_ulp_counts_representable_values_without_overflow(dtype: str, a: float, b: float, apart: int) -> None:
+def test_max_ulp_counts_representable_values_without_overflow(dtype: str, a: float, b: float, apart: int) -> None:
     one, other = (np.array([1, value]).astype(dtype_of(dtype)) for value in (a, b))
     for first, second in ((one, other), (other, one)):
         assert compare_output("y", first, second).max_ulp == apart
 
 
-def test_ulp_is_the_largest_of_both_kinds_of_pairs() -> None:
+def test_max_ulp_covers_pairs_with_and_without_sign_change() -> None:
     near, far = np.float32(1), np.float32(1e6)
     for a, b in (((near, 1e-45), (far, -1e-45)), ((near, -1e-3), (np.nextafter(near, far), 1e-3))):
         pairs = list(zip(f32(*a), f32(*b), strict=True))
         assert compare_output("y", f32(*a), f32(*b)).max_ulp == max(_naive_ulp(x, y) for x, y in pairs)
 
 
-def test_cosine_is_never_above_one() -> None:
+def test_cosine_stays_within_unit_range() -> None:
     rng = np.random.default_rng(3)
     for scale in (1e-3, 0.1, 3.0, 7e4):
         b = (rng.standard_normal(10_001) * scale).astype(np.float32)
@@ -786,7 +786,7 @@ def test_cosine_is_never_above_one() -> None:
         assert compare_output("y", f32(-2, -2 * value), f32(1, value)).cosine == -1.0
 
 
-def test_sums_keep_small_actual_values_beside_a_large_reference() -> None:
+def test_statistics_retain_small_values_of_large_reference() -> None:
     a, b = np.array([1e-12, 2e-12]), np.array([1e6, 3e6])
     found = compare_output("y", a, b)
     assert found.cosine == pytest.approx(7 / math.sqrt(50), rel=1e-12) and found.reason.startswith("2 of 2")
@@ -794,25 +794,25 @@ def test_sums_keep_small_actual_values_beside_a_large_reference() -> None:
 
 @wide_long_double
 @pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e170, 1e300])
-def test_squares_outside_the_range_of_float64_still_give_a_cosine_and_a_ratio(scale: float) -> None:
+def test_statistics_cover_squares_beyond_float64_range(scale: float) -> None:
     a, b = np.array([1.0, 2.0, 3.5]) * scale, np.array([1.0, 2.0, 3.0]) * scale
     stats = measure(a, b, None, "real")
     assert_same(stats, naive(a, b, None, "real"))
     assert stats.mismatches == 1 and not stats.zeroed
 
 
-def test_a_difference_beyond_float64_is_infinite_and_fails() -> None:
+def test_compare_fails_infinite_difference_beyond_float64() -> None:
     found = compare_output("y", np.array([1.0, 1.7e308]), np.array([1.0, -1.7e308]))
     assert (found.passed, found.mismatches, found.max_abs, found.worst_index) == (False, 1, math.inf, (1,))
 
 
-def test_max_rel_leaves_out_zero_references() -> None:
+def test_max_rel_skips_zero_references() -> None:
     found = compare_output("y", f32(1, 1.5, 0), f32(0, 1, 0))
     assert (found.max_abs, found.max_rel, found.mismatches) == (1.0, 0.5, 2)
     assert compare_output("y", f32(1, 1), f32(0, 0)).max_rel is None
 
 
-def test_the_default_chunk_is_small() -> None:
+def test_default_chunk_stays_below_a_mebibyte() -> None:
     assert compare_values.CHUNK * 8 <= 2**20
 
 
@@ -820,7 +820,7 @@ def test_the_default_chunk_is_small() -> None:
 
 
 @pytest.mark.parametrize("dtype", MASKS)
-def test_a_mask_hides_no_error_of_the_values_that_it_leaves_visible(dtype: str) -> None:
+def test_masks_do_not_hide_errors_of_visible_values(dtype: str) -> None:
     mask = -2 * MASKS[dtype]
     reference = np.array([mask, 1, mask, 2, -2]).astype(dtype_of(dtype))
     actual = np.array([mask, 2, mask, 1, -2]).astype(dtype_of(dtype))
@@ -835,14 +835,14 @@ def test_a_mask_hides_no_error_of_the_values_that_it_leaves_visible(dtype: str) 
 @pytest.mark.parametrize(
     ("actual", "reference"), [(1.0, -3e38), (-3e38, 1.0), (3e38, -3e38), (-1.5e38, -3e38), (-3e38, -1.5e38)]
 )
-def test_a_mask_in_one_tensor_only_is_an_error_like_any_other(actual: float, reference: float) -> None:
+def test_mask_in_single_tensor_fails(actual: float, reference: float) -> None:
     found = compare_output("y", f32(actual, 1, 2, 3e38), f32(reference, 1, 2, 3e38))
     assert (found.passed, found.masked, found.mismatches) == (False, 1, 1)
     assert found.sqnr_db < 7
     assert too_far(Verdict(Outcome.FAIL, "plain", (found,)), 20.0)
 
 
-def test_masks_are_compared_element_by_element() -> None:
+def test_masks_compare_element_by_element() -> None:
     found = compare_output("y", f32(-3e38, 1, 2), f32(-3.1e38, 1, 2))
     assert (found.passed, found.masked, found.worst_index) == (False, 1, (0,))
     assert found.sqnr_db == math.inf and "leave out 1 masked value" in found.reason
@@ -852,7 +852,7 @@ def test_masks_are_compared_element_by_element() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "int8", "int32", "int64"])
-def test_the_largest_values_of_narrow_floats_and_of_integers_are_no_masks(dtype: str) -> None:
+def test_largest_values_of_narrow_dtypes_are_not_masks(dtype: str) -> None:
     info = ml_dtypes.iinfo if dtype.startswith("int") else ml_dtypes.finfo
     largest = float(int(info(dtype_of(dtype)).max)) // 2 + 1
     reference = np.array([largest, 1, 2]).astype(dtype_of(dtype))
@@ -862,7 +862,7 @@ def test_the_largest_values_of_narrow_floats_and_of_integers_are_no_masks(dtype:
 
 
 @pytest.mark.parametrize("chunk", SMALL_CHUNKS)
-def test_masks_are_found_in_whichever_chunk_they_lie(chunk: int) -> None:
+def test_masks_found_in_any_chunk(chunk: int) -> None:
     b = f32(-3e38, 1, 2, 3, -3e38, -3e38, 4, 5, -3e38)
     a = f32(-3e38, 1, 2, 3, -3e38, -3e38, 4, 6, -3e38)
     assert_same(measure(a, b, None, "real", chunk=chunk), naive(a, b, None, "real"))
@@ -875,20 +875,20 @@ def result(source: str = "ref", **outputs: Any) -> RunResult:
     return RunResult(source, outputs)
 
 
-def test_outputs_are_paired_by_name_whatever_their_order() -> None:
+def test_compare_pairs_outputs_by_name_in_any_order() -> None:
     verdict = compare(result(a=f32(1), b=f32(2)), result(b=f32(2), a=f32(1)))
     assert verdict and verdict.outcome is Outcome.PASS and verdict.reason == "" and verdict.against == "ref"
     assert [output.name for output in verdict.outputs] == ["a", "b"]
 
 
-def test_outputs_are_paired_by_position_where_the_names_differ() -> None:
+def test_compare_pairs_outputs_by_position_if_names_differ() -> None:
     verdict = compare(result(output0=f32(1), output1=f32(2)), result(b=f32(1), a=f32(2)))
     assert verdict and [output.name for output in verdict.outputs] == ["b", "a"]
     assert not compare(result(output0=f32(1), output1=f32(2)), result(b=f32(2), a=f32(1)))
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
-def test_one_failing_output_fails_the_run_and_is_named(wrong: int) -> None:
+def test_compare_fails_run_with_failing_output(wrong: int) -> None:
     values = [f32(1), f32(2), f32(3)]
     reference = result(**{f"o{place}": value for place, value in enumerate(values)})
     values[wrong] = f32(9)
@@ -897,24 +897,24 @@ def test_one_failing_output_fails_the_run_and_is_named(wrong: int) -> None:
     assert verdict.reason.startswith(f"output o{wrong}: 1 of 1 value")
 
 
-def test_several_failing_outputs_are_counted() -> None:
+def test_compare_counts_failing_outputs() -> None:
     verdict = compare(result(a=f32(1), b=f32(2), c=f32(3)), result(a=f32(9), b=f32(9), c=f32(9)))
     assert verdict.reason.startswith("output a:") and verdict.reason.endswith("(and 2 more outputs)")
 
 
-def test_a_missing_or_an_extra_output_fails() -> None:
+def test_compare_fails_missing_or_extra_output() -> None:
     two, one = result(a=f32(1), b=f32(2)), result(a=f32(1))
     assert compare(one, two).reason == "1 output, the reference has 2"
     assert compare(two, one).reason == "2 outputs, the reference has 1"
     assert not compare(one, two) and not compare(two, one)
 
 
-def test_a_run_without_outputs_compares_nothing_and_fails() -> None:
+def test_compare_fails_run_without_outputs() -> None:
     verdict = compare(result(), result())
     assert verdict.outcome is Outcome.FAIL and "no output" in verdict.reason
 
 
-def test_a_pass_of_nothing_but_empty_outputs_says_so() -> None:
+def test_compare_reports_pass_of_only_empty_outputs() -> None:
     empty = np.zeros((0, 3), np.float32)
     verdict = compare(result(a=empty, b=empty), result(a=empty, b=empty))
     assert verdict and verdict.reason == "0 elements compared: every output is empty"
@@ -925,7 +925,7 @@ def test_a_pass_of_nothing_but_empty_outputs_says_so() -> None:
     assert not compare(result(a=empty), result(a=np.zeros((0, 3), np.float64)))
 
 
-def test_the_given_tolerance_reaches_every_output() -> None:
+def test_compare_applies_tolerance_to_every_output() -> None:
     mine, theirs = result(a=f32(1.2, 5), b=np.array([3, 50])), result(a=f32(1, 5), b=np.array([4, 50]))
     assert not compare(mine, theirs)
     assert compare(mine, theirs, atol=1)
@@ -945,20 +945,20 @@ def judged(board: float, *references: float) -> tuple[Outcome, str]:
     return judge(verdicts, [compare(oracle, oracles[0]) for oracle in oracles[1:]])
 
 
-def test_one_reference_decides_alone() -> None:
+def test_judge_follows_single_reference() -> None:
     assert judged(1, 1) == (Outcome.PASS, "")
     outcome, reason = judged(2, 1)
     assert outcome is Outcome.FAIL and reason.startswith("output y: 1 of 1 value")
 
 
-def test_references_that_agree_must_all_agree_with_the_board() -> None:
+def test_judge_requires_agreement_with_all_references() -> None:
     assert judged(1, 1, 1, 1) == (Outcome.PASS, "")
     outcome, reason = judged(2, 1, 1)
     assert outcome is Outcome.FAIL and reason.startswith(f"differs from {ONE}: output y")
     assert "disagree" not in reason
 
 
-def test_a_board_at_the_edge_of_two_agreeing_references_fails_on_the_one_it_misses() -> None:
+def test_judge_fails_board_unlike_either_agreeing_reference() -> None:
     fail, passed = (
         Verdict(outcome, source, (), "why") for outcome, source in ((Outcome.FAIL, ONE), (Outcome.PASS, OTHER))
     )
@@ -967,40 +967,40 @@ def test_a_board_at_the_edge_of_two_agreeing_references_fails_on_the_one_it_miss
 
 
 @pytest.mark.parametrize(("board", "friend"), [(1, ONE), (2, OTHER)])
-def test_where_the_references_disagree_the_board_is_not_blamed(board: float, friend: str) -> None:
+def test_judge_passes_board_if_references_disagree(board: float, friend: str) -> None:
     outcome, reason = judged(board, 1, 2)
     assert outcome is Outcome.PASS
     assert reason == f"the references disagree: {ONE} vs {OTHER} on output y; the board agrees with {friend}"
 
 
-def test_a_board_that_agrees_with_no_reference_fails_though_they_disagree_too() -> None:
+def test_judge_fails_board_unlike_all_references() -> None:
     outcome, reason = judged(3, 1, 2)
     assert outcome is Outcome.FAIL
     assert reason.startswith(f"differs from {ONE}: output y")
     assert f"the references disagree: {ONE} vs {OTHER} on output y; the board agrees with none of them" in reason
 
 
-def test_the_reference_that_disagrees_is_named_among_three() -> None:
+def test_judge_lists_disagreeing_reference_among_three() -> None:
     outcome, reason = judged(1, 1, 1, 2)
     assert outcome is Outcome.PASS
     assert f"{ONE} vs {THIRD} on output y" in reason and f"the board agrees with {ONE}, {OTHER}" in reason
     assert f"{ONE} vs {OTHER}" not in reason
 
 
-def test_a_board_between_two_references_agrees_with_both_and_says_they_do_not() -> None:
+def test_judge_notes_disagreement_of_agreeing_references() -> None:
     passed = [Verdict(Outcome.PASS, source, ()) for source in (ONE, OTHER)]
     outcome, reason = judge(passed, [Verdict(Outcome.FAIL, ONE, (), "2 outputs, the reference has 1")])
     assert outcome is Outcome.PASS and reason.startswith("the references disagree") and "all of them" in reason
 
 
-def test_nothing_to_judge_is_a_mistake_of_the_caller() -> None:
+def test_judge_rejects_mismatched_verdict_counts() -> None:
     passed = Verdict(Outcome.PASS, ONE, ())
     for verdicts, between in (([], []), ([passed], [passed]), ([passed, passed], [])):
         with pytest.raises(ValueError, match="between references"):
             judge(verdicts, between)
 
 
-# --- beside the model as it was before it was quantised --------------------------------------------------------------
+# --- comparison with the model before quantization -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1014,19 +1014,17 @@ def test_nothing_to_judge_is_a_mistake_of_the_caller() -> None:
         (f32(-1, -2), -10.0, False),
         (f32(math.nan, math.nan), 20.0, True),
         (f32(1, 2, 3), 20.0, True),
-        (np.array([1, 2], np.float64), 20.0, False),  # another dtype, but near
+        (np.array([1, 2], np.float64), 20.0, False),  # another dtype, but close
         (f32(math.nan, 2), 20.0, True),
         (f32(1, math.inf), -100.0, True),
     ],
 )
-def test_an_answer_is_too_far_from_the_plain_models_where_its_sqnr_is_too_low(
-    actual: Any, asked: float | None, far: bool
-) -> None:
+def test_output_too_far_below_minimum_sqnr(actual: Any, asked: float | None, far: bool) -> None:
     verdict = compare(result("board", near=f32(1), y=actual), result(ONE, near=f32(1), y=f32(1, 2)))
     reason = too_far(verdict, asked)
     assert bool(reason) is far and (not far or f"({ONE})" in reason)
 
 
-def test_an_answer_with_another_count_of_outputs_is_too_far() -> None:
+def test_too_far_reports_output_count_mismatch() -> None:
     verdict = compare(result("board", y=f32(1)), result(ONE, y=f32(1), z=f32(1)))
     assert too_far(verdict, 20.0) == "1 output, the reference has 2" and too_far(verdict, None) == ""

@@ -1,4 +1,4 @@
-"""The bound of a declared arithmetic: right answers are within it, wrong ones are not."""
+"""The bound of a declared arithmetic: correct outputs are within it, wrong outputs are not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ WRONG = {
 }
 
 
-def test_right_answers_pass():
+def test_control_passes_correct_outputs():
     for seed in range(200, 230):
         output = judged(near(seed))
         assert output.passed, output.reason
@@ -83,21 +83,21 @@ def test_right_answers_pass():
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_answers_fail(name):
+def test_control_fails_wrong_outputs(name):
     output = judged(WRONG[name])
     assert (output.passed, output.blind) == (False, False), output.reason
 
 
-def test_answer_within_the_default_tolerance_needs_no_bound():
+def test_control_unused_within_default_tolerance():
     assert judged(EXACT * np.float32(1 + 1e-7)).control is None
 
 
-def test_tolerance_of_the_user_goes_before_the_control():
+def test_user_tolerance_overrides_control():
     assert not judged(near(5), rtol=1e-6).passed
     assert judged(near(5), rtol=1e-6, atol=0.1).passed
 
 
-def test_elements_that_jump_are_named_and_widen_nothing():
+def test_control_lists_jumping_elements_without_wider_bound():
     exact = EXACT.copy()
     free = [run.copy() for run in RUNS]
     free[2][0, 1, 2] += 30
@@ -109,13 +109,13 @@ def test_elements_that_jump_are_named_and_widen_nothing():
     output = judged(right, control)
     assert output.passed and "1 of 240 elements jump in float16, first at [0, 1, 2]" in output.notes[0]
     right[0, 1, 2] += 300
-    assert "which is no value of the control" in judged(right, control).reason
+    assert "matches no value of the control" in judged(right, control).reason
     elsewhere = near(7)
     elsewhere[0, 0, 0] += 30
     assert not judged(elsewhere, control).passed
 
 
-def test_answer_of_a_run_passes_where_all_elements_jump():
+def test_control_passes_run_output_if_all_elements_jump():
     free = [run + np.float32(40 * (number + 1)) for number, run in enumerate(RUNS)]
     control = control_of("float16", "test", EXACT, RUNS, free)
     assert control.jumping == EXACT.size
@@ -126,7 +126,7 @@ def test_answer_of_a_run_passes_where_all_elements_jump():
     assert (far.passed, far.blind) == (False, False)
 
 
-def test_what_overflows_is_no_deviation():
+def test_control_ignores_overflow_as_deviation():
     runs = [run.copy() for run in RUNS]
     for run in runs:
         run[0, 0, 0] = np.inf
@@ -140,7 +140,7 @@ def test_what_overflows_is_no_deviation():
 
 
 @pytest.mark.parametrize(("count", "blind"), [(24, False), (25, True), (240, True)])
-def test_overflow_of_more_than_a_tenth_is_blind(count, blind):
+def test_control_reports_blind_if_a_tenth_overflows(count, blind):
     runs = [run.copy() for run in RUNS]
     for run in runs:
         run.reshape(-1)[:count] = np.inf
@@ -158,7 +158,7 @@ def test_overflow_of_more_than_a_tenth_is_blind(count, blind):
     assert (wrong.passed, wrong.blind, wrong.nonfinite) == (False, False, min(count + 1, 240))
 
 
-def test_overflow_is_counted_apart_from_jumps():
+def test_control_counts_overflow_apart_from_jumps():
     free = [run.copy() for run in RUNS]
     free[1][0, 0, 0] = np.inf
     free[2][0, 1, 2] += 30
@@ -170,7 +170,7 @@ def test_overflow_is_counted_apart_from_jumps():
     )
 
 
-def test_whole_numbers_have_a_value_of_the_control():
+def test_control_of_integers_accepts_values_of_runs():
     exact = np.arange(20)
     runs = [exact.copy() for _ in range(4)]
     runs[1][3] = 7
@@ -184,21 +184,21 @@ def test_whole_numbers_have_a_value_of_the_control():
     assert not judged(answer, control, exact).passed
 
 
-def test_output_that_the_arithmetic_swamps_is_blind():
+def test_control_reports_blind_if_arithmetic_swamps_output():
     runs = [near(seed, 10.0) for seed in range(4)]
     output = judged(near(50, 5.0), control_of("int8", "test", EXACT, runs, runs))
-    assert output.blind and "int8 moves it so far that a wrong answer would agree: zeros" in output.reason
+    assert output.blind and "int8 deviates so much that a wrong output would agree: zeros" in output.reason
     assert judged(near(50, 5.0), control_of("int8", "test", EXACT, runs, runs), allow_blind=["y"]).passed
 
 
-def test_weights_that_are_clipped_are_named():
+def test_control_lists_clipped_weights():
     runs = [near(seed, 10.0) for seed in range(4)]
     control = replace(control_of("float16", "test", EXACT, runs, runs), clipped=tuple("abcde"))
-    text = "float16 clips weights that are out of its range: a, b, c, d, ..."
+    text = "float16 clips out-of-range weights: a, b, c, d, ..."
     assert judged(near(50, 5.0), control).reason.endswith(text)
 
 
-def test_channels_that_the_arithmetic_swamps_are_named():
+def test_control_lists_swamped_channels():
     exact = RNG.normal(size=(16, 8)).astype(np.float32)
     for count, blind in ((1, False), (4, True)):
         reference = exact.copy()
@@ -210,11 +210,11 @@ def test_channels_that_the_arithmetic_swamps_are_named():
         output = judged(runs[4], control_of("int8", "test", reference, runs[:4], runs[:4]), reference)
         assert output.blind is blind
         channels = ", ".join(map(str, range(count)))
-        named = f"int8 moves {count} of 8 channels of axis 1 as far as their values: {channels}"
+        named = f"in {count} of 8 channels of axis 1, int8 deviates by as much as the values: {channels}"
         assert named in (output.reason if blind else output.notes[0])
 
 
-def test_small_column_beside_a_large_one_has_its_own_bound():
+def test_control_bounds_small_column_separately():
     reference = np.stack([RNG.uniform(100, 600, 50), RNG.uniform(1e-6, 1e-5, 50)], 1).astype(np.float32)
     runs = [
         (reference * (1 + 1e-3 * np.random.default_rng(seed).normal(size=reference.shape))).astype(np.float32)
@@ -227,12 +227,12 @@ def test_small_column_beside_a_large_one_has_its_own_bound():
     assert (judged(negated, control, reference).passed, judged(negated, control, reference).blind) == (False, False)
 
 
-def test_nothing_that_moves_has_no_control():
+def test_control_of_stable_runs_returns_none():
     assert control_of("float16", "test", EXACT, [EXACT] * 4, [EXACT] * 4) is None
     assert control_of("float16", "test", np.array(["a"], object), [np.array(["a"], object)], []) is None
 
 
-def test_control_is_the_same_after_json():
+def test_control_survives_json_round_trip():
     free = [run.copy() for run in RUNS]
     free[1][0, 0, 0] = np.inf
     control = control_of("float16", "test", EXACT, RUNS, free)
@@ -242,7 +242,7 @@ def test_control_is_the_same_after_json():
         control_from_json({**control_json(control), "clipped": [1]})
 
 
-def test_overflow_of_the_control_explains_no_finite_value():
+def test_control_overflow_explains_only_infinite_values():
     exact = EXACT.copy()
     exact[0, 0, 0] = 90_000
     runs = [run.copy() for run in RUNS]
@@ -257,7 +257,7 @@ def test_overflow_of_the_control_explains_no_finite_value():
     assert judged(answer, control, exact).passed
 
 
-def test_column_that_the_arithmetic_does_not_move_stays_exact():
+def test_control_leaves_unmoved_column_exact():
     def with_classes(boxes: Array) -> Array:
         return np.concatenate([boxes, np.arange(40).reshape(40, 1) % 7], axis=1).astype(np.float32)
 
@@ -271,7 +271,7 @@ def test_column_that_the_arithmetic_does_not_move_stays_exact():
     assert not judged(wrong, control, reference).passed
 
 
-def test_scores_beside_coordinates_keep_their_own_bound():
+def test_control_bounds_scores_apart_from_coordinates():
     rng = np.random.default_rng(6)
     reference = np.concatenate([rng.uniform(1, 640, (60, 4)), rng.uniform(1e-6, 2e-6, (60, 2))], axis=1)
     runs = [(reference * (1 + 5e-4 * rng.normal(size=reference.shape))).astype(np.float32) for _ in range(5)]
@@ -283,7 +283,7 @@ def test_scores_beside_coordinates_keep_their_own_bound():
     assert not judged(wrong, control, reference).passed
 
 
-def test_whole_numbers_that_do_not_jump_stay_exact():
+def test_control_leaves_stable_integers_exact():
     exact = np.arange(5000, 5064)
     runs = [exact.copy() for _ in range(4)]
     for run in runs:

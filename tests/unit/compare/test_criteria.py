@@ -1,4 +1,4 @@
-"""The texts of criteria: what is parsed, and what is refused with its place."""
+"""Parsing criteria: accepted texts, and errors with a position."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_parse_accept_reads_outputs_and_criteria(text: str, output: str, criteri
         ("kl<=x", "at character 5: 'x' is not a finite number", ""),
         ("kl<=inf", "'inf' is not a finite number", ""),
         ("kl==1", "at character 3: expected >=, <=, > or <", ""),
-        ("kl<=1 2", "at character 7: expected a comma or the end", ""),
-        ("kl<=1,", "at character 7: expected the name of a criterion", ""),
+        ("kl<=1 2", "at character 7: expected a comma or end of text", ""),
+        ("kl<=1,", "at character 7: expected a criterion name", ""),
         ("cosine<=0.9", "higher values are better", "use >="),
         ("max_abs>=0.9", "lower values are better", "use <="),
-        ("top1>=1.01", "cannot hold: the best value is 1", ""),
-        ("max_abs<0", "cannot hold", ""),
+        ("top1>=1.01", "is impossible: the best value is 1", ""),
+        ("max_abs<0", "max_abs<0 is impossible", ""),
         ("set(iou=2)", "at character 5: iou is '2'", ""),
         ("set(box=circle)", "expected xyxy or cxcywh", ""),
         ("kl(axis=1, axis=2)<=1", "no argument 'axis=2'", "axis=VALUE"),
@@ -87,12 +87,12 @@ def test_parse_accept_refuses_with_position_and_hint(text: str, message: str, hi
 
 
 @pytest.mark.parametrize("text", ["top1>=0", "cosine>=-1", "cosine>=-2", "mismatch_share<=1", "set>=0", "argmax>=-1"])
-def test_criterion_that_cannot_fail_is_vacuous(text: str) -> None:
+def test_parse_accept_rejects_criterion_without_failure(text: str) -> None:
     with pytest.raises(VacuousTolerance, match="cannot fail"):
         parse(text)
 
 
-def test_every_statistic_is_a_criterion() -> None:
+def test_every_statistic_has_a_criterion() -> None:
     for statistic in STATISTICS:
         measure, _ = find_measure(statistic.key)
         assert measure is not None and measure.is_higher_better is (statistic.worst is min)
@@ -104,7 +104,7 @@ def test_criteria_for_combines_all_matching_rules() -> None:
     assert [one.text for one in criteria_for("logits", rules)] == ["top1>=0.5", "kl<=1"]
 
 
-def test_check_outputs_suggests_the_output_meant() -> None:
+def test_check_outputs_suggests_similar_output() -> None:
     rules = parse_accept(["logit: kl<=1"])
     check_outputs(rules, ["logit", "other"])
     with pytest.raises(UsageError) as caught:
@@ -112,7 +112,7 @@ def test_check_outputs_suggests_the_output_meant() -> None:
     assert "'logit'" in caught.value.message and "did you mean 'logits'" in caught.value.hint
 
 
-def test_function_needs_a_loader() -> None:
+def test_parse_accept_rejects_function_without_loader() -> None:
     with pytest.raises(UsageError, match="cannot be used here"):
         parse_accept(["y: python:judge.py:same"])
 
@@ -125,6 +125,6 @@ def test_resolve_files_makes_relative_paths_absolute() -> None:
     assert parse(resolved).criteria[1].text == "python:judge.py:same>=1"
 
 
-def test_name_outputs_writes_each_text_for_the_outputs_it_means() -> None:
+def test_name_outputs_expands_patterns_per_output() -> None:
     texts = ["rmse<=1", "y*: kl<=1, argmax", "z: argmax"]
     assert name_outputs(texts, ["x", "y:0"]) == ("x: rmse<=1", "y:0: rmse<=1", "y:0: kl<=1, argmax")

@@ -1,4 +1,4 @@
-"""Groups of elements: counts, sums, maxima and limits are those of each group on its own."""
+"""Groups of elements: counts, sums, maxima and limits are computed per group."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CASES: dict[str, tuple[Groups, list[Array]]] = {
 }
 
 
-def test_magnitudes_are_exponents_of_16() -> None:
+def test_magnitudes_use_exponents_of_16() -> None:
     assert BY_MAGNITUDE.exponents == np.unique(exponents()[~np.isnan(exponents())]).tolist()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_groups_reduce_their_own_elements(name: str) -> None:
+def test_groups_reduce_elements_per_group(name: str) -> None:
     groups, chosen = CASES[name]
     sizes = np.abs(RNG.standard_normal(SHAPE))
     flat, wide = sizes.reshape(-1).copy(), [np.broadcast_to(one, SHAPE) for one in chosen]

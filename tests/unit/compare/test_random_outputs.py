@@ -1,4 +1,4 @@
-"""Outputs that depend on random numbers are BLIND where they differ, and nothing else is."""
+"""Differences in outputs that depend on random numbers are BLIND; other differences are not."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def judged(allow_blind: tuple[str, ...] = (), nodes: tuple[str, ...] = NODES, **
     return marked.outcome, marked.reason
 
 
-def test_difference_in_random_output_is_blind() -> None:
+def test_difference_in_random_output_reports_blind() -> None:
     outcome, reason = judged(drawn=WANTED["drawn"] + 1)
     assert outcome is Outcome.BLIND
-    assert reason.startswith("the model draws random numbers (node noise (RandomNormal)): output drawn: it depends on")
+    assert reason.startswith("the model draws random numbers (node noise (RandomNormal)): output drawn: output depends")
 
 
-def test_difference_in_another_output_fails() -> None:
+def test_difference_in_deterministic_output_fails() -> None:
     outcome, reason = judged(drawn=WANTED["drawn"] + 1, plain=WANTED["plain"] + 1)
     assert outcome is Outcome.FAIL and reason.startswith("output drawn")
     assert judged(plain=WANTED["plain"] + 1)[0] is Outcome.FAIL
 
 
 @pytest.mark.parametrize("drawn", [np.ones(3, np.float32), WANTED["drawn"].astype(np.float64)])
-def test_shape_and_dtype_of_random_output_count(drawn: Array) -> None:
+def test_random_output_requires_matching_shape_and_dtype(drawn: Array) -> None:
     assert judged(("drawn",), drawn=drawn)[0] is Outcome.FAIL
 
 
@@ -46,9 +46,9 @@ def test_equal_random_output_passes_with_note() -> None:
     assert judged() == (Outcome.PASS, "the model draws random numbers (node noise (RandomNormal))")
 
 
-def test_reason_names_at_most_five_nodes() -> None:
+def test_random_output_reason_lists_at_most_five_nodes() -> None:
     assert "(nodes a, a, a, a, a and 2 more)" in judged(nodes=("a",) * 7)[1]
 
 
-def test_without_random_nodes_verdict_stays() -> None:
+def test_verdict_unchanged_without_random_nodes() -> None:
     assert judged(nodes=(), drawn=WANTED["drawn"] + 1)[0] is Outcome.FAIL

@@ -1,4 +1,4 @@
-"""What a pass rests on: relations of references weigh, and a self-check decides nothing."""
+"""Relations of references to the board: stronger relations decide, and a self-check decides nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def between(*agree: bool) -> list[Verdict]:
         ([(BLIND, INDEPENDENT), (PASS, SELF)], [True], BLIND),
         ([(BLIND, INDEPENDENT), (PASS, SAME)], [True], PASS),
         ([(PASS, INDEPENDENT), (PASS, SELF)], [True], PASS),
-        # A self-check never outvotes, whether or not the references agree with one another.
+        # A self-check never outvotes, even if the references disagree.
         ([(FAIL, INDEPENDENT), (PASS, SELF)], [False], FAIL),
         ([(FAIL, SAME), (PASS, SELF)], [False], FAIL),
         ([(PASS, INDEPENDENT), (FAIL, SELF)], [False], PASS),
@@ -55,7 +55,7 @@ def test_judge_weighs_relations(verdicts: list[tuple[Outcome, Relation]], agree:
     assert bool(reason) or outcome is PASS
 
 
-def test_judge_names_relations_in_reasons() -> None:
+def test_judge_reason_includes_relations() -> None:
     named = [verdict(FAIL, INDEPENDENT, "numpy"), verdict(PASS, SAME, "onnxruntime")]
     _, reason = judge(named, between(False))
     assert "differs from numpy" in reason and "onnxruntime (same library)" in reason
@@ -70,7 +70,7 @@ def test_deciding_prefers_strongest_relation() -> None:
     assert deciding([verdict(FAIL, INDEPENDENT, "numpy")]) is None
 
 
-def test_compare_takes_relation_of_reference() -> None:
+def test_compare_copies_relation_of_reference() -> None:
     y = {"y": np.ones(3, np.float32)}
     for relation in Relation:
         found = compare(RunResult("board", y), RunResult("who", y, relation=relation))

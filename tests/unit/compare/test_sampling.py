@@ -1,4 +1,4 @@
-"""Samples of large outputs: whole rows, the same ones each time, with the extremes."""
+"""Samples of large outputs: whole rows, deterministic, with the extremes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE_OUTPUT[0, 0, 0, :2] = np.nan, np.inf
 
 
 @pytest.mark.parametrize("axes", [(), (3,), (1,), (2, 3), (0, 2)])
-def test_sample_has_whole_rows_and_the_extremes(axes: tuple[int, ...]) -> None:
+def test_sample_contains_whole_rows_and_extremes(axes: tuple[int, ...]) -> None:
     sample = sample_of(LARGE_OUTPUT, axes)
     assert sample is not None and sample.ndim == 4 and SAMPLE / 2 < sample.size < LARGE_OUTPUT.size / 4
     assert [sample.shape[axis] for axis in axes] == [LARGE_OUTPUT.shape[axis] for axis in axes]
@@ -32,7 +32,7 @@ def test_sample_has_whole_rows_and_the_extremes(axes: tuple[int, ...]) -> None:
     assert again is not None and again.tobytes() == sample.tobytes()
 
 
-def test_small_outputs_and_few_rows_have_no_sample() -> None:
+def test_sample_absent_for_small_outputs_and_few_rows() -> None:
     assert sample_of(np.ones(LARGE), ()) is None
     assert sample_of(np.ones((2, LARGE)), (1,)) is None
     assert sample_of(np.ones((2, LARGE), np.complex64), ()) is not None
@@ -43,8 +43,8 @@ def verdict(text: str, reference: Array, function=None) -> str:
     return "PASS" if found.passed else "BLIND" if found.blind else "FAIL"
 
 
-def test_sample_never_makes_an_output_blind() -> None:
-    """A wrong answer that a sample does not show is rejected by the whole output."""
+def test_sample_never_makes_output_blind() -> None:
+    """A wrong output that the sample misses is rejected by the full comparison."""
     reference = np.zeros((1100, 1000), np.float32)
     reference[:3, :] = np.arange(3000).reshape(3, 1000)
     assert verdict("mismatches<=500", reference) == "PASS"
@@ -52,7 +52,7 @@ def test_sample_never_makes_an_output_blind() -> None:
     assert verdict("lsb<=1", reference) == "PASS", "too few values of a sample are on the grid"
 
 
-def test_large_outputs_are_judged_as_small_ones() -> None:
+def test_large_outputs_judged_like_small_outputs() -> None:
     reference = RNG.standard_normal((1100, 1000), dtype=np.float32)
     for text in ("top1>=0.9", "argmax(axis=0)", "kl<=0.1", "sqnr>=10", "mismatches<=1000", "max_abs<=0.5"):
         assert verdict(text, reference) == "PASS", text
@@ -60,7 +60,7 @@ def test_large_outputs_are_judged_as_small_ones() -> None:
         assert verdict(text, reference) == "BLIND", text
 
 
-def test_functions_get_whole_outputs_and_few_of_them() -> None:
+def test_function_criterion_gets_few_whole_outputs() -> None:
     reference, shapes = RNG.standard_normal((1100, 1000), dtype=np.float32), []
 
     def near(actual: Array, wanted: Array) -> bool:

@@ -1,4 +1,4 @@
-"""The table of statistics: guides and schema say what it says, and a statistic added to it is seen everywhere."""
+"""The table of statistics: the guides and the schema match it, and an added statistic appears everywhere."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hil.compare.stats import STATISTICS, summary, worst_of
 from hil.compare.verdict import compare_output
 
 ROOT = Path(__file__).parents[3]
-GUIDE = (ROOT / "docs" / "contributing.md").read_text()
+GUIDE = (ROOT / "docs" / "internals" / "adding.md").read_text()
 
 
-def test_the_guides_table_is_the_codes():
+def test_comparing_guide_lists_statistics_of_code():
     text = (ROOT / "docs" / "comparing.md").read_text()
     rows = [f"| `{one.key}` | {one.heading if one.column else ''} | {one.meaning} |" for one in STATISTICS]
     assert "\n".join(rows).replace("|  |", "| |") in text
 
 
-def test_the_schema_knows_every_key_of_an_output_or_takes_it_for_a_statistic():
+def test_run_schema_covers_output_keys():
     output = json.loads((ROOT / "docs" / "run.schema.json").read_text())["$defs"]["output"]
     keys = {*compare_output("y", np.ones(2), np.ones(2)).record(), "mismatch_share"}
     assert set(output["properties"]) <= keys
@@ -35,7 +35,7 @@ def test_the_schema_knows_every_key_of_an_output_or_takes_it_for_a_statistic():
     assert output["additionalProperties"] == {"$ref": "#/$defs/number"}
 
 
-def test_the_worst_of_several_outputs():
+def test_worst_of_combines_statistics_of_outputs():
     outputs = [
         {"mismatches": 1, "elements": 4, "max_abs": 0.5, "cosine": 0.5, "sqnr_db": 3.0},
         {"mismatches": 2, "elements": 4, "max_abs": 0.25, "cosine": None, "sqnr_db": 9.0, "max_ulp": 7},
@@ -44,11 +44,11 @@ def test_the_worst_of_several_outputs():
     assert (found["mismatches"], found["elements"], found["max_abs"], found["max_ulp"]) == (3, 8, 0.5, 7)
     assert (found["cosine"], found["sqnr_db"], found["rmse"]) == (0.5, 3.0, None)
     assert summary(outputs) == "3 of 8 out of tolerance, max abs 0.5, 7 ULP, 3 dB"
-    assert summary([]) == summary([dict.fromkeys(outputs[0])]) == "nothing could be measured"
+    assert summary([]) == summary([dict.fromkeys(outputs[0])]) == "no statistics available"
 
 
-# Reads a field from stdin, adds it after the table's last one, and shows what becomes of it. One suite's case is of
-# before: its record lacks the new statistic.
+# Reads a field from stdin, appends it to the table, and prints the results. One case of the suite is older: its record
+# lacks the new statistic.
 ADDED = """
 import ast, io, json, sys
 from dataclasses import replace
@@ -84,7 +84,7 @@ print(json.dumps({"record": record["outputs"][0], "screens": screens, **made}))
 
 @pytest.fixture(scope="module")
 def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is shown and recorded with the guide's statistic in the table."""
+    """Return the records and output after adding the guide's statistic to the table."""
     section = GUIDE.split("## Add a statistic")[1].split("\n## ")[0]
     (field,) = re.findall(r"^```\n(.*?)^```$", section, re.M | re.S)
     command = [sys.executable, "-c", ADDED, str(ROOT / "tests"), str(tmp_path_factory.mktemp("added") / "run")]
@@ -94,19 +94,19 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_a_statistic_added_by_the_guide_is_in_every_verdict(added: dict[str, Any]):
+def test_added_statistic_appears_in_verdict_record(added: dict[str, Any]):
     keys = list(added["record"])
     assert added["record"]["rel_l2"] == pytest.approx(0.5 / 5)
     assert keys.index("rel_l2") == keys.index(STATISTICS[-1].key) + 1 == keys.index("first_index") - 1
 
 
-def test_a_statistic_added_by_the_guide_is_on_the_terminal_if_there_is_room(added: dict[str, Any]):
+def test_added_statistic_appears_on_wide_terminal(added: dict[str, Any]):
     heading, row = added["screens"]["200"].splitlines()[1:3]
     assert heading.split()[-2:] == ["rel", "L2"] and row.split()[-1] == "0.1"
     assert "SQNR dB" in added["screens"]["80"]
 
 
-def test_a_statistic_added_by_the_guide_is_in_a_suites_files(added: dict[str, Any]):
+def test_added_statistic_appears_in_suite_files(added: dict[str, Any]):
     for name in ("cases", "outputs"):
         new, old = csv.DictReader(io.StringIO(added[name]))
         assert float(new["rel_l2"]) == pytest.approx(0.1) and old["rel_l2"] == "", name

@@ -1,4 +1,4 @@
-"""Default tolerances follow the reference's scale and noise, and what nobody can judge is BLIND, never PASS."""
+"""Default tolerances follow the scale and noise of the reference; unjudgeable outputs are BLIND, never PASS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of(actual: Any, reference: Any, **how: Any) -> OutputComparison:
 
 
 def noise_of(size: Any, shape: Any = ()) -> Array:
-    """Noise of a size, which is rounded down to a power of two."""
+    """Return noise of the given size, rounded down to a power of two."""
     sizes = np.exp2(np.floor(np.log2(np.broadcast_to(np.asarray(size, np.float64), shape or np.shape(size)))))
     return sizes.astype(dtype_of(NOISE_DTYPE))
 
@@ -42,7 +42,7 @@ def atol_of(reference: Array) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_default_atol_is_a_share_of_the_references_root_mean_square(dtype: str) -> None:
+def test_default_atol_scales_with_reference_rms(dtype: str) -> None:
     plain = DEFAULT_TOLERANCES[dtype].atol
     values = np.array([3, -4, 0, 0], dtype)
     for scale in (1e-12, 1e-6, 1e-2):
@@ -51,19 +51,19 @@ def test_the_default_atol_is_a_share_of_the_references_root_mean_square(dtype: s
     assert atol_of(values) == atol_of(values * 1e12) == plain, "it is never wider than the table says"
 
 
-def test_a_mask_does_not_make_small_values_large() -> None:
+def test_mask_does_not_scale_default_atol() -> None:
     values = np.array([1e-8, -1e-8, -3.4e38, np.inf, np.nan], np.float32)
     assert scale_of(values).largest == np.float32(1e-8)
     assert atol_of(values) == pytest.approx(1e-13)
     assert scale_of(values[2:]).largest == scale_of(np.zeros(0, np.float32)).spread == 0
 
 
-def test_the_default_atol_is_at_least_a_step_of_the_dtype() -> None:
+def test_default_atol_covers_a_step_of_dtype() -> None:
     assert atol_of(np.full(3, 6e-8, np.float16)) == 2.0**-24
     assert atol_of(np.array([2.0**-9, 448]).astype(dtype_of("float8_e4m3fn"))) == 2.0**-9
 
 
-def test_a_reference_of_zeros_has_no_scale_to_follow() -> None:
+def test_zero_reference_uses_fixed_default_atol() -> None:
     assert atol_of(np.zeros(3, np.float32)) == 1e-5
     found = of([0, 1e-9], [0, 0])
     assert (found.passed, found.blind) == (False, True) and "SQNR -inf dB" in found.reason
@@ -71,7 +71,7 @@ def test_a_reference_of_zeros_has_no_scale_to_follow() -> None:
     assert of([0, 1e-3], [0, 0]).blind is False, "that is wrong whatever nobody can judge"
 
 
-def test_measured_noise_widens_the_default_atol_and_no_other() -> None:
+def test_noise_widens_only_default_atol() -> None:
     values = np.array([1, -1e-7, 2], np.float32)
     noise = noise_of([1e-3] * 3)
     near = values + np.float32(9e-4)
@@ -82,7 +82,7 @@ def test_measured_noise_widens_the_default_atol_and_no_other() -> None:
     assert not of(near, values, noise=noise, atol=1e-5).passed
 
 
-def test_noise_of_an_element_widens_no_other() -> None:
+def test_noise_widens_tolerance_per_element() -> None:
     values = np.linspace(1, 2, 64, dtype=np.float32)
     noise = noise_of([1e-9] * 63 + [1e-3])
     moved = values.copy()
@@ -93,7 +93,7 @@ def test_noise_of_an_element_widens_no_other() -> None:
     assert not found.passed and not found.blind and found.mismatches == 1 and found.first_index == (7,)
 
 
-def test_noise_above_its_ceiling_widens_nothing_but_the_elements_that_jump() -> None:
+def test_noise_above_ceiling_widens_only_jumping_elements() -> None:
     values = np.linspace(1, 2, 64, dtype=np.float32)
     jumping = noise_of([1e-9] * 60 + [1.0] * 4)
     moved = values.copy()
@@ -101,7 +101,7 @@ def test_noise_above_its_ceiling_widens_nothing_but_the_elements_that_jump() -> 
     found = of(moved, values, noise=jumping)
     assert found.passed and found.unsteady == 4
     assert found.notes == (
-        "rounding moves 4 of 64 values by more than 0.0012 of their scale (each may differ by its own jump), "
+        "rounding moves 4 of 64 values by more than 0.0012 of their scale (each allowed to differ by its jump), "
         "at [60], [61], [62], [63]",
     )
     assert not of(values + np.float32(2), values, noise=jumping).blind
@@ -110,48 +110,48 @@ def test_noise_above_its_ceiling_widens_nothing_but_the_elements_that_jump() -> 
     assert not found.passed and not found.blind and found.mismatches == 1 and "4 of 64 values" in found.reason
 
 
-def test_where_too_many_elements_jump_the_ceiling_holds_and_the_rest_is_blind() -> None:
+def test_too_many_jumping_elements_report_blind() -> None:
     values = np.linspace(1, 2, 64, dtype=np.float32)
     noise = noise_of([1e-9] * 32 + [0.5] * 32)
     moved = values.copy()
     moved[32:] += np.float32(0.4)
     found = of(moved, values, noise=noise)
     assert (found.passed, found.blind) == (False, True)
-    assert found.reason.startswith("32 of 64 values out of tolerance, but within what rounding does to the reference")
+    assert found.reason.startswith("32 of 64 values out of tolerance, but within the rounding noise of the reference")
     moved[32:] = values[32:] + np.float32(1e-3)
     found = of(moved, values, noise=noise)
-    assert found.passed and "too many to allow for more" in found.notes[0]
+    assert found.passed and "too many to widen the tolerance" in found.notes[0]
     moved[0] += np.float32(0.4)
     assert not of(moved, values, noise=noise).blind
 
 
-# --- what nobody can judge -------------------------------------------------------------------------------------------
+# --- outputs that cannot be judged ------------------------------------------------------------------------------------
 
 
-def test_an_answer_within_the_references_own_noise_cannot_be_judged() -> None:
+def test_output_within_reference_noise_reports_blind() -> None:
     reference = np.array([3e-10, -1e-10], np.float32)
     noise = noise_of([2e-9, 2e-9])
     found = of(-reference, reference, noise=noise)
     assert (found.passed, found.blind) == (False, True)
-    assert "its own noise is 1.9e-09" in found.reason
+    assert "the rounding noise of the reference (1.9e-09)" in found.reason
     assert of(reference, reference, noise=noise).passed, "what is equal bit by bit needs no judge"
     assert of([1, 1], reference, noise=noise).blind is False
 
 
-def test_noise_never_makes_worse_what_agrees_without_it() -> None:
-    """A run measures no noise of an answer that agrees; a bundle and a study know it beforehand: all say the same."""
+def test_noise_leaves_agreeing_output_unchanged() -> None:
+    """A run does not measure noise for agreeing outputs; a bundle and a study do. All results are equal."""
     reference = np.array([3e-10, -1e-10], np.float32)
     right = reference * np.float32(1 + 1e-6)
     noise = noise_of([2e-9, 2e-9])
     assert of(right, reference).passed and of(right, reference, noise=noise) == of(right, reference)
 
 
-def test_zeros_are_no_wrong_answer_where_the_reference_is_nothing_but_noise() -> None:
-    """A sum that cancels may come to exactly 0 in another order."""
+def test_zeros_within_reference_noise_report_blind() -> None:
+    """A cancelling sum may be exactly 0 in another order."""
     reference = np.array([3e-8, -1e-8], np.float32)
     large = noise_of([2e-7, 2e-7])
     found = of([0, 0], reference, noise=large)
-    assert (found.passed, found.blind) == (False, True) and "its own noise is 1.2e-07" in found.reason
+    assert (found.passed, found.blind) == (False, True) and "noise of the reference (1.2e-07)" in found.reason
     assert of([0, 0], reference, noise=large, allow_blind=["y"]).passed
     for noise in (None, noise_of([1e-9, 1e-9])):
         wrong = of([0, 0], reference, noise=noise)
@@ -160,21 +160,21 @@ def test_zeros_are_no_wrong_answer_where_the_reference_is_nothing_but_noise() ->
     assert not given.passed, "a tolerance that is given is used as it is"
 
 
-def test_a_default_tolerance_leaves_room_between_right_and_wrong() -> None:
+def test_default_tolerance_separates_right_from_wrong() -> None:
     reference = np.array([1, -1, 0.5], np.float32)
     for size, judged in ((0.4, False), (0.01, False), (1e-3, True)):
         found = of(reference + np.float32(size / 4), reference, noise=noise_of([size] * 3))
         assert (found.passed, found.blind) == (judged, not judged), size
 
 
-def test_values_of_a_few_steps_of_their_dtype_cannot_be_judged() -> None:
+def test_values_of_few_dtype_steps_report_blind() -> None:
     reference = np.array([2, -2, 1], np.float16) * np.float16(2.0**-24)
     near = np.array([3, -2, 1], np.float16) * np.float16(2.0**-24)
     found = compare_output("y", near, reference)
-    assert found.blind and "a right answer and a wrong one look alike" in found.reason
+    assert found.blind and "right and wrong answers cannot be distinguished" in found.reason
 
 
-def test_an_output_may_be_blind_by_name_but_never_wrong() -> None:
+def test_allow_blind_permits_blind_but_not_wrong_output() -> None:
     reference = np.array([3e-10, -1e-10], np.float32)
     noise = noise_of([2e-9, 2e-9])
     found = of(-reference, reference, noise=noise, allow_blind=["x", "y*"])
@@ -186,8 +186,8 @@ def test_an_output_may_be_blind_by_name_but_never_wrong() -> None:
     assert of(-reference, reference, atol=1e-6, allow_blind=["y"]).passed
 
 
-def test_values_that_hardly_differ_are_compared_within_their_noise_alone() -> None:
-    """The logits of a network with random weights are its bias and a little more."""
+def test_nearly_constant_values_use_only_noise_tolerance() -> None:
+    """For example, the logits of a network with random weights are the bias and a little more."""
     reference = np.array([1, 1 + 2e-6, 1 - 2e-6, 1 + 4e-6], np.float32)
     right = (reference * np.float32(1 + 2e-7)).astype(np.float32)
     found = of(right, reference)
@@ -199,14 +199,14 @@ def test_values_that_hardly_differ_are_compared_within_their_noise_alone() -> No
     assert of(np.float32([1, 1.0000001, 1]), np.float32([1, 1, 1.0000001])).passed, "one constant, rounded twice"
 
 
-def test_an_output_of_nothing_but_nan_was_not_compared() -> None:
+def test_all_nan_output_reports_blind() -> None:
     nan = [math.nan] * 3
     assert of(nan, nan).blind and not of(nan, nan).passed and of(nan, nan, allow_blind=["y"]).passed
     assert of([*nan, 0], [*nan, 0]).passed and of([math.inf] * 3, [math.inf] * 3).passed
     assert compare_output("y", np.array(nan, np.float16), np.array(nan, np.float16)).blind
 
 
-def test_one_value_that_rounds_to_another_step_explains_no_error_in_all_others() -> None:
+def test_rounding_of_single_element_does_not_excuse_rest() -> None:
     rng = np.random.default_rng(0)
     reference = np.round(rng.standard_normal(4096) * 40).astype(np.float32)
     sizes = np.full(4096, 1e-9)
@@ -218,22 +218,22 @@ def test_one_value_that_rounds_to_another_step_explains_no_error_in_all_others()
     assert (found.passed, found.blind, found.mismatches) == (False, False, 4095)
 
 
-def test_another_order_of_narrow_floats_is_no_rounding() -> None:
+def test_reordered_narrow_floats_fail() -> None:
     for dtype in ("float8_e5m2", "float8_e4m3fn", "float4_e2m1fn"):
         reference = np.array([0.5, 1, 0.5, 1, 1, 0.5]).astype(dtype_of(dtype))
         assert not compare_output("y", reference[::-1], reference).passed
         assert compare_output("y", reference, reference).passed
 
 
-def test_zeros_that_are_expected_are_not_met_within_noise() -> None:
+def test_zero_reference_within_noise_reports_blind() -> None:
     assert of([1e-5, -1e-5], [0, 0], noise=noise_of([2e-5, 2e-5])).blind
 
 
-def test_more_error_than_signal_never_passes() -> None:
+def test_error_above_signal_never_passes() -> None:
     reference = np.array([10, *[0.1] * 2000], np.float32)
     wrong = np.array([10, *[-0.35] * 2000], np.float32)
     found = of(wrong, reference, rtol=0, atol=0.5)
-    assert (found.passed, found.blind) == (False, True) and "more error than signal" in found.reason
+    assert (found.passed, found.blind) == (False, True) and "the error exceeds the signal" in found.reason
     assert of(wrong, reference, rtol=0, atol=0.5, allow_blind=["y"]).passed
 
 
@@ -244,8 +244,8 @@ def test_more_error_than_signal_never_passes() -> None:
     st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
     st.randoms(use_true_random=False),
 )
-@example(np.ones(2), 10.0**4.75, None, "float16", Random(0))  # doubled, it overflows
-def test_no_answer_that_is_negated_doubled_zeroed_or_permuted_passes(
+@example(np.ones(2), 10.0**4.75, None, "float16", Random(0))  # doubled, this value overflows
+def test_mutated_outputs_never_pass(
     values: Array, scale: float, relative_noise: float | None, dtype: str, random: Random
 ) -> None:
     with np.errstate(over="ignore"):
@@ -279,7 +279,7 @@ def result(source: str = "board", noise: float | None = None, **outputs: Any) ->
     return RunResult(source, arrays, noise=measured)
 
 
-def test_a_verdict_is_wrong_before_it_is_blind_and_blind_before_it_is_right() -> None:
+def test_verdict_ranks_wrong_above_blind() -> None:
     reference = result("oracle", 1e-8, a=[1, 2], b=[1e-9, 2e-9])
     blind = compare(result(a=[1, 2], b=[2e-9, 1e-9]), reference)
     assert (blind.outcome, bool(blind)) == (Outcome.BLIND, False) and blind.reason.startswith("output b: ")
@@ -290,7 +290,7 @@ def test_a_verdict_is_wrong_before_it_is_blind_and_blind_before_it_is_right() ->
     assert Outcome.BLIND.exit_code == 1
 
 
-def test_noise_is_worth_measuring_where_it_may_change_the_verdict() -> None:
+def test_depends_on_noise_only_if_verdict_may_change() -> None:
     reference = result(y=[1, 2], z=[1, 2])
     assert depends_on_noise(compare(result(y=[1, 2.1], z=[1, 2]), reference))
     assert not depends_on_noise(compare(result(y=[1, 2], z=[1, 2]), reference))
@@ -300,7 +300,7 @@ def test_noise_is_worth_measuring_where_it_may_change_the_verdict() -> None:
     assert not depends_on_noise(compare(result(y=[1, 2.1], z=[1, 2]), measured))
 
 
-def test_a_reference_that_cannot_judge_leaves_it_to_the_others() -> None:
+def test_judge_ignores_blind_reference_if_others_judge() -> None:
     board = result(y=[2e-9, 1e-9])
     blind = compare(board, result("noisy", 1e-8, y=[1e-9, 2e-9]))
     right = compare(board, result("exact", y=[2e-9, 1.0000001e-9]))

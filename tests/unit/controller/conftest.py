@@ -1,4 +1,4 @@
-"""Small models built in code, and one pool of isolated processes for all."""
+"""Provide small models built in code, and a pool of isolated processes for all tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path) -> Cache:
 
 @pytest.fixture
 def settings(cache: Cache, isolated: Isolated, tmp_path: Path) -> dict[str, Any]:
-    """What compilers and references share."""
+    """Return the arguments shared by compilers and references."""
     return {"cache": cache, "isolated": isolated, "recompute": False, "timeout": 120.0, "log": tmp_path / "stage.log"}
 
 
@@ -58,7 +58,7 @@ def save_onnx(tmp_path: Path) -> Callable[..., Path]:
             opset_imports=[helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)],
             functions=functions or [],
         )
-        proto.ir_version = 10  # what onnxruntime takes; onnx writes its newest
+        proto.ir_version = 10  # the version that onnxruntime supports; onnx writes a newer one
         path = tmp_path / name
         onnx.save(proto, path)
         return path
@@ -68,7 +68,7 @@ def save_onnx(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Installs a package as far as entry points and imports go."""
+    """Install a fake package with entry points and modules."""
 
     def install(module: str, points: str) -> None:
         site = tmp_path / "site"

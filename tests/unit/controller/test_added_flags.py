@@ -1,4 +1,4 @@
-"""The table of flags that hil adds (docs/running.md) and the flags in the code are the same."""
+"""Test that the table of added flags in docs/compiling.md equals the flags in the code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-# Everything that makes programs or computes answers; profilers only look at them.
+# All packages that make programs or compute answers. Profilers only inspect them.
 ROOMS = ("agent", "formats", "controller/backends", "controller/models", "controller/analysis/layers")
 FLAG = re.compile(r"(?:--(?:iree|mlir|dump|xla|run-reproducer|compile-to)[\w-]*|session\.\w+$)")
-# Flags that hints and messages name.
+# Flags that hints and messages mention.
 NOT_ADDED = {"--iree-opt-level"}
 
 
@@ -24,12 +24,12 @@ def flags_in_code() -> Iterator[str]:
 
 
 def flags_in_docs() -> Iterator[str]:
-    section = (ROOT / "docs/running.md").read_text().split("### Flags that hil adds\n")[1].split("\n#")[0]
+    section = (ROOT / "docs/compiling.md").read_text().split("### Flags that hil adds\n")[1].split("\n#")[0]
     for row in (line for line in section.splitlines() if line.startswith("| ")):
         yield from (match[0] for name in re.findall(r"`([^`]+)`", row.split("|")[2]) if (match := FLAG.match(name)))
 
 
-def test_docs_list_every_flag_that_hil_adds() -> None:
+def test_docs_list_every_flag_added_by_hil() -> None:
     in_docs, in_code = set(flags_in_docs()), set(flags_in_code()) - NOT_ADDED
     assert in_code - in_docs == set()
     assert in_docs - in_code == set()

@@ -1,4 +1,4 @@
-"""What `--json` prints is what docs/run.schema.json and docs/commands.schema.json say, in good and in bad cases."""
+"""Test that `--json` output matches docs/run.schema.json and docs/commands.schema.json."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def check(document: Any, definition: str) -> None:
     jsonschema.Draft202012Validator(schema, registry=REGISTRY).validate(document)
 
 
-# One of each outcome is enough of a day.
+# One case of each outcome is enough for local runs.
 LATER = pytest.mark.ci
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and tensors."""
+    """Create a directory with models and tensors."""
     made = tmp_path_factory.mktemp("schema")
     x = ("x", FLOAT, ["N"])
     save_model(made / "twice.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [x], [("y", FLOAT, ["N"])])
@@ -50,14 +50,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def call(folder: Path) -> Callable[..., Any]:
-    """Runs `hil ARGS --json` in that folder; checks that the exit code is the document's own."""
+    """Run `hil ARGS --json` in that directory and check the exit code in the document."""
     environment = {**os.environ, "HIL_CACHE_DIR": str(folder / "cache")}
 
     def run(*args: object) -> Any:
         command = [*HIL, *map(str, args), "--json"]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
         document = json.loads(done.stdout)
-        if "id" not in document or args[0] == "run":  # what `runs show` shows has an exit code of its own
+        if "id" not in document or args[0] == "run":  # `runs show` prints the exit code of the shown run
             assert document.get("exit_code", 0) == done.returncode
         return document
 
@@ -65,7 +65,7 @@ def call(folder: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_the_schemas_are_schemas(name):
+def test_schemas_are_valid(name):
     jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
 
 
@@ -85,7 +85,7 @@ def test_the_schemas_are_schemas(name):
         (["odd.onnx", DIGITS / "digits_cnn_int8.onnx", "--dim", "N=3", "--runtime", "onnxruntime"], None),
     ],
 )
-def test_a_run_is_as_the_schema_says(call, folder, options, outcome):
+def test_run_output_matches_schema(call, folder, options, outcome):
     document = call("run", *options)
     assert document.get("outcome") == outcome or outcome is None, document
     check(document, "run.schema.json")
@@ -110,14 +110,14 @@ def test_a_run_is_as_the_schema_says(call, folder, options, outcome):
         ["nonsense"],
     ],
 )
-def test_trouble_is_told_as_the_schema_says(call, options):
+def test_error_output_matches_schema(call, options):
     document = call(*options)
     check(document, "run.schema.json#/$defs/error")
     assert document["error"]["message"]
 
 
 @pytest.mark.ci
-def test_an_interrupted_run_is_told_as_the_schema_says(folder):
+def test_interrupted_run_output_matches_schema(folder):
     command = [*HIL, "run", "twice.onnx", "--dim", "N=3", "--fault", "hang", "--out", "cut", "--json"]
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
@@ -133,13 +133,14 @@ def test_an_interrupted_run_is_told_as_the_schema_says(folder):
 
 
 @pytest.mark.ci
-def test_the_other_commands_print_as_their_schemas_say(call):
+def test_command_output_matches_schemas(call):
     calls = [
         ["compile", "twice.onnx", "--dim", "N=3", "-o", "twice.vmfb"],
         ["compare", "x.npy", "nan.npy"],
         ["board", "list"],
         ["board", "show", "sim-f16"],
         ["board", "check"],
+        ["board", "recover"],
         ["runs", "list"],
         ["runs", "gc", "--keep", 0],
         ["layers", "twice.onnx", "--dim", "N=3"],
@@ -160,7 +161,7 @@ def test_the_other_commands_print_as_their_schemas_say(call):
         check(call(*options), f"commands.schema.json#/$defs/{verb.replace(' ', '%20')}")
 
 
-def test_a_document_with_something_unknown_in_it_is_no_run(call):
+def test_run_schema_rejects_unknown_keys(call):
     document = call("run", "twice.onnx", "--dim", "N=3", "--runtime", "onnxruntime")
     document["cases"][0]["surprise"] = 1
     with pytest.raises(jsonschema.ValidationError):

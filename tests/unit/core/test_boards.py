@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from hil.core.boards import known_boards, load_board
+from hil.core.board_config import BoardCommand, Command
+from hil.core.boards import known_boards, load_board, trust_digest
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 
-def test_the_simulators_come_with_hil():
+def test_load_board_finds_bundled_simulators():
     for name in ("sim", "sim-f16", "sim-small"):
         board = load_board(name)
         assert board.hw_type == name
@@ -24,7 +25,7 @@ def config_at(folder: Path, name: str, text: str) -> Path:
     return folder / f"{name}.toml"
 
 
-def test_the_users_own_boards_come_before_those_of_the_working_directory(tmp_path, monkeypatch):
+def test_load_board_prefers_user_directories(tmp_path, monkeypatch):
     kind = '[board]\nhw_type = "{}"\n[simulator]\n'
     for folder, names in (("named", "a"), ("config/hil/boards", "ab"), ("here/board_configs", "abc")):
         for name in names:
@@ -37,7 +38,7 @@ def test_the_users_own_boards_come_before_those_of_the_working_directory(tmp_pat
 
 
 @pytest.mark.parametrize("folder", ["named", "config/hil/boards", "board_configs"])
-def test_no_folder_shadows_what_comes_with_hil(folder, tmp_path, monkeypatch):
+def test_load_board_ignores_files_shadowing_builtin_boards(folder, tmp_path, monkeypatch):
     for name in ("sim", "generic", "farm", "local", "ssh", "unix"):
         config_at(tmp_path / folder, name, '[board]\nhw_type = "mine"\n[simulator]\n')
     monkeypatch.chdir(tmp_path)
@@ -47,7 +48,7 @@ def test_no_folder_shadows_what_comes_with_hil(folder, tmp_path, monkeypatch):
     assert not known_boards().keys() & {"farm", "local", "ssh", "unix"}
 
 
-def test_an_empty_or_relative_variable_makes_no_folder_the_users_own(tmp_path, monkeypatch):
+def test_known_boards_ignore_empty_or_relative_variables(tmp_path, monkeypatch):
     path = config_at(tmp_path, "lab", '[connection]\naddress = "unix:/a"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -64,7 +65,7 @@ def test_an_empty_or_relative_variable_makes_no_folder_the_users_own(tmp_path, m
     assert load_board("lab").connection.address == "unix:/a"
 
 
-def test_what_is_no_text_of_a_config_is_refused_before_it_is_read(tmp_path):
+def test_load_board_rejects_pipe_and_oversized_config(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "long.toml").write_text("#" * (1 << 21))
     for name, word in (("pipe", "a named pipe"), ("long", "are allowed")):
@@ -72,7 +73,7 @@ def test_what_is_no_text_of_a_config_is_refused_before_it_is_read(tmp_path):
             load_board(str(tmp_path / f"{name}.toml"))
 
 
-def test_a_board_with_an_address_is_read_whole(tmp_path):
+def test_load_board_reads_all_tables(tmp_path):
     path = tmp_path / "lab.toml"
     path.write_text(
         '[board]\nhw_type = "rpi5"\nruntime = "onnxruntime"\n'
@@ -87,7 +88,7 @@ def test_a_board_with_an_address_is_read_whole(tmp_path):
     assert board.labels == {"chip": "a76"}
 
 
-def test_a_star_stands_for_the_runtimes_of_hils_that_a_config_does_not_name(tmp_path):
+def test_load_board_star_device_covers_unlisted_runtimes(tmp_path):
     path = tmp_path / "some.toml"
     path.write_text('[devices]\nvendor = "npu"\niree = "local-sync"\n"*" = ""\n[simulator]\n')
     devices = load_board(str(path)).devices
@@ -106,22 +107,62 @@ def test_a_star_stands_for_the_runtimes_of_hils_that_a_config_does_not_name(tmp_
         ('[simulator]\nfaults = "crash"\n', "faults must be a list"),
         ('[compile_flags]\niree = "--a"\n[simulator]\n', "iree must be a list"),
         ("[connection]\naccept_new_host_key = 1\n", "must be true or false"),
-        ("[board]\npath = 'x'\n", "no 'path'"),
-        ("[board]\ndevices = {iree = 'gpu'}\n", "no 'devices'"),
-        ("[devices]\niree = 3\n", "table of texts"),
-        ('[connection]\naddress = "unix:a\\u0000b"\n', "no name or argument can"),
-        ('[compile_flags]\niree = ["a\\u0000b"]\n', "no name or argument can"),
+        ("[board]\npath = 'x'\n", "unknown key 'path'"),
+        ("[board]\ndevices = {iree = 'gpu'}\n", "unknown key 'devices'"),
+        ("[devices]\niree = 3\n", "table of strings"),
+        ('[connection]\naddress = "unix:a\\u0000b"\n', "contains a NUL"),
+        ('[compile_flags]\niree = ["a\\u0000b"]\n', "contains a NUL"),
     ],
 )
-def test_a_wrong_config_says_what_is_wrong(tmp_path, text, word):
+def test_load_board_reports_cause_of_invalid_config(tmp_path, text, word):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(UsageError, match=word):
         load_board(str(tmp_path / "bad.toml"))
 
 
-def test_an_unknown_board_lists_the_known_ones():
+def test_load_board_lists_known_boards_for_unknown_name():
     with pytest.raises(UsageError) as caught:
         load_board("nonesuch")
     assert "sim-f16" in caught.value.hint
     with pytest.raises(UsageError):
         load_board("nonesuch.toml")
+
+
+POWER = '[power]\nreset = ["usbrelay"]\noff = ["no"]\non = ["yes"]\n'
+
+
+def test_load_board_reads_recovery_steps(tmp_path):
+    steps = 'steps = ["reset", { board = "rmmod npu" }, { command = ["./fix.sh", "a b"] }, "cycle"]\ntimeout_s = 5'
+    board = load_board(str(config_at(tmp_path, "b", f"{POWER}[recover]\n{steps}")))
+    fix = Command((str(tmp_path / "fix.sh"), "a b"))
+    assert board.recovery_steps == ("reset", BoardCommand(("rmmod", "npu")), fix, "cycle")
+    assert board.recover.timeout_s == 5 and "[recover] steps" in board.asks
+    # The content of the command needs trust as well.
+    (tmp_path / "fix.sh").write_text("one")
+    before = trust_digest(board)
+    (tmp_path / "fix.sh").write_text("two")
+    assert before and trust_digest(board) != before
+
+
+def test_recovery_steps_default_to_power_actions(tmp_path):
+    assert load_board(str(config_at(tmp_path, "b", POWER))).recovery_steps == ("reset", "cycle")
+    assert load_board(str(config_at(tmp_path, "c", "[power]\noff = ['no']"))).recovery_steps == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('steps = ["reset"]', r"step 'reset' needs \[power\] reset"),
+        ('steps = ["explode"]', "step 'explode' is unknown"),
+        ("steps = [{ command = [] }]", "must be a command"),
+        ("steps = [{ command = { url = 'http://x' } }]", "is unknown"),
+        ("steps = [{ board = ['a'], command = ['b'] }]", "is unknown"),
+        ("steps = [1]", "step 1 is unknown"),
+        ("steps = 'reset'", "steps must be a list"),
+        ("timeout_s = 0", "timeout_s must be a number of seconds"),
+        ("retries = 2", "unknown key 'retries'"),
+    ],
+)
+def test_load_board_rejects_invalid_recover_table(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        load_board(str(config_at(tmp_path, "b", f"[recover]\n{text}")))

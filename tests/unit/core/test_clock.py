@@ -12,17 +12,17 @@ START = 10**15
 
 offsets = st.integers(-HOUR, HOUR)
 drifts = st.floats(-500e-6, 500e-6)
-# Of each ping: how long after the last one, and how long there and back.
+# For each ping: the pause since the last ping, and the time in both directions.
 delays = st.tuples(st.integers(1, 10 * SECOND), st.integers(1, 10**7), st.integers(1, 10**7))
 
 
 def board_ns(host: int, offset: int, drift: float) -> int:
-    """A board's clock that is off by so much at the start and runs evenly."""
+    """Return the time of a board clock with a constant offset at the start and a constant drift."""
     return host + offset + round(drift * (host - START))
 
 
 def pings(offset: int, drift: float, taken: list[tuple[int, int, int]], jump: int = 0, after: int = 0) -> list[Ping]:
-    """Pings of that clock; it is put forward by ``jump`` after so many of them."""
+    """Return pings of that clock, which jumps forward by ``jump`` after ``after`` pings."""
     found, sent = [], START
     for number, (wait, there, back) in enumerate(taken):
         sent += wait
@@ -33,7 +33,7 @@ def pings(offset: int, drift: float, taken: list[tuple[int, int, int]], jump: in
 
 
 @given(offsets, drifts, st.lists(delays, min_size=1, max_size=20), st.floats(0, 1))
-def test_no_stamp_between_the_pings_is_further_off_than_the_error_says(offset, drift, taken, share):
+def test_fit_error_bounds_every_time_between_pings(offset, drift, taken, share):
     asked = pings(offset, drift, taken)
     found = fit(asked)
     first, last = asked[0].sent_ns, asked[-1].received_ns
@@ -44,7 +44,7 @@ def test_no_stamp_between_the_pings_is_further_off_than_the_error_says(offset, d
 
 
 @given(offsets, drifts, st.lists(delays, min_size=1, max_size=5), st.integers(0, 10 * SECOND))
-def test_the_error_holds_after_the_last_ping_as_long_as_it_is_asked_to(offset, drift, taken, later):
+def test_fit_error_bounds_times_after_last_ping(offset, drift, taken, later):
     asked = pings(offset, drift, taken)
     until = asked[-1].received_ns + later
     found = fit(asked, until)
@@ -53,26 +53,26 @@ def test_the_error_holds_after_the_last_ping_as_long_as_it_is_asked_to(offset, d
     assert found.error_ns <= 1.003 * (fit(asked).error_ns + later * 2e-3) + 1
 
 
-def test_one_slow_ping_does_no_harm():
+def test_fit_tolerates_slow_ping():
     quick = [(SECOND, 50_000, 50_000)] * 10
     slow = (SECOND, 10**8, 10**6)
     assert fit(pings(5, 1e-5, [*quick[:5], slow, *quick[5:]])).error_ns <= fit(pings(5, 1e-5, quick)).error_ns + 10_000
 
 
-def test_the_error_is_smaller_than_half_of_any_round_trip():
-    """Pings that were late on the way there, and others on the way back, close in on the clock from both sides."""
+def test_fit_error_below_half_of_any_round_trip():
+    """Pings delayed in opposite directions bound the clock from both sides."""
     found = fit(pings(7, 0.0, [(SECOND, 1000, 900_000), (SECOND, 900_000, 1000)] * 4))
     assert found.error_ns < 10_000
 
 
-def test_drift_is_told_from_pings_that_are_far_apart():
+def test_fit_estimates_drift_from_distant_pings():
     found = fit(pings(HOUR, 200e-6, [(10 * SECOND, 50_000, 50_000)] * 6))
     assert found.drift == pytest.approx(200e-6, abs=5e-6)
     assert found.offset_ns == pytest.approx(HOUR, abs=20_000_000)
 
 
 @given(offsets, drifts, st.integers(5 * 10**7, HOUR), st.booleans(), st.integers(1, 9))
-def test_a_clock_that_was_put_forward_is_found_out_and_fitted_since(offset, drift, jump, back, after):
+def test_fit_detects_jump_and_uses_later_pings(offset, drift, jump, back, after):
     jump = -jump if back else jump
     asked = pings(offset, drift, [(SECOND, 40_000, 60_000)] * 10, jump, after)
     found = fit(asked)
@@ -82,10 +82,10 @@ def test_a_clock_that_was_put_forward_is_found_out_and_fitted_since(offset, drif
         assert abs(found.to_host(board) - ping.sent_ns) <= found.error_ns + 1
 
 
-def test_a_board_that_runs_far_too_fast_has_no_steady_clock():
+def test_fit_reports_jump_for_excessive_drift():
     assert fit(pings(0, 0.01, [(SECOND, 1000, 1000)] * 5)).jumped_ns > 0
 
 
-def test_without_a_ping_there_is_no_fit():
+def test_fit_rejects_empty_list():
     with pytest.raises(ValueError, match="empty"):
         fit([])

@@ -1,4 +1,4 @@
-"""What a CPU shows: /proc/cpuinfo of real boards (shortened), and of an emulator that shows its host's."""
+"""CPU details from /proc/cpuinfo of real boards (shortened), and of an emulator showing the host's file."""
 
 from __future__ import annotations
 
@@ -52,37 +52,37 @@ def auxv(hwcap: int, hwcap2: int) -> bytes:
     return struct.pack("<8Q", 3, 0x400040, 16, hwcap, 26, hwcap2, 0, 0)
 
 
-def test_of_several_cores_only_what_all_have_counts():
+def test_cpu_info_intersects_features_of_cores():
     assert cpu_info("x86_64", X86) == CpuInfo("Intel(R) N100", ("fpu", "sse2", "cx8"))
 
 
-def test_the_kinds_of_arm_core_are_told_in_their_order():
+def test_cpu_info_lists_arm_core_types_in_order():
     info = cpu_info("aarch64", BIG_LITTLE)
     assert info == CpuInfo("Some Board", ("fp", "asimd", "evtstrm", "aes"), ("0x41:0xd03", "0x41:0xd08"))
 
 
-def test_a_riscv_isa_is_split_into_its_extensions():
+def test_cpu_info_splits_riscv_isa_into_extensions():
     assert cpu_info("riscv64", RISCV) == CpuInfo("sifive,u74-mc", ("rv64imafdc", "zicsr", "zba", "zbb"))
 
 
-def test_the_cpuinfo_of_an_emulators_host_is_not_the_boards():
+def test_cpu_info_ignores_cpuinfo_of_emulator_host():
     assert cpu_info("aarch64", X86) == CpuInfo()
     assert cpu_info("x86_64", BIG_LITTLE, auxv(3, 0)) == CpuInfo()
 
 
-def test_then_an_aarch64_board_is_known_by_its_auxiliary_vector():
+def test_cpu_info_reads_aarch64_features_from_auxiliary_vector():
     info = cpu_info("aarch64", X86, auxv(1 << 0 | 1 << 1 | 1 << 8 | 1 << 20, 1 << 13))
     assert info == CpuInfo(features=("fp", "asimd", "atomics", "asimddp", "i8mm"))
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "no colon", "processor: 0\n\nprocessor: 1"])
 @pytest.mark.parametrize("vector", [b"", b"odd"])
-def test_what_is_not_shown_is_absent(text, vector):
+def test_cpu_info_handles_missing_fields(text, vector):
     assert cpu_info("aarch64", text, vector) == CpuInfo()
     assert cpu_info("pdp11", X86, vector) == CpuInfo()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_this_machine_shows_its_cpu():
+def test_cpu_info_reads_this_machine():
     info = cpu_info(platform.machine(), Path("/proc/cpuinfo").read_text(), Path("/proc/self/auxv").read_bytes())
     assert info.features

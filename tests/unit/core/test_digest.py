@@ -1,4 +1,4 @@
-"""Digests: of files that somebody alters meanwhile, and made in a thread."""
+"""Digests of files that change during the read, and digests computed in a thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hil.core import digest
 from hil.core.digest import SMALL, OrderedExecutor, StreamHasher, digest_of
 
-# Cuts a file and makes it long again, without end.
+# Truncates and extends a file in an endless loop.
 CUT = """
 import os, sys
 file = os.open(sys.argv[1], os.O_RDWR)
@@ -34,7 +34,7 @@ while time.monotonic() < end:
 """
 
 
-def test_a_file_that_is_cut_while_it_is_read_ends_nobody(tmp_path: Path):
+def test_digest_file_survives_concurrent_truncation(tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
     with subprocess.Popen([sys.executable, "-c", CUT, str(file)]) as cutting:
@@ -45,7 +45,7 @@ def test_a_file_that_is_cut_while_it_is_read_ends_nobody(tmp_path: Path):
     assert reading.returncode == 0
 
 
-def test_a_file_that_grows_has_the_digest_of_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_digest_file_of_growing_file_covers_initial_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "file"
     file.write_bytes(b"x" * 100)
     opened = digest.open_file
@@ -62,7 +62,7 @@ def test_a_file_that_grows_has_the_digest_of_what_it_was(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 9 << 20])
-def test_large_files_have_the_digest_of_their_bytes(tmp_path: Path, size: int):
+def test_digest_file_matches_digest_of_bytes(tmp_path: Path, size: int):
     (tmp_path / "file").write_bytes(os.urandom(size))
     for algorithm in digest.ALGORITHMS:
         whole = digest.digest_of((tmp_path / "file").read_bytes(), algorithm)
@@ -73,14 +73,14 @@ LARGE = bytes(SMALL + 1)
 
 
 @given(st.lists(st.sampled_from([b"", b"a", bytes(1000), LARGE, LARGE[:-1]]), max_size=20))
-def test_a_digest_made_in_a_thread_is_the_digest(pieces):
+def test_stream_hasher_matches_digest_of_pieces(pieces):
     hasher = StreamHasher()
     for piece in pieces:
         hasher.update(piece)
     assert hasher.digest() == digest_of(b"".join(pieces))
 
 
-def test_work_is_done_in_order_and_all_of_it():
+def test_ordered_executor_runs_all_work_in_order():
     done: list[int] = []
     executor = OrderedExecutor()
     for number in range(50):
@@ -89,8 +89,8 @@ def test_work_is_done_in_order_and_all_of_it():
     assert done == [len(LARGE) - number if number % 3 else number for number in range(50)]
 
 
-def test_memory_of_a_small_piece_may_be_used_again_at_once():
-    """Though large pieces came before it, as where an upload goes on."""
+def test_small_piece_buffer_may_be_reused_immediately():
+    """Even after large pieces, as in a resumed upload."""
     hasher, executor, room, written = StreamHasher(), OrderedExecutor(), bytearray(SMALL), bytearray()
     for value in range(20):
         for work in (hasher.update, lambda data: executor.do(written.extend, data)):
@@ -105,7 +105,7 @@ def test_memory_of_a_small_piece_may_be_used_again_at_once():
     assert hasher.digest() == digest_of(expected)
 
 
-def test_the_caller_goes_on_meanwhile_but_not_without_end():
+def test_ordered_executor_blocks_caller_at_queue_limit():
     gate = threading.Event()
     executor = OrderedExecutor()
     done: list[int] = []
@@ -123,7 +123,7 @@ def test_the_caller_goes_on_meanwhile_but_not_without_end():
     executor.finish()
 
 
-def test_what_the_work_raised_is_raised_to_the_caller():
+def test_ordered_executor_raises_error_of_work():
     def fail(data: bytes) -> None:
         raise OSError("full")
 

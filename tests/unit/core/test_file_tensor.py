@@ -1,4 +1,4 @@
-"""Tensors in files: read as numpy reads them, and no file ends the process."""
+"""Tensors in files: results match numpy, and no file can crash the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.errors import UsageError
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_what_is_read_is_what_numpy_has(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_file_tensor_reads_match_numpy(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "tensor.npy"
     shape = data.draw(st.lists(st.integers(0, 6), max_size=5).map(tuple))
     dtype = data.draw(st.sampled_from(["<f4", ">f8", "<c8", "|b1", "<U3"]))
@@ -26,7 +26,7 @@ def test_what_is_read_is_what_numpy_has(data: st.DataObject, tmp_path_factory: p
         wanted = np.asfortranarray(wanted)
     np.save(path, wanted)
     with pytest.MonkeyPatch.context() as patched:
-        # Small bounds, so that small tensors are read in many ways.
+        # Small limits, so that small tensors use every read strategy.
         patched.setattr(file_tensor, "_SPAN", data.draw(st.sampled_from([4, 40, 4 << 20])))
         patched.setattr(file_tensor, "_GAP", data.draw(st.sampled_from([1, 20, 16 << 10])))
         found = open_npy(path)
@@ -42,7 +42,7 @@ def test_what_is_read_is_what_numpy_has(data: st.DataObject, tmp_path_factory: p
         np.testing.assert_array_equal(np.asarray(found[places].T), np.asarray(wanted[places]).T)
 
 
-def test_large_ones_are_read_in_few_pieces(tmp_path: Path) -> None:
+def test_file_tensor_reads_large_tensors(tmp_path: Path) -> None:
     path = tmp_path / "tensor.npy"
     wanted = np.arange(3 << 20, dtype=np.float32).reshape(3, 1024, 1024)
     np.save(path, wanted)
@@ -52,11 +52,11 @@ def test_large_ones_are_read_in_few_pieces(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(found[:, 7]), wanted[:, 7])
 
 
-def test_a_file_that_is_shortened_is_an_error(tmp_path: Path) -> None:
+def test_file_tensor_reports_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "tensor.npy"
     np.save(path, np.zeros((100, 1000), np.float32))
     found = open_npy(path)
     os.truncate(path, 5000)
     assert np.asarray(found[0]).size == 1000
-    with pytest.raises(UsageError, match="was shortened"):
+    with pytest.raises(UsageError, match="was truncated"):
         found.elements(50_000, 50_001)

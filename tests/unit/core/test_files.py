@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Only regular files are read, up to a limit; writes are atomic."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from hil.core.files import replacing, write_atomic
+from hil.core.files import (
+    copy_file,
+    map_file,
+    open_file,
+    read_end,
+    read_file,
+    read_text,
+    replacing,
+    within,
+    write_atomic,
+)
+from hil.errors import UnreadableFile, UsageError
 
 
-def test_a_file_is_written_in_place_of_the_old_one(tmp_path: Path) -> None:
+def test_write_atomic_replaces_old_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_atomic(path, "first\r\n")
     with path.open("rb") as before:
@@ -21,18 +32,18 @@ def test_a_file_is_written_in_place_of_the_old_one(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_half_a_surrogate_pair_is_no_reason_to_have_no_file(tmp_path: Path) -> None:
+def test_write_atomic_escapes_lone_surrogates(tmp_path: Path) -> None:
     write_atomic(tmp_path / "report", "naïve \udc80")
     assert (tmp_path / "report").read_text() == "naïve \\udc80"
 
 
-def test_a_name_may_be_as_long_as_a_file_system_allows(tmp_path: Path) -> None:
+def test_write_atomic_accepts_longest_file_name(tmp_path: Path) -> None:
     write_atomic(tmp_path / ("日" * 85), "x")
     assert (tmp_path / ("日" * 85)).read_text() == "x"
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640])
-def test_nobody_may_read_more_than_the_mode_says(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomic_applies_mode_before_rename(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda self, to: (seen.append(self.stat().st_mode), replace(self, to)))
@@ -43,7 +54,7 @@ def test_nobody_may_read_more_than_the_mode_says(tmp_path: Path, mode: int, monk
     assert modes == [mode & ~umask] * 2
 
 
-def test_what_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_replacing_failure_retains_old_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
     with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
@@ -57,7 +68,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) ->
         write_atomic(tmp_path, "x")
 
 
-def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_write_atomic_writes_through_named_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -65,3 +76,82 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert os.read(reader, 100) == b"through"
     os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def make_odd(folder: Path, kind: str) -> Path:
+    """Return a path that is not a regular file."""
+    path = folder / kind
+    if kind == "named pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["named pipe", "socket", "device", "folder"])
+@pytest.mark.parametrize(
+    "read", [open_file, read_file, read_text, read_end, map_file, lambda path: copy_file(path, path)]
+)
+def test_file_readers_reject_special_files(tmp_path: Path, kind: str, read) -> None:
+    path = make_odd(tmp_path, kind)
+    with pytest.raises(UnreadableFile, match=f"is a {kind}, not a regular file") as caught:
+        read(path)
+    # Callers that handle a missing file also handle this error: an OSError with a reason.
+    assert isinstance(caught.value, OSError) and isinstance(caught.value, UsageError)
+    assert caught.value.strerror == f"it is a {kind}, not a regular file"
+
+
+def test_open_file_exposes_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with open_file(tmp_path / "file") as file:
+        assert Path(file.name) == tmp_path / "file"
+
+
+@pytest.mark.parametrize("name", ["zero\0byte", "half \ud800 pair"])
+def test_file_readers_reject_invalid_names(tmp_path: Path, name: str) -> None:
+    for read in (read_file, lambda path: within(tmp_path, path)):
+        with pytest.raises(UnreadableFile, match="invalid file name"):
+            read(tmp_path / name)
+
+
+def test_file_readers_enforce_size_limit(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    for read in (read_file, read_text):
+        with pytest.raises(UnreadableFile, match="has 1099511627776 bytes"):
+            read(path)
+    path.write_bytes(b"12345")
+    assert read_file(path, 5) == b"12345"
+    with pytest.raises(UnreadableFile, match="has 5 bytes, 4 are allowed"):
+        read_file(path, 4)
+
+
+def test_read_file_allocates_actual_size(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"few bytes")
+    assert read_file(tmp_path / "small", most=1 << 62) == b"few bytes"
+
+
+def test_read_file_limits_files_of_unknown_size() -> None:
+    # Kernel files report a size of 0 bytes.
+    with pytest.raises(UnreadableFile, match="2 are allowed"):
+        read_file(Path("/proc/self/status"), 2)
+
+
+def test_read_end_returns_last_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 100 + b"end\xff")
+    assert read_end(path, 4) == "end\N{REPLACEMENT CHARACTER}"
+    assert len(read_end(path)) == 104
+
+
+def test_map_file_accepts_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    assert len(map_file(path)) == 0
+    path.write_bytes(b"abc")
+    assert bytes(map_file(path)) == b"abc"

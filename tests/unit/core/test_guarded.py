@@ -1,4 +1,4 @@
-"""Calls of packages' code: what it raises and returns, and the error that comes of it."""
+"""Calls into plugin code: exceptions and return values become typed errors."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class Silent(BaseException):
         (ReferenceFailed("odd"), "odd"),
     ],
 )
-def test_guarded_turns_any_error_into_the_stages(raised: BaseException, text: str) -> None:
+def test_guarded_converts_any_exception_to_stage_error(raised: BaseException, text: str) -> None:
     with pytest.raises(CompileFailed) as caught, guarded(WHO, CompileFailed, CompileFailed, UsageError):
         raise raised
     assert caught.value.message == f"{WHO} failed: {text}" and "Traceback" not in caught.value.detail
 
 
 @pytest.mark.parametrize("kind", [CompileFailed, UsageError])
-def test_guarded_names_the_package_in_errors_it_allows(kind: type[HilError]) -> None:
+def test_guarded_adds_package_to_allowed_errors(kind: type[HilError]) -> None:
     with pytest.raises(kind) as caught, guarded(WHO, CompileFailed, CompileFailed, UsageError):
         raise kind("no such operator", hint="another")
     assert (caught.value.message, caught.value.hint) == (f"no such operator; in {WHO}", "another")
 
 
-def test_guarded_lets_the_user_interrupt() -> None:
+def test_guarded_passes_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), guarded(WHO, CompileFailed):
         raise KeyboardInterrupt
 
 
-def test_shown_survives_a_value_without_text() -> None:
+def test_shown_handles_value_without_text() -> None:
     class Odd:
         def __repr__(self) -> str:
             raise ValueError
@@ -94,7 +94,7 @@ def test_guarded_object_checks_calls_attributes_and_items(use: Any, text: str) -
     ("field", "value"),
     [("files", ["a"]), ("files", {"a": "a"}), ("inputs", (3,)), ("cached", 1), ("seconds", "1"), ("flags", "abc")],
 )
-def test_check_refuses_a_field_of_another_type(field: str, value: Any) -> None:
+def test_type_check_rejects_field_of_wrong_type(field: str, value: Any) -> None:
     good: dict[str, Any] = {"runtime": "r", "main": "a", "files": {}, "digests": {}, "function": "", "compiler": "c"}
     is_a(Artifact)(Artifact(**good))
     with pytest.raises(TypeError, match=f"{field} is .*: expected "):

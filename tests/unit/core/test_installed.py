@@ -1,4 +1,4 @@
-"""What is installed is what importlib.metadata says it is."""
+"""Installed packages match importlib.metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_package(place: Path, folder: str, name: str, version: str, points: str = "
     (place / folder / "entry_points.txt").write_text(points)
 
 
-def test_every_version_and_every_group_is_told_as_importlib_does():
+def test_installed_versions_and_points_match_importlib():
     names = sorted({one.metadata["Name"] for one in metadata.distributions()})
     assert len(names) > 20
     for name in names:
@@ -29,7 +29,7 @@ def test_every_version_and_every_group_is_told_as_importlib_does():
         assert list(installed.points(group)) == list(metadata.entry_points(group=group))
 
 
-def test_a_name_is_found_however_it_is_written(tmp_path, monkeypatch):
+def test_installed_version_normalizes_names(tmp_path, monkeypatch):
     a_package(tmp_path, "some_thing-1.2.dist-info", "some.thing", "1.2")
     monkeypatch.syspath_prepend(tmp_path)
     assert installed.version("Some-Thing") == installed.version("some.thing") == "1.2"
@@ -37,7 +37,7 @@ def test_a_name_is_found_however_it_is_written(tmp_path, monkeypatch):
         installed.version("some")
 
 
-def test_the_first_of_two_counts(tmp_path, monkeypatch):
+def test_installed_uses_first_of_duplicate_packages(tmp_path, monkeypatch):
     for version in ("1.0", "2.0"):
         place = tmp_path / version
         a_package(place, f"twice-{version}.dist-info", "twice", version, f"[twice]\nit = m:v{version[0]}\n")
@@ -46,7 +46,7 @@ def test_the_first_of_two_counts(tmp_path, monkeypatch):
     assert [point.value for point in installed.points("twice")] == ["m:v2"]
 
 
-def test_packages_in_an_archive_are_found(tmp_path, monkeypatch):
+def test_installed_finds_packages_in_zip_archive(tmp_path, monkeypatch):
     archive = tmp_path / "packages.zip"
     with zipfile.ZipFile(archive, "w") as made:
         made.writestr("packed-3.0.dist-info/METADATA", INFO.format("packed", "3.0"))

@@ -11,7 +11,7 @@ from hil.core.tensors import SUB_BYTE_BITS, dtype_of, pack, unpack
 
 
 @given(st.sampled_from(sorted(SUB_BYTE_BITS)), st.lists(st.integers(0, 5), max_size=3), st.randoms())
-def test_packing_round_trips_every_value(name: str, shape: list[int], random: object) -> None:
+def test_pack_round_trips_every_value(name: str, shape: list[int], random: object) -> None:
     bits = SUB_BYTE_BITS[name]
     raw = np.random.default_rng(random.getrandbits(32)).integers(0, 1 << bits, shape).astype(np.uint8)
     if name.startswith("int"):
@@ -26,5 +26,5 @@ def test_packing_round_trips_every_value(name: str, shape: list[int], random: ob
 @pytest.mark.parametrize(
     ("name", "values", "packed"), [("int4", [1, -1, 2], [0xF1, 0x02]), ("uint2", [1, 2, 3, 0, 1], [0x39, 0x01])]
 )
-def test_the_first_element_lies_lowest(name: str, values: list[int], packed: list[int]) -> None:
+def test_pack_stores_first_element_in_lowest_bits(name: str, values: list[int], packed: list[int]) -> None:
     assert pack(np.array(values).astype(dtype_of(name))).tolist() == packed

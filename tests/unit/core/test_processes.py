@@ -1,4 +1,4 @@
-"""Processes that are ended, and what is told of their end."""
+"""Ending processes, and reporting how they ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.core.processes import exit_text, signal_group, wait_or_kill
     ("code", "said"),
     [(0, "ended with exit code 0"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")],
 )
-def test_how_a_process_ended_is_told_whatever_killed_it(code, said):
+def test_exit_text_describes_exit_code_or_signal(code, said):
     assert exit_text(code) == said
 
 
@@ -27,33 +27,36 @@ def started(code: str, **options) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_process_that_ends_in_time_is_not_killed():
+def test_wait_or_kill_returns_exit_code_in_time():
     with started("print(flush=True); raise SystemExit(3)") as process:
         assert wait_or_kill(process, 30) == 3
 
 
 @pytest.mark.parametrize("group", [False, True])
-def test_one_that_goes_on_is_killed(group):
+def test_wait_or_kill_kills_running_process(group):
     with started("import time; print(flush=True); time.sleep(600)") as process:
         assert wait_or_kill(process, 0.01, group=group) == -signal.SIGKILL
 
 
-def test_its_group_goes_with_it():
+def test_wait_or_kill_kills_whole_group():
     code = "import os, time; os.fork(); print(os.getpid(), flush=True); time.sleep(600)"
     with started(code) as process:
         wait_or_kill(process, 0.01, group=True)
-        assert process.stdout.read() is not None  # the end comes once nobody has the pipe: the child is gone, too
+        assert (
+            process.stdout.read() is not None
+        )  # EOF arrives after the last writer exits, so the child has ended as well
 
 
-def test_a_group_that_is_gone_is_nobodys_error():
+def test_signal_group_ignores_ended_group():
     with started("print()") as process:
         process.wait(30)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
     signal_group(process.pid)
-    assert os.getpid() != process.pid
 
 
 @pytest.mark.parametrize("version", [(3, 10), sys.version_info])
-def test_a_module_is_run_with_its_arguments_and_nothing_of_the_working_directory(version, tmp_path, monkeypatch):
+def test_module_command_ignores_modules_in_working_directory(version, tmp_path, monkeypatch):
     monkeypatch.setattr(processes.sys, "version_info", version)
     command = processes.module_command("json.tool", "--no-ensure-ascii", "in put.json")
     monkeypatch.undo()

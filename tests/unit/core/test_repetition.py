@@ -1,4 +1,4 @@
-"""How the answers of iterations are counted, joined over calls and described."""
+"""Counting, merging and describing the outputs of iterations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def stable(count: int = 3) -> Repetition:
     return Repetition((Answer(count, 0, ONE),))
 
 
-def test_stable_iterations_are_described():
+def test_repetition_text_describes_stable_iterations():
     assert stable(200).text == "200 of 200 iterations gave the same answer" and stable().is_stable
 
 
-def test_sampling_is_described():
+def test_repetition_text_mentions_sampling():
     text = Repetition((Answer(2, 0, ONE),), is_sampled=True).text
     assert text.endswith("gave the same answer (compared in samples: the outputs are larger than 1 MiB)")
 
@@ -32,12 +32,12 @@ def test_sampling_is_described():
         ([5], 5, "at least 2 different answers in 10 iterations: 5 (50 %), ..."),
     ],
 )
-def test_different_answers_are_described(counts: list[int], others: int, text: str):
+def test_repetition_text_counts_different_outputs(counts: list[int], others: int, text: str):
     found = Repetition(tuple(Answer(count, number) for number, count in enumerate(counts)), others=others)
     assert found.text == text and not found.is_stable
 
 
-def test_merge_joins_answers_that_are_equal():
+def test_merge_joins_equal_outputs():
     other = Repetition((Answer(1, 0, {"y": np.float32([1])}), Answer(2, 1, TWO)), differing=("y",))
     joined = merge([stable(3), other])
     assert joined is not None
@@ -45,17 +45,17 @@ def test_merge_joins_answers_that_are_equal():
     assert (joined.iterations, joined.differing) == (6, ("y",))
 
 
-def test_merge_finds_the_outputs_that_differ_between_calls():
+def test_merge_lists_outputs_differing_between_calls():
     joined = merge([stable(), Repetition((Answer(3, 0, TWO),), is_sampled=True)])
     assert joined is not None and joined.differing == ("y",) and joined.is_sampled and not joined.is_stable
 
 
-def test_merge_counts_answers_without_outputs_apart():
+def test_merge_counts_missing_outputs_separately():
     joined = merge([stable(), Repetition((Answer(1, 0, ONE), Answer(1, 1)), others=2)])
     assert joined is not None and len(joined.answers) == 2 and joined.others == 2 and joined.iterations == 7
 
 
-def test_merge_of_nothing_is_nothing():
+def test_merge_of_empty_list_returns_none():
     assert merge([]) is None and merge_known(None, None) is None
     one = stable()
     assert merge([one]) is one and merge_known(None, one) is one
@@ -68,7 +68,7 @@ def test_differing_outputs_compare_bits_dtypes_and_shapes():
     assert differing_outputs([Answer(1, 0, first), Answer(1, 1), Answer(1, 2, second)]) == ["a", "b"]
 
 
-def test_record_has_shares_and_renamed_outputs():
+def test_repetition_record_has_shares_and_renamed_outputs():
     found = Repetition((Answer(3, 0, ONE), Answer(1, 2, TWO)), differing=("y",)).renamed({"y": "z"})
     record = found.record()
     assert record["differing"] == ["z"] and found.answers[1].outputs == {"z": TWO["y"]}

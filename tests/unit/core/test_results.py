@@ -1,4 +1,4 @@
-"""Where a program was told to run, and what is said of one that ran elsewhere."""
+"""The requested device, and notes and errors for programs that ran on another device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def executorch(*flags: str) -> RequestedDevice:
 
 
 @pytest.mark.parametrize("no_fallback", [False, True])
-def test_all_of_it_there_is_worth_no_word(no_fallback):
+def test_requested_device_without_fallback_has_empty_note(no_fallback):
     for asked in (ASKED, DEFAULT):
         assert asked.check((NPU,), no_fallback=no_fallback) == ""
-        assert asked.check((), no_fallback=no_fallback) == ""  # nothing was computed at all
+        assert asked.check((), no_fallback=no_fallback) == ""  # zero nodes were computed
 
 
 @pytest.mark.parametrize("no_fallback", [False, True])
-def test_none_of_it_there_is_an_error(no_fallback):
+def test_requested_device_without_nodes_raises_fallback_error(no_fallback):
     with pytest.raises(RanElsewhere) as caught:
         ASKED.check((CPU,), no_fallback=no_fallback)
     assert caught.value.message == "all 2 nodes ran on cpu, not on npu"
@@ -33,7 +33,7 @@ def test_none_of_it_there_is_an_error(no_fallback):
         ASKED.check((Part("cpu", elsewhere=True),), no_fallback=no_fallback)
 
 
-def test_a_part_elsewhere_is_a_note_with_the_share_and_the_nodes_or_an_error_where_none_is_allowed():
+def test_requested_device_reports_partial_fallback():
     text = "2 of 5 nodes ran on cpu, not on npu: d (Erf), e (Det)"
     assert ASKED.check((NPU, CPU), no_fallback=False) == text
     with pytest.raises(RanElsewhere) as caught:
@@ -42,20 +42,20 @@ def test_a_part_elsewhere_is_a_note_with_the_share_and_the_nodes_or_an_error_whe
     assert "--no-fallback" in caught.value.hint
 
 
-def test_where_nobody_asked_for_a_device_only_no_fallback_minds():
+def test_default_device_rejects_fallback_only_if_forbidden():
     assert DEFAULT.check((CPU,), no_fallback=False) == DEFAULT.check((NPU, CPU), no_fallback=False) == ""
     for placement in ((CPU,), (NPU, CPU)):
         with pytest.raises(RanElsewhere, match="not on the default device"):
             DEFAULT.check(placement, no_fallback=True)
 
 
-def test_a_runtime_that_does_not_tell_cannot_keep_what_no_fallback_promises():
+def test_fallback_ban_rejects_unknown_placement():
     assert ASKED.check(None, no_fallback=False) == ""
-    with pytest.raises(RanElsewhere, match="does not tell where"):
+    with pytest.raises(RanElsewhere, match="does not report where"):
         ASKED.check(None, no_fallback=True)
 
 
-def test_many_nodes_are_counted_and_some_named():
+def test_placement_counts_all_nodes_and_lists_first():
     part = Part.of("cpu", [f"n{number}" for number in range(1000)], elsewhere=True)
     assert (part.nodes, len(part.names)) == (1000, MOST_NAMES)
     assert Part.of_json(part.to_json()) == part
@@ -65,22 +65,22 @@ def test_many_nodes_are_counted_and_some_named():
     )
 
 
-def test_the_boards_device_binds_and_its_absence_does_not():
+def test_requested_device_binds_only_if_configured():
     assert RequestedDevice.of("onnxruntime", (), "CUDAExecutionProvider") == RequestedDevice(
         "CUDAExecutionProvider", binding=True
     )
     assert RequestedDevice.of("onnxruntime", (), "") == RequestedDevice("", binding=False)
 
 
-def test_a_backend_that_was_asked_for_and_took_nothing_is_a_fallback():
+def test_executorch_backend_without_nodes_raises_fallback_error():
     asked = executorch("--backend=xnnpack")
-    left = (Part("portable", 2, ("aten::erf.out",)),)  # of a program without delegates the runtime knows no better
+    left = (Part("portable", 2, ("aten::erf.out",)),)  # for a program without delegates the runtime has no more details
     with pytest.raises(RanElsewhere, match="all 2 nodes ran on portable, not on XnnpackBackend"):
         asked.check(asked.mark(left), no_fallback=False)
     assert asked.check(asked.mark((XNNPACK, KERNELS)), no_fallback=False).startswith("2 of 3 nodes ran on portable")
 
 
-def test_a_backend_beside_the_portable_kernels_may_take_nothing():
+def test_executorch_backend_with_portable_may_take_zero_nodes():
     left = (Part("portable", 2),)
     for flags in (["--backend=xnnpack,portable"], ["--backend=portable"], []):
         asked = executorch(*flags)

@@ -1,4 +1,4 @@
-"""The table of runtimes: what its entries name is there, and adding one takes an entry."""
+"""The table of runtimes: entries refer to existing objects, and a new runtime needs only an entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MACHINE = {"arch": "aarch64", "cpu_parts": ["0x41:0xd03"], "cpu_features": ["fp"
 
 
 @pytest.mark.parametrize("info", RUNTIMES.values(), ids=list(RUNTIMES))
-def test_what_an_entry_names_is_there(info: RuntimeInfo) -> None:
+def test_runtime_entry_resolves_to_complete_runtime(info: RuntimeInfo) -> None:
     pytest.importorskip(info.package.partition(".")[0] or "hil")
     methods = [name for name in vars(Runtime) if not name.startswith("_")]
     for kind in (resolve(info.agent), resolve(info.simulator)):
@@ -23,7 +23,7 @@ def test_what_an_entry_names_is_there(info: RuntimeInfo) -> None:
 
 
 @pytest.mark.parametrize("info", RUNTIMES.values(), ids=list(RUNTIMES))
-def test_an_entry_says_how_programs_are_made(info: RuntimeInfo) -> None:
+def test_runtime_entry_defines_program_creation(info: RuntimeInfo) -> None:
     assert bool(info.compile) == (info.compiler != NO_COMPILER)
     assert info.loads or info.compile
     assert not info.compile or callable(resolve(info.compile))
@@ -32,13 +32,13 @@ def test_an_entry_says_how_programs_are_made(info: RuntimeInfo) -> None:
         assert isinstance(target, Target) and target.flags and target.description
 
 
-def test_what_is_brought_to_a_board_is_what_an_extra_of_hils_names() -> None:
+def test_runtime_wheels_match_extras() -> None:
     named = {line.split(">")[0].split("<")[0].split("=")[0].strip().lower() for line in requires("hil") or []}
     assert [wheel.name for info in RUNTIMES.values() for wheel in info.wheels if wheel.name not in named] == []
     assert all(bool(info.wheels) == bool(info.package) for info in RUNTIMES.values())
 
 
-def test_names_and_formats_that_only_one_runtime_takes_are_each_of_one_entry() -> None:
+def test_runtime_names_and_exclusive_formats_are_unique() -> None:
     assert [name for name, info in RUNTIMES.items() if name != info.name] == []
     only = [info.loads for info in RUNTIMES.values() if info.only]
     assert only == ["vmfb", "tflite", "pte", "so"]
@@ -48,9 +48,7 @@ def test_names_and_formats_that_only_one_runtime_takes_are_each_of_one_entry() -
     ("model_format", "wanted", "runtime"),
     [("onnx", "", ""), ("onnx", "onnxruntime", "onnxruntime"), ("vmfb", "", "iree"), ("pte", "vendor", "vendor")],
 )
-def test_a_model_has_the_runtime_that_was_asked_for_or_the_only_one(
-    model_format: str, wanted: str, runtime: str
-) -> None:
+def test_runtime_for_returns_requested_or_exclusive_runtime(model_format: str, wanted: str, runtime: str) -> None:
     assert runtime_for(model_format, wanted) == runtime
 
 
@@ -67,7 +65,5 @@ def test_a_model_has_the_runtime_that_was_asked_for_or_the_only_one(
         ("onnx", "vendor", "vendor"),
     ],
 )
-def test_a_program_is_made_by_the_runtimes_compiler_unless_it_is_there(
-    model_format: str, runtime: str, compiler: str
-) -> None:
+def test_compiler_for_returns_none_for_compiled_formats(model_format: str, runtime: str, compiler: str) -> None:
     assert compiler_for(model_format, runtime) == compiler

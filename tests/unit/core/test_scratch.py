@@ -1,4 +1,4 @@
-"""Temporary folders of processes that were killed, and of those that live."""
+"""Temporary directories of killed and running processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with temporary_folder("hil-test-") as folder:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of all processes of this user, in a place for temporary files of the test's own."""
+    """Return the user's hil directory inside a temporary directory of the test."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path / f"hil-{os.geteuid()}"
@@ -36,7 +36,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def other(base: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], Path]]]:
-    """Starts a process that has a temporary folder."""
+    """Return a function that starts a process with a temporary directory."""
     running = []
 
     def start() -> tuple[subprocess.Popen[str], Path]:
@@ -50,7 +50,7 @@ def other(base: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], Path
         process.communicate()
 
 
-def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_and_those_of_the_living_stay(base, other) -> None:
+def test_scratch_removes_directories_of_killed_processes(base, other) -> None:
     (killed, left), (_, kept) = other(), other()
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -62,14 +62,14 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_and_those_of_
     assert not mine.parent.exists()
 
 
-def test_a_process_that_ends_leaves_nothing(base, other) -> None:
+def test_scratch_removes_directory_at_process_exit(base, other) -> None:
     process, mine = other()
     process.communicate("end\n")
     assert not mine.exists()
     assert list(base.iterdir()) == []
 
 
-def test_processes_that_start_together_remove_nothing_of_each_other(base, other) -> None:
+def test_scratch_retains_directories_of_concurrent_starts(base, other) -> None:
     killed, _ = other()
     killed.kill()
     killed.wait()
@@ -81,7 +81,7 @@ def test_processes_that_start_together_remove_nothing_of_each_other(base, other)
         one.communicate("end\n")
 
 
-def test_no_link_is_followed_and_nothing_of_somebody_else_is_removed(base, tmp_path, monkeypatch) -> None:
+def test_scratch_ignores_links_and_files_of_other_users(base, tmp_path, monkeypatch) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()
@@ -102,12 +102,12 @@ def test_no_link_is_followed_and_nothing_of_somebody_else_is_removed(base, tmp_p
 
 
 @pytest.mark.parametrize("plant", ["link", "file"])
-def test_a_name_that_somebody_took_is_not_used(base, tmp_path, plant) -> None:
+def test_scratch_avoids_name_taken_by_other_user(base, tmp_path, plant) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     base.symlink_to(elsewhere) if plant == "link" else None
     if plant == "file":
-        # Of another user, as far as we can see.
+        # Looks like a directory of another user.
         base.mkdir()
         uid = os.geteuid()
         if uid != 0:
@@ -119,7 +119,7 @@ def test_a_name_that_somebody_took_is_not_used(base, tmp_path, plant) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_folder_that_was_removed_under_a_process_is_made_anew(base) -> None:
+def test_scratch_recreates_removed_directory(base) -> None:
     import shutil
 
     first = scratch.place()
@@ -129,7 +129,7 @@ def test_a_folder_that_was_removed_under_a_process_is_made_anew(base) -> None:
     assert second.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_fork_has_a_folder_of_its_own(base) -> None:
+def test_scratch_creates_separate_directory_after_fork(base) -> None:
     mine = scratch.place()
     child = os.fork()
     if not child:
@@ -138,8 +138,10 @@ def test_a_fork_has_a_folder_of_its_own(base) -> None:
     assert mine.is_dir()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_full_disk_is_told_as_that(base, monkeypatch, number) -> None:
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ELOOP, errno.ENAMETOOLONG]
+)
+def test_scratch_reports_disk_errors_as_storage_error(base, monkeypatch, number) -> None:
     told = pytest.raises(StorageError, match=r"cannot write to .*: " + os.strerror(number))
     with told, scratch.temporary_folder("hil-test-") as folder:
         raise OSError(number, os.strerror(number), f"{folder}/program")
@@ -150,12 +152,12 @@ def test_a_full_disk_is_told_as_that(base, monkeypatch, number) -> None:
     scratch.place()
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     for make in (lambda: scratch.new_folder("hil-test-"), lambda: scratch.temporary_folder("hil-test-").__enter__()):
-        with pytest.raises(StorageError, match="make room there"):
+        with pytest.raises(StorageError, match="free disk space"):
             make()
 
 
 def deep(folder: Path, levels: int) -> None:
-    """Folders in each other, deeper than any path can tell."""
+    """Create nested directories deeper than any path can express."""
     folder.mkdir()
     at = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
@@ -167,7 +169,7 @@ def deep(folder: Path, levels: int) -> None:
     os.close(at)
 
 
-def test_a_folder_is_removed_however_deep_it_is_and_no_link_is_followed(tmp_path) -> None:
+def test_remove_tree_removes_deep_tree_without_following_links(tmp_path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()
@@ -185,12 +187,12 @@ def test_a_folder_is_removed_however_deep_it_is_and_no_link_is_followed(tmp_path
     assert (precious / "file").exists()
 
 
-def test_other_errors_are_left_alone(base) -> None:
+def test_scratch_passes_unrelated_errors_through(base) -> None:
     with pytest.raises(FileNotFoundError), scratch.temporary_folder("hil-test-") as folder:
         (Path(folder) / "nothing").read_text()
 
 
-def test_sockets_have_a_short_path_however_long_tmpdir_is(base, tmp_path, monkeypatch) -> None:
+def test_scratch_for_sockets_has_short_path(base, tmp_path, monkeypatch) -> None:
     long = tmp_path / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -202,7 +204,7 @@ def test_sockets_have_a_short_path_however_long_tmpdir_is(base, tmp_path, monkey
         made.rmdir()
 
 
-def test_a_tree_goes_whatever_is_in_it(tmp_path: Path, monkeypatch):
+def test_remove_tree_handles_links_pipes_and_deep_nesting(tmp_path: Path, monkeypatch):
     kept, folder = tmp_path / "kept", tmp_path / "folder"
     kept.mkdir()
     (kept / "file").write_text("mine")
@@ -222,16 +224,16 @@ def test_a_tree_goes_whatever_is_in_it(tmp_path: Path, monkeypatch):
         scratch.remove_tree(folder)
         assert not folder.exists()
     finally:
-        subprocess.run(["rm", "-rf", str(folder)], check=True)  # pytest itself cannot remove what is so deep
+        subprocess.run(["rm", "-rf", str(folder)], check=True)  # too deep for pytest to remove
     assert (kept / "file").read_text() == "mine"
 
 
-def test_a_folder_that_is_not_there_is_none(tmp_path: Path):
+def test_remove_tree_ignores_missing_directory(tmp_path: Path):
     scratch.remove_tree(tmp_path / "none")
 
 
 @pytest.mark.parametrize("planted", ["file", "link to nothing", "link to a file"])
-def test_what_somebody_planted_under_the_name_of_the_folder_is_left_alone(base: Path, planted: str) -> None:
+def test_scratch_avoids_planted_file_or_link(base: Path, planted: str) -> None:
     other = base.parent / "other"
     if planted == "file":
         base.write_text("theirs")

@@ -1,4 +1,4 @@
-"""What others say never reaches a terminal raw: every way to it goes through one function."""
+"""Untrusted text never reaches a terminal unescaped: all output uses one function."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from hil.controller.storage.console import Console
 from hil.controller.storage.texts import plain
 from hil.core.text import VisibleStream, visible
 
-# Every character that a terminal, a pager or an editor may obey.
+# Every character that a terminal, a pager or an editor may interpret.
 HOSTILE = (
     *map(chr, [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)]),
     *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ud800\udfff",
 )
 ATTACK = "a\x1b]0;title\x07b\x1b[2J\x9b31m\u202ec\x08\x7f"
 SHOWN = r"a\x1b]0;title\x07b\x1b[2J\x9b31m\u202ec\x08\x7f"
-# rich itself leaves out bells and backspaces.
+# rich removes bells and backspaces.
 SHOWN_BY_RICH = SHOWN.replace(r"\x07", "").replace(r"\x08", "")
 
 
 @pytest.mark.parametrize("char", HOSTILE, ids=lambda char: f"{ord(char):04x}")
-def test_what_a_terminal_obeys_is_written_out(char: str):
+def test_visible_escapes_control_characters(char: str):
     shown = visible(f"a{char}b")
     assert shown in (f"a\\x{ord(char):02x}b", f"a\\u{ord(char):04x}b")
     assert shown.isprintable() and visible(shown) == shown
 
 
-def test_what_people_write_stays_as_it_is():
+def test_visible_retains_ordinary_text():
     text = "plain, tab\tline\nñandú 漢字 é 👍 ␛ \\x1b [bold]"
     assert visible(text) == text
     assert visible("a\r\nb") == "a\nb"
     assert visible("50%\r100%") == "50%\\x0d100%"
 
 
-def test_a_console_keeps_its_colours_and_shows_others():
+def test_console_retains_colours_and_escapes_untrusted_text():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=200, color_system="standard", _environ={})
     table = Table(ATTACK, title=ATTACK)
@@ -57,7 +57,7 @@ def test_a_console_keeps_its_colours_and_shows_others():
         assert escape not in shown
 
 
-def test_a_console_on_a_visible_stream_colours_and_a_print_does_not():
+def test_visible_stream_allows_colours_only_from_console():
     own = io.StringIO()
     stream = VisibleStream(own)
     console = Console(file=stream, force_terminal=True, color_system="standard", _environ={})  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_a_console_on_a_visible_stream_colours_and_a_print_does_not():
 
 
 @pytest.mark.parametrize("markup", [True, False])
-def test_a_name_with_colons_is_no_emoji(markup: bool):
+def test_console_prints_names_with_colons_without_emoji(markup: bool):
     file = io.StringIO()
     console = Console(file=file, width=80)
     table = Table("node")
@@ -78,17 +78,17 @@ def test_a_name_with_colons_is_no_emoji(markup: bool):
     assert file.getvalue().count("block:star:relu") == 2
 
 
-def test_reports_hold_nothing_to_obey():
+def test_plain_removes_escape_sequences():
     assert plain("\x1b[31mred\x1b[0m\x9b2J\u202e\x85\x00") == "red2J\\u202e\\x85"
 
 
 WRITES = ("os.write(1,", "os.write(2,")
-# What is no text for people: programs that run on a board, and the questions, which are made visible there.
+# Not user-visible text: programs for boards, and prompts, which are escaped there.
 APART = ("board_relay.py", "board_side.py", "prompts.py", "console.py")
 
 
 def around(tree: ast.AST) -> list[int]:
-    """Lines that would bring text to a terminal around hil's own streams and console."""
+    """Return the lines that write to a terminal without hil's streams and console."""
     found = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -105,8 +105,8 @@ def around(tree: ast.AST) -> list[int]:
 
 
 @pytest.mark.ci
-def test_nothing_goes_around_the_one_place():
-    """Text comes to a terminal by sys.stdout and sys.stderr, which commands wrap, and by hil's own Console."""
+def test_output_uses_only_wrapped_streams_and_console():
+    """Text reaches a terminal through sys.stdout and sys.stderr, which commands wrap, and through hil's Console."""
     root = Path(hil.__file__).parent
     checks = Path(tools.__file__).parent.glob("*.py")
     sources = [path for path in (*root.rglob("*.py"), *checks) if path.name not in APART]
@@ -116,7 +116,7 @@ def test_nothing_goes_around_the_one_place():
 
 
 @pytest.mark.parametrize("module", ["controller/cli/main.py", "agent/__main__.py", "sim/__main__.py"])
-def test_every_command_wraps_its_streams_first(module: str):
+def test_every_command_wraps_streams_first(module: str):
     (main,) = (
         node
         for node in ast.parse((Path(hil.__file__).parent / module).read_text()).body
@@ -126,7 +126,7 @@ def test_every_command_wraps_its_streams_first(module: str):
     assert "show_visibly()" in calls
 
 
-def test_tables_of_a_farm_keep_their_colours_and_show_what_others_wrote(monkeypatch: pytest.MonkeyPatch):
+def test_farm_tables_retain_colours_and_escape_untrusted_text(monkeypatch: pytest.MonkeyPatch):
     from hil.controller.cli.farm_tables import Column, line, show, table
 
     own = io.StringIO()

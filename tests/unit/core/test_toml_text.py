@@ -1,4 +1,4 @@
-"""TOML that nobody vouches for."""
+"""Untrusted TOML."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READERS = {
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 10_000, "a = " + "9" * 6000, "a = ", "[a"], ids=range(4))
 @pytest.mark.parametrize("kind", READERS)
-def test_what_python_does_not_read_is_told_with_the_files_name(tmp_path: Path, kind: str, text: str) -> None:
+def test_toml_readers_report_path_of_invalid_file(tmp_path: Path, kind: str, text: str) -> None:
     path = tmp_path / (LIST if kind == "study" else "x.toml")
     path.write_text(text)
     with pytest.raises(UsageError, match="cannot be read") as refused:
@@ -33,5 +33,5 @@ def test_what_python_does_not_read_is_told_with_the_files_name(tmp_path: Path, k
     assert str(path) in refused.value.message
 
 
-def test_toml_is_read() -> None:
+def test_parse_toml_reads_tables() -> None:
     assert parse_toml("[a]\nb = 1", None) == {"a": {"b": 1}}

@@ -32,7 +32,7 @@ version = "1.4"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somebody's project with board configs, as the working directory."""
+    """Create a project with board configs and make it the working directory."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("HIL_BOARDS", raising=False)
     made = tmp_path / "project" / "board_configs"
@@ -56,7 +56,7 @@ def refused(word: str = "have not trusted") -> bool:
     return True
 
 
-def test_a_config_that_only_describes_a_board_needs_no_trust(folder):
+def test_load_board_accepts_descriptive_config_without_trust(folder):
     write(folder, HARMLESS)
     assert load_board("lab").hw_type == "rpi5"
 
@@ -74,7 +74,7 @@ def test_a_config_that_only_describes_a_board_needs_no_trust(folder):
         *('[labgrid]\nclient = "./x"', '[labgrid]\nplace = "p"'),
     ],
 )
-def test_a_config_that_does_more_is_refused_until_it_is_trusted_and_when_it_was_altered(folder, text):
+def test_load_board_requires_trust_and_detects_changes(folder, text):
     config = write(folder, f"{HARMLESS.partition('[runtime]')[0]}{text}\n")
     assert refused()
     trust_configs(folder, config)
@@ -87,17 +87,17 @@ def test_a_config_that_does_more_is_refused_until_it_is_trusted_and_when_it_was_
     assert refused()
 
 
-def test_a_file_that_was_typed_is_trusted_and_one_that_a_variable_names_is_where_it_is_absolute(folder, monkeypatch):
+def test_board_path_trusted_if_typed_or_absolute_variable(folder, monkeypatch):
     write(folder, '[connection]\naddress = "unix:/a"\n')
     assert choose("board_configs/lab.toml").config.connection.address == "unix:/a"
     monkeypatch.setenv("HIL_BOARD", "board_configs/lab.toml")
-    with pytest.raises(UsageError, match=r"have not trusted.*HIL_BOARD names it"):
+    with pytest.raises(UsageError, match=r"have not trusted.*set by the variable HIL_BOARD"):
         choose()
     monkeypatch.setenv("HIL_BOARD", str(folder / "lab.toml"))
     assert choose().config.connection.address == "unix:/a"
 
 
-def test_a_program_beside_the_config_is_trusted_as_it_is(folder):
+def test_trust_covers_program_next_to_config(folder):
     for text in ('[power]\nreset = ["../reset.sh"]\n', '[runtime]\nfile = "../reset.sh"\n'):
         script = folder.parent / "reset.sh"
         script.write_text("true")
@@ -109,7 +109,7 @@ def test_a_program_beside_the_config_is_trusted_as_it_is(folder):
         assert refused("altered since")
 
 
-def test_another_folder_of_the_same_content_is_not_trusted(folder, tmp_path, monkeypatch):
+def test_trust_does_not_extend_to_copies_of_a_config(folder, tmp_path, monkeypatch):
     config = write(folder, '[power]\nreset = ["touch"]\n')
     trust_configs(folder, config)
     other = tmp_path / "other" / "board_configs"
@@ -119,7 +119,7 @@ def test_another_folder_of_the_same_content_is_not_trusted(folder, tmp_path, mon
     assert refused()
 
 
-def test_a_link_is_trusted_for_what_it_leads_to(folder, tmp_path):
+def test_trust_of_link_covers_target_content(folder, tmp_path):
     there = tmp_path / "there.toml"
     there.write_text('[power]\nreset = ["touch"]\n')
     (folder / "lab.toml").symlink_to(there)
@@ -130,14 +130,14 @@ def test_a_link_is_trusted_for_what_it_leads_to(folder, tmp_path):
     assert refused("altered since")
 
 
-def test_another_checkout_of_hil_is_a_folder_like_any_other(folder):
+def test_trust_required_in_hil_checkouts(folder):
     (folder.parent / "hil").mkdir()
     (folder.parent / "pyproject.toml").write_text('[project]\nname = "hil"\n')
     write(folder, '[power]\nreset = ["touch"]\n')
     assert refused()
 
 
-def test_what_is_trusted_is_the_users_alone_to_say(folder, tmp_path):
+def test_trust_file_must_be_private_and_valid(folder, tmp_path):
     config = write(folder, '[power]\nreset = ["touch"]\n')
     trust_configs(folder, config)
     kept = tmp_path / "config/hil/trusted.json"
@@ -145,7 +145,7 @@ def test_what_is_trusted_is_the_users_alone_to_say(folder, tmp_path):
     assert [path.name for path in kept.parent.iterdir()] == ["trusted.json"]
     assert list(trusted_folders()) == [str(folder)]
     kept.chmod(0o620)
-    assert refused("others may write")
+    assert refused("writable by other users")
     kept.chmod(0o600)
     for text in ("", "{", "[]", "3", "{}", '{"folders": 3}', '{"folders": {"a": 3}}', '{"folders": {"a": {"b": 3}}}'):
         kept.write_text(text)
@@ -154,15 +154,15 @@ def test_what_is_trusted_is_the_users_alone_to_say(folder, tmp_path):
     assert refused()
 
 
-def test_without_a_home_nothing_is_trusted(folder, monkeypatch):
+def test_trust_fails_without_home_directory(folder, monkeypatch):
     monkeypatch.setattr("hil.core.config_files.user_folder", lambda: None)
     config = write(folder, '[power]\nreset = ["touch"]\n')
     assert refused()
-    with pytest.raises(UsageError, match="no home"):
+    with pytest.raises(UsageError, match="no directory to store"):
         trust_configs(folder, config)
 
 
-def test_a_file_that_was_trusted_with_two_folders_is_trusted_with_neither_once_one_is_removed(folder):
+def test_distrust_of_either_directory_revokes_trust(folder):
     config = write(folder, '[connection]\naddress = "unix:/a"\n')
     digests = {config.path: trust_digest(config)}
     for removed in (folder, folder.parent):
@@ -174,7 +174,7 @@ def test_a_file_that_was_trusted_with_two_folders_is_trusted_with_neither_once_o
             load_board("lab")
 
 
-def test_what_a_file_said_when_it_was_trusted_with_another_folder_counts_no_longer(folder):
+def test_trust_uses_latest_digest_across_directories(folder):
     for text in ('[connection]\naddress = "unix:/old"\n', '[connection]\naddress = "unix:/new"\n'):
         config = write(folder, text)
         trust(folder.parent if "old" in text else folder, {config.path: trust_digest(config)})

@@ -1,4 +1,4 @@
-"""What ExecuTorch's files say, read without it; and that a damaged or hostile one is an error, nothing worse."""
+"""Parsing ExecuTorch files without ExecuTorch. Damaged or hostile files raise an error and nothing worse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def data(name: str) -> memoryview:
     return mapped(FILES / name)
 
 
-def test_a_program_tells_its_methods_signature_and_needs():
+def test_read_methods_returns_signature_backends_and_operators():
     methods = read_methods(data("linear.pte"))
     assert list(methods) == ["forward"]
     method = methods["forward"]
@@ -38,7 +38,7 @@ def test_a_program_tells_its_methods_signature_and_needs():
     assert method.operators == ("dim_order_ops::_to_dim_order_copy.out",)
 
 
-def test_numbers_are_constants_and_no_tensors():
+def test_read_methods_treats_numbers_as_constants():
     method = read_methods(data("numbers.pte"))["forward"]
     assert [(value.kind, value.constant) for value in method.inputs] == [
         ("tensor", None),
@@ -50,7 +50,7 @@ def test_numbers_are_constants_and_no_tensors():
     assert [spec.name for _, spec in method.output_specs()] == ["output0"]
 
 
-def test_a_shape_that_may_vary_is_open_with_a_bound():
+def test_read_methods_marks_dynamic_shape_with_bound():
     method = read_methods(data("dynamic.pte"))["forward"]
     assert method.inputs[0].sizes == (8, 4)
     assert method.inputs[0].dynamic
@@ -58,13 +58,13 @@ def test_a_shape_that_may_vary_is_open_with_a_bound():
     assert method.output_specs()[0][1].shape == (None, None)
 
 
-def test_the_order_of_dimensions_in_memory_is_told():
+def test_read_methods_returns_memory_order_of_dimensions():
     method = read_methods(data("channels_last.pte"))["forward"]
     assert method.inputs[0].sizes == (1, 3, 8, 8)
     assert method.inputs[0].order == (0, 2, 3, 1)
 
 
-def test_a_method_is_picked_by_name_or_is_the_only_one_or_forward():
+def test_pick_method_selects_named_single_or_forward():
     (method,) = read_methods(data("linear.pte")).values()
     assert pick_method({"a": method}, "") is method
     assert pick_method({"a": method, "forward": method}, "") is method
@@ -72,7 +72,7 @@ def test_a_method_is_picked_by_name_or_is_the_only_one_or_forward():
     assert pick_method({"a": method}, "b") is None
 
 
-def test_a_bundled_program_tells_its_cases_and_holds_its_program():
+def test_read_cases_returns_cases_of_bundled_program():
     bundle = data("mixed.bpte")
     assert is_bundle(bundle)
     assert not is_bundle(data("linear.pte"))
@@ -97,7 +97,7 @@ def read_all(view: memoryview) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear.pte", "numbers.pte", "mixed.bpte"])
-def test_a_file_that_is_cut_off_or_altered_anywhere_is_an_error_or_another_file(name: str):
+def test_executorch_readers_handle_damaged_file(name: str):
     whole = bytes(data(name))
     rolled = random.Random(name)
     damaged = [whole[: rolled.randrange(len(whole))] for _ in range(100)]
@@ -116,22 +116,22 @@ def test_a_file_that_is_cut_off_or_altered_anywhere_is_an_error_or_another_file(
     assert refused > 50
 
 
-def test_what_is_no_such_file_says_so(tmp_path: Path):
+def test_executorch_readers_reject_other_files(tmp_path: Path):
     empty = tmp_path / "empty.pte"
     empty.touch()
-    with pytest.raises(Damaged, match="it is empty"):
+    with pytest.raises(Damaged, match="the file is empty"):
         mapped(empty)
     for content, said in (
-        (b"x" * 64, "it is no ExecuTorch program"),
-        (b"\0\0\0\0ET11" + b"\0" * 64, "of the version b'ET11'"),
+        (b"x" * 64, "not an ExecuTorch program"),
+        (b"\0\0\0\0ET11" + b"\0" * 64, "unsupported ExecuTorch program version 'ET11'"),
     ):
         with pytest.raises(Damaged, match=said):
             read_methods(memoryview(content))
-    with pytest.raises(Damaged, match="it is no ExecuTorch bundled program"):
+    with pytest.raises(Damaged, match="not an ExecuTorch bundled program"):
         read_cases(data("linear.pte"))
 
 
-def test_a_small_file_that_tells_of_a_huge_one_is_refused():
+def test_read_methods_rejects_small_file_with_huge_content():
     def shared(builder: Builder, table: int) -> int:
         builder.StartVector(4, 3000, 4)
         for _ in range(3000):
@@ -143,26 +143,26 @@ def test_a_small_file_that_tells_of_a_huge_one_is_refused():
     values = shared(builder, builder.EndObject())
     builder.StartObject(3)
     builder.PrependUOffsetTRelativeSlot(2, values, 0)
-    methods = shared(builder, builder.EndObject())  # 3000 times the same method, of 3000 times the same value
+    methods = shared(builder, builder.EndObject())  # 3000 references to one method, with 3000 references to one value
     builder.StartObject(2)
     builder.PrependUOffsetTRelativeSlot(1, methods, 0)
     builder.Finish(builder.EndObject(), file_identifier=b"ET12")
-    with pytest.raises(Damaged, match="the same over and over"):
+    with pytest.raises(Damaged, match="the same data is referenced too often"):
         read_methods(memoryview(bytes(builder.Output())))
 
 
 @pytest.mark.parametrize("sizes", [[1] * 70, [0, 2**31 - 1, 2**31 - 1, 2**31 - 1]])
-def test_a_case_with_a_tensor_of_an_absurd_shape_is_refused(sizes: list[int]):
+def test_read_cases_rejects_invalid_shape(sizes: list[int]):
     with pytest.raises(Damaged, match="shape"):
         read_cases(bundled([sizes]))
 
 
-def test_tensors_outside_are_found_by_their_names_or_by_the_programs(tmp_path: Path):
+def test_tensor_file_lookup_uses_name_or_content(tmp_path: Path):
     program, tensors = tmp_path / "net.pte", (FILES / "outside.ptd").read_bytes()
     program.write_bytes((FILES / "outside.pte").read_bytes())
     methods = read_methods(mapped(program))
     assert methods["forward"].external == ("l.weight", "l.bias")
-    with pytest.raises(Damaged, match=r"2 tensors \(l.bias among them\) .* put the file beside the program as net.ptd"):
+    with pytest.raises(Damaged, match=r"2 tensors \(l.bias among them\) .* put the file next to .* as net.ptd"):
         tensors_beside(program, methods)
     (tmp_path / "other.ptd").write_bytes(tensors)
     (tmp_path / "broken.ptd").write_bytes(tensors[:40])
@@ -173,7 +173,7 @@ def test_tensors_outside_are_found_by_their_names_or_by_the_programs(tmp_path: P
     (tmp_path / "net.ptd").write_bytes(tensors)
     assert tensors_beside(program, methods) == tmp_path / "net.ptd"
     (tmp_path / "net.ptd").write_bytes(b"no such file")
-    with pytest.raises(Damaged, match="no file of ExecuTorch's tensors"):
+    with pytest.raises(Damaged, match="not an ExecuTorch tensor file"):
         tensors_beside(program, methods)
     plain = tmp_path / "linear.pte"
     plain.write_bytes((FILES / "linear.pte").read_bytes())

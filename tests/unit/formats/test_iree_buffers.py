@@ -1,4 +1,4 @@
-"""Tensors out of device memory that the host may map, and out of such that it may not."""
+"""Tensors in device memory, both mappable and not mappable by the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARRAYS = [
 
 
 class GpuBuffer:
-    """A device's buffer that the host cannot map, as of most GPUs: it is a buffer of the CPU's that refuses to be."""
+    """A device buffer that the host cannot map, as on most GPUs: a CPU buffer that refuses mapping."""
 
     def __init__(self, buffer) -> None:
         self.buffer = buffer
@@ -51,7 +51,7 @@ class GpuView:
 
 
 class GpuDevice:
-    """The CPU's device, which copies such buffers and counts how often."""
+    """The CPU device, which copies such buffers and counts the copies."""
 
     def __init__(self, device) -> None:
         self.device, self.copies = device, 0
@@ -68,14 +68,14 @@ def cpu():
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.shape}")
-def test_a_tensor_comes_back_from_memory_that_the_host_can_map(cpu, array):
+def test_array_of_reads_mappable_memory(cpu, array):
     back = iree_buffers.array_of(cpu, iree_buffers.view_of(cpu, array))
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.shape}")
-def test_a_tensor_comes_through_a_staging_buffer_where_the_host_cannot_map_it(cpu, array):
+def test_array_of_uses_staging_buffer_for_unmappable_memory(cpu, array):
     gpu = GpuDevice(cpu)
     back = iree_buffers.array_of(gpu, GpuView(iree_buffers.view_of(cpu, array)))
     assert gpu.copies == (1 if array.size else 0)
@@ -83,19 +83,19 @@ def test_a_tensor_comes_through_a_staging_buffer_where_the_host_cannot_map_it(cp
     np.testing.assert_array_equal(back, array)
 
 
-def test_what_is_declared_tells_whether_integers_have_a_sign(cpu):
+def test_array_of_uses_declared_signedness(cpu):
     view = iree_buffers.view_of(cpu, np.array([-1, 2], np.int8))
     assert iree_buffers.array_of(cpu, view, "uint8").tolist() == [255, 2]
     assert iree_buffers.array_of(cpu, view).tolist() == [-1, 2]
 
 
-def test_an_element_type_that_hil_has_no_dtype_for_is_told(cpu):
+def test_array_of_rejects_unknown_element_type(cpu):
     view = rt.HalBufferView(iree_buffers.view_of(cpu, np.zeros(4, np.int8)).get_buffer(), [4], 0x7F000008)
     with pytest.raises(RunFailed, match="element type 0x7f000008"):
         iree_buffers.array_of(cpu, view)
 
 
-def test_a_large_aligned_tensors_own_memory_is_shared(cpu):
+def test_shared_view_shares_large_aligned_tensor(cpu):
     memory = np.zeros((1 << 16) + 64, np.uint8)
     begin = -memory.ctypes.data % 64
     array = memory[begin : begin + (1 << 16)].view(np.float32)
@@ -107,5 +107,5 @@ def test_a_large_aligned_tensors_own_memory_is_shared(cpu):
 @pytest.mark.parametrize(
     "array", [np.zeros(4, np.float32), np.zeros((512, 512), np.float32).T, np.zeros(1 << 17, ml_dtypes.int4)]
 )
-def test_a_tensor_that_a_device_cannot_use_as_it_lies_is_not_shared(cpu, array):
+def test_shared_view_declines_unsuitable_tensor(cpu, array):
     assert iree_buffers.shared_view_of(cpu, array) is None

@@ -1,4 +1,4 @@
-"""What a module says of its functions, and which of them is called where none is named."""
+"""A module's functions, and the choice of the default function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FakeFunction:
 
 
 class FakeModule:
-    """A module as IREE's bindings show it."""
+    """A module with the interface of IREE's bindings."""
 
     def __init__(self, **functions: tuple[str, dict[str, str]]) -> None:
         self.functions = functions
@@ -35,7 +35,7 @@ def found(**functions: tuple[str, dict[str, str]]) -> dict[str, Function]:
     return functions_of(FakeModule(**functions))
 
 
-def test_the_calling_convention_tells_tensors_from_numbers():
+def test_parse_convention_separates_tensors_from_numbers():
     inputs, outputs = parse_convention("0rIifF_rI")
     assert inputs == (
         TensorSpec("input0", "", ()),
@@ -49,12 +49,12 @@ def test_the_calling_convention_tells_tensors_from_numbers():
 
 
 @pytest.mark.parametrize("text", ["", "1r_r", "0r", "0CrD_r", "0rx_r"])
-def test_a_calling_convention_that_hil_does_not_know_is_refused(text):
+def test_parse_convention_rejects_unknown_convention(text):
     with pytest.raises(LoadFailed, match="calling convention"):
         parse_convention(text)
 
 
-def test_a_declaration_goes_before_the_calling_convention():
+def test_function_signature_prefers_declaration():
     name = "net (v2)"
     functions = found(
         **{name: ("0r_r", {"iree.abi.declaration": f"sync func @{name}(%x: tensor<2xf32>) -> (%y: i32)"})}
@@ -65,26 +65,26 @@ def test_a_declaration_goes_before_the_calling_convention():
     )
 
 
-def test_neither_the_async_face_nor_one_with_fences_is_the_default():
+def test_choose_function_prefers_synchronous_function():
     fences = {"iree.abi.model": "coarse-fences"}
     functions = found(**{"f$async": ("0rrr_r", {}), "f": ("0r_r", {}), "g": ("0rrr_r", fences)})
     assert entry_points(functions) == ["f"]
     assert choose_function(functions, "").name == "f"
     assert choose_function(functions, "g").fences
     assert choose_function(functions, "f$async").convention == "0rrr_r"
-    # Where there is nothing else, the tool takes it too.
+    # Without alternatives, the tool takes this function too.
     assert choose_function(found(g=("0rrr_r", fences)), "").name == "g"
 
 
 @pytest.mark.parametrize(
     ("names", "asked", "said"),
     [
-        (["f", "g"], "", "several functions and none chosen"),
+        (["f", "g"], "", "several functions, and no function was selected"),
         (["f", "main"], "nope", "no function 'nope'"),
         (["f$async"], "", "no functions"),
         ([], "", "no functions"),
     ],
 )
-def test_where_no_function_can_be_chosen_the_names_are_told(names, asked, said):
+def test_choose_function_reports_ambiguous_or_unknown_name(names, asked, said):
     with pytest.raises(LoadFailed, match=said):
         choose_function(found(**{name: ("0r_r", {}) for name in names}), asked)

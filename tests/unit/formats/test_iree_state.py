@@ -1,4 +1,4 @@
-"""Modules that keep state are told from those that do not, and damaged ones never raise."""
+"""Detecting modules with state. Damaged modules never raise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUMBER = "util.global private mutable @n = {0} : {1}\nfunc.func @main(%y: {1}) -
         pytest.param(NUMBER.format("0.0", "f32"), True, id="f32"),
     ],
 )
-def test_keeps_state_finds_variables_that_functions_write(text: str, keeps: bool, tmp_path: Path):
+def test_state_detection_finds_written_variables(text: str, keeps: bool, tmp_path: Path):
     (tmp_path / "m.mlir").write_text(text)
     data = compile_mlir(tmp_path / "m.mlir", platform.machine(), tmp_path / "m.vmfb").path.read_bytes()
     assert keeps_state(memoryview(data)) is keeps
@@ -45,5 +45,5 @@ def test_keeps_state_finds_variables_that_functions_write(text: str, keeps: bool
 
 
 @pytest.mark.parametrize("data", [b"", b"IREE", b"no module", b"\xff" * 100 + b"IREE" + b"\xff" * 100])
-def test_what_is_no_module_keeps_no_state(data: bytes):
+def test_state_detection_rejects_other_data(data: bytes):
     assert not keeps_state(memoryview(data))

@@ -54,19 +54,19 @@ def add_custom(name: bytes) -> Callable[[Any], None]:
     return change
 
 
-def test_tensors_without_names_are_named_by_position(changed: Callable[..., Path]) -> None:
+def test_open_signature_names_unnamed_tensors_by_position(changed: Callable[..., Path]) -> None:
     opened = open_signature(changed(remove_names), "", kernels="builtin")
     assert [spec.name for spec in (*opened.inputs, *opened.outputs)] == ["input0", "output0"]
 
 
-def test_custom_operator_is_refused_by_name(changed: Callable[..., Path]) -> None:
+def test_litert_rejects_unknown_custom_operator(changed: Callable[..., Path]) -> None:
     path = changed(add_custom(b"MyOwnOp"))
-    with pytest.raises(LoadFailed, match="custom operators that LiteRT does not have: MyOwnOp"):
+    with pytest.raises(LoadFailed, match="custom operators that LiteRT lacks: MyOwnOp"):
         open_signature(path, "")
     with pytest.raises(ImportFailed, match="MyOwnOp") as caught:
         describe_tflite(str(path), "", {})
-    assert "TFLite's own operators" in caught.value.hint
+    assert "built-in TFLite operators" in caught.value.hint
 
 
-def test_custom_operator_of_litert_is_loaded(changed: Callable[..., Path]) -> None:
+def test_open_signature_loads_builtin_custom_operator(changed: Callable[..., Path]) -> None:
     assert open_signature(changed(add_custom(b"TFLite_Detection_PostProcess")), "").inputs

@@ -1,4 +1,4 @@
-"""Every class of operators, rewritten for an arithmetic, answers as that arithmetic predicts."""
+"""Every class of operators, rewritten for an arithmetic, matches the prediction for this arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rms(array):
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("name", OPERATOR_CLASSES)
-def test_operator_class_differs_as_its_arithmetic_predicts(name, arithmetic):
+def test_rewrite_error_matches_predicted_arithmetic(name, arithmetic):
     one = OPERATOR_CLASSES[name]
     model = one.model()
     exact = run_onnx(model, one.inputs)
@@ -29,14 +29,14 @@ def test_operator_class_differs_as_its_arithmetic_predicts(name, arithmetic):
     if arithmetic == "int8" and not one.contracts:
         np.testing.assert_array_equal(answer, exact)
         return
-    # Another order of sums may move a value to the neighbouring step, which is no more than what rounding does.
+    # Another order of summation may move a value to the adjacent step, which is no more than rounding does.
     moved = rms(predicted - exact)
     assert moved > 30 * np.finfo(np.float32).eps * rms(exact)
     assert rms(answer - predicted) < 0.3 * moved
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-def test_rewrite_gives_the_same_with_and_without_optimization(arithmetic):
+def test_rewrite_output_independent_of_optimization(arithmetic):
     one = OPERATOR_CLASSES["attention"]
     rewritten = rewrite(one.model(), arithmetic)
     plain = run_onnx(rewritten, one.inputs, optimized=False)
@@ -64,7 +64,7 @@ def test_rewrite_rounds_inside_subgraphs():
     np.testing.assert_array_equal(run_onnx(rewrite(model, "float16"), {"x": x}), wanted)
 
 
-def test_scales_of_a_resize_stay():
+def test_rewrite_leaves_resize_scales_unchanged():
     scales = np.array([1, 1, 1.2003, 1.2003], np.float32)
     node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
     x = np.ones((1, 1, 10, 10), np.float32)
@@ -73,14 +73,14 @@ def test_scales_of_a_resize_stay():
     assert run_onnx(rewritten, {"x": x}).shape == (1, 1, 12, 12)
 
 
-def test_weights_saturate_and_infinities_stay():
+def test_rewrite_saturates_weights_but_not_infinities():
     weights = np.array([-3e38, 70000.0, np.inf, 1.0], np.float32)
     model = model_of((helper.make_node("Add", ["x", "w"], ["y"]),), {"x": np.zeros(4, np.float32)}, {"w": weights})
     (tensor,) = rewrite(model, "float16").graph.initializer
     assert numpy_helper.to_array(tensor).tolist() == [-65504.0, 65504.0, np.inf, 1.0]
 
 
-def test_integers_stay_as_they_are():
+def test_rewrite_leaves_integers_unchanged():
     node = helper.make_node("ArgMax", ["x"], ["i"], axis=1, keepdims=0)
     model = model_of((node,), {"x": np.eye(4, dtype=np.float32)}, {})
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64

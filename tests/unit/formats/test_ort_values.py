@@ -9,7 +9,7 @@ from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import UsageError
 from hil.formats.ort_values import ONNX_TYPES, dtype_of_type, from_ort, spec_of_node, to_ort
 
-# The last ONNX Runtime for Python 3.10 is 1.23: it reads models of IR version 11 at most and has fewer dtypes.
+# The last ONNX Runtime for Python 3.10 is 1.23: it reads models up to IR version 11 and has fewer dtypes.
 OLD = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 24)
 NEWER = ("float4_e2m1fn", "float8_e8m0fnu", "int2", "uint2")
 KNOWN = [name for name in ONNX_TYPES if not name.startswith("complex") and not (OLD and name in NEWER)]
@@ -25,20 +25,20 @@ def sample(dtype: str, shape: tuple[int, ...]) -> Array:
 
 @pytest.mark.parametrize("dtype", KNOWN)
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 3), (5,)])
-def test_every_dtype_and_shape_goes_in_and_comes_out(dtype: str, shape: tuple[int, ...]) -> None:
+def test_ort_values_round_trip_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     array = sample(dtype, shape)
     again = from_ort(to_ort(array), dtype)
     assert again.dtype == array.dtype and again.shape == shape and again.tolist() == array.tolist()
 
 
-def test_an_array_in_another_order_is_read_right() -> None:
+def test_to_ort_accepts_transposed_array() -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4).T
     assert (from_ort(to_ort(array), "float32") == array).all()
 
 
 @pytest.mark.skipif(OLD, reason="this ONNX Runtime is too old for opset 25")
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2", "bfloat16", "float8_e5m2", "float8_e4m3fn"])
-def test_a_session_sees_the_same_values(dtype: str) -> None:
+def test_session_reads_values_of_narrow_dtypes(dtype: str) -> None:
     graph = helper.make_graph(
         [helper.make_node("Cast", ["x"], ["y"], to=1)],
         "g",
@@ -53,7 +53,7 @@ def test_a_session_sees_the_same_values(dtype: str) -> None:
     assert from_ort(value, "float32").tolist() == array.astype(np.float32).tolist()
 
 
-def test_complex_is_refused() -> None:
+def test_to_ort_rejects_complex() -> None:
     with pytest.raises(UsageError, match="complex64"):
         to_ort(np.zeros(2, np.complex64))
 
@@ -71,5 +71,5 @@ def test_complex_is_refused() -> None:
         ("sparse_tensor(float)", None),
     ],
 )
-def test_names_of_types(text: str, name: str | None) -> None:
+def test_dtype_of_type_parses_onnx_type_names(text: str, name: str | None) -> None:
     assert dtype_of_type(text) == name

@@ -1,4 +1,4 @@
-"""What a library of the runtime xla-aot says of itself."""
+"""The signature of a library for the runtime xla-aot."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ SIGNATURE = Signature(
 )
 
 
-def test_a_signature_is_read_as_it_was_written():
+def test_xla_signature_round_trips_text():
     text = write_signature(SIGNATURE)
     assert text.isascii()
     assert read_signature(text) == SIGNATURE
 
 
-def test_variables_are_inputs_only_where_they_are_not_kept_with_the_program_and_their_new_values_outputs():
+def test_xla_variables_become_inputs_unless_stored_with_program():
     assert [spec.name for spec in SIGNATURE.inputs(variables=False)] == ["x"]
     assert [spec.name for spec in SIGNATURE.inputs(variables=True)] == ["x", "scope/kernel", "fixed"]
     assert [spec.name for spec in SIGNATURE.results()] == ["loss", "variable scope/kernel"]
 
 
-def test_the_variables_values_lie_one_after_the_other():
+def test_xla_values_splits_file_into_variables():
     values = SIGNATURE.values(np.arange(3, dtype=np.float32).tobytes() + np.int32(7).tobytes())
     assert values["scope/kernel"].tolist() == [0, 1, 2]
     assert values["fixed"].shape == () and values["fixed"] == 7
-    with pytest.raises(ValueError, match="has 15 bytes, the program's variables take 16"):
+    with pytest.raises(ValueError, match="has 15 bytes, but the program's variables need 16"):
         SIGNATURE.values(bytes(15))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"abi": 1}', '{"abi": 99}', '{"abi": 1, "arguments": [1]}'])
-def test_what_is_no_signature_is_refused(text):
+def test_read_xla_signature_rejects_invalid_text(text):
     with pytest.raises(ValueError):
         read_signature(text)

@@ -24,7 +24,7 @@ def echo(near: socket.socket) -> None:
         near.sendall(piece)
 
 
-def test_each_connection_is_carried_by_itself(tmp_path):
+def test_local_socket_carries_connections_independently(tmp_path):
     way = LocalSocket(tmp_path / "s", echo, "hil-test")
     with connected(tmp_path / "s") as one, connected(tmp_path / "s") as other:
         for near, said in ((other, b"second"), (one, b"first")):
@@ -33,7 +33,7 @@ def test_each_connection_is_carried_by_itself(tmp_path):
     way.close()
 
 
-def test_the_log_says_why_connections_were_not_carried_and_keeps_the_last_hundred(tmp_path):
+def test_local_socket_logs_last_hundred_refusals(tmp_path):
     number = iter(range(150))
 
     def refuse(near: socket.socket) -> None:
@@ -50,12 +50,12 @@ def test_the_log_says_why_connections_were_not_carried_and_keeps_the_last_hundre
     way.close()
 
 
-def test_closing_wakes_whoever_waits_in_a_connection_and_takes_no_more(tmp_path):
+def test_local_socket_close_ends_connections(tmp_path):
     carried, ended = threading.Event(), threading.Event()
 
     def wait(near: socket.socket) -> None:
         carried.set()
-        # Closed before it waits, it is an error.
+        # recv raises if the socket is closed before the wait begins.
         with contextlib.suppress(OSError):
             assert near.recv(1) == b""
         ended.set()
@@ -73,7 +73,7 @@ def test_closing_wakes_whoever_waits_in_a_connection_and_takes_no_more(tmp_path)
         near.connect(str(tmp_path / "s"))
 
 
-def test_one_moment_without_descriptors_ends_nothing(tmp_path, monkeypatch):
+def test_local_socket_survives_shortage_of_descriptors(tmp_path, monkeypatch):
     way = LocalSocket(tmp_path / "s", echo, "hil-test")
     accept, refusals = socket.socket.accept, iter(range(3))
 
@@ -83,7 +83,7 @@ def test_one_moment_without_descriptors_ends_nothing(tmp_path, monkeypatch):
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
-    for _ in range(2):  # the first is taken by the call that waits already
+    for _ in range(2):  # the pending accept call takes the first
         with connected(tmp_path / "s") as near:
             near.sendall(b"said")
             assert near.recv(100) == b"said"
@@ -91,7 +91,7 @@ def test_one_moment_without_descriptors_ends_nothing(tmp_path, monkeypatch):
     way.close()
 
 
-def test_a_connection_that_finds_no_thread_is_hung_up_on(tmp_path, monkeypatch):
+def test_local_socket_hangs_up_without_thread(tmp_path, monkeypatch):
     way = LocalSocket(tmp_path / "s", echo, "hil-test")
 
     def no_room(thread: threading.Thread) -> None:

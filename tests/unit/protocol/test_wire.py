@@ -20,13 +20,13 @@ specs = st.builds(
 
 
 @given(specs)
-def test_a_spec_comes_back_from_its_message(spec):
+def test_tensor_spec_survives_message_round_trip(spec):
     sent = pb.TensorSpec.FromString(wire.spec_to_message(spec).SerializeToString())
     assert wire.spec_from_message(sent) == spec
 
 
 @given(st.integers(0, 3 * wire.CHUNK + 7))
-def test_data_messages_are_what_protobuf_would_write(size):
+def test_data_messages_match_protobuf_encoding(size):
     data = memoryview(np.arange(size, dtype=np.uint8).data if size else b"")
     pieces = list(map(grpc_calls.encode, wire.pieces(data)))
     assert b"".join(pb.PutRequest.FromString(piece).data for piece in pieces) == bytes(data)
@@ -35,7 +35,7 @@ def test_data_messages_are_what_protobuf_would_write(size):
 
 
 @given(st.binary(max_size=400))
-def test_decoding_by_hand_agrees_with_protobuf(raw):
+def test_hand_written_decoder_agrees_with_protobuf(raw):
     decode = grpc_calls._decoder(pb.PutRequest)
     try:
         expected = pb.PutRequest.FromString(raw)
@@ -51,7 +51,7 @@ def test_decoding_by_hand_agrees_with_protobuf(raw):
 
 
 @given(st.binary(max_size=300))
-def test_data_with_any_length_header_is_decoded(payload):
+def test_decoder_accepts_data_with_any_length_header(payload):
     decode = grpc_calls._decoder(pb.GetReply)
     for encoded in (
         pb.GetReply(data=payload).SerializeToString(),
@@ -61,7 +61,7 @@ def test_data_with_any_length_header_is_decoded(payload):
 
 
 @pytest.mark.parametrize("size", [0, 1, wire.INLINE_MAX // 4, wire.INLINE_MAX // 4 + 1])
-def test_a_tensor_goes_inline_or_streamed_by_its_size(size):
+def test_tensor_message_inlines_or_streams_by_size(size):
     array = np.arange(size, dtype=np.float32)
     data = to_bytes(array)
     message, streamed = wire.tensor_to_message("x", "float32", array.shape, data)

@@ -1,4 +1,4 @@
-"""Every error comes over a real gRPC channel as itself, however long it is and whatever bytes it has."""
+"""Every error keeps its type over a real gRPC channel, for any length and any bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = [
 ]
 SIZES = (0, 1, 16 << 10, 1 << 20)
 PARTS = ("message", "hint", "detail")
-# What is repeated to fill a part: plain, four bytes a character, no UTF-8 at all, what gRPC escapes.
+# Text repeated to fill a part: plain, four bytes per character, invalid UTF-8, and characters that gRPC escapes.
 FILLS = {"ascii": "x", "wide": "\U0001f600", "no UTF-8": b"\xff\xfe".decode("utf-8", "surrogateescape"), "nul": "\0%\n"}
 
 
@@ -46,7 +46,7 @@ def error_of(kind: type[errors.HilError], part: str, text: str) -> errors.HilErr
 
 
 class Failing(BoardService):
-    """An agent's board whose Describe fails with ``error``; its Logs are real."""
+    """An agent's board service whose Describe fails with ``error``; Logs works."""
 
     def __init__(self) -> None:
         self.error: Exception = errors.BoardLost()
@@ -70,7 +70,7 @@ def agent() -> Iterator[tuple[Failing, AgentClient]]:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[tuple[Any, FarmClient]]:
-    """A gateway whose Ask fails with ``error``."""
+    """A gateway whose calls fail with ``error``."""
 
     class Servicer:
         error: Exception = errors.FarmError()
@@ -117,18 +117,18 @@ def told(client: AgentClient, stage: str = "run") -> errors.HilError:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_of_an_agent_comes_whole_however_long_it_is(agent, kind, size):
+def test_agent_error_arrives_complete_for_any_length(agent, kind, size):
     servicer, client = agent
     for part in PARTS:
         for fill in FILLS.values():
             servicer.error = error_of(kind, part, filled(fill, size))
             came = told(client)
-            # What an agent calls bad usage is the stage's own: the user's words were checked before.
+            # A usage error of an agent becomes the stage's error: the user's input was checked before.
             usage = errors.RunFailed if kind is errors.UsageError else kind
             assert type(came) is (usage if kind in wire_errors.AGENT_KINDS else errors.BoardError)
             assert came.exit_code == type(came).exit_code
             wanted = getattr(servicer.error, part).encode("utf-8", "backslashreplace")
-            if size == SIZES[-1]:  # a part is kept up to so many bytes
+            if size == SIZES[-1]:  # parts have a size limit
                 wanted = wanted[:500_000] if part != "detail" else wanted[-500_000:]
             assert wanted.decode(errors="ignore") in (getattr(came, part) + came.detail)
             if size < SIZES[2]:
@@ -139,7 +139,7 @@ def test_every_error_of_an_agent_comes_whole_however_long_it_is(agent, kind, siz
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_of_a_gateway_comes_as_itself_however_long_it_is(gateway, kind, size):
+def test_gateway_error_arrives_with_type_for_any_length(gateway, kind, size):
     servicer, client = gateway
     for part in PARTS:
         for fill in FILLS.values():
@@ -150,7 +150,7 @@ def test_every_error_of_a_gateway_comes_as_itself_however_long_it_is(gateway, ki
             assert size < SIZES[2] or "[cut: " in getattr(caught.value, part)
 
 
-def test_all_parts_long_at_once_still_fit(agent):
+def test_wire_error_fits_with_all_parts_long(agent):
     servicer, client = agent
     for fill in FILLS.values():
         long = filled(fill, 1 << 20)
@@ -158,7 +158,7 @@ def test_all_parts_long_at_once_still_fit(agent):
         assert type(told(client)) is errors.RunFailed
 
 
-def test_a_failure_of_the_agents_own_with_a_long_message_is_told(agent):
+def test_agent_failure_with_long_message_arrives(agent):
     servicer, client = agent
     servicer.error = RuntimeError("\udcff" * 100_000)
     came = told(client)
@@ -167,7 +167,7 @@ def test_a_failure_of_the_agents_own_with_a_long_message_is_told(agent):
     assert "Traceback" in came.detail
 
 
-def test_an_error_whose_whole_text_cannot_be_had_is_told_as_it_was_cut(agent, monkeypatch):
+def test_truncated_error_arrives_if_full_text_unavailable(agent, monkeypatch):
     servicer, client = agent
     servicer.error = errors.RunFailed("m" * 5000, detail="d" * 5000)
     monkeypatch.setattr(wire_errors.KeptErrors, "keep", lambda self, text: "none of ours")
@@ -177,7 +177,7 @@ def test_an_error_whose_whole_text_cannot_be_had_is_told_as_it_was_cut(agent, mo
     assert came.detail.startswith("[cut: 5000 bytes in all]\nddd")
 
 
-def test_only_the_last_long_errors_are_kept_and_only_their_names_open_them():
+def test_error_store_retains_last_long_errors():
     kept = wire_errors.KeptErrors()
     names = [kept.keep(b"%d" % number) for number in range(6)]
     assert ["".join(kept.pieces(name)) for name in names] == ["", "", "2", "3", "4", "5"]
@@ -195,7 +195,7 @@ def test_only_the_last_long_errors_are_kept_and_only_their_names_open_them():
         ("run", errors.RunFailed),
     ],
 )
-def test_an_agent_cannot_call_it_a_usage_error(agent, stage, kind):
+def test_agent_usage_error_becomes_stage_error(agent, stage, kind):
     servicer, client = agent
     servicer.error = errors.UsageError("what you typed is wrong")
     assert type(told(client, stage)) is kind
@@ -204,12 +204,12 @@ def test_an_agent_cannot_call_it_a_usage_error(agent, stage, kind):
 @pytest.mark.parametrize(
     "kind", ["", "HilError", "Exception", "SystemExit", "ClassVar", "Any", "annotations", "__builtins__", "NoSuch"]
 )
-def test_a_kind_that_is_none_of_hils_errors_is_a_failed_board(kind):
+def test_unknown_error_kind_becomes_board_error(kind):
     assert type(wire_errors.from_parts(kind, "x")) is errors.BoardError
 
 
 class _Call(grpc.RpcError, grpc.Call):
-    """A failed call with metadata of a hostile far side."""
+    """A failed call with metadata from a hostile peer."""
 
     def __init__(self, metadata: Any) -> None:
         self._metadata = metadata
@@ -227,12 +227,23 @@ GARBAGE = (b"\xff\xff\xff", "text", b"\x0a\x02\xff\xfe")
 @pytest.mark.parametrize(
     "metadata", [None, (), (("other", "x"),), *(((wire_errors.ERROR_KEY, value),) for value in GARBAGE)]
 )
-def test_metadata_that_holds_no_error_is_none(metadata):
+def test_typed_error_ignores_invalid_metadata(metadata):
     assert grpc_calls.typed_error(_Call(metadata)) is None
     assert grpc_calls.typed_error(grpc.RpcError()) is None
 
 
 @pytest.mark.parametrize("kind", ["BoardLost", "BoardBusy", "HilError", "SessionEnded", "ReferenceFailed", "Any"])
-def test_a_worker_cannot_say_that_the_board_failed(kind):
+def test_worker_cannot_report_board_errors(kind):
     came = wire_errors.from_parts(kind, "x", among=wire_errors.WORKER_KINDS, otherwise=errors.LoadFailed)
     assert type(came) is errors.LoadFailed
+
+
+def test_error_code_crosses_the_wire():
+    sent = wire_errors.to_message(errors.RunCrashed("it died", code=errors.ErrorCode.ILLEGAL_INSTRUCTION))
+    received = wire_errors.from_bytes(sent.SerializeToString())
+    assert received is not None and received.code is errors.ErrorCode.ILLEGAL_INSTRUCTION
+
+
+def test_unknown_error_code_is_ignored():
+    received = wire_errors.from_bytes(pb.Error(kind="RunCrashed", message="m", code="new").SerializeToString())
+    assert received is not None and received.code is errors.ErrorCode.NONE

@@ -13,7 +13,7 @@ def made(text: str, folder) -> SimClock:
     return SimClock(parse(text), folder)
 
 
-def test_it_is_ahead_and_runs_too_fast(tmp_path):
+def test_sim_clock_applies_offset_and_drift(tmp_path):
     earliest = time.monotonic_ns()
     clock = made("clock:offset=3600,ppm=1000", tmp_path)
     start = time.monotonic_ns()
@@ -22,12 +22,12 @@ def test_it_is_ahead_and_runs_too_fast(tmp_path):
     least = time.monotonic_ns()
     ahead_now = clock.now_ns()
     most = time.monotonic_ns()
-    # It was read somewhere between the two looks at the true one.
+    # The value was read between the two reads of the true clock.
     assert ahead_now - most <= 3600 * 10**9 + (most - earliest) * 1.1e-3
     assert ahead_now - least >= 3600 * 10**9 + (least - start) * 0.9e-3
 
 
-def test_two_that_share_a_folder_show_the_same_and_jump_together(tmp_path):
+def test_sim_clocks_sharing_a_directory_agree_and_jump_together(tmp_path):
     first = made("clock:ppm=-100,jump=-7000", tmp_path)
     second = SimClock(parse("clock:ppm=-100,jump=-7000"), tmp_path)
     before, between, after = first.now_ns(), second.now_ns(), first.now_ns()
@@ -42,7 +42,7 @@ def jump(text: str, folder) -> None:
     SimClock(parse(text), folder).jump()
 
 
-def test_a_jump_in_another_process_is_seen_here(tmp_path):
+def test_sim_clock_sees_jump_of_other_process(tmp_path):
     clock = made("clock:jump=100", tmp_path)
     before = clock.now_ns()
     other = multiprocessing.get_context("spawn").Process(target=jump, args=("clock:jump=100", tmp_path))

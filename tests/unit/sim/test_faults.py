@@ -7,20 +7,20 @@ from hil.sim import faults
 from hil.sim.faults import Charges, parse
 
 
-def test_a_fault_has_its_defaults():
+def test_parse_fault_fills_in_defaults():
     assert parse("crash").keys == {"signal": "SIGSEGV", "at": "run", "times": 0}
 
 
-def test_keys_are_read_as_their_defaults_types():
+def test_parse_fault_converts_values_to_default_types():
     assert parse("slow:rate=2e6,delay=0.5").keys == {"rate": 2e6, "delay": 0.5}
 
 
-def test_an_output_is_named_by_its_number_or_its_name():
+def test_parse_fault_accepts_output_number_or_name():
     assert parse("corrupt:output=2").keys["output"] == 2
     assert parse("corrupt:output=conv2.out").keys["output"] == "conv2.out"
 
 
-def test_a_faults_text_reads_as_the_same_fault():
+def test_fault_text_round_trips():
     for text in (
         "crash:signal=SIGILL,at=load",
         "hang",
@@ -35,6 +35,7 @@ def test_a_faults_text_reads_as_the_same_fault():
         "profile:how=truncate,times=2",
         "slowdown:factor=1.5",
         "pace:seconds=0.25",
+        "wedge:after=3,how=hang,reset=/tmp/reset",
     ):
         assert parse(str(parse(text))) == parse(text)
 
@@ -65,14 +66,17 @@ def test_a_faults_text_reads_as_the_same_fault():
         "slowdown:factor=inf",
         "pace:seconds=0",
         "pace:seconds=nan",
+        "wedge:after=-1",
+        "wedge:how=truncate",
+        "wedge:reset=relative",
     ],
 )
-def test_a_fault_written_wrongly_is_bad_usage(text):
+def test_parse_fault_rejects_invalid_text(text):
     with pytest.raises(UsageError):
         parse(text)
 
 
-def test_a_fault_strikes_as_often_as_it_is_charged(tmp_path):
+def test_charges_limit_how_often_a_fault_fires(tmp_path):
     twice, always = parse("hang:times=2"), parse("crash")
     charges = Charges(tmp_path / "charges")
     charges.arm([twice, always])
@@ -80,7 +84,15 @@ def test_a_fault_strikes_as_often_as_it_is_charged(tmp_path):
     assert all(charges.should_fire(always) for _ in range(10))
 
 
-def test_every_fault_has_its_line_in_the_modules_table():
+def test_wedge_begins_at_run_and_ends_with_reset(tmp_path):
+    fault, charges = parse(f"wedge:after=2,reset={tmp_path / 'reset'}"), Charges(tmp_path / "charges")
+    charges.arm([fault])
+    assert [charges.is_wedged(fault) for _ in range(4)] == [False, False, True, True]
+    (tmp_path / "reset").touch()
+    assert not charges.is_wedged(fault)
+
+
+def test_faults_docstring_lists_every_fault():
     rows = (faults.__doc__ or "").split("\n\n")[2].splitlines()
     lines = [row.split("``")[1] for row in rows if row.startswith("``")]
     assert lines == list(faults._KEYS)

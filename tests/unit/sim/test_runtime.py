@@ -1,4 +1,4 @@
-"""A simulated device has what the real runtime has, and nothing more."""
+"""A simulated device has the same features as the real runtime."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import pytest
 from hil.sim.runtime import SimProgram
 
 
-def test_a_program_can_be_profiled_where_the_real_one_can():
+def test_sim_program_supports_profile_only_if_runtime_does():
     plain = {"function": "main", "inputs": (), "outputs": ()}
     runtime: Any = SimpleNamespace(profile_fault=lambda: "")
     assert not hasattr(SimProgram(runtime, SimpleNamespace(**plain)), "profile")
     profiled = SimProgram(runtime, SimpleNamespace(**plain, profile=lambda *order: ["out"]))
-    assert profiled.profile(1, 2, None, None, None) == ["out"]  # the fake takes anything
+    assert profiled.profile(1, 2, None, None, None) == ["out"]  # the fake accepts any arguments
 
 
 @pytest.mark.parametrize(("pace_s", "works_s"), [(0.05, 0.0), (0.05, 0.03), (0.01, 0.03)])
-def test_a_run_lasts_as_long_as_the_devices_pace_and_never_shorter_than_its_work(pace_s, works_s, monkeypatch):
+def test_sim_program_run_lasts_at_least_the_pace(pace_s, works_s, monkeypatch):
     def work() -> None:
         end = time.perf_counter() + works_s
         while time.perf_counter() < end:
             pass
 
     slept: list[float] = []
-    # Its own clock: threads that other tests left sleep by the module's.
+    # A separate clock: threads left by other tests sleep with the module's clock.
     clock = SimpleNamespace(perf_counter_ns=time.perf_counter_ns, sleep=slept.append)
     monkeypatch.setattr("hil.sim.runtime.time", clock)
     runtime: Any = SimpleNamespace(trigger_at=lambda at: None, slowdown=1.0, pace_s=pace_s)

@@ -1,4 +1,4 @@
-"""Turns on boards: one at a time, first come first served, whatever becomes of who waits."""
+"""Turns on boards: one at a time, first come first served, even if waiting processes die."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 from hil.testing.pytest_plugin.boards import BoardLocks
 
-# Takes a turn, says which, and keeps it until its input ends.
+# Takes a turn, prints the board, and keeps the turn until stdin closes.
 HOLDER = """
 import sys
 from pathlib import Path
@@ -42,7 +42,7 @@ def tickets(folder: Path) -> list[str]:
     return sorted(ticket.name for ticket in folder.rglob("*.ticket"))
 
 
-def test_each_board_is_given_once_and_given_again(tmp_path):
+def test_board_locks_assign_each_board_to_single_holder(tmp_path):
     turns = BoardLocks(tmp_path, ["a", "b"])
     other = holder(tmp_path, "a", "b")
     assert said(other) == "a"
@@ -55,14 +55,14 @@ def test_each_board_is_given_once_and_given_again(tmp_path):
     assert not turns.wanted()
 
 
-def test_a_turn_ends_with_its_process(tmp_path):
+def test_board_lock_ends_with_killed_process(tmp_path):
     other = holder(tmp_path, "a")
     assert said(other) == "a"
     end(other, kill=True)
     assert BoardLocks(tmp_path, ["a"]).take(["a"]) == "a"
 
 
-def test_who_waits_is_seen_and_one_that_died_waiting_is_forgotten(tmp_path):
+def test_board_locks_forget_killed_waiter(tmp_path):
     turns = BoardLocks(tmp_path, ["a"])
     turns.take(["a"])
     first = holder(tmp_path, "a")
@@ -72,7 +72,7 @@ def test_who_waits_is_seen_and_one_that_died_waiting_is_forgotten(tmp_path):
     assert tickets(tmp_path) == []
 
 
-def test_first_come_first_served_even_before_who_had_it_last(tmp_path):
+def test_board_locks_serve_waiters_in_order(tmp_path):
     turns = BoardLocks(tmp_path, ["a"])
     turns.take(["a"])
     first = holder(tmp_path, "a")
@@ -92,7 +92,7 @@ def test_first_come_first_served_even_before_who_had_it_last(tmp_path):
     assert taken == ["a"]
 
 
-def test_boards_of_other_kinds_have_turns_of_their_own(tmp_path):
+def test_board_locks_of_different_boards_are_independent(tmp_path):
     one, other = BoardLocks(tmp_path, ["a"]), BoardLocks(tmp_path, ["b"])
     one.take(["a"])
     assert other.take(["b"]) == "b"

@@ -1,4 +1,4 @@
-"""What a test that failed says."""
+"""The text of a failed test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.errors import BoardLost
 from hil.testing.pytest_plugin.failure_text import commands, failure
 
 
-def test_a_quantised_model_that_leaves_the_float_one_shows_both_comparisons():
+def test_failure_text_shows_quantized_and_float_comparison():
     ours = RunResult("sim", {"y": np.ones(4, np.float32)})
     verdicts = (compare(ours, RunResult("quantised reference", dict(ours.outputs))),)
     plain = compare(ours, RunResult("float reference", {"y": np.zeros(4, np.float32)}))
@@ -24,7 +24,7 @@ def test_a_quantised_model_that_leaves_the_float_one_shows_both_comparisons():
     assert text.startswith("too far") and "quantised reference" in text and "float reference" in text
 
 
-def test_what_another_case_told_already_is_one_line():
+def test_failure_text_of_repeated_error_has_single_line():
     case = Case("m", Path("m.onnx"), Options(), Path(), outcome=Outcome.BOARD_LOST, error=BoardLost("gone", board="b"))
     record = CaseRecord(
         "m", "m", "s", "f", "iree", "BOARD_LOST", "BOARD_LOST", message="gone", hint="look", stage="run"
@@ -33,12 +33,12 @@ def test_what_another_case_told_already_is_one_line():
     assert failure(case, record, again=True) == "BOARD_LOST: gone"
 
 
-def test_a_folder_with_a_space_in_its_name_can_be_typed(tmp_path: Path):
+def test_failure_commands_quote_path_with_space(tmp_path: Path):
     record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", folder=str(tmp_path / "my out"), repeat="pytest")
     (tmp_path / "my out").mkdir()
     assert commands(record, tmp_path).splitlines()[-1] == "stored in:     'my out'"
 
 
-def test_the_compilers_ir_is_named_as_one_types_it(tmp_path: Path):
+def test_failure_commands_show_path_of_compiler_ir(tmp_path: Path):
     record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", repeat="pytest", left={"ir": "../../ir/m"})
     assert commands(record, tmp_path, tmp_path / "out/sim").splitlines()[-1] == "ir:            ir/m"

@@ -1,4 +1,4 @@
-"""When ExecuTorch's tester and hil say the same of a case, and when they do not."""
+"""Comparing the outcomes of ExecuTorch's tester and hil."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stock(result, message="", delegated=None, undelegated=None):
         ("PASS", CRASHED, DIFFERENT),
     ],
 )
-def test_what_the_tester_finds_hil_must_find(outcome, result, kind):
+def test_compare_outcomes_classifies_tester_results(outcome, result, kind):
     assert compare_outcomes(case("a", outcome), stock(result)).kind == kind
 
 
@@ -58,13 +58,13 @@ def test_what_the_tester_finds_hil_must_find(outcome, result, kind):
         (None, None, SAME),
     ],
 )
-def test_what_was_delegated_must_be_the_same_too(delegated, undelegated, kind):
+def test_compare_outcomes_requires_equal_delegation(delegated, undelegated, kind):
     found = compare_outcomes(case("a", notes=SHARED), stock("SUCCESS", "", delegated, undelegated))
     assert found.kind == kind
     assert ("add" in found.hil) == (kind == DIFFERENT)
 
 
-def test_hils_side_may_be_a_stored_run_of_the_same_suite_and_flow(tmp_path):
+def test_records_of_requires_matching_suite_and_flow(tmp_path):
     run = suite_run(tmp_path / "run", [case("add_a"), case("sub_a")], suite="operators", flow="xnnpack")
     assert [record.id for record in records_of(run, "operators", "xnnpack", ("add*",))] == ["add_a"]
     with pytest.raises(UsageError, match="is a run of operators with xnnpack, not of models with xnnpack"):
@@ -73,20 +73,20 @@ def test_hils_side_may_be_a_stored_run_of_the_same_suite_and_flow(tmp_path):
 
 @pytest.mark.parametrize("outcome", ["IMPORT_ERROR", "COMPILE_ERROR"])
 @pytest.mark.parametrize("result", ["SKIPPED", "SUCCESS_UNDELEGATED"])
-def test_what_the_tester_lowers_and_does_not_run_hil_must_lower_too(outcome, result):
+def test_compare_outcomes_requires_lowering_of_skipped_cases(outcome, result):
     assert compare_outcomes(case("a", outcome), stock(result, "", {}, {"aten::sin": 1})).kind == DIFFERENT
 
 
-def test_an_expected_failure_counts_as_what_it_ended_in():
+def test_compare_outcomes_uses_actual_end_of_expected_failure():
     assert compare_outcomes(case("a", "XFAIL", ended="FAIL"), stock("OUTPUT_MISMATCH_FAIL")).kind == SAME
 
 
-def test_every_word_of_hils_is_told_with_its_message():
+def test_compare_outcomes_includes_message_of_hil():
     found = compare_outcomes(case("a", "LOAD_ERROR", message="no such operator"), stock("SUCCESS", ""))
     assert (found.hil, found.tester) == ("LOAD_ERROR: no such operator", "SUCCESS")
 
 
-def test_the_tester_has_a_result_for_nothing_that_is_not_known_here():
+def test_outcomes_cover_every_tester_result():
     suite = pytest.importorskip("executorch.backends.test.suite.reporting")
     assert set(OUTCOMES) == {one.name for one in suite.TestResult} | {CRASHED}
 
@@ -99,5 +99,5 @@ def test_the_tester_has_a_result_for_nothing_that_is_not_known_here():
         ("xnnpack-static-int8-per-channel", "xnnpack_static_int8_per_channel"),
     ],
 )
-def test_flows_have_the_testers_names_but_for_their_dashes(flow, name):
+def test_stock_name_converts_flow_name(flow, name):
     assert stock_name(flow) == name

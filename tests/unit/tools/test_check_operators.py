@@ -1,4 +1,4 @@
-"""When a result of hil's and one by hand count as the same."""
+"""When a result of hil and a manual result count as equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ended(step, crashed=False):
     return {"end": step, "crashed": crashed, "message": "why", "outputs": []}
 
 
-def test_the_same_bits_are_the_same():
+def test_same_accepts_equal_bits():
     assert same(ran(VALUES), ran(VALUES.copy())) == EQUAL
 
 
@@ -33,15 +33,15 @@ def test_the_same_bits_are_the_same():
     ],
     ids=["a last bit", "another shape", "another dtype", "the sign of a zero"],
 )
-def test_anything_else_is_not(other):
+def test_same_rejects_any_other_array(other):
     assert same(ran(VALUES), ran(other)) == ""
 
 
-def test_an_output_too_many_is_not_the_same():
+def test_same_rejects_extra_output():
     assert same(ran(VALUES), ran(VALUES, VALUES)) == ""
 
 
-def test_what_a_file_did_not_tell_is_left_to_the_bytes():
+def test_same_ignores_missing_dtype_or_shape():
     raw = {**ran(VALUES), "outputs": [["float32", None, described([VALUES])[0][2]]]}
     assert same(ran(VALUES), raw) == EQUAL
     nameless = {**ran(VALUES), "outputs": [["", [2, 3], described([VALUES])[0][2]]]}
@@ -49,7 +49,7 @@ def test_what_a_file_did_not_tell_is_left_to_the_bytes():
     assert same(nameless, ran(VALUES + 1)) == ""
 
 
-def test_refusals_and_crashes_must_come_at_the_same_step():
+def test_same_requires_refusal_or_crash_at_equal_step():
     assert same(ended("load"), ended("load")) == REFUSED
     assert same(ended("import"), ended("compile")) == REFUSED  # hil's importer reads what the compiler would refuse
     assert same(ended("load"), ended("run")) == ""

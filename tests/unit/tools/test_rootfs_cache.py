@@ -1,4 +1,4 @@
-"""The cache of root file systems: built once, whole or not at all."""
+"""The cache of root file systems: built once and atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_two_at_once_build_once() -> None:
+def test_rootfs_cache_shares_build_of_concurrent_calls() -> None:
     built: list[Path] = []
     found: list[Path] = []
 
@@ -37,11 +37,11 @@ def test_two_at_once_build_once() -> None:
     assert (found[0] / "file").read_text() == "whole"
 
 
-def test_another_recipe_is_another_folder() -> None:
+def test_rootfs_cache_separates_recipes() -> None:
     assert cached("thing", "one", lambda _: None) != cached("thing", "two", lambda _: None)
 
 
-def test_what_failed_is_built_anew() -> None:
+def test_rootfs_cache_rebuilds_after_failure() -> None:
     def fail(folder: Path) -> None:
         (folder / "half").touch()
         raise OSError("no network")
@@ -52,6 +52,6 @@ def test_what_failed_is_built_anew() -> None:
     assert not (cached("thing", "recipe", fail) / "half").exists()
 
 
-def test_an_unknown_architecture_is_refused() -> None:
+def test_rootfs_rejects_unknown_architecture() -> None:
     with pytest.raises(UsageError, match="riscv64"):
         root_filesystem("riscv64")

@@ -1,4 +1,4 @@
-"""A picture of where two outputs differ: what goes into it, and that it is drawn for every kind of tensor."""
+"""Images of output differences: their data, and plots for every kind of tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(path: Path, actual: Any, reference: Any) -> None:
 
 
 @pytest.mark.parametrize("place", [(0, 0), (999, 0), (0, 1299), (999, 1299), (500, 77)])
-def test_a_lone_mismatch_survives_downsampling_in_its_own_cell(place: tuple[int, int]) -> None:
+def test_picture_preserves_single_mismatch_when_downsampled(place: tuple[int, int]) -> None:
     b = np.ones((1000, 1300), np.float32)
     a = b.copy()
     a[place] += 3
@@ -36,7 +36,7 @@ def test_a_lone_mismatch_survives_downsampling_in_its_own_cell(place: tuple[int,
     assert picture.equal == b.size - 1 and picture.errors.sum() == 1
 
 
-def test_a_small_tensor_is_shown_element_by_element_with_leading_dimensions_flattened() -> None:
+def test_picture_flattens_leading_dimensions() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((2, 3, 5)) for _ in range(2))
     picture = Picture(a, b, None)
@@ -44,7 +44,7 @@ def test_a_small_tensor_is_shown_element_by_element_with_leading_dimensions_flat
     np.testing.assert_allclose(picture.cells, np.abs(a - b).reshape(6, 5))
 
 
-def test_a_long_vector_is_folded_into_a_square_in_reading_order() -> None:
+def test_picture_folds_long_vector_into_square() -> None:
     b = np.zeros(1000)
     a = b.copy()
     a[427] = 1
@@ -55,7 +55,7 @@ def test_a_long_vector_is_folded_into_a_square_in_reading_order() -> None:
     assert not Picture(np.zeros(10), np.zeros(10), None).folded
 
 
-def test_nan_and_infinity_in_one_only_are_marked_and_in_both_are_equal() -> None:
+def test_picture_marks_nonfinite_mismatch() -> None:
     a = np.array([[math.nan, math.inf, -math.inf, 1.0, math.nan, 2.0]])
     b = np.array([[math.nan, math.inf, math.inf, math.nan, 1.0, 2.5]])
     picture = Picture(a, b, None)
@@ -64,19 +64,19 @@ def test_nan_and_infinity_in_one_only_are_marked_and_in_both_are_equal() -> None
     assert picture.points.tolist() == [[2.0], [2.5]]
 
 
-def test_the_histogram_counts_by_quarter_decades() -> None:
+def test_picture_histogram_uses_quarter_decades() -> None:
     errors = np.array([5e-324, 1e-3, 1.1e-3, 1.5, 1.7e308])
     picture = Picture(errors, np.zeros(5), None)
     bins = np.flatnonzero(picture.errors) / 4 - 324
     assert picture.errors.sum() == 5 and list(bins) == [-323.5, -3.0, 0.0, 308.0]
 
 
-def test_integers_that_float64_cannot_tell_apart_are_still_different() -> None:
+def test_picture_separates_integers_equal_in_float64() -> None:
     picture = Picture(np.array([2**53 + 1, -(2**63)]), np.array([2**53, 2**63 - 1]), None)
     assert picture.cells.tolist() == [[1.0, 2.0**64]] and picture.equal == 0
 
 
-def test_the_worst_and_the_largest_difference_are_among_the_sampled_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_samples_worst_and_largest_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "_SCATTER_POINTS", 10)
     b = np.zeros(1001)
     a = b.copy()
@@ -88,7 +88,7 @@ def test_the_worst_and_the_largest_difference_are_among_the_sampled_points(monke
     assert points.shape[1] <= 13
 
 
-def test_every_chunk_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_reads_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "CHUNK", 7)
     rng = np.random.default_rng(0)
     a, b = (rng.integers(0, 3, (9, 11)).astype(np.float32) for _ in range(2))
@@ -98,7 +98,7 @@ def test_every_chunk_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "string"])
-def test_every_numeric_dtype_has_a_picture(dtype: str) -> None:
+def test_picture_accepts_every_numeric_dtype(dtype: str) -> None:
     b = np.ones((3, 4)).astype(dtype_of(dtype))
     a = b.copy()
     a[1, 2] = 0.25  # 0 as an integer
@@ -111,7 +111,7 @@ def test_every_numeric_dtype_has_a_picture(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16", "complex64", "int4"])
-def test_dtypes_that_matplotlib_does_not_know_can_be_drawn(dtype: str, tmp_path: Path) -> None:
+def test_plot_draws_dtypes_unknown_to_matplotlib(dtype: str, tmp_path: Path) -> None:
     draw(tmp_path / "y.png", np.zeros((3, 4)).astype(dtype_of(dtype)), np.ones((3, 4)).astype(dtype_of(dtype)))
     assert_png(tmp_path / "y.png")
 
@@ -131,7 +131,7 @@ def test_dtypes_that_matplotlib_does_not_know_can_be_drawn(dtype: str, tmp_path:
     ],
     ids=["scalar", "empty", "empty vector", "equal", "all NaN", "huge", "tiny", "dtypes differ", "vector"],
 )
-def test_odd_tensors_can_be_drawn(actual: Any, reference: Any, tmp_path: Path) -> None:
+def test_plot_draws_odd_tensors(actual: Any, reference: Any, tmp_path: Path) -> None:
     draw(tmp_path / "y.png", actual, reference)
     assert_png(tmp_path / "y.png")
 
@@ -143,7 +143,7 @@ def assert_png(path: Path) -> None:
     assert width > 1000 and height > 400
 
 
-def test_the_title_carries_the_statistics(tmp_path: Path) -> None:
+def test_plot_title_shows_statistics(tmp_path: Path) -> None:
     a, b = np.array([1.0, 2.0, 3.5]), np.array([1.0, 2.0, 3.0])
     draw(tmp_path / "y.svg", a, b)
     found = compare_output("y", a, b)
@@ -162,13 +162,13 @@ def test_the_title_carries_the_statistics(tmp_path: Path) -> None:
     ],
     ids=["shapes", "strings", "string and number"],
 )
-def test_what_has_no_difference_is_refused(actual: Any, reference: Any, tmp_path: Path) -> None:
+def test_plot_rejects_outputs_without_difference(actual: Any, reference: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="output y cannot be drawn"):
         draw(tmp_path / "y.png", actual, reference)
     assert not list(tmp_path.iterdir())
 
 
-def test_without_matplotlib_the_message_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_matplotlib_names_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -177,13 +177,13 @@ def test_without_matplotlib_the_message_names_the_extra(tmp_path: Path, monkeypa
     assert "hil[plot]" in caught.value.hint
 
 
-def test_a_file_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+def test_plot_reports_unwritable_file(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot write"):
         draw(tmp_path / "missing" / "y.png", np.ones(3), np.zeros(3))
     with pytest.raises(UsageError, match="cannot draw"):
         draw(tmp_path / "y.nonsense", np.ones(3), np.zeros(3))
 
 
-def test_matplotlib_is_imported_only_when_something_is_drawn() -> None:
+def test_plot_imports_matplotlib_only_when_drawing() -> None:
     code = "import sys, hil.controller.analysis.plot, hil.compare.verdict; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

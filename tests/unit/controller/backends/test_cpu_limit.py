@@ -9,7 +9,7 @@ from hil.controller.backends.references.cpu_limit import limited_cpu
 from hil.errors import ReferenceTooSlow
 
 
-def test_cpu_limit_ends_busy_code_that_catches_errors() -> None:
+def test_cpu_limit_ends_busy_code_catching_errors() -> None:
     before = signal.getsignal(signal.SIGPROF)
     with pytest.raises(ReferenceTooSlow, match=r"more than 0\.05 s of CPU time"), limited_cpu(0.05):
         while True:
@@ -21,11 +21,11 @@ def test_cpu_limit_ends_busy_code_that_catches_errors() -> None:
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
-def test_cpu_limit_does_not_count_waiting() -> None:
+def test_cpu_limit_ignores_waiting_time() -> None:
     with limited_cpu(0.2):
         time.sleep(0.4)
 
 
-def test_cpu_limit_is_optional() -> None:
+def test_cpu_limit_accepts_none() -> None:
     with limited_cpu(None):
         assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)

@@ -47,7 +47,7 @@ def sqnr_db(actual: Array, exact: Array) -> float:
 def model_of(
     node: Any, inputs: dict[str, Array], weights: dict[str, Array], outputs: tuple[str, ...] = ("y",), *more: Any
 ) -> onnx.ModelProto:
-    """A model of opset 23 with one node, or several; the outputs are float32 of any shape."""
+    """Return a model of opset 23 with these nodes; the outputs are float32 of any shape."""
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(one.dtype), one.shape)
         for name, one in inputs.items()
@@ -64,7 +64,7 @@ def tensor_of(name: str, array: Array) -> onnx.TensorProto:
 
 
 def answers(model: onnx.ModelProto, inputs: dict[str, Array], folder: Path) -> dict[str, list[Array]]:
-    """What each reference computes; one that refuses is not there."""
+    """Return the outputs of each reference that can run the model."""
     found: dict[str, list[Array]] = {
         "onnx-reference": [np.asarray(one) for one in defined_evaluator(model).run(None, inputs)]
     }
@@ -124,7 +124,7 @@ def test_dequantized_weights_match_definition(tmp_path: Path, name: str, form: s
 
 
 @pytest.mark.parametrize("opset", [10, 13, 17, 19, 21, 23])
-def test_dequantize_linear_of_every_opset_is_computed(save_onnx: Save, opset: int) -> None:
+def test_dequantize_linear_supports_every_opset(save_onnx: Save, opset: int) -> None:
     weights = [tensor_of("w", elements("int8", (4, 3))), tensor_of("s", np.float32(0.5))]
     node = helper.make_node("DequantizeLinear", ["w", "s"], ["y"])
     path = save_onnx([node], [], [("y", FLOAT, (4, 3))], weights, opset=opset)
@@ -132,15 +132,15 @@ def test_dequantize_linear_of_every_opset_is_computed(save_onnx: Save, opset: in
     assert y.dtype == np.float32 and (y == elements("int8", (4, 3)) * np.float32(0.5)).all()
 
 
-def test_dequantize_refuses_scales_that_do_not_fit() -> None:
+def test_dequantize_rejects_mismatched_scales() -> None:
     with pytest.raises(ValueError, match="blocks of 16"):
         dequantize(np.zeros((64, 4), np.int8), np.ones((3, 4), np.float32), axis=0, block_size=16)
     with pytest.raises(ValueError, match="axis 1"):
         dequantize(np.zeros((64, 4), np.int8), np.ones(3, np.float32), axis=1)
 
 
-def test_block_scaled_formats() -> None:
-    """MXFP4 and MXFP8 have scales that are powers of two, NVFP4 has float8 scales and one for the tensor."""
+def test_dequantize_block_scaled_matches_formats() -> None:
+    """MXFP4 and MXFP8 scale by powers of two; NVFP4 has float8 block scales and a tensor scale."""
     for dtype in (ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
         x = random(0, 2, 2 * MX_BLOCK, low=-6, high=6).astype(dtype)
         scales = np.array([[0.5, 4], [1, 2**-9]], np.float32).astype(ml_dtypes.float8_e8m0fnu)
@@ -204,7 +204,7 @@ def test_matmul_nbits_matches_definition(tmp_path: Path, bits: int, zero: str, l
     check(model_of(node, {"x": x}, weights), {"x": x}, exact, tmp_path)
 
 
-def test_matmul_nbits_takes_group_indices_and_bias() -> None:
+def test_matmul_nbits_accepts_group_indices_and_bias() -> None:
     weights, values, zeros = packed_weights(4)
     order = np.random.default_rng(1).integers(0, K // BLOCK, K).astype(np.int32)
     shape = {"rows": K, "columns": N, "bits": 4, "block_size": BLOCK}
@@ -215,7 +215,7 @@ def test_matmul_nbits_takes_group_indices_and_bias() -> None:
     np.testing.assert_allclose(matmul_nbits(a, found, bias), a.astype(np.float64) @ exact.T + bias, rtol=1e-12)
 
 
-def test_unknown_attributes_are_refused() -> None:
+def test_matmul_nbits_rejects_unknown_attributes() -> None:
     weights, _, _ = packed_weights(4)
     del weights["z"]
     shape = {"K": K, "N": N, "bits": 4, "block_size": BLOCK, "weight_prepacked": 1}
@@ -237,7 +237,7 @@ def test_simplified_layer_normalization_matches_definition(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_skip_simplified_layer_normalization_matches_definition(tmp_path: Path, has_bias: bool) -> None:
+def test_skip_simplified_layer_norm_matches_definition(tmp_path: Path, has_bias: bool) -> None:
     inputs = {"x": random(0, 2, 5, K), "k": random(2, 2, 5, K)}
     weights = {"g": random(1, K), **({"b": random(3, K)} if has_bias else {})}
     names = ["x", "k", "g", *(["b"] if has_bias else [])]
@@ -263,7 +263,7 @@ def tables() -> tuple[Array, Array]:
 
 
 def naive_attention(q: Array, k: Array, v: Array, allowed: Callable[[int, int, int], bool], scale: float) -> Array:
-    """Attention of one query, one head and one key at a time."""
+    """Compute attention for each query, head and key separately."""
     y = np.zeros((*q.shape[:3], v.shape[-1]))
     for b, h, s in np.ndindex(q.shape[:3]):
         keys = [j for j in range(k.shape[2]) if allowed(b, s, j)]
@@ -362,7 +362,7 @@ def test_attention_caps_products_and_zeroes_masked_queries() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gather_elements_refuses_indices_out_of_range(axis: int) -> None:
+def test_gather_elements_rejects_indices_out_of_range(axis: int) -> None:
     x = random(0, 3, 4)
     node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=axis)
     fine = np.array([[0, 1, -1], [2, -3, 1]], np.int64)
@@ -374,7 +374,7 @@ def test_gather_elements_refuses_indices_out_of_range(axis: int) -> None:
         defined_evaluator(model_of(node, {"x": x, "i": wrong}, {})).run(None, {"x": x, "i": wrong})
 
 
-def test_dtype_of_outputs_is_that_of_inputs() -> None:
+def test_output_dtype_matches_input_dtype() -> None:
     x = random(0, 3, K).astype(np.float16)
     node = helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["y"])
     (y,) = defined_evaluator(model_of(node, {"x": x}, {"g": np.ones(K, np.float16)})).run(None, {"x": x})
@@ -384,7 +384,7 @@ def test_dtype_of_outputs_is_that_of_inputs() -> None:
 @pytest.mark.parametrize("opset", [1, 7, 11, 12, 13, 17])
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 @pytest.mark.parametrize("axis", [None, 0, 1, 2])
-def test_softmax_follows_the_opset(save_onnx: Save, op: str, opset: int, axis: int | None) -> None:
+def test_softmax_follows_opset(save_onnx: Save, op: str, opset: int, axis: int | None) -> None:
     x = random(0, 2, 3, 4)
     node = helper.make_node(op, ["x"], ["y"], **({} if axis is None else {"axis": axis}))
     path = save_onnx([node], [("x", FLOAT, x.shape)], [("y", FLOAT, x.shape)], opset=opset)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's reference sessions compute what the model says, on every CPU."""
+"""ONNX Runtime reference sessions compute exact results on every CPU."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_dynamically_quantized_products_do_not_saturate(save_onnx: Save) -> None
     np.testing.assert_allclose(answer(path, a=a), a @ B.astype(np.float32), rtol=1e-5)
 
 
-def test_signed_products_stay_as_they_are(save_onnx: Save) -> None:
+def test_make_exact_leaves_signed_products_unchanged(save_onnx: Save) -> None:
     node = helper.make_node("MatMulInteger", ["a", "b"], ["y"])
     path = save_onnx([node], [("a", INT8, (4, 64))], [("y", INT32, (4, 8))], [numpy_helper.from_array(B, "b")])
     before = onnx.load(path)
@@ -92,7 +92,7 @@ def test_signed_products_stay_as_they_are(save_onnx: Save) -> None:
     assert before.SerializeToString() == after.SerializeToString()
 
 
-def test_accuracy_levels_are_removed_everywhere() -> None:
+def test_make_exact_removes_every_accuracy_level() -> None:
     def node(name: str) -> Any:
         return helper.make_node(
             "MatMulNBits", ["x", "b", "s"], [name], domain="com.microsoft", K=32, N=1, block_size=32, accuracy_level=4
@@ -108,7 +108,7 @@ def test_accuracy_levels_are_removed_everywhere() -> None:
     assert b"accuracy_level" not in model.SerializeToString()
 
 
-def test_only_models_with_such_operators_are_rewritten(save_onnx: Save) -> None:
+def test_needs_rewriting_detects_integer_operators(save_onnx: Save) -> None:
     plain = save_onnx([helper.make_node("Neg", ["x"], ["y"])], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
     assert not needs_rewriting(plain)
     node = helper.make_node("MatMulInteger", ["a", "b"], ["y"])
@@ -116,7 +116,7 @@ def test_only_models_with_such_operators_are_rewritten(save_onnx: Save) -> None:
     assert needs_rewriting(whole)
 
 
-def test_external_weights_are_found(tmp_path: Path) -> None:
+def test_exact_session_reads_external_weights(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["a", "b"], ["y"])],

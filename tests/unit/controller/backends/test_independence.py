@@ -1,4 +1,4 @@
-"""Which references are independent of which programs, and in which order they are asked."""
+"""Independence of references from runtimes, and the default order of references."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_relation_follows_from_shared_parts(runtime: str, reference: str, relati
     assert relation_of(runtime, reference).value == relation
 
 
-def test_default_chain_never_has_a_self_check() -> None:
+def test_default_chain_never_contains_self_check() -> None:
     formats = {one for reference in references().values() for one in reference.formats}
     for model_format, runtime in itertools.product(formats, RUNTIMES):
         chain = default_chain(model_format, runtime)
@@ -50,7 +50,7 @@ def test_default_chain_never_has_a_self_check() -> None:
     assert default_chain("mlir", "iree") == ()
 
 
-def test_package_shares_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_shares_build_with_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = {("hil.references", "cutter-model"): "cutter", ("hil.compilers", "cutter"): "cutter"}
 
     def package_of(group: str, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Runs with held decisions take the path of the run that made them, or are refused."""
+"""Runs with recorded decisions follow the recorded path or fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hil.controller.backends.references.control import control_runs
 from hil.controller.backends.references.node_evaluator import Decisions
 from hil.errors import ReferenceFailed
 
-# Rounds to 1, and in float16, where it is 0.5, to 0.
+# Rounds to 1 in float32, and to 0 in float16, where the value is 0.5.
 X = {"x": np.array([0.50001, 2.3], np.float32)}
 
 
@@ -25,7 +25,7 @@ def branch(*kinds: str):
 
 
 def model(then: tuple[str, ...], otherwise: tuple[str, ...]):
-    """Return a model that branches by a quantized value: no decision is held there."""
+    """Return a model that branches on a quantized value, for which no decision is recorded."""
     nodes = (
         helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
         helper.make_node("Cast", ["q"], ["n"], to=TensorProto.INT32),
@@ -41,16 +41,16 @@ def model(then: tuple[str, ...], otherwise: tuple[str, ...]):
     [(("Floor",), ("Identity",)), (("Identity", "Floor"), ("Floor", "Floor")), (("Floor",), ("Ceil",))],
     ids=["fewer decisions", "more decisions", "other operators"],
 )
-def test_other_path_in_the_arithmetic_is_refused(then: tuple[str, ...], otherwise: tuple[str, ...]) -> None:
+def test_replay_rejects_different_path_in_low_precision(then: tuple[str, ...], otherwise: tuple[str, ...]) -> None:
     with pytest.raises(ReferenceFailed, match="rounding changes which operators the model runs"):
         control_runs(model(then, otherwise), X, "float16")
 
 
-def test_path_without_decisions_may_differ() -> None:
+def test_replay_accepts_paths_without_decisions() -> None:
     assert "y" in control_runs(model(("Identity",), ("Neg",)), X, "float16")
 
 
-def test_decision_is_not_taken_for_operands_of_another_shape() -> None:
+def test_replay_rejects_operands_of_other_shape() -> None:
     node = helper.make_node("Floor", ["x"], ["y"])
     decisions = Decisions()
     decisions.decide(node, X, np.zeros(2, np.float32))

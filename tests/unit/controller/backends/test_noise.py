@@ -22,7 +22,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedTimeout
 
 
-def test_every_float_moves_by_a_unit_of_its_eps_and_nothing_else_does():
+def test_perturbed_moves_floats_by_eps_and_preserves_the_rest():
     inputs = {
         "x": np.array([1.5, -2.25, 0, np.inf, np.nan], np.float32),
         "half": np.array([1000.5], np.float16),
@@ -51,7 +51,7 @@ def sizes(found):
     return found["y"].astype(np.float64)
 
 
-def test_noise_is_the_largest_move_of_any_run_times_a_factor():
+def test_noise_between_scales_largest_move():
     base = {"y": np.array([1, 100], np.float32), "n": np.array([1, 2])}
     near = [{"y": base["y"] + np.float32([1e-5, 0]), "n": base["n"]}, {"y": base["y"] + np.float32([0, 1e-4])}]
     far = [{"y": base["y"] + np.float32([16e-5, 16e-4])}]
@@ -62,7 +62,7 @@ def test_noise_is_the_largest_move_of_any_run_times_a_factor():
     assert noise_between(base, [{"y": np.ones(3, np.float32)}], far) == {}, "of another shape"
 
 
-def test_a_jump_has_no_factor_and_widens_no_other_element():
+def test_noise_of_jump_widens_single_element():
     y = np.linspace(10, 20, 64, dtype=np.float32)
     jump = np.zeros(64, np.float32)
     jump[5] = 1
@@ -72,7 +72,7 @@ def test_a_jump_has_no_factor_and_widens_no_other_element():
     assert np.delete(found, 5).max() < 1e-4
 
 
-def test_an_element_that_moved_little_by_chance_has_the_noise_of_those_like_it():
+def test_noise_of_still_element_follows_similar_elements():
     rng = np.random.default_rng(0)
     y = rng.standard_normal((32, 6)) * [1e3, 1e3, 1e3, 1e3, 1e-3, 1e-3]
     moves = np.abs(y) * 1e-7
@@ -82,20 +82,20 @@ def test_an_element_that_moved_little_by_chance_has_the_noise_of_those_like_it()
     assert found[:, 4:].max() < 1e-8, "the noise of large columns is not that of small ones"
 
 
-def test_noise_that_grows_with_the_values_is_relative():
+def test_noise_growing_with_values_becomes_relative():
     y = np.exp(-np.arange(40.0))[None]
     moves = 1e-7 * y * np.where(np.arange(40) % 7, 1, 0)
     found = sizes(noise_between({"y": y}, [{"y": y + moves}], [{"y": y + 16 * moves}]))
     assert found[0, 35] > 1e-7 * y[0, 35] and (found < 1e-5 * y).all()
 
 
-def test_of_several_references_the_largest_noise_of_each_element_counts():
+def test_largest_noise_takes_maximum_per_element():
     one, other = ({"y": as_noise([1, 4]), "a": as_noise(2)}, {"y": as_noise([2, 1]), "b": as_noise(1)})
     found = largest_noise([one, {}, other])
     assert set(found) == {"y", "a", "b"} and sizes(found).tolist() == [2, 4]
 
 
-def test_noise_is_told_where_it_may_change_the_verdict():
+def test_telling_noise_selects_noise_affecting_verdict():
     wide, narrow = (as_noise(np.full(2, size)) for size in (1e-3, 1e-9))
     outputs = {"y": np.array([1, 2], np.float32)}
     assert telling_noise(outputs, {"y": narrow}) == {} and set(telling_noise(outputs, {"y": wide})) == {"y"}
@@ -116,7 +116,7 @@ def settings(tmp_path):
 
 
 def cancelling(path, operator="Sub"):
-    """y = x - (x - tiny ...): what is left of a sum that cancels."""
+    """Save a model whose output is the rounding error of a sum that cancels."""
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1),
         helper.make_node("Sub", ["x", "mean"], ["rest"]),
@@ -133,20 +133,20 @@ def cancelling(path, operator="Sub"):
     return path
 
 
-def test_what_cancels_is_noise_and_what_is_only_passed_on_is_not(tmp_path, settings):
+def test_measure_noise_finds_cancellation(tmp_path, settings):
     model = import_model(cancelling(tmp_path / "m.onnx"), isolated=settings["isolated"], cache=settings["cache"])
     inputs = {"x": np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)}
     result = run_reference("onnxruntime", model, inputs, **settings)
     found = {name: one.astype(np.float64) for name, one in measure_noise(model, inputs, result, **settings).items()}
     assert found["zero"] > abs(float(result.outputs["zero"])) / 8
     assert 0 < found["same"].max() < 1e-5
-    # What a user expects has no noise of its own: the model's does.
+    # Expected outputs of the user have no noise; the noise of the model is used.
     given = expected_result({"zero": np.zeros((), np.float32), "same": inputs["x"]}, model.outputs)
     again = measure_noise(model, inputs, given, **settings)
     assert all(again[name].astype(np.float64).tolist() == found[name].tolist() for name in found)
 
 
-def test_where_only_whole_numbers_go_in_the_operators_still_round(tmp_path, settings):
+def test_measure_noise_covers_operators_with_integer_inputs(tmp_path, settings):
     table = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
     nodes = [
         helper.make_node("Gather", ["table", "x"], ["rows"], axis=0),
@@ -162,7 +162,7 @@ def test_where_only_whole_numbers_go_in_the_operators_still_round(tmp_path, sett
     assert 1e-7 < found < 1e-2
 
 
-def test_a_floor_of_whole_numbers_does_not_jump(tmp_path, settings):
+def test_measure_noise_ignores_floor_of_whole_numbers(tmp_path, settings):
     nodes = [helper.make_node("Floor", ["x"], ["y"])]
     path = save_model(tmp_path / "floor.onnx", nodes, [("x", TensorProto.FLOAT, [8])], [("y", TensorProto.FLOAT, [8])])
     model = import_model(path, isolated=settings["isolated"], cache=settings["cache"])
@@ -171,7 +171,7 @@ def test_a_floor_of_whole_numbers_does_not_jump(tmp_path, settings):
     assert measure_noise(model, inputs, result, **settings) == {}
 
 
-def test_outputs_that_depend_on_random_numbers_have_no_noise(tmp_path, settings):
+def test_measure_noise_skips_outputs_of_random_numbers(tmp_path, settings):
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["chance"]),
         helper.make_node("Add", ["x", "chance"], ["y"]),
@@ -185,13 +185,13 @@ def test_outputs_that_depend_on_random_numbers_have_no_noise(tmp_path, settings)
     assert set(measure_noise(model, inputs, result, **settings)) == {"z"}
 
 
-def test_noise_that_was_measured_is_in_the_cache(tmp_path, settings):
+def test_measure_noise_caches_noise(tmp_path, settings):
     cancelling(tmp_path / "m.onnx")
     model = import_model(tmp_path / "m.onnx", isolated=settings["isolated"])
     inputs = {"x": np.random.default_rng(0).random((4, 1000), np.float32)}
     result = run_reference("onnx-reference", model, inputs, **settings)
     found = measure_noise(model, inputs, result, **settings)
-    settings["isolated"].close()  # nothing can run any more
+    settings["isolated"].close()  # no further run is possible
     again = measure_noise(model, inputs, result, **settings)
     assert {name: one.tobytes() for name, one in again.items()} == {name: one.tobytes() for name, one in found.items()}
     assert set(found) == {"zero", "same"}
@@ -199,14 +199,14 @@ def test_noise_that_was_measured_is_in_the_cache(tmp_path, settings):
     assert measure_noise(model, moved, result, **settings) == {}
 
 
-def test_noise_of_a_disturbed_measurement_is_not_kept(tmp_path, settings, monkeypatch):
+def test_measure_noise_does_not_cache_disturbed_measurement(tmp_path, settings, monkeypatch):
     cancelling(tmp_path / "m.onnx")
     model = import_model(tmp_path / "m.onnx", isolated=settings["isolated"])
     inputs = {"x": np.random.default_rng(0).integers(0, 9, (4, 1000)).astype(np.float32)}
     result = run_reference("onnx-reference", model, inputs, **settings)
 
     def late(*_: object) -> None:
-        raise IsolatedTimeout("gave no result within 1 s")
+        raise IsolatedTimeout("timed out after 1 s")
 
     with monkeypatch.context() as patch:
         patch.setattr(references, "call_isolated", late)

@@ -1,4 +1,4 @@
-"""References of packages: what one gives that the model does not is its own failure, never the board's."""
+"""Invalid outputs of a package's reference fail the reference, not the board."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ X = Reference(("onnx", "mlir"), lambda: {source}, compute)
 
 @pytest.fixture
 def answer(package, settings: dict[str, Any], tmp_path: Path):
-    """What ``--reference odd`` makes of a model, where the package's reference does this."""
+    """Return a function that runs ``--reference odd`` with this implementation."""
 
     def run(body: str, source: str = "'odd 1'", format: str = "onnx") -> Any:
         package(MODULE.format(body=body, source=source), "[hil.references]\nodd = MODULE:X\n")
@@ -50,7 +50,7 @@ def saving(outputs: str) -> str:
 RIGHT = "y=np.ones((5, 3), np.float32), n=np.int64(3)"
 
 
-def test_what_the_model_declares_is_taken_and_open_dimensions_are_free(answer) -> None:
+def test_package_reference_accepts_declared_outputs(answer) -> None:
     assert list(answer(saving(RIGHT)).outputs) == ["y", "n"]
 
 
@@ -66,13 +66,13 @@ def test_what_the_model_declares_is_taken_and_open_dimensions_are_free(answer) -
         (saving(RIGHT.replace("(5, 3)", "3")), "gave y: .*: the model declares y: "),
     ],
 )
-def test_what_a_model_does_not_declare_is_the_references_failure(answer, body: str, message: str) -> None:
-    for _ in range(2):  # nothing of it was kept
+def test_package_reference_fails_for_undeclared_outputs(answer, body: str, message: str) -> None:
+    for _ in range(2):  # the failure is not cached
         with pytest.raises(ReferenceFailed, match=message):
             answer(body)
 
 
-def test_names_are_matched_by_position_where_a_format_has_none_of_its_own(answer) -> None:
+def test_package_reference_matches_outputs_by_position(answer) -> None:
     assert list(answer(saving(RIGHT.replace("y=", "result=")), format="mlir").outputs) == ["result", "n"]
     with pytest.raises(ReferenceFailed, match="the model declares"):
         answer(saving(RIGHT.replace("y=", "result=").replace("int64", "int32")), "'odd 2'", "mlir")
@@ -82,11 +82,11 @@ def test_names_are_matched_by_position_where_a_format_has_none_of_its_own(answer
     ("source", "message"),
     [("1 / 0", "ZeroDivisionError: division by zero"), ("3", r"TypeError: its source\(\) returned 3: expected a text")],
 )
-def test_who_cannot_say_who_it_is_is_refused(answer, source: str, message: str) -> None:
+def test_package_reference_without_source_fails(answer, source: str, message: str) -> None:
     with pytest.raises(ReferenceFailed, match=f"the reference odd of the package vendor 1.0 failed: {message}"):
         answer("pass", source)
 
 
-def test_references_have_the_time_limit_that_was_given(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_reference_settings_use_given_timeout(tmp_path: Path, settings: dict[str, Any]) -> None:
     context = RunContext(settings["cache"], settings["isolated"])
     assert reference_settings(Options(timeout=5), context, tmp_path / "log")["timeout"] == 5

@@ -39,7 +39,7 @@ NODES = (
 
 
 def answer(arithmetic: str, weights: dict[str, Array], nodes=NODES, inputs=INPUTS) -> Array:
-    """Return what a simulated board of this arithmetic computes."""
+    """Return the output of a simulated board with this arithmetic."""
     return run_onnx(rewrite(model_of(nodes, inputs, weights), arithmetic), inputs)
 
 
@@ -101,7 +101,7 @@ def _softmax(array: Array) -> Array:
 
 @pytest.fixture(scope="module", params=ARITHMETICS)
 def judged(request):
-    """Return a function that judges an answer of this arithmetic."""
+    """Return a function that compares an output in this arithmetic."""
     model = model_of(NODES, INPUTS, WEIGHTS)
     reference = run_onnx(model, INPUTS, optimized=False)
     control = control_runs(model, INPUTS, request.param)["y"]

@@ -43,7 +43,7 @@ def linear(save_onnx: Save, isolated: Isolated) -> Model:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_reference_computes_the_same(linear: Model, settings: dict[str, Any], name: str) -> None:
+def test_every_reference_computes_same_outputs(linear: Model, settings: dict[str, Any], name: str) -> None:
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     result = run_reference(name, linear, {"x": x}, **settings)
     h = x @ (np.arange(12, dtype=np.float32).reshape(4, 3) - 6)
@@ -70,7 +70,7 @@ def test_results_are_cached_by_model_inputs_and_version(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_nan_and_infinity_go_through(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
+def test_references_propagate_nan_and_infinity(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
     path = save_onnx([helper.make_node("Neg", ["x"], ["y"])], [("x", FLOAT, (3,))], [("y", FLOAT, (3,))])
     model = import_model(path, isolated=settings["isolated"])
     y = run_reference(name, model, {"x": np.array([np.nan, np.inf, 1], np.float32)}, **settings).outputs["y"]
@@ -78,7 +78,7 @@ def test_nan_and_infinity_go_through(save_onnx: Save, settings: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_scalars_empty_tensors_and_no_inputs(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
+def test_references_accept_scalars_and_empty_tensors(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
     nodes = [
         helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float32(3))),
         helper.make_node("Neg", ["c"], ["y"]),
@@ -139,7 +139,7 @@ def test_iree_passes_every_dtype(save_onnx: Save, settings: dict[str, Any], dtyp
 # --- MLIR ---
 
 
-def test_iree_runs_mlir_with_scalars_and_several_results(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_iree_runs_mlir_with_scalars_and_multiple_results(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.mlir").write_text(
         """
         func.func @main(%a: tensor<2x?xf32>, %n: i32, %f: f32) -> (tensor<2x?xf32>, i32, f32) {
@@ -160,7 +160,7 @@ def test_iree_runs_mlir_with_scalars_and_several_results(tmp_path: Path, setting
     assert result.outputs["output1"].dtype == np.int32
 
 
-# --- who answers ---
+# --- fallback ---
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def bf16_matmul(save_onnx: Save, isolated: Isolated) -> Model:
     return import_model(save_onnx([node], inputs, [("y", BFLOAT16, (2, 2))]), isolated=isolated)
 
 
-def test_what_the_default_cannot_do_another_does_and_says_so(bf16_matmul: Model, settings: dict[str, Any]) -> None:
+def test_fallback_reference_runs_after_default_fails(bf16_matmul: Model, settings: dict[str, Any]) -> None:
     assert default_references(bf16_matmul) == ["onnxruntime"]
     inputs = make_inputs(bf16_matmul.inputs or (), [])
     result, failed = run_reference_with_fallback(bf16_matmul, inputs, **settings)
@@ -182,12 +182,12 @@ def test_what_the_default_cannot_do_another_does_and_says_so(bf16_matmul: Model,
     np.testing.assert_allclose(result.outputs["y"].astype(np.float32), expected, rtol=0.05, atol=0.1)
 
 
-def test_a_reference_that_was_named_never_falls_back(bf16_matmul: Model, settings: dict[str, Any]) -> None:
+def test_named_reference_never_falls_back(bf16_matmul: Model, settings: dict[str, Any]) -> None:
     with pytest.raises(ReferenceFailed, match="MatMul"):
         run_reference("onnxruntime", bf16_matmul, make_inputs(bf16_matmul.inputs or (), []), **settings)
 
 
-def test_nobody_can(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_fallback_reports_failure_of_every_reference(save_onnx: Save, settings: dict[str, Any]) -> None:
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
     path = save_onnx([node], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], domains=("com.acme",))
     model = import_model(path, isolated=settings["isolated"])
@@ -196,16 +196,14 @@ def test_nobody_can(save_onnx: Save, settings: dict[str, Any]) -> None:
     assert all(name in caught.value.message for name in ALL) and "--expected" in caught.value.hint
 
 
-def test_of_several_those_that_fail_are_told_and_the_others_answer(
-    bf16_matmul: Model, settings: dict[str, Any]
-) -> None:
+def test_refer_each_returns_answers_despite_failures(bf16_matmul: Model, settings: dict[str, Any]) -> None:
     inputs = make_inputs(bf16_matmul.inputs or (), [])
     answers, failed = refer_each(["onnxruntime", "onnx-reference"], bf16_matmul, inputs, **settings)
     assert [answer.provenance["reference"] for answer in answers] == ["onnx-reference"]
     assert list(failed) == ["onnxruntime"] and "MatMul" in failed["onnxruntime"].message
 
 
-def test_of_several_that_all_fail_each_is_named(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_refer_each_names_every_failed_reference(save_onnx: Save, settings: dict[str, Any]) -> None:
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
     path = save_onnx([node], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], domains=("com.acme",))
     model = import_model(path, isolated=settings["isolated"])
@@ -216,7 +214,7 @@ def test_of_several_that_all_fail_each_is_named(save_onnx: Save, settings: dict[
         refer_each(["onnxruntime"], model, {"x": np.zeros(2, np.float32)}, **settings)
 
 
-def test_whatever_a_foreign_reference_raises_is_its_failure(
+def test_foreign_reference_error_becomes_failure(
     linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compute(*_: Any, **__: Any) -> None:
@@ -229,7 +227,7 @@ def test_whatever_a_foreign_reference_raises_is_its_failure(
     assert len(answers) == 1 and "RecursionError: too deep for me" in failed["odd"].message
 
 
-def test_bad_indices_are_told_by_every_reference_that_looks(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_onnxruntime_reports_index_out_of_range(save_onnx: Save, settings: dict[str, Any]) -> None:
     node = helper.make_node("Gather", ["t", "i"], ["y"])
     table = numpy_helper.from_array(np.zeros((3, 2), np.float32), "t")
     path = save_onnx([node], [("i", TensorProto.INT64, (1,))], [("y", FLOAT, (1, 2))], [table])
@@ -238,7 +236,7 @@ def test_bad_indices_are_told_by_every_reference_that_looks(save_onnx: Save, set
         run_reference("onnxruntime", model, {"i": np.array([99])}, **settings)
 
 
-def test_a_vmfb_has_none(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_vmfb_model_lacks_references(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.vmfb").write_bytes(b"PK\x03\x04" + bytes(100))
     model = import_model(tmp_path / "m.vmfb", isolated=settings["isolated"])
     assert default_references(model) == []
@@ -248,13 +246,13 @@ def test_a_vmfb_has_none(tmp_path: Path, settings: dict[str, Any]) -> None:
         run_reference_with_fallback(model, {}, **settings)
 
 
-def test_an_unknown_name_lists_the_known_ones(linear: Model, settings: dict[str, Any]) -> None:
+def test_unknown_reference_error_lists_known_names(linear: Model, settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="no reference 'oracle'") as caught:
         run_reference("oracle", linear, {}, **settings)
     assert all(name in caught.value.hint for name in ALL) and set(references()) >= set(ALL)
 
 
-def test_a_reference_keeps_to_its_time_limit(linear: Model, settings: dict[str, Any]) -> None:
+def test_reference_times_out(linear: Model, settings: dict[str, Any]) -> None:
     with Isolated(1) as pool, pytest.raises(StageTimeout) as caught:
         run_reference(
             "onnxruntime",
@@ -265,12 +263,12 @@ def test_a_reference_keeps_to_its_time_limit(linear: Model, settings: dict[str, 
     assert caught.value.stage == "refer"
 
 
-# --- what the user expects ---
+# --- expected outputs ---
 
 OUTPUTS = (TensorSpec("y", "float32", (2,)), TensorSpec("z", "bfloat16", (3,)))
 
 
-def test_expected_outputs_by_name_or_in_order(tmp_path: Path) -> None:
+def test_expected_outputs_match_by_name_or_order(tmp_path: Path) -> None:
     y, z = np.array([1, 2], np.float32), np.arange(3).astype(ml_dtypes.bfloat16)
     save_npy(tmp_path / "y.npy", y)
     save_npy(tmp_path / "z.npy", z)
@@ -287,18 +285,20 @@ def test_expected_outputs_by_name_or_in_order(tmp_path: Path) -> None:
         assert result.outputs["z"].dtype == z.dtype and result.outputs["y"].tolist() == [1, 2]
 
 
-def test_expected_in_the_words_of_iree_run_module() -> None:
+def test_expected_outputs_accept_iree_run_module_text() -> None:
     assert expected_result(["2xf32=1 2"], OUTPUTS).outputs["y"].tolist() == [1, 2]
     assert list(expected_result(["2xf32=1 2", "3xi32=4"], None).outputs) == ["output0", "output1"]
 
 
-def test_another_shape_or_dtype_is_left_to_the_comparison(tmp_path: Path) -> None:
+def test_expected_outputs_accept_other_shape_or_dtype(tmp_path: Path) -> None:
     save_npy(tmp_path / "y.npy", np.zeros((5, 5), np.int64))
     assert expected_result([tmp_path / "y.npy"], OUTPUTS).outputs["y"].shape == (5, 5)
 
 
 @pytest.mark.parametrize("text", ["nope.npy", "q=y.npy", "y=1 2 3x"])
-def test_what_cannot_be_expected(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_outputs_reject_invalid_files_and_names(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError):
         expected_result([text], OUTPUTS)
@@ -306,13 +306,13 @@ def test_what_cannot_be_expected(tmp_path: Path, text: str, monkeypatch: pytest.
         expected_result({"q": np.zeros(1)}, OUTPUTS)
 
 
-def test_a_name_is_no_use_where_only_the_board_knows_the_names() -> None:
+def test_expected_outputs_reject_names_for_unknown_signature() -> None:
     with pytest.raises(UsageError) as caught:
         expected_result(["q=2xf32=1 2"], None)
     assert "leave them out" in caught.value.hint and "output0" not in caught.value.hint
 
 
-def test_results_are_not_cached_beyond_a_change_of_hils_own_code(
+def test_results_cache_depends_on_hil_code(
     linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"x": np.ones((2, 4), np.float32)}
@@ -322,9 +322,7 @@ def test_results_are_not_cached_beyond_a_change_of_hils_own_code(
     assert not run_reference("onnxruntime", linear, given, **settings).provenance["cached"]
 
 
-def test_slow_evaluator_is_not_asked_twice(
-    linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_evaluator_runs_once(linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def compute(*_: Any, **__: Any) -> None:
@@ -343,7 +341,7 @@ def test_slow_evaluator_is_not_asked_twice(
     assert asked == ["once", "once"]
 
 
-def test_self_check_is_never_the_default(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_default_reference_excludes_self_check(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.mlir").write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     model = import_model(tmp_path / "m.mlir", isolated=settings["isolated"])
     given = {"arg0": np.ones(4, np.float32)}

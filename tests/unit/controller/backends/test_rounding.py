@@ -1,4 +1,4 @@
-"""Operators that round at random, by the length of their sums; planted faults that no rounding explains."""
+"""Random rounding by sum length, and planted faults that rounding does not explain."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ node = helper.make_node
 
 
 @pytest.mark.parametrize("terms", [64, 4096])
-def test_error_of_a_product_grows_like_the_root_of_its_length(terms: int) -> None:
+def test_product_error_grows_with_root_of_length(terms: int) -> None:
     x, w = floats(4, terms), floats(terms, 64)
     found = float(np.median(moves(graph([node("MatMul", ["x", "w"], ["y"])], x, 2, w=w), x)))
     unit = EPS / 2 / np.sqrt(3) * np.sqrt(terms)
@@ -97,7 +97,7 @@ OPERATORS: dict[str, tuple[Any, Array, int, dict[str, Array], int]] = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_every_operator_moves_by_the_length_of_its_sum(name: str) -> None:
+def test_operator_error_grows_with_sum_length(name: str) -> None:
     one, x, rank, weights, terms = OPERATORS[name]
     model = graph([one], x, rank, **weights)
     found, far = (float(np.sqrt(np.mean(np.square(moves(model, x, units))))) for units in (1, FAR))
@@ -106,7 +106,7 @@ def test_every_operator_moves_by_the_length_of_its_sum(name: str) -> None:
     assert FAR / 2 < far / found < FAR * 2
 
 
-def test_mean_of_100_moves_a_normalised_value_100_times_as_far() -> None:
+def test_normalization_error_grows_with_mean() -> None:
     x = floats(1, 2, 32, 32)
     one = node("InstanceNormalization", ["x", "s", "b"], ["y"])
     weights = {"s": np.ones(2, np.float32), "b": np.zeros(2, np.float32)}
@@ -114,7 +114,7 @@ def test_mean_of_100_moves_a_normalised_value_100_times_as_far() -> None:
     assert 20 < far / near < 200
 
 
-def test_whole_numbers_and_infinities_stay() -> None:
+def test_rounding_leaves_whole_numbers_and_infinities() -> None:
     x = np.array([[1, 2, -3, np.inf, -np.inf, 0, 0.3, np.nan]], np.float32)
     model = graph([node("Mul", ["x", "s"], ["y"])], x, 2, s=np.array(2, np.float32))
     rounding = with_rounding(model, {"x": x.shape}, 0, 100)
@@ -123,7 +123,7 @@ def test_whole_numbers_and_infinities_stay() -> None:
     assert np.array_equal(np.delete(found, 6), np.delete(base, 6), equal_nan=True) and found[6] != base[6]
 
 
-def test_without_an_operator_that_rounds_there_is_no_model() -> None:
+def test_with_rounding_returns_none_without_rounding_operator() -> None:
     x = floats(2, 3)
     assert with_rounding(graph([node("Relu", ["x"], ["y"])], x, 2), {"x": x.shape}, 0, 1) is None
     assert with_rounding(graph([node("Exp", ["x"], ["y"])], x, 2, opset=8), {"x": x.shape}, 0, 1) is None
@@ -198,12 +198,12 @@ def noise() -> Array:
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_planted_fault_is_not_explained_by_rounding(fault: str, noise: Array) -> None:
+def test_rounding_does_not_explain_planted_fault(fault: str, noise: Array) -> None:
     found = compare_output("y", np.ascontiguousarray(PLANTED[fault]()), BASE, noise=noise)
     assert not found.passed and not found.blind, fault
 
 
-def test_another_order_of_summation_passes(noise: Array) -> None:
+def test_rounding_explains_other_summation_order(noise: Array) -> None:
     order = RNG.permutation(HIDDEN)
     sequential = np.cumsum(X[:, order, None] * WEIGHTS[None, order], axis=1, dtype=np.float32)[:, -1]
     rest = graph(NODES[1:], sequential, 2, b=BIAS)

@@ -1,4 +1,4 @@
-"""What is compiled for a board, the tables checked by the compiler's own word; and what a wrong target ends in."""
+"""Compile targets of boards, checked with the compiler, and causes of failures with a wrong target."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hil.controller.backends.targets import (
 )
 from hil.controller.models.compiling import native_compiler
 from hil.core.cpuinfo import cpu_info
-from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, UsageError
+from hil.errors import ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, UsageError
 
-# LLVM's features that a compiler can make use of by itself -> Linux's names, beyond those that hil passes on.
+# LLVM features that a compiler may use without a flag -> Linux names, in addition to the passed features.
 MORE_ARM = {
     **{"jsconv": "jscvt", "rcpc-immo": "ilrcpc", "flagm": "flagm", "altnz": "flagm2", "fptoint": "frint"},
     **{"lse2": "uscat", "sha3": "sha3", "sve-bitperm": "svebitperm", "sve2-bitperm": "svebitperm"},
@@ -45,7 +45,7 @@ def option(flags: tuple[str, ...], name: str) -> str:
 
 @pytest.fixture(scope="module")
 def features_of(tmp_path_factory):
-    """Flags -> the features that the compiler then uses; it has no complaint."""
+    """Return a function that lists the features the compiler uses for given flags."""
     source = tmp_path_factory.mktemp("empty") / "empty.mlir"
     source.write_text("func.func @main() { return }")
 
@@ -65,27 +65,27 @@ def features_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("cpu", ARM_CPUS, ids=lambda cpu: f"{cpu.part}={cpu.name}")
-def test_the_compiler_knows_each_arm_cpu_and_uses_no_more_than_it_needs(cpu, features_of):
+def test_compiler_knows_arm_cpu_and_uses_needed_features_only(cpu, features_of):
     target = iree_target({"arch": "aarch64", "cpu_parts": [cpu.part], "cpu_features": sorted(cpu.needs)})
     assert target.cpu == cpu.name
     linux = {llvm: name for name, llvm in ARM_FEATURES.items()} | MORE_ARM
     assert {linux[feature] for feature in features_of(target.flags) if feature in linux} <= cpu.needs
 
 
-def test_the_compiler_takes_every_arm_feature(features_of):
+def test_compiler_accepts_every_arm_feature(features_of):
     target = iree_target({"arch": "aarch64", "cpu_features": list(ARM_FEATURES)})
     assert target.cpu == "generic"
     assert set(ARM_FEATURES.values()) <= features_of(target.flags)
 
 
-def test_arm_features_stand_in_the_order_of_the_architecture_whatever_a_board_shows_first():
+def test_arm_features_follow_architecture_order():
     target = iree_target({"arch": "aarch64", "cpu_features": ["bf16", "atomics", "asimd", "fp"]})
     assert target.flags[-1].endswith("=+fp-armv8,+neon,+lse,+bf16")
     assert "with fp-armv8, neon, lse and 1 more" in target.description
 
 
 @pytest.mark.parametrize("level", X86_LEVELS)
-def test_the_compiler_takes_each_x86_level_and_feature(level, features_of):
+def test_compiler_accepts_every_x86_level_and_feature(level, features_of):
     shown = X86_LEVELS[level]
     target = iree_target({"arch": "x86_64", "cpu_features": sorted(shown)})
     assert target.cpu == level
@@ -95,13 +95,13 @@ def test_the_compiler_takes_each_x86_level_and_feature(level, features_of):
     assert {"avx2", "gfni", "fma"} <= features_of(more.flags)
 
 
-def test_the_compiler_takes_riscv(features_of):
+def test_compiler_accepts_riscv_features(features_of):
     isa = ["rv64i" + RISCV_LETTERS, *RISCV_WORDS]
     target = iree_target({"arch": "riscv64", "cpu_features": isa})
     assert {*RISCV_LETTERS, *RISCV_WORDS} <= features_of(target.flags)
 
 
-def test_the_compiler_takes_a_mac(features_of):
+def test_compiler_accepts_mac_target(features_of):
     assert "neon" in features_of(iree_target({"arch": "arm64", "system": "Darwin"}).flags)
 
 
@@ -109,20 +109,20 @@ def test_the_compiler_takes_a_mac(features_of):
 
 
 @pytest.mark.parametrize(("number", "cpu"), [(3, "cortex-a53"), (4, "cortex-a72"), (5, "cortex-a76")])
-def test_a_raspberry_pi_is_known_by_its_core(number, cpu):
+def test_target_identifies_raspberry_pi_by_core(number, cpu):
     target = iree_target(pi(number))
     assert option(target.flags, "cpu") == cpu
     assert option(target.flags, "triple") == "aarch64-unknown-linux-gnu"
     assert cpu in target.description
 
 
-def test_of_small_and_big_cores_the_big_ones_count():
+def test_target_uses_big_cores():
     target = iree_target({**pi(3), "cpu_parts": ["0x41:0xd03", "0x41:0xd08"]})
     assert target.cpu == "cortex-a72"
     assert "beside cortex-a53" in target.description
 
 
-def test_a_cpu_that_hides_a_feature_of_its_name_gets_generic_code_with_what_it_shows():
+def test_target_falls_back_to_generic_for_hidden_feature():
     board = pi(5)
     board["cpu_features"].remove("asimddp")
     target = iree_target(board)
@@ -133,13 +133,13 @@ def test_a_cpu_that_hides_a_feature_of_its_name_gets_generic_code_with_what_it_s
     assert "+dotprod" not in features
 
 
-def test_a_core_without_a_name_gets_generic_code_with_what_it_shows():
+def test_target_falls_back_to_generic_for_unknown_core():
     target = iree_target({**pi(3), "cpu_parts": ["0x99:0x001"]})
     assert (target.cpu, option(target.flags, "cpu-features")) == ("generic", "+fp-armv8,+neon")
     assert "0x99:0x001" in target.description
 
 
-def test_an_emulators_host_is_not_taken_for_the_board():
+def test_target_ignores_cpu_of_emulator_host():
     shown = (
         cpu_info("aarch64", Path("/proc/cpuinfo").read_text()) if Path("/proc/cpuinfo").exists() else cpu_info("", "")
     )
@@ -157,59 +157,61 @@ def test_an_emulators_host_is_not_taken_for_the_board():
         ("cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3 avx avx_vnni", "x86-64-v2", "+avx,+avxvnni"),
     ],
 )
-def test_an_x86_board_gets_the_highest_level_that_it_shows_in_full(shown, cpu, more):
+def test_x86_target_uses_highest_complete_level(shown, cpu, more):
     target = iree_target({"arch": "x86_64", "cpu_features": shown.split()})
     assert (target.cpu, option(target.flags, "cpu-features")) == (cpu, more)
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64", "riscv64"])
-def test_a_board_that_shows_nothing_gets_what_every_such_cpu_runs(arch):
+def test_target_without_features_fits_every_cpu(arch):
     target = iree_target({"arch": arch})
     assert "does not show" in target.description
     assert target.cpu in ("x86-64", "generic", "generic-rv64")
 
 
 @pytest.mark.parametrize("machine", [{}, {"arch": "mips"}])
-def test_a_machine_without_a_target_is_told_what_to_name(machine):
+def test_unknown_architecture_error_names_setting(machine):
     with pytest.raises(UsageError, match="does not know what to compile for") as caught:
         iree_target(machine)
     assert "[compile_flags]" in caught.value.hint
 
 
-# ---- a wrong one
+# ---- wrong targets
 
 A76 = described(iree_target(pi(5)).flags)
+ILLEGAL = RunCrashed("the worker was killed", code=ErrorCode.ILLEGAL_INSTRUCTION)
+WRONG_TARGET = LoadFailed("cannot load", code=ErrorCode.WRONG_TARGET)
 
 
-def test_an_illegal_instruction_is_laid_to_the_wrong_cpu():
-    cause = likely_cause(RunCrashed("the program died of SIGILL"), A76, pi(3))
+def test_illegal_instruction_cause_names_wrong_cpu():
+    cause = likely_cause(ILLEGAL, A76, pi(3))
     assert "compiled for aarch64 cortex-a76, the board is aarch64 cortex-a53" in cause
     assert "--iree-llvmcpu-target-cpu=cortex-a53" in cause
 
 
-def test_a_program_of_another_family_is_named_where_it_does_not_load():
-    cause = likely_cause(LoadFailed("cannot load", detail="INCOMPATIBLE; executable"), A76, {"arch": "x86_64"})
+def test_load_failure_cause_names_architecture_mismatch():
+    cause = likely_cause(WRONG_TARGET, A76, {"arch": "x86_64"})
     assert "compiled for aarch64 cortex-a76, the board is x86_64 x86-64" in cause
     assert "cannot be loaded there" in cause
 
 
-def test_where_the_cpu_was_right_a_flag_is_suspected():
-    assert "--compile-flag" in likely_cause(RunCrashed("SIGILL"), A76, pi(5))
+def test_cause_suspects_flag_if_cpu_matches():
+    assert "--compile-flag" in likely_cause(ILLEGAL, A76, pi(5))
 
 
-def test_where_nothing_was_named_that_is_said():
+def test_cause_mentions_unnamed_cpu():
     default = described(("--iree-hal-target-device=local",))
-    assert "what the compiler takes by default" in likely_cause(RunCrashed("SIGILL"), default, pi(3))
-    assert "compiled for a CPU that nobody named" in likely_cause(RunCrashed("SIGILL"), described(()), pi(3))
+    assert "what the compiler takes by default" in likely_cause(ILLEGAL, default, pi(3))
+    assert "compiled for a CPU that nobody named" in likely_cause(ILLEGAL, described(()), pi(3))
 
 
-def test_a_machine_without_a_target_still_gets_a_cause():
-    assert "the board is mips" in likely_cause(LoadFailed("INCOMPATIBLE"), A76, {"arch": "mips"})
+def test_cause_accepts_unknown_board_architecture():
+    assert "the board is mips" in likely_cause(WRONG_TARGET, A76, {"arch": "mips"})
 
 
 @pytest.mark.parametrize(
     "error",
-    [RunCrashed("the program died of SIGSEGV"), LoadFailed("no memory"), RunFailed("SIGILL"), HilError("INCOMPATIBLE")],
+    [RunCrashed("the program died of SIGSEGV"), LoadFailed("INCOMPATIBLE"), RunFailed("SIGILL")],
 )
-def test_other_failures_are_not_laid_to_the_cpu(error: HilError):
+def test_other_failures_have_empty_cause(error: HilError):
     assert likely_cause(error, A76, pi(3)) == ""

@@ -1,4 +1,4 @@
-"""`hil cache ls`: what there is, by names that people know, and not a thousand lines of it."""
+"""Test `hil cache ls`: readable names and a limited number of lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         held.put(Cache.key("artifact", number=number), meta, fill)
 
 
-def test_the_last_twenty_are_listed_and_the_rest_is_counted(filled):
+def test_cache_ls_lists_last_twenty_entries_and_totals(filled):
     short, every = lines(), lines("--all")
     assert short[20] == "... 11 entries more: hil cache ls --all"
     assert len(every) == len(short) - 1 + 11
@@ -37,7 +37,7 @@ def test_the_last_twenty_are_listed_and_the_rest_is_counted(filled):
     assert short[-1].startswith("31 entries, ")
 
 
-def test_entries_are_called_as_people_call_them(filled):
+def test_cache_ls_names_entries_by_model_or_package(filled):
     told = "\n".join(lines("--all"))
     assert "  net7  iree 3.13.0" in told and "--of" not in told
     assert "  iree-base-runtime, 3.13.0" in told

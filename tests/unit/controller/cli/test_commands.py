@@ -1,4 +1,4 @@
-"""What holds for all commands: an option that takes one value is never given several of which the last one counts."""
+"""Test all commands: hil rejects a repeated option that takes one value."""
 
 from __future__ import annotations
 
@@ -32,38 +32,47 @@ def refused(command: click.Command, *words: str) -> str:
     return error.value.message
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_an_option_of_one_value_is_refused_a_second_one(name: str):
-    command = COMMANDS[name]
-    assert isinstance(command, Command)
-    single = [
-        one
+SINGLE = {
+    name: [
+        one.opts[0]
         for one in command.params
         if isinstance(one, click.Option) and not (one.multiple or one.is_flag or one.count)
     ]
-    for option in single:
-        flag = option.opts[0]
-        assert refused(command, flag, "1", flag, "1") == f"{flag} is given 2 times, and has one value"
+    for name, command in COMMANDS.items()
+}
 
 
-def test_two_options_for_one_value_exclude_each_other():
+def test_single_value_options_are_found():
+    assert {"--timeout", "--rtol"} < set(SINGLE["run"])
+    assert not {"--input", "--json"} & set(SINGLE["run"])
+
+
+@pytest.mark.parametrize("name", [name for name, flags in SINGLE.items() if flags])
+def test_commands_reject_repeated_single_value_option(name: str):
+    command = COMMANDS[name]
+    assert isinstance(command, Command)
+    for flag in SINGLE[name]:
+        assert refused(command, flag, "1", flag, "1") == f"{flag} is specified 2 times, but accepts a single value"
+
+
+def test_suite_run_rejects_exclusive_options():
     run = COMMANDS["suite run"]
-    assert refused(run, "models", "--merge", "shape", "--no-merge") == "--merge and --no-merge exclude each other"
+    assert refused(run, "models", "--merge", "shape", "--no-merge") == "--merge and --no-merge are mutually exclusive"
     assert refused(run, "models", "--layers", "--no-layers") == (
-        "--layers/--no-layers is given 2 times, and has one value"
+        "--layers/--no-layers is specified 2 times, but accepts a single value"
     )
 
 
-def test_a_switch_may_be_given_again():
+def test_command_accepts_repeated_flag():
     assert COMMANDS["runs list"].make_context("it", ["--json", "--json"]).params["as_json"] is True
 
 
-def test_a_group_has_such_commands():
+def test_group_creates_hil_commands():
     assert isinstance(cli, Group) and Group.command_class is Command
 
 
 def helps(command: click.Command, name: str = "hil", parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
-    """The help of a command and of all below it, each with its name."""
+    """Yield the name and help of a command and of its subcommands."""
     context = click.Context(command, info_name=name, parent=parent)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
@@ -73,7 +82,7 @@ def helps(command: click.Command, name: str = "hil", parent: click.Context | Non
             yield from helps(found, below, context)
 
 
-def test_no_help_shows_how_its_text_was_marked() -> None:
+def test_help_texts_hide_markup_characters() -> None:
     found = dict(helps(cli))
     assert len(found) > 50
     assert [name for name, text in found.items() if "\b" in text] == []

@@ -1,4 +1,4 @@
-"""`hil compile`: where the program goes."""
+"""Test the output path of `hil compile`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def called(*words: object) -> object:
     return CliRunner().invoke(compile, [*map(str, words)], standalone_mode=False, catch_exceptions=False).return_value
 
 
-def test_a_folder_in_place_of_a_file_is_refused_before_anything_is_compiled(tmp_path: Path):
-    with pytest.raises(UsageError, match=f"-o {tmp_path} is a folder"):
+def test_compile_rejects_directory_as_output(tmp_path: Path):
+    with pytest.raises(UsageError, match=f"-o {tmp_path} is a directory"):
         called(tmp_path / "not-there.onnx", "-o", tmp_path)
 
 
-def test_the_programs_folder_is_made(tmp_path: Path, save_onnx, monkeypatch: pytest.MonkeyPatch):
+def test_compile_creates_output_directory(tmp_path: Path, save_onnx, monkeypatch: pytest.MonkeyPatch):
     from onnx import TensorProto, helper
 
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))

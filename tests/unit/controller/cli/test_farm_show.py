@@ -1,4 +1,4 @@
-"""What a farm does, shown: tables, JSON, and the live view, over answers made up."""
+"""Test farm tables, JSON and the live view with made-up answers."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ STATS = {
 
 
 class Farm:
-    """Answers what is put into it, in the place of a connection, and remembers the questions."""
+    """Fake connection with set answers that records the questions."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Callable[..., Any]] = {
-            "stats": lambda: STATS,
+            "stats": lambda **asked: STATS,
             "boards": lambda: [board("rpi-1", job="4", user="ada", since=at(70)), board("rpi-2")],
             "jobs": lambda **asked: [job("5"), job("6", selector="chip=a53")],
             "job": lambda name: {**job(name, "done"), "attempts_made": []},
@@ -106,7 +106,7 @@ class Farm:
         }
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
-    def __call__(self, address: object) -> Farm:
+    def __call__(self, address: object, **settings: object) -> Farm:
         return self
 
     def __enter__(self) -> Farm:
@@ -135,7 +135,7 @@ def called(command: Any, *words: str) -> Result:
 
 
 def document_of(command: Any, *words: str) -> dict[str, Any]:
-    """What a command prints with ``--json``: what docs/farm.schema.json says. So what was made up is an answer, too."""
+    """Return the ``--json`` output of a command after validation against docs/farm.schema.json."""
     document = json.loads(called(command, *words, "--json").stdout)
     check(document, f"farm {command.name}")
     return document
@@ -146,7 +146,7 @@ def check(document: Any, name: str) -> None:
 
 
 def table_of(result: Result, head: str) -> list[list[str]]:
-    """The rows of the table whose head begins so, cut into cells where its columns begin."""
+    """Return the rows below a table head as lists of cells."""
     lines = result.stdout.splitlines()
     first = next(number for number, text in enumerate(lines) if text.startswith(head))
     rows = lines[first + 1 :]
@@ -154,7 +154,7 @@ def table_of(result: Result, head: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.split("  ") if cell.strip()] for row in rows]
 
 
-def test_status_tells_the_sums_then_what_runs_and_the_newest_jobs(farm: Farm):
+def test_status_shows_totals_running_and_newest_jobs(farm: Farm):
     done = job("3", "done", exit_code=1, outcome="FAIL", reason="y differs")
     running = job("4", "running")
     farm.answers["jobs"] = lambda state, **asked: [running] if state else [done, job("5"), job("6", selector="gpu")]
@@ -171,88 +171,120 @@ def test_status_tells_the_sums_then_what_runs_and_the_newest_jobs(farm: Farm):
     ]
 
 
-def test_jobs_are_in_the_order_of_their_numbers(farm: Farm):
+def test_status_sorts_jobs_by_number(farm: Farm):
     farm.answers["jobs"] = lambda state, **asked: [job("9.10"), job("9.2")] if state else [job("10"), job("9.10")]
     assert [row[0] for row in table_of(called(status), "JOB")] == ["9.2", "9.10", "10"]
 
 
-def test_status_asks_for_what_it_is_asked(farm: Farm):
+def test_status_passes_filters_to_farm(farm: Farm):
     called(status, "--user", "bob", "--state", "queued", "--state", "done", "--limit", "7", "--json")
     assert farm.asked == [
-        ("stats", {}),
+        ("stats", {"state": ["queued", "done"], "user": "bob"}),
         ("jobs", {"state": ["queued", "done"], "user": "bob", "limit": 7}),
         ("queue", {"jobs": ["5", "6"]}),
     ]
 
 
-def test_status_as_json(farm: Farm):
+def test_status_lists_boards_out_of_service_with_reason(farm: Farm):
+    out = [board(f"rpi-{number}", "quarantined", reason="health check failed: the disk is full") for number in range(7)]
+    farm.answers["boards"] = lambda: [board("rpi-9", reason="old"), *out]
+    text = called(status).stdout
+    assert (
+        "  rpi-4 health check failed: the disk is full\n  and 2 more: hil farm boards\n" in text and "rpi-9" not in text
+    )
+
+
+def test_status_shows_number_of_omitted_jobs(farm: Farm):
+    farm.answers["stats"] = lambda **asked: {**STATS, "matching": 11}
+    assert "... and 9 older: --limit N shows N, --json all" in called(status).stdout
+    farm.answers["stats"] = lambda **asked: {**STATS, "matching": 2}
+    assert "older" not in called(status).stdout
+
+
+def test_status_json_includes_all_jobs(farm: Farm, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(farm_show, "_PAGE", 3)
+    every = [job(name, "done") for name in ("1", "2.1", "2.2", "3", "4.1", "4.2", "5")]
+
+    def jobs(limit: int, before: str = "", **asked: Any) -> list[dict[str, Any]]:
+        names = [one["name"] for one in every]
+        return every[: names.index(before) if before else None][-limit:]
+
+    farm.answers["jobs"] = jobs
+    assert document_of(status)["jobs"] == every
+    assert document_of(status, "--limit", "2")["jobs"] == every[-2:]
+    # An older gateway ignores `before`.
+    farm.answers["jobs"] = lambda limit, **asked: every[-limit:]
+    assert document_of(status)["jobs"] == every[-3:]
+
+
+def test_status_json_includes_stats_and_jobs(farm: Farm):
     document = document_of(status)
     assert document["schema"] == 1
     assert document["stats"] == STATS
     assert [row["name"] for row in document["jobs"]] == ["5", "6"]
 
 
-def test_a_job_that_waits_says_when_its_turn_is_and_why_it_waits(farm: Farm):
+def test_status_of_waiting_job_shows_position_and_reason(farm: Farm):
     farm.answers["job"] = lambda name: {**job(name, selector="gpu"), "attempts_made": []}
-    why = "no board is like that; rpi-1: has no gpu"
+    why = "no board matches; rpi-1: has no gpu"
     farm.answers["queue"] = lambda jobs: [{**job(name), "position": 0, "why": why} for name in jobs]
     assert f"waits: no place: {why}" in called(status, "17.3").stdout.splitlines()
     told = document_of(status, "17.3")["job"]
     assert (told["position"], told["why"]) == (0, why)
-    # It may have been given a board in between.
+    # The job may have started in between.
     farm.answers["queue"] = lambda jobs: []
     assert "waits" not in called(status, "17.3").stdout
     assert "position" not in document_of(status, "17.3")["job"]
 
 
-def test_a_job_by_its_name_with_its_attempts(farm: Farm):
+def test_status_of_job_lists_attempts(farm: Farm):
     lost = {"lease": 4, "board": "rpi-1", "fence": 8, "granted_at": at(90), "started_at": at(90), "ended_at": at(80)}
     again = {"lease": 5, "board": "rpi-2", "fence": 3, "granted_at": at(75), "started_at": at(75), "ended_at": None}
-    attempts = [{**lost, "reason": "its host was not heard of"}, {**again, "reason": ""}]
+    attempts = [{**lost, "reason": "no heartbeat from the host"}, {**again, "reason": ""}]
     running = job("17.3", "running", selector="mem>=1GiB", attempts=2, project="nets")
     farm.answers["job"] = lambda name: {**running, "name": name, "attempts_made": attempts}
     result = called(status, "17.3")
     assert farm.asked == [("job", {"name": "17.3"})]
     assert "selector: mem>=1GiB" in result.stdout.splitlines()
     assert [[row[0], row[1], *row[3:]] for row in table_of(result, "ATTEMPT")] == [
-        ["1", "rpi-1", "10s", "8", "its host was not heard of"],
+        ["1", "rpi-1", "10s", "8", "no heartbeat from the host"],
         ["2", "rpi-2", "1m15s", "3"],
     ]
     document = document_of(status, "17.3")
     assert document["job"]["attempts_made"] == attempts
 
 
-def test_a_submission_of_several_jobs_lists_them_all(farm: Farm):
+def test_status_of_submission_lists_all_jobs(farm: Farm):
     farm.answers["jobs"] = lambda submission, limit: [job(f"{submission}.{number}") for number in range(1, 31)]
     assert len(table_of(called(status, "17"), "JOB")) == 30
     assert len(document_of(status, "17")["jobs"]) == 30
 
 
-def test_a_submission_of_one_job_is_that_job(farm: Farm):
+def test_status_of_single_job_submission_shows_job(farm: Farm):
     farm.answers["jobs"] = lambda submission, limit: [job("17")]
     assert document_of(status, "17")["job"]["name"] == "17"
 
 
 @pytest.mark.parametrize("words", [("17", "--user", "ada"), ("x",), ("17.",)])
-def test_what_names_no_job_is_refused(farm: Farm, words: tuple[str, ...]):
+def test_status_rejects_invalid_job_name(farm: Farm, words: tuple[str, ...]):
     with pytest.raises(UsageError):
         called(status, *words)
     assert farm.asked == []
 
 
-def test_boards_with_their_labels(farm: Farm):
+def test_boards_show_state_and_labels(farm: Farm):
     farm.answers["boards"] = lambda: [
         board("rpi-1", job="4", user="ada", since=at(70)),
-        board("rpi-2", "quarantined", reason="its check failed: cut", job="9", user="farm", since=at(3)),
+        board("rpi-2", "quarantined", reason="health check failed: cut", job="9", user="farm", since=at(3)),
     ]
     labels = "chip=a72 gpu mem=4GiB runtimes=iree,ort"
     assert table_of(called(boards), "BOARD") == [
         ["rpi-1", "online", "4", "ada", "1m10s", "lab/bench", "rpi", labels],
-        ["rpi-2", "quarantined", "9 (health)", "farm", "3.00s", "lab/bench", "rpi", "its check failed: cut", labels],
+        ["rpi-2", "quarantined", "9 (health)", "farm", "3.00s", "lab/bench", "rpi", "health check failed: cut", labels],
     ]
 
 
-def test_a_table_of_boards_leaves_out_what_nobody_looks_for_in_one(farm: Farm):
+def test_boards_table_hides_technical_labels(farm: Farm):
     features = [f"feature{number}" for number in range(105)]
     technical = {"features": features, "kernel": "6.1.0", "libc": "glibc 2.36", "agent": "1.0"}
     farm.answers["boards"] = lambda: [board("rpi-1", labels={**LABELS, **technical})]
@@ -264,48 +296,48 @@ def test_a_table_of_boards_leaves_out_what_nobody_looks_for_in_one(farm: Farm):
     assert "feature3 and 101 more" in missed and "feature4" not in missed
 
 
-def test_boards_that_a_selector_matches(farm: Farm):
+def test_boards_select_filters_by_selector(farm: Farm):
     farm.answers["boards"] = lambda: [board("rpi-1"), board("x86", labels={"name": "x86", "chip": "zen"})]
     assert [row[0] for row in table_of(called(boards, "--select", "chip=zen"), "BOARD")] == ["x86"]
     document = document_of(boards, "--select", "chip=zen")
     assert [one["name"] for one in document["boards"]] == ["x86"]
 
 
-def test_where_no_board_matches_the_nearest_are_told(farm: Farm):
+def test_boards_select_suggests_nearest_boards(farm: Farm):
     farm.answers["boards"] = lambda: [board("rpi-1"), board("x86", labels={"name": "x86", "chip": "zen"})]
     result = called(boards, "--select", "chip=a72, mem>=8GiB")
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
-        "no board matches; the nearest:",
+        "no board matches; closest boards:",
         "  rpi-1: mem is 4GiB, not >= 8GiB",
         "  x86: chip is zen, not a72, has no mem",
     ]
 
 
-def test_a_bad_selector_is_refused_before_the_farm_is_asked(farm: Farm):
+def test_boards_reject_invalid_selector_before_call(farm: Farm):
     with pytest.raises(UsageError, match="character 6"):
         called(boards, "--select", "chip=")
     assert farm.asked == []
 
 
-def test_a_farm_without_boards(farm: Farm):
+def test_boards_suggest_host_command_on_empty_farm(farm: Farm):
     farm.answers["boards"] = list
     assert "hil farm host" in called(boards).stderr
 
 
-def test_top_shows_who_has_most_first(farm: Farm):
+def test_top_sorts_users_by_usage(farm: Farm):
     result = called(top)
-    assert "waited: half within 0.01s, 95 of 100 within 1m15s" in result.stdout.splitlines()
+    assert "waited: median 0.01s, 95th percentile 1m15s" in result.stdout.splitlines()
     assert table_of(result, "USER") == [["ada", "nets", "1", "1", "2h05m"], ["bob", "0", "2", "0.50s"]]
     assert document_of(top) == {"schema": 1, "stats": STATS}
 
 
-def test_top_of_a_farm_that_nobody_used(farm: Farm):
+def test_top_handles_unused_farm(farm: Farm):
     farm.answers["stats"] = lambda: {**STATS, "users": [], "waiting_s": {"p50": None, "p95": None}}
-    assert called(top).stdout.splitlines()[-1] == "waited: no job began lately"
+    assert called(top).stdout.splitlines()[-1] == "waited: no job started recently"
 
 
-def test_events_with_their_reasons(farm: Farm):
+def test_events_show_reasons(farm: Farm):
     event = {"id": 1, "at": at(0), "what": "board.suspect", "board": "rpi-1", "job": "4", "lease": 3, "reason": "cut"}
     farm.answers["events"] = lambda **asked: [event]
     result = called(events, "--board", "rpi-1", "--job", "4", "--limit", "3")
@@ -314,7 +346,7 @@ def test_events_with_their_reasons(farm: Farm):
     assert document_of(events) == {"schema": 1, "events": [event]}
 
 
-def test_other_peoples_texts_steer_no_terminal(farm: Farm):
+def test_status_escapes_control_characters(farm: Farm):
     farm.answers["jobs"] = lambda **asked: [job("5", title="a\x1b[2Jb\r\nc [red]d")]
     printed = called(status).stdout
     assert r"a\x1b[2Jb c [red]d" in printed
@@ -323,7 +355,7 @@ def test_other_peoples_texts_steer_no_terminal(farm: Farm):
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
 @pytest.mark.parametrize("height", [8, 12, 24, 60])
-def test_the_live_view_fits_into_any_terminal(width: int, height: int):
+def test_live_view_fits_any_terminal(width: int, height: int):
     many = [board(f"rpi-{number:03}", job=str(number)) for number in range(120)] + [
         board("bad", "suspect", reason="x" * 99)
     ]
@@ -347,7 +379,7 @@ def test_the_live_view_fits_into_any_terminal(width: int, height: int):
         assert left_out[1].startswith(f"... and {5001 - shown_jobs} more")
 
 
-def test_the_live_view_leaves_nothing_out_where_there_is_room():
+def test_live_view_shows_everything_in_large_terminal():
     shown = farm_show.view({**STATS, "jobs": {"queued": 1}}, [board("rpi-1")], [job("3", "done"), job("5")], 120, 40)
     out = StringIO()
     Console(file=out, width=120).print(shown)
@@ -361,7 +393,7 @@ def event(number: int, what: str = "board.suspect", **others: Any) -> dict[str, 
 
 @pytest.fixture
 def happening(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, Any]]]:
-    """What happens between two looks, then Ctrl-C."""
+    """Return the events between two polls; Ctrl-C follows."""
     rounds: list[list[dict[str, Any]]] = []
     happened = [event(number, "job.done") for number in range(1, 8)]
 
@@ -371,12 +403,12 @@ def happening(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str
         happened.extend(rounds.pop(0))
 
     farm.answers["events"] = lambda limit: sorted(happened, key=lambda one: one["id"])[-limit:]
-    # Its sleep alone: other threads of this process sleep, too.
+    # Replace only this module's sleep; other threads sleep too.
     monkeypatch.setattr(farm_show, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return rounds
 
 
-def test_a_pipe_gets_each_event_as_a_line_and_ctrl_c_is_no_error(happening: list[list[dict[str, Any]]]):
+def test_watch_prints_events_as_lines_to_pipe(happening: list[list[dict[str, Any]]]):
     happening += [[event(9, "job.granted", job="4", board="rpi-1")], [], [event(12, board="rpi-1", reason="cut\n")]]
     result = called(watch)
     assert result.return_value == 0
@@ -386,19 +418,19 @@ def test_a_pipe_gets_each_event_as_a_line_and_ctrl_c_is_no_error(happening: list
     ]
 
 
-def test_no_event_is_left_out_however_many_there_are(happening: list[list[dict[str, Any]]]):
+def test_watch_prints_every_event(happening: list[list[dict[str, Any]]]):
     happening += [[event(number) for number in range(10, 6010)], [event(6010)]]
     assert len(called(watch).stdout.splitlines()) == 6001
 
 
-def test_an_event_that_comes_after_a_later_one_is_told_once(happening: list[list[dict[str, Any]]]):
+def test_watch_prints_out_of_order_event_without_repeat(happening: list[list[dict[str, Any]]]):
     happening += [[event(12, job="12")], [event(11, job="11")], [], [event(number) for number in range(13, 1013)], []]
     happening += [[event(1013, job="1013")]]
     jobs = [words[3] for line in called(watch).stdout.splitlines() if len(words := line.split()) > 3]
     assert jobs == ["12", "11", "1013"]
 
 
-def test_each_event_as_a_json_document_on_a_line(happening: list[list[dict[str, Any]]]):
+def test_watch_json_prints_document_per_line(happening: list[list[dict[str, Any]]]):
     happening += [[event(9, board="rpi-1", reason="cut"), event(10)]]
     found = [json.loads(line) for line in called(watch, "--json").stdout.splitlines()]
     assert found == [event(9, board="rpi-1", reason="cut"), event(10)]
@@ -406,14 +438,14 @@ def test_each_event_as_a_json_document_on_a_line(happening: list[list[dict[str, 
         check(one, "farm watch")
 
 
-def test_a_terminal_is_looked_at_again_and_again_until_ctrl_c(farm: Farm, monkeypatch: pytest.MonkeyPatch):
+def test_watch_refreshes_terminal_and_ends_on_interrupt(farm: Farm, monkeypatch: pytest.MonkeyPatch):
     out, looks = StringIO(), []
     monkeypatch.setattr(
         "hil.controller.storage.console.table_console",
         lambda: Console(file=out, force_terminal=True, width=100, height=30),
     )
 
-    def stats() -> dict[str, Any]:
+    def stats(**asked: Any) -> dict[str, Any]:
         looks.append(1)
         if len(looks) == 3:
             raise KeyboardInterrupt
@@ -423,7 +455,7 @@ def test_a_terminal_is_looked_at_again_and_again_until_ctrl_c(farm: Farm, monkey
     assert called(watch, "--every", "0.1").return_value == 0
     assert "71 done" in out.getvalue()
     assert "72 done" in out.getvalue()
-    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1  # the cursor is visible again
 
 
 @pytest.mark.parametrize(
@@ -433,5 +465,5 @@ def test_a_terminal_is_looked_at_again_and_again_until_ctrl_c(farm: Farm, monkey
         (3600, "1h00m"), (7505, "2h05m"), (86399, "23h59m"), (86400, "1d00h"), (200000, "2d07h"),
     ],
 )  # fmt: skip
-def test_a_time_is_short(seconds: float, said: str):
+def test_duration_formats_short_text(seconds: float, said: str):
     assert farm_tables.duration(seconds) == said

@@ -1,4 +1,4 @@
-"""`hil profile export` and `hil layers --node-data`: files for Model Explorer."""
+"""Test `hil profile export` and `hil layers --node-data`, which write files for Model Explorer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def saved(model, path):
     return path
 
 
-def test_a_profiles_times_by_node(tmp_path):
+def test_profile_export_writes_times_by_node(tmp_path):
     rows = [row("a", 0, 30), row("b", 40, 10), row("fused", 60, 50, onnx_nodes=("a", "c"))]
     write_profile(profile(rows), tmp_path / "times")
     out = tmp_path / "times.json"
@@ -44,7 +44,7 @@ def test_a_profiles_times_by_node(tmp_path):
     assert results(out) == {"a": 80.0, "b": 10.0, "c": 50.0}
 
 
-def test_nodes_without_a_name_have_the_ids_of_model_explorers_adapter(tmp_path):
+def test_profile_export_uses_adapter_ids_for_unnamed_nodes(tmp_path):
     model = model_of([node("Relu", ["x"], ["a"]), node("Relu", ["a"], ["y"])], [("x", FLOAT, [2])], [("y", FLOAT, [2])])
     write_profile(profile([row("Relu_1", 0, 30)]), tmp_path / "times")
     out = tmp_path / "times.json"
@@ -52,7 +52,7 @@ def test_nodes_without_a_name_have_the_ids_of_model_explorers_adapter(tmp_path):
     assert results(out, "net") == {"<node_1>": 30.0}
 
 
-def test_a_bisections_errors_by_node(tmp_path):
+def test_layers_write_bisect_values_by_node(tmp_path):
     output = {"name": "c1", "max_abs": 0.5, "sqnr_db": "inf"}
     layer = {"name": "Conv_stem", "nodes": ["stem"], "isolated": {"outcome": "FAIL", "outputs": [output]}}
     folder = tmp_path / "bisected"
@@ -65,11 +65,11 @@ def test_a_bisections_errors_by_node(tmp_path):
     assert results(out, "net") == {"stem": "inf"}
     called(layers, model, "--values", folder, "--node-data", out, "--by", "outcome")
     assert results(out, "net") == {"stem": "FAIL"}
-    with pytest.raises(UsageError, match="nothing is known of any node's time"):
+    with pytest.raises(UsageError, match="no node has a known time"):
         called(layers, model, "--values", folder, "--node-data", out, "--by", "time")
 
 
-def test_a_suites_layers_by_node(tmp_path):
+def test_layers_write_suite_values_by_node(tmp_path):
     folder = tmp_path / "suite"
     folder.mkdir()
     (folder / "suite.json").write_text(json.dumps({"schema": 1, "ids": ["a", "b"]}))
@@ -83,11 +83,11 @@ def test_a_suites_layers_by_node(tmp_path):
     model, out = saved(residual_cnn(), tmp_path / "net.onnx"), tmp_path / "errors.json"
     printed = called(layers, model, "--values", folder, "--node-data", out).output
     assert results(out, "net") == {"stem": 0.25}
-    assert "1 of its layers are not net's, such as Gone" in printed
+    assert "1 layers are not in net, such as Gone" in printed
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"layers": 3}', '{"layers": [null]}'])
-def test_a_folder_that_tells_nothing_is_refused(tmp_path, content):
+def test_layers_reject_directory_without_values(tmp_path, content):
     folder = tmp_path / "folder"
     folder.mkdir()
     if content is not None:
@@ -97,9 +97,9 @@ def test_a_folder_that_tells_nothing_is_refused(tmp_path, content):
         called(layers, model, "--values", folder, "--node-data", tmp_path / "out.json")
 
 
-def test_one_option_needs_the_other(tmp_path):
+def test_layers_require_node_data_with_values(tmp_path):
     model = saved(residual_cnn(), tmp_path / "net.onnx")
-    with pytest.raises(UsageError, match="go together"):
+    with pytest.raises(UsageError, match="require each other"):
         called(layers, model, "--node-data", tmp_path / "out.json")
-    with pytest.raises(UsageError, match="go together"):
+    with pytest.raises(UsageError, match="require each other"):
         called(layers, model, "--values", tmp_path)

@@ -1,4 +1,4 @@
-"""Options that several verbs share: the same in each, and what is typed wrongly is said."""
+"""Test options shared by several commands."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SUITE_RUN = suite.commands["run"]
 
 
 def called(command: click.Command, *words: str) -> object:
-    """What a command gives; what it raises is raised here."""
+    """Return a command's result; its exceptions are raised here."""
     return CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False).return_value
 
 
 @pytest.mark.parametrize("verb", ["run", "compile", "suite"])
-def test_an_option_of_two_verbs_is_called_and_explained_alike(verb: str):
+def test_shared_options_are_identical_in_all_commands(verb: str):
     command = getattr(importlib.import_module(f"hil.controller.cli.{verb}"), verb)
     commands = list(command.commands.values()) if isinstance(command, click.Group) else [command]
     shared = {
@@ -36,11 +36,11 @@ def test_an_option_of_two_verbs_is_called_and_explained_alike(verb: str):
     for option in (one for other in commands for one in other.params if one.opts[0] in shared):
         ours, theirs = option.to_info_dict(), first[option.opts[0]].to_info_dict()
         if theirs["multiple"] and not ours["multiple"]:
-            # Each of them is a target, of a verb that has targets.
+            # In a command with targets, each value is a target.
             theirs |= {
                 "multiple": False,
                 "default": "",
-                "help": theirs["help"].replace("; repeats: each is a target", ""),
+                "help": theirs["help"].replace("; repeatable: each is a target", ""),
             }
         assert ours == theirs
 
@@ -51,48 +51,48 @@ def which(flow: str) -> str:
     return flow
 
 
-def test_a_flow_is_named_once():
+def test_flow_option_rejects_second_flow():
     assert called(which) == "iree"
     assert called(which, "--flow", "my.toml:fast") == "my.toml:fast"
-    with pytest.raises(UsageError, match="--flow is given 2 times: iree, onnxruntime"):
+    with pytest.raises(UsageError, match="--flow is specified 2 times: iree, onnxruntime"):
         called(which, "--flow", "iree", "--flow", "onnxruntime")
 
 
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (("N",), "'N' is not NAME=SIZE"),
-        (("=3",), "'=3' is not NAME=SIZE"),
-        (("N=-1",), "'N=-1' is not NAME=SIZE"),
-        (("N=²",), "'N=²' is not NAME=SIZE"),
-        (("N=1", "M=2", "N=3"), "gives N two sizes: 1 and 3"),
-        (("N=3..1",), "'N=3..1' is not NAME=SIZE or NAME=LOW..HIGH: 3 is above 1"),
-        (("N=1..",), "'N=1..' is not NAME=SIZE"),
-        (("N=1..٣",), "is not NAME=SIZE"),
-        (("N=1..4", "N=2"), "gives N two sizes: 1..4 and 2"),
+        (("N",), "'N': expected NAME=SIZE"),
+        (("=3",), "'=3': expected NAME=SIZE"),
+        (("N=-1",), "'N=-1': expected NAME=SIZE"),
+        (("N=²",), "'N=²': expected NAME=SIZE"),
+        (("N=1", "M=2", "N=3"), "conflicting sizes for N: 1 and 3"),
+        (("N=3..1",), "'N=3..1': expected NAME=SIZE or NAME=LOW..HIGH: 3 is above 1"),
+        (("N=1..",), "'N=1..': expected NAME=SIZE"),
+        (("N=1..٣",), "expected NAME=SIZE"),
+        (("N=1..4", "N=2"), "conflicting sizes for N: 1..4 and 2"),
     ],
 )
-def test_a_size_that_is_none_is_refused(texts: tuple[str, ...], said: str):
+def test_parse_dims_rejects_invalid_size(texts: tuple[str, ...], said: str):
     with pytest.raises(UsageError, match=f"--hil-dim .*{said}"):
         parse_dims(texts, "--hil-dim")
 
 
-def test_parse_dims_takes_ranges():
+def test_parse_dims_accepts_ranges():
     assert parse_dims(("N=01..8", "M=2")) == {"N": "1..8", "M": 2}
 
 
-def test_sizes_have_names():
+def test_parse_dims_accepts_named_sizes():
     assert parse_dims(("N=1", "batch size=0", "N=1")) == {"N": 1, "batch size": 0}
 
 
 @pytest.mark.parametrize("command", [run, SUITE_RUN])
 @pytest.mark.parametrize("words", [("--board", "rpi5"), ("--seed", "0"), ("--recompute-cache",)])
-def test_a_run_goes_on_as_it_was_begun(command: click.Command, words: tuple[str, ...]):
+def test_resume_rejects_options_of_new_run(command: click.Command, words: tuple[str, ...]):
     with pytest.raises(UsageError, match=f"{words[0]} cannot be given with --resume"):
         called(command, "--resume", "it", *words)
 
 
-def test_what_does_not_change_the_run_may_be_given_with_resume():
+def test_resume_accepts_options_unrelated_to_run():
     @click.command()
     @click.option("--resume")
     @click.option("--seed", default=3)

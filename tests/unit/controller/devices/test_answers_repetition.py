@@ -1,4 +1,4 @@
-"""What an agent says of a call's answers has to fit the call."""
+"""The reported repetition must match the call."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def done(*answers: pb.RepeatedAnswer, **more: Any) -> pb.InvokeDone:
     return pb.InvokeDone(repetition=pb.Repetition(answers=answers, **more))
 
 
-def test_an_older_agent_says_nothing_of_repetition():
+def test_repetition_of_older_agent_returns_none():
     assert repetition_of(pb.InvokeDone(), START, OUTPUTS) is None
 
 
-def test_answers_are_read_with_the_outputs_that_differ():
+def test_repetition_lists_answers_and_differing_outputs():
     found = repetition_of(done(answer(3, 0), answer(1, 2, kept=False), differing=[0], sampled=True), START, OUTPUTS)
     assert found is not None and found.differing == ("y",) and found.is_sampled
     assert [(one.iterations, one.first, one.outputs, one.is_kept) for one in found.answers] == [
@@ -36,7 +36,7 @@ def test_answers_are_read_with_the_outputs_that_differ():
     ]
 
 
-def test_a_profile_without_outputs_was_not_compared():
+def test_repetition_of_profile_lacks_outputs():
     start = pb.InvokeStart(warmup=1, iterations=3, profile=pb.ProfilePass())
     assert repetition_of(done(), start, OUTPUTS) is None
     found = repetition_of(done(answer(4, 0)), start, OUTPUTS)
@@ -57,12 +57,12 @@ def test_a_profile_without_outputs_was_not_compared():
         done(answer(3, 0), answer(1, 2), differing=[1]),
     ],
 )
-def test_answers_that_are_not_those_of_the_runs_are_refused(message: pb.InvokeDone):
+def test_repetition_rejects_answers_not_matching_runs(message: pb.InvokeDone):
     with pytest.raises(ProtocolBroken):
         repetition_of(message, START, OUTPUTS)
 
 
-def test_more_kept_answers_than_an_agent_keeps_are_refused():
+def test_repetition_rejects_too_many_cached_answers():
     start = pb.InvokeStart(iterations=5)
     with pytest.raises(ProtocolBroken):
         repetition_of(done(*(answer(1, number) for number in range(5))), start, OUTPUTS)

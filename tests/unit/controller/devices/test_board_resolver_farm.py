@@ -28,23 +28,23 @@ from hil.errors import UsageError
         ("farm:a or b", "sim-f16", 'farm:(a or b), hw_type="sim-f16"'),
     ],
 )
-def test_a_farms_board_is_known_by_its_selector_and_type_alone(board: str, hw_type: str, address: str) -> None:
+def test_farm_choice_uses_selector_and_type(board: str, hw_type: str, address: str) -> None:
     choice = choose(board, hw_type)
     assert is_address(board)
     assert choice.name == choice.address == choice.config.connection.address == address
     assert choice.config.hw_type == (hw_type or "farm")
-    # Even a runtime whose programs are alike everywhere may have flags of the board's own.
+    # The board may have additional flags even for a runtime with portable programs.
     assert not any(knows_target(choice.config, runtime) for runtime in ("iree", "onnxruntime", "tflite"))
 
 
-def test_the_type_narrows_the_selector() -> None:
+def test_type_narrows_farm_selector() -> None:
     selector = parse(choose("farm:a or b", "sim").address.removeprefix("farm:"))
     assert selector.matches({"a": True, "hw_type": "sim"})
     assert not selector.matches({"a": True, "hw_type": "rpi4"})
     assert not selector.matches({"hw_type": "sim"})
 
 
-def test_a_choice_is_pinned_to_the_board_that_it_came_to() -> None:
+def test_pinned_choice_names_leased_board() -> None:
     choice = pinned(choose("farm:a or b", "sim"), "lab1-sim-3")
     assert choice.name == 'farm:name="lab1-sim-3"'
     assert parse(choice.address.removeprefix("farm:")).matches({"name": "lab1-sim-3"})
@@ -52,7 +52,7 @@ def test_a_choice_is_pinned_to_the_board_that_it_came_to() -> None:
     assert pinned(other, "lab1-sim-3") is other
 
 
-def test_a_config_may_name_a_farms_boards(tmp_path: Path) -> None:
+def test_config_may_address_farm(tmp_path: Path) -> None:
     path = tmp_path / "a53.toml"
     path.write_text('[connection]\naddress = "farm:chip=a53"\n')
     choice = choose(str(path))
@@ -61,7 +61,7 @@ def test_a_config_may_name_a_farms_boards(tmp_path: Path) -> None:
     assert pinned(choice, "lab1").config.connection.address == 'farm:name="lab1"'
 
 
-def test_hil_board_counts_where_nothing_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hil_board_variable_sets_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_BOARD", "unix:/leased.sock")
     assert choose().name == "unix:/leased.sock"
     assert choose("unix:/other.sock").name == "unix:/other.sock"
@@ -70,7 +70,7 @@ def test_hil_board_counts_where_nothing_else_is_named(monkeypatch: pytest.Monkey
     assert choose().name == "sim"
 
 
-def test_a_config_has_a_fence() -> None:
+def test_config_parses_fence() -> None:
     text = '[connection]\naddress = "unix:/a"\nfence = {}\n'
     assert parse_board(text.format(12), Path("x.toml")).connection.fence == 12
     assert parse_board("", Path("x.toml")).connection.fence == 0
@@ -80,17 +80,17 @@ def test_a_config_has_a_fence() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("90s", 90), ("1h30m", 5400), ("1.5h", 5400), ("90", 90)])
-def test_times_are_read(text: str, seconds: float) -> None:
+def test_duration_parses_times(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0s", "-3m", "30 m", "m", "1w", "30mm"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no time"):
+def test_duration_rejects_invalid_times(text: str) -> None:
+    with pytest.raises(UsageError, match="invalid --for"):
         duration(text)
 
 
-def test_a_selector_has_as_many_seats_as_are_asked_for() -> None:
+def test_selector_gets_requested_number_of_slots() -> None:
     slots = slots_of([choose("farm:gpu"), choose("unix:/a")], 3, "a test", 60)
     assert [(type(slot), slot.name) for slot in slots] == [
         (LeasedSlot, "farm:gpu (1)"),
@@ -105,7 +105,7 @@ def test_a_selector_has_as_many_seats_as_are_asked_for() -> None:
     assert [slot.lent for slot in slots_of([by_config], 2, "a test", 60)] == [True, True]
 
 
-def test_a_place_in_the_queue_may_be_another_board_from_now_on() -> None:
+def test_queue_renames_waiting_slot() -> None:
     from hil.controller.pipeline.case import Case
     from hil.controller.pipeline.options import Options
     from hil.controller.workloads.suites.tasks import Task
@@ -119,7 +119,7 @@ def test_a_place_in_the_queue_may_be_another_board_from_now_on() -> None:
     assert task.boards == ("lab1-sim-3",)
 
 
-def test_a_board_that_was_lent_to_another_seat_is_left_by_the_former_first() -> None:
+def test_queue_rename_waits_for_previous_slot() -> None:
     queue = TaskQueue(["lab1-sim-1", "farm: (2)"])
     renaming = threading.Thread(target=queue.rename, args=("farm: (2)", "lab1-sim-1"), daemon=True)
     renaming.start()
@@ -128,22 +128,22 @@ def test_a_board_that_was_lent_to_another_seat_is_left_by_the_former_first() -> 
     queue.rename("lab1-sim-1", "farm: (1)")
     renaming.join(30)
     assert queue.alive == ("farm: (1)", "lab1-sim-1")
-    # A board that was named has its own name from the start.
+    # A named board has its final name from the start.
     queue.rename("lab1-sim-1", "lab1-sim-1")
     assert queue.alive == ("farm: (1)", "lab1-sim-1")
 
 
-def test_a_bad_board_of_the_variable_is_told_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_hil_board_error_names_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as typed:
         choose("nonsense")
     assert typed.value.message == "unknown board 'nonsense'"
     monkeypatch.setenv("HIL_BOARD", "nonsense")
     with pytest.raises(UsageError) as named:
         choose()
-    assert named.value.message == "unknown board 'nonsense'; the variable HIL_BOARD names it"
+    assert named.value.message == "unknown board 'nonsense'; set by the variable HIL_BOARD"
 
 
-def test_where_there_are_no_boards_none_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_board_error_lists_known_boards_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boards, "known_boards", dict)
     with pytest.raises(UsageError) as caught:
         choose("nonsense")

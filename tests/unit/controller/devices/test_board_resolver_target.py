@@ -1,4 +1,4 @@
-"""Whether a program's target is known before its board is seen, and what it is once the board is."""
+"""Compile targets before and after a board is probed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hil.core.boards import load_board
         ("generic", "onnxruntime", True),
     ],
 )
-def test_a_target_is_known_where_the_config_says_it_or_the_board_is_this_machine(board, runtime, known):
+def test_knows_target_for_configured_or_local_board(board, runtime, known):
     assert knows_target(load_board(board), runtime) is known
 
 
-def test_a_board_that_was_seen_names_its_family_for_tfcompile():
+def test_with_target_sets_tfcompile_flags_from_board():
     config, told = with_target(load_board("generic"), "xla-aot", {"arch": "aarch64"})
     assert config.compile_flags["tfcompile"] == ("--target-triple=aarch64-unknown-linux-gnu",)
     assert told == "aarch64-unknown-linux-gnu"
@@ -35,7 +35,7 @@ def test_a_board_that_was_seen_names_its_family_for_tfcompile():
     assert with_target(simulator, "xla-aot", {"arch": "x86_64"}) == (simulator, "")
 
 
-def test_a_simulator_is_chosen_without_what_only_ssh_needs():
+def test_choosing_simulator_does_not_import_ssh_packages():
     program = (
         "import sys\n"
         "from hil.controller.devices import board_resolver\n"

@@ -1,22 +1,36 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.fake_agent import FakeAgent
 
+from hil.agent import server
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.supervisor import Supervisor
+from hil.controller.devices import connection
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.call import CallFailed
 from hil.controller.devices.connection import AgentConnection
-from hil.errors import BoardBusy, BoardError, BoardLost, BoardRefused, BoardUnreachable, UsageError
+from hil.errors import (
+    BoardBusy,
+    BoardError,
+    BoardLost,
+    BoardRefused,
+    BoardUnreachable,
+    UsageError,
+    VersionMismatch,
+)
+from hil.protocol import wire
+from hil.protocol.listening import is_served
+from hil.protocol.v1 import agent_pb2 as pb
 
 
-def test_an_agent_that_imports_its_runtimes_first_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_describe_waits_for_agent_importing_runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(self: Supervisor) -> dict[str, dict[str, object]]:
         time.sleep(2)
         return {"slow": {"version": "7"}}
@@ -31,27 +45,85 @@ def test_an_agent_that_imports_its_runtimes_first_is_waited_for(
         agent.stop()
 
 
-def test_an_agent_does_not_start_beside_what_callers_would_take_for_its_data_connections(tmp_path: Path) -> None:
+def test_agent_rejects_path_blocked_by_other_files(tmp_path: Path) -> None:
     (tmp_path / "a.sock.data").mkdir()
     (tmp_path / "a.sock.data" / "somebody's").touch()
     with pytest.raises(UsageError, match=r"a\.sock\.data"):
         Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
 
 
-def test_one_that_hangs_is_told_of_soon(tmp_path: Path) -> None:
+def test_agent_serves_data_socket_before_grpc(tmp_path, monkeypatch):
+    """Otherwise a caller that finds only the agent's socket would use gRPC for its whole lifetime."""
+    there: list[bool] = []
+
+    class Watched(server.GrpcOnDemand):
+        def __init__(self, *arguments: Any) -> None:
+            there.append(is_served(f"{tmp_path}/a.sock.data"))
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(server, "GrpcOnDemand", Watched)
+    Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store")).stop()
+    assert there == [True]
+
+
+def test_second_agent_leaves_sockets_of_first(tmp_path):
+    first = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
+    try:
+        with pytest.raises(UsageError, match="in use by another process"):
+            Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "other"))
+        assert is_served(f"{tmp_path}/a.sock.data")
+    finally:
+        first.stop()
+
+
+@pytest.mark.parametrize(("size", "most_s"), [(0, 61), (1 << 20, 200), (64 << 20, 7000), (16 << 30, 7 * 3600)])
+def test_transfer_limit_grows_with_size(size, most_s):
+    assert connection.STALL_S <= connection.transfer_limit_s(size) < most_s
+
+
+def test_slow_input_transfer_raises_lost(monkeypatch):
+    """Each piece is taken before the link counts as stalled."""
+    monkeypatch.setattr(connection, "_SLOWEST_BYTES_S", 1 << 30)
+    monkeypatch.setattr(connection, "_BULK_BYTES", 1 << 40)
+    monkeypatch.setattr(connection, "STALL_S", 1.5)
+    over = threading.Event()
+
+    class Slow:
+        def send(self, message: Any) -> None:
+            if over.wait(0.4 if isinstance(message, memoryview) else 0):
+                raise CallFailed("CANCELLED", "the call was ended here")
+
+        cancel = over.set
+
+    began = time.monotonic()
+    stream = connection.InvokeStream(Slow(), lambda: None)
+    with pytest.raises(BoardLost, match="in time"):
+        stream.call(pb.InvokeStart(), [memoryview(bytes(200 * wire.CHUNK))], {}, 60.0, None, 1)
+    assert time.monotonic() - began < 20
+
+
+def test_hung_agent_raises_unreachable_soon(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(str(tmp_path / "a.sock"))
         hung.listen()
         connection = AgentConnection(Target(f"unix:{tmp_path}/a.sock"), "board")
         start = time.monotonic()
-        with pytest.raises(BoardUnreachable, match="no agent answers"):
+        with pytest.raises(BoardUnreachable, match="no agent responds"):
             connection.describe(timeout=1)
         assert time.monotonic() - start < 30
         connection.close()
 
 
+def test_describe_rejects_agent_of_other_protocol(tmp_path: Path) -> None:
+    with FakeAgent(tmp_path / "a.sock", protocol=wire.PROTOCOL + 1) as agent:
+        connection = AgentConnection(Target(agent.address), "rpi5")
+        with pytest.raises(VersionMismatch, match=rf"hil 1 \(agent protocol {wire.PROTOCOL + 1}\)"):
+            connection.describe()
+        connection.close()
+
+
 def reset(error: int) -> CallFailed:
-    """What gRPC says where a server answers with an HTTP/2 error: what it said was seen on a busy agent."""
+    """Return the error that gRPC reports for an HTTP/2 reset, as seen with a busy agent."""
     return CallFailed("UNAVAILABLE", f"Stream removed (RST_STREAM (Received RST_STREAM with error code {error}))")
 
 
@@ -60,13 +132,11 @@ def reset(error: int) -> CallFailed:
     [
         (reset(7), BoardBusy),
         (reset(2), BoardLost),
-        # Of an agent that sends no typed error of it.
+        # From an agent that sends no typed error.
         (CallFailed("UNAUTHENTICATED", "the token is not this agent's"), BoardRefused),
     ],
 )
-def test_an_agent_that_takes_no_more_calls_or_refuses_them_is_not_lost(
-    tmp_path: Path, error: CallFailed, kind: type[BoardError]
-) -> None:
+def test_refusing_agent_raises_busy_or_refused(tmp_path: Path, error: CallFailed, kind: type[BoardError]) -> None:
     connection = AgentConnection(Target(f"unix:{tmp_path}/nobody.sock"), "board")
     try:
         told = connection._translated(error)

@@ -1,4 +1,4 @@
-"""Calls over data connections: an agent that refuses, fails in the middle, breaks off, or is none of hil's."""
+"""Calls over data connections: refusals, failures during a call, broken connections, invalid peers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import eventually
 
 from hil import errors
-from hil.agent import admission
+from hil.agent import admission, data_server
 from hil.agent.admission import Admission
 from hil.agent.data_server import DataServer
 from hil.agent.session import Journal, Session, Sessions
@@ -26,7 +27,7 @@ from hil.controller.devices.data_call import OPEN_S, DataCall, DataConnections, 
 from hil.controller.devices.grpc_call import GrpcCall
 from hil.core.scratch import new_folder, remove_tree
 from hil.protocol import wire, wire_errors
-from hil.protocol.data_connection import DATA, END, MESSAGE, METHODS, READY, Frames
+from hil.protocol.data_connection import DATA, END, HEADER, MESSAGE, METHODS, READY, ConnectionBroken, Frames
 from hil.protocol.v1 import agent_pb2 as pb
 
 START = pb.PutRequest(start=pb.PutStart(digest="blake3:" + "0" * 64, size=1))
@@ -34,7 +35,7 @@ PIECE = memoryview(bytes(wire.CHUNK))
 
 
 class Blobs:
-    """Takes what it is sent, and fails where it is told to."""
+    """Fake blob service that fails after a given number of messages."""
 
     def __init__(self) -> None:
         self.got: list[object] = []
@@ -98,7 +99,7 @@ def path(folder: Path, sessions: Sessions, blobs: Blobs) -> Iterator[str]:
         yield f"{folder}/agent.data"
 
 
-def test_messages_and_data_arrive_in_order(path, session, blobs):
+def test_call_preserves_order_of_messages_and_data(path, session, blobs):
     call = called(path, "Put", session.token)
     call.send(START)
     call.send(PIECE)
@@ -110,7 +111,7 @@ def test_messages_and_data_arrive_in_order(path, session, blobs):
     assert blobs.got == [START, bytes(PIECE), b"a"]
 
 
-def test_a_call_of_one_message_is_answered(path, session):
+def test_single_request_call_streams_data_into_buffer(path, session):
     call = called(path, "Get", session.token)
     call.send(pb.GetRequest(digest=START.start.digest))
     assert call.receive().start.size == 3
@@ -120,14 +121,14 @@ def test_a_call_of_one_message_is_answered(path, session):
     assert call.receive() is None
 
 
-def test_a_call_with_one_answer_ends_with_it(path, session):
+def test_unary_call_ends_after_reply(path, session):
     call = called(path, "Missing", session.token)
     call.send(pb.MissingRequest(digests=["a", "b"]))
     assert [one.digest for one in call.receive().missing] == ["a", "b"]
     assert call.receive() is None
 
 
-def test_a_call_with_one_answer_may_end_with_an_error_instead(path, session):
+def test_unary_call_may_end_with_error(path, session):
     call = called(path, "Missing", session.token)
     call.send(pb.MissingRequest())
     with pytest.raises(CallFailed) as caught:
@@ -137,14 +138,14 @@ def test_a_call_with_one_answer_may_end_with_an_error_instead(path, session):
 
 
 @pytest.mark.parametrize(("method", "token"), [("Put", "no token"), ("Put", ""), ("Get", "x" * 2000)])
-def test_a_call_without_the_sessions_token_is_refused(path, session, method, token):
+def test_call_without_session_token_raises_session_ended(path, session, method, token):
     with pytest.raises(CallFailed) as caught:
         called(path, method, token)
     assert isinstance(wire_errors.from_bytes(caught.value.error), errors.SessionEnded)
 
 
-def test_what_an_agent_says_in_the_middle_of_an_upload_is_heard(path, session, blobs):
-    """Though all that is sent would never fit what the agent still reads."""
+def test_upload_receives_early_error(path, session, blobs):
+    """The remaining data would never fit into the agent's buffers."""
     blobs.fail_after = 3
     call = called(path, "Put", session.token)
     call.send(START)
@@ -157,7 +158,7 @@ def test_what_an_agent_says_in_the_middle_of_an_upload_is_heard(path, session, b
 
 
 @pytest.mark.parametrize(("method", "message"), [("Missing", PIECE), ("Put", pb.PutRequest(data=b"abc"))])
-def test_data_is_refused_where_it_does_not_belong(path, session, method, message):
+def test_call_rejects_misplaced_data(path, session, method, message):
     call = called(path, method, session.token)
     call.send(message)
     with pytest.raises(CallFailed, match="data") as caught:
@@ -165,21 +166,21 @@ def test_data_is_refused_where_it_does_not_belong(path, session, method, message
     assert isinstance(wire_errors.from_bytes(caught.value.error), errors.UsageError)
 
 
-def test_a_cancelled_call_wakes_up_whoever_waits_in_it(path, session):
+def test_cancel_wakes_waiting_receiver(path, session):
     call = called(path, "Put", session.token)
     threading.Timer(0.2, call.cancel).start()
     with pytest.raises(CallFailed, match="broke"):
         call.receive()
 
 
-def test_a_call_ends_with_its_session(path, sessions, session):
+def test_call_ends_with_session(path, sessions, session):
     call = called(path, "Put", session.token)
     sessions.end(session, "enough")
     with pytest.raises(CallFailed):
         call.receive()
 
 
-def test_the_socket_is_its_users_alone(path):
+def test_socket_has_private_mode(path):
     assert Path(path).stat().st_mode & 0o777 == 0o700
 
 
@@ -198,7 +199,7 @@ def ask(connections: DataConnections, session: Session, *digests: str) -> list[s
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Frames]:
-    """The connections that are made."""
+    """Record the opened connections."""
     made: list[Frames] = []
     connect = DataConnections._connected
 
@@ -210,7 +211,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Frames]:
     return made
 
 
-def test_a_connection_carries_one_call_after_another(connections, opened, session):
+def test_connection_serves_consecutive_calls(connections, opened, session):
     for number in range(20):
         assert ask(connections, session, str(number)) == [str(number)]
     call = connections.begin("Put", session.token, OPEN_S)
@@ -221,7 +222,7 @@ def test_a_connection_carries_one_call_after_another(connections, opened, sessio
     assert len(opened) == 1
 
 
-def test_a_call_that_has_ended_ends_no_other_on_its_connection(connections, opened, session):
+def test_cancelling_finished_call_leaves_connection_open(connections, opened, session):
     first = connections.begin("Missing", session.token, OPEN_S)
     first.send(pb.MissingRequest(digests=["a"]))
     assert first.receive()
@@ -232,14 +233,14 @@ def test_a_call_that_has_ended_ends_no_other_on_its_connection(connections, open
     assert len(opened) == 1
 
 
-def test_after_a_call_that_failed_another_connection_is_taken(connections, opened, session):
+def test_failed_call_closes_connection(connections, opened, session):
     with pytest.raises(CallFailed):
         ask(connections, session)
     assert ask(connections, session, "a") == ["a"]
     assert len(opened) == 2
 
 
-def test_a_call_whose_requests_have_not_ended_leaves_its_connection_to_nobody(connections, opened, session, blobs):
+def test_unfinished_call_closes_connection(connections, opened, session, blobs):
     blobs.fail_after = 1 << 30
     call = connections.begin("Put", session.token, OPEN_S)
     call.send(START)
@@ -249,7 +250,7 @@ def test_a_call_whose_requests_have_not_ended_leaves_its_connection_to_nobody(co
     assert len(opened) == 2
 
 
-def test_calls_at_a_time_have_connections_of_their_own(connections, opened, session):
+def test_concurrent_calls_use_separate_connections(connections, opened, session):
     calls = [connections.begin("Missing", session.token, OPEN_S) for _ in range(6)]
     for number, call in enumerate(calls):
         call.send(pb.MissingRequest(digests=[str(number)]))
@@ -259,7 +260,7 @@ def test_calls_at_a_time_have_connections_of_their_own(connections, opened, sess
     assert len(opened) == 6
 
 
-def test_an_agent_that_was_started_anew_is_called_as_any_other(folder, sessions, session, blobs):
+def test_connections_reconnect_to_restarted_agent(folder, sessions, session, blobs):
     services = {"Blobs": SimpleNamespace(Missing=blobs.missing)}
     path = f"{folder}/again.data"
     connections = DataConnections(path, "")
@@ -269,7 +270,7 @@ def test_an_agent_that_was_started_anew_is_called_as_any_other(folder, sessions,
     connections.close()
 
 
-def test_an_agent_that_ends_every_call_before_it_begins_takes_none_on(folder):
+def test_ending_every_call_raises_data_connection_error(folder):
     def end_all(frames: Frames, connected: socket.socket) -> None:
         while (begun := frames.begin()) is not None:
             frames.content(begun[1])
@@ -283,7 +284,7 @@ def test_an_agent_that_ends_every_call_before_it_begins_takes_none_on(folder):
         connections.close()
 
 
-def test_of_connections_that_rest_the_agent_keeps_so_many(folder, sessions, session, blobs, monkeypatch):
+def test_agent_limits_idle_connections(folder, sessions, session, blobs, monkeypatch):
     monkeypatch.setattr(admission, "RESTING", 2)
     path = f"{folder}/few.data"
     with contextlib.closing(
@@ -296,7 +297,7 @@ def test_of_connections_that_rest_the_agent_keeps_so_many(folder, sessions, sess
             caller.close()
 
 
-def test_where_no_connection_may_rest_each_call_has_its_own(folder, sessions, session, blobs, opened):
+def test_calls_use_new_connections_without_idle_slots(folder, sessions, session, blobs, opened):
     admitting = Admission(sessions)
     admitting.resting._inside = 2 * admission.RESTING
     path = f"{folder}/full.data"
@@ -308,7 +309,7 @@ def test_where_no_connection_may_rest_each_call_has_its_own(folder, sessions, se
     assert len(opened) == 5
 
 
-def test_where_nobody_takes_data_connections_the_call_goes_over_grpc(folder):
+def test_calls_fall_back_to_grpc_without_data_socket(folder):
     with contextlib.closing(Calls(Target(f"unix:{folder}/nothing"))) as calls:
         assert isinstance(calls.begin("Put", "token"), GrpcCall)
         assert not calls.is_answered(0.2)
@@ -316,14 +317,14 @@ def test_where_nobody_takes_data_connections_the_call_goes_over_grpc(folder):
 
 @pytest.mark.parametrize("method", ["Describe", "Clock", "Hold", "Missing"])
 @pytest.mark.parametrize("token", ["", "another"])
-def test_an_agent_that_asks_for_a_token_asks_for_it_here_too(folder, sessions, session, method, token):
+def test_data_server_requires_agent_token(folder, sessions, session, method, token):
     server = DataServer(f"{folder}/asking.data", Admission(sessions), {}, "secret")
     with contextlib.closing(server), pytest.raises(CallFailed) as caught:
         called(f"{folder}/asking.data", method, session.token, token)
     assert isinstance(wire_errors.from_bytes(caught.value.error), errors.BoardRefused)
 
 
-def test_an_agent_that_knows_fewer_methods_there_is_called_over_grpc(folder, monkeypatch):
+def test_unknown_data_method_falls_back_to_grpc(folder, monkeypatch):
     def refuse(frames: Frames, connected: socket.socket) -> None:
         frames.begin()
         error = wire_errors.to_message(errors.UsageError("'Describe' is no method of data connections"))
@@ -335,7 +336,7 @@ def test_an_agent_that_knows_fewer_methods_there_is_called_over_grpc(folder, mon
             assert isinstance(calls.begin(method, session), GrpcCall)
 
 
-def test_an_agent_that_refuses_a_call_is_there(folder, monkeypatch):
+def test_refusing_agent_counts_as_answering(folder, monkeypatch):
     def refuse(frames: Frames, connected: socket.socket) -> None:
         frames.begin()
         frames.send(END, wire_errors.to_message(errors.BoardBusy("too many calls")).SerializeToString())
@@ -345,7 +346,7 @@ def test_an_agent_that_refuses_a_call_is_there(folder, monkeypatch):
         assert calls.is_answered(5.0)
 
 
-def test_an_agent_that_keeps_the_connection_and_says_nothing_hangs(folder):
+def test_silent_agent_raises_deadline_exceeded(folder):
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(f"{folder}/hung.data")
         hung.listen()
@@ -356,7 +357,7 @@ def test_an_agent_that_keeps_the_connection_and_says_nothing_hangs(folder):
     assert caught.value.code == "DEADLINE_EXCEEDED"
 
 
-def test_over_grpc_a_call_with_one_answer_is_begun_and_its_answer_waited_for_later():
+def test_grpc_call_sends_request_before_waiting():
     begun: list[object] = []
 
     def future(request):
@@ -369,7 +370,7 @@ def test_over_grpc_a_call_with_one_answer_is_begun_and_its_answer_waited_for_lat
     assert call.receive() == pb.UnloadReply()
 
 
-def test_over_grpc_a_call_that_was_ended_here_fails_as_any_other():
+def test_cancelled_grpc_call_raises_call_failed():
     def cancelled():
         raise grpc.FutureCancelledError
 
@@ -379,7 +380,7 @@ def test_over_grpc_a_call_that_was_ended_here_fails_as_any_other():
         call.receive()
 
 
-def test_over_grpc_a_call_on_a_closed_channel_fails_as_any_other():
+def test_grpc_call_on_closed_channel_raises_call_failed():
     calls = Calls(Target("127.0.0.1:1"))
     calls.close()
     call = calls.begin("Describe")
@@ -387,9 +388,58 @@ def test_over_grpc_a_call_on_a_closed_channel_fails_as_any_other():
         call.send(pb.DescribeRequest())
 
 
+def test_grpc_fallback_records_cause(folder):
+    with contextlib.closing(Calls(Target(f"unix:{folder}/agent"))) as calls:
+        calls.begin("Put", "token")
+        assert calls.fallback == "", "there is no socket for data connections"
+        Path(f"{folder}/agent.data").touch()
+        calls.begin("Put", "token")
+        assert "refused" in calls.fallback
+
+
+def test_cancel_ends_calls_of_given_session(path, sessions, session):
+    with contextlib.closing(Calls(Target(f"unix:{path.removesuffix('.data')}"))) as calls:
+        call = calls.begin("Put", session.token)
+        calls.cancel("another")
+        call.send(START)
+        assert call.receive() == pb.PutReply(digest=START.start.digest)
+        calls.cancel(session.token)
+        with pytest.raises(CallFailed):
+            call.receive()
+
+
+def test_data_server_limits_unread_failed_calls(folder, sessions, monkeypatch):
+    monkeypatch.setattr(data_server, "_MAX_UNREAD", 1)
+    monkeypatch.setattr(data_server, "_UNREAD_S", 600.0)
+    before = sum(thread.name == "data-call" for thread in threading.enumerate())
+    with (
+        contextlib.closing(DataServer(f"{folder}/few.data", Admission(sessions), {}, "")),
+        contextlib.ExitStack() as kept,
+    ):
+        made = [kept.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(6)]
+        for connected in made:
+            connected.settimeout(30)
+            connected.connect(f"{folder}/few.data")
+            connected.sendall(HEADER.pack(MESSAGE, 0))
+        eventually(lambda: sum(thread.name == "data-call" for thread in threading.enumerate()) <= before + 2)
+
+
+def test_call_end_waits_briefly_for_silent_caller(monkeypatch):
+    monkeypatch.setattr(data_server, "_LAST_WORD_S", 0.3)
+    here, there = socket.socketpair()
+    with contextlib.closing(Frames(here)) as frames, there:
+        here.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while here.send(bytes(1)):
+                pass
+        here.setblocking(True)
+        with pytest.raises(ConnectionBroken):
+            data_server._send_last(frames)
+
+
 @contextlib.contextmanager
 def peer(folder: Path, serve: Callable[[Frames, socket.socket], None]) -> Iterator[str]:
-    """Somebody who answers one connection."""
+    """Serve one connection with a fake peer."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/peer")
         listener.listen()
@@ -410,7 +460,7 @@ def peer(folder: Path, serve: Callable[[Frames, socket.socket], None]) -> Iterat
 @pytest.mark.parametrize(
     "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x02\x01\x00\x00\x00x", b"\x05\x09\x00\x00\x00cut"]
 )
-def test_who_does_not_take_the_call_on_has_not_begun_it(folder, said):
+def test_invalid_acceptance_raises_data_connection_error(folder, said):
     def serve(frames: Frames, connected: socket.socket) -> None:
         frames.begin()
         connected.sendall(said)
@@ -423,7 +473,7 @@ def test_who_does_not_take_the_call_on_has_not_begun_it(folder, said):
     ("kind", "content"),
     [(DATA, b"abc"), (MESSAGE, b"\xff\xff"), (MESSAGE, bytes(2000)), (READY, b""), (77, b""), (END, bytes(1 << 17))],
 )
-def test_an_answer_that_makes_no_sense_is_told_as_that(folder, kind, content):
+def test_invalid_reply_raises_protocol_broken(folder, kind, content):
     def serve(frames: Frames, connected: socket.socket) -> None:
         frames.begin()
         frames.send(READY)
@@ -434,7 +484,7 @@ def test_an_answer_that_makes_no_sense_is_told_as_that(folder, kind, content):
 
 
 @pytest.mark.parametrize("content", [b"", b"abcdef"])
-def test_data_that_does_not_fit_is_told_as_that(folder, content):
+def test_data_of_wrong_size_raises_protocol_broken(folder, content):
     def serve(frames: Frames, connected: socket.socket) -> None:
         frames.begin()
         frames.send(READY)
@@ -445,7 +495,7 @@ def test_data_that_does_not_fit_is_told_as_that(folder, content):
 
 
 @pytest.mark.parametrize("cut", [b"", b"\x03", b"\x04\x05\x00\x00\x00ab"])
-def test_a_connection_that_breaks_off_is_a_broken_call(folder, cut):
+def test_interrupted_connection_raises_call_failed(folder, cut):
     def serve(frames: Frames, connected: socket.socket) -> None:
         frames.begin()
         frames.send(READY)
@@ -456,7 +506,7 @@ def test_a_connection_that_breaks_off_is_a_broken_call(folder, cut):
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_end_the_server(server_path, said):
+def test_data_server_survives_any_bytes(server_path, said):
     with socket.socket(socket.AF_UNIX) as connected:
         connected.settimeout(30)
         connected.connect(server_path)
@@ -482,7 +532,7 @@ def server_path() -> Iterator[str]:
 
 
 @given(st.lists(st.binary(max_size=70_000), max_size=6))
-def test_frames_arrive_as_they_were_sent(contents):
+def test_frames_round_trip(contents):
     here, there = socket.socketpair()
     sender, receiver = Frames(here), Frames(there)
     with contextlib.closing(sender), contextlib.closing(receiver):

@@ -11,7 +11,7 @@ from hil.controller.devices import guard as guards
 from hil.controller.devices.guard import Guard
 
 
-def test_what_does_not_come_in_time_is_ended_once():
+def test_guard_ends_overdue_call_once():
     ended = []
     guard = Guard(lambda: ended.append(time.monotonic()))
     began = time.monotonic()
@@ -22,7 +22,7 @@ def test_what_does_not_come_in_time_is_ended_once():
     assert ended[0] - began >= 0.25
 
 
-def test_what_is_heard_or_over_in_time_is_not_ended():
+def test_guard_spares_active_and_closed_calls():
     ended = []
     heard, closed, unlimited = (Guard(lambda: ended.append(1)) for _ in range(3))
     heard.within(0.8)
@@ -37,26 +37,42 @@ def test_what_is_heard_or_over_in_time_is_not_ended():
     unlimited.close()
 
 
-def test_an_end_that_blocks_keeps_no_other_guard_from_its_time():
+def test_blocking_end_does_not_delay_other_guards():
     never, ended = threading.Event(), threading.Event()
     first, second = Guard(never.wait), Guard(ended.set)
     first.within(0.1)
     second.within(0.6)
-    assert ended.wait(10)
+    assert ended.wait(60)
     never.set()
 
 
-def test_one_is_watched_that_comes_after_a_time_without_any(monkeypatch):
+def test_guard_works_after_failed_thread_start(monkeypatch):
+    start, ended, refused = threading.Thread.start, threading.Event(), []
+
+    def refuse(thread):
+        if thread.name == "hil-guard" and len(refused) < 2:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    guard = Guard(ended.set)
+    guard.within(0.1)
+    assert ended.wait(60)
+    assert len(refused) == 2 and guard.expired
+
+
+def test_guard_restarts_after_idle_time(monkeypatch):
     watch = guards._Watch()
     monkeypatch.setattr(guards, "_WATCH", watch)
     Guard(lambda: None).close()
     eventually(lambda: not watch._some.is_set())
     ended = threading.Event()
     Guard(ended.set).within(0.1)
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
-def test_all_are_watched_by_one_thread():
+def test_guards_share_single_thread():
     first = Guard(lambda: None)
     before = threading.active_count()
     made = [first, *(Guard(lambda: None) for _ in range(50))]
@@ -65,7 +81,7 @@ def test_all_are_watched_by_one_thread():
         guard.close()
 
 
-def test_a_forked_process_ends_nothing_of_its_parents_and_watches_its_own():
+def test_forked_process_ignores_guards_of_parent():
     read, write = os.pipe()
     ended = threading.Event()
     kept = Guard(ended.set)
@@ -75,7 +91,7 @@ def test_a_forked_process_ends_nothing_of_its_parents_and_watches_its_own():
         try:
             own = threading.Event()
             guards.Guard(own.set).within(0.3)
-            os.write(write, b"own " if own.wait(10) else b"none")
+            os.write(write, b"own " if own.wait(60) else b"none")
             time.sleep(0.8)
             os.write(write, b"parent's" if ended.is_set() else b"only")
         finally:
@@ -90,7 +106,7 @@ def test_a_forked_process_ends_nothing_of_its_parents_and_watches_its_own():
     kept.close()
 
 
-def test_one_that_is_closed_holds_on_to_nobody():
+def test_closed_guard_releases_owner():
     class Owner:
         def __init__(self) -> None:
             self.guard = Guard(self.end)

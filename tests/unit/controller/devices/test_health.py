@@ -1,4 +1,4 @@
-"""What happened to a board during a run, from its descriptions before and after."""
+"""Events during a run, derived from board descriptions before and after."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 
 def info(*readings: pb.Reading, boot: str = "a", clock_s: float = 0.0, wall_s: float = 1e9) -> dict:
-    """A description, as it comes over the wire."""
+    """Return a description as decoded from the wire."""
     reply = pb.DescribeReply(
         machine=pb.Machine(boot_id=boot), readings=readings, clock_ns=int(clock_s * 1e9) + 1, wall_ns=int(wall_s * 1e9)
     )
@@ -21,7 +21,7 @@ def reading(name: str, value: float | str) -> pb.Reading:
     return pb.Reading(name=name, text=value) if isinstance(value, str) else pb.Reading(name=name, value=value)
 
 
-def test_a_board_that_went_on_as_it_was_needs_no_word():
+def test_unchanged_board_has_empty_report():
     steady = [
         reading("cpu0 frequency", 600.0),
         reading("cpu0 highest frequency", 1800.0),
@@ -38,34 +38,34 @@ def test_a_board_that_went_on_as_it_was_needs_no_word():
 @pytest.mark.parametrize(
     ("name", "was", "now", "said"),
     [
-        ("throttle events", 0.0, 3.0, "counted 3 throttle events"),
+        ("throttle events", 0.0, 3.0, "3 CPU throttle events"),
         ("cooling_device2 (thermal-cpufreq-0)", 0.0, 2.0, "thermal-cpufreq-0) at step 2"),
         ("cooling_device2 (thermal-cpufreq-0)", 4.0, 0.0, "at step 4"),
         ("cpu4 highest frequency", 1800.0, 1200.0, "cpu4 highest frequency fell from 1800 to 1200 MHz"),
         ("cpu0 governor", "performance", "powersave", "cpu0 governor was changed from performance to powersave"),
-        ("firmware throttling", "0", "0x50000", "voltage was too low|throttled it"),
-        ("firmware throttling", "0x2", "0x0", "held the clock down"),
+        ("firmware throttling", "0", "0x50000", "undervoltage|throttled the CPU"),
+        ("firmware throttling", "0x2", "0x0", "limited the clock"),
         ("firmware throttling", "80000", "80008", "soft temperature limit"),
     ],
 )
-def test_what_happened_is_said(name, was, now, said):
+def test_changed_reports_throttling_and_frequency(name, was, now, said):
     lines = changed(info(reading(name, was)), info(reading(name, now)))
     wanted = said.split("|")
     assert len(lines) == len(wanted)
     assert [text for line, text in zip(lines, wanted, strict=True) if text not in line] == []
 
 
-def test_a_reboot_is_said_and_nothing_else_is_compared():
+def test_changed_reports_only_reboot_after_reboot():
     events = reading("throttle events", 9.0)
     assert changed(info(boot="a"), info(events, boot="b", wall_s=2e9)) == ["the board rebooted"]
 
 
-def test_a_clock_that_was_set_is_said():
+def test_changed_reports_wall_clock_step():
     assert changed(info(), info(clock_s=10, wall_s=1e9 + 3610)) == ["the board's wall clock was set 3600 s forward"]
     assert changed(info(), info(clock_s=10, wall_s=1e9 - 3590)) == ["the board's wall clock was set 3600 s back"]
 
 
-def test_what_a_board_does_not_show_says_nothing():
+def test_changed_ignores_missing_readings():
     assert changed({}, info(reading("throttle events", 9.0))) == []
     assert changed(info(reading("firmware throttling", "odd")), info(reading("firmware throttling", "0x1"))) == []
     assert changed(info(boot=""), info(boot="b")) == []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from hil.controller.devices.measurement import BoardClock
 from hil.core.clock import Ping, now_ns
 
@@ -11,15 +13,22 @@ def pings(at: int, count: int = 4, ahead: int = 0) -> list[Ping]:
     return [Ping(start, start + 50_000 + ahead, start + 100_000) for start in starts]
 
 
-def test_pings_that_are_far_apart_tell_the_drift():
+def test_clock_derives_drift_from_distant_pings():
     clock = BoardClock()
     clock.add(pings(SECOND))
     clock.add(pings(9 * SECOND))
     assert abs(clock.fit(SECOND, 9 * SECOND).drift) < 20e-6
 
 
-def test_what_a_clock_did_long_ago_is_forgotten():
-    """A clock may be slewed over an hour: that is no jump."""
+def test_clock_keeps_newest_ping_of_odd_number():
+    clock = BoardClock()
+    clock.add(pings(SECOND, count=65))
+    clock.add(pings(2 * SECOND, count=0))
+    assert clock.age_ns() == pytest.approx(now_ns() - (SECOND + 64 * 1_000_000 + 100_000), rel=1e-3)
+
+
+def test_clock_forgets_old_pings():
+    """A clock slewed over an hour did not jump."""
     clock = BoardClock()
     clock.add(pings(SECOND))
     clock.add(pings(5000 * SECOND, ahead=30 * SECOND))
@@ -28,7 +37,7 @@ def test_what_a_clock_did_long_ago_is_forgotten():
     assert abs(fit.offset_ns - 30 * SECOND) <= fit.error_ns
 
 
-def test_a_long_run_lies_between_pings_however_long_it_was():
+def test_clock_fits_long_run_between_pings():
     clock = BoardClock()
     clock.add(pings(SECOND, ahead=0))
     clock.add(pings(2000 * SECOND, ahead=SECOND // 10))  # 50 ppm
@@ -39,7 +48,7 @@ def test_a_long_run_lies_between_pings_however_long_it_was():
     assert fit.error_ns < 60_000
 
 
-def test_pings_of_a_long_session_do_not_pile_up():
+def test_clock_preserves_bounded_number_of_pings():
     clock = BoardClock()
     for second in range(500):
         clock.add(pings(second * SECOND))
@@ -47,7 +56,7 @@ def test_pings_of_a_long_session_do_not_pile_up():
     assert clock.fit(0, 500 * SECOND).error_ns < 60_000
 
 
-def test_its_age_is_that_of_the_last_ping():
+def test_clock_age_counts_from_last_ping():
     clock = BoardClock()
     assert clock.age_ns() == float("inf")
     clock.add(pings(now_ns() - 10 * SECOND))

@@ -40,17 +40,17 @@ def watched(stream: Stream) -> CounterWatch:
     return watch
 
 
-def test_samples_are_what_the_board_told():
+def test_samples_match_board_readings():
     assert watched(Stream(2)).samples == [Sample(0, "cpu0 busy", 0.0, "%"), Sample(1, "cpu0 busy", 1.0, "%")]
 
 
-def test_a_stream_that_breaks_is_told_and_keeps_what_came():
+def test_broken_stream_preserves_samples():
     watch = watched(Stream(3, BROKEN))
     assert len(watch.samples) == 3
     assert "it broke" in watch.problem
 
 
-def test_a_board_that_cannot_be_asked_is_told():
+def test_unreachable_board_reports_problem():
     def start():
         raise BoardLost("it broke")
 
@@ -60,18 +60,18 @@ def test_a_board_that_cannot_be_asked_is_told():
     assert "it broke" in watch.problem
 
 
-def test_a_board_without_an_agent_has_none():
+def test_board_without_agent_reports_problem():
     def start():
-        raise BoardError("it has no agent that would tell them", board="lab")
+        raise BoardError("reading counters requires an agent on the board", board="lab")
 
     with CounterWatch(start) as watch:
         pass
     assert watch.samples == []
-    assert "no agent" in watch.problem
+    assert "requires an agent" in watch.problem
 
 
 @pytest.mark.parametrize("count", [99, 101, 2500])
-def test_a_long_watch_is_thinned_and_still_spans_it_all(monkeypatch, count):
+def test_long_watch_thins_samples_evenly(monkeypatch, count):
     monkeypatch.setattr(measurement, "_LOOKS_MOST", 100)
     stamps = [sample.at_ns for sample in watched(Stream(count)).samples]
     assert 50 <= len(stamps) <= 100
@@ -79,3 +79,13 @@ def test_a_long_watch_is_thinned_and_still_spans_it_all(monkeypatch, count):
     assert len(gaps) == 1, "evenly"
     assert stamps[0] == 0
     assert count - stamps[-1] <= 2 * gaps.pop()
+
+
+def test_samples_use_bounded_memory(monkeypatch):
+    monkeypatch.setattr(measurement, "_BYTES_MOST", 1 << 20)
+    stream = Stream(500)
+    for look in stream._looks:
+        look.readings[0].text = "x" * 10_000
+    watch = watched(stream)
+    assert sum(look.ByteSize() for look in watch._looks) <= 1 << 20
+    assert len(watch.samples) > 30 and not watch.problem.startswith("reading the board's counters stopped")

@@ -1,4 +1,4 @@
-"""The chaos test's checks see what they are for: violations that are planted in made-up journals and tables."""
+"""Test that the chaos test's checks find violations in made-up journals and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.farm_chaos_checks import (
 
 
 def journal(*lines: str) -> Board:
-    """A board's journal out of lines like ``10 session opened 1`` (time, what, fence)."""
+    """Parse a journal of lines like ``10 session opened 1`` (time, event, fence)."""
     events = []
     for line in lines:
         at, what = line.split(" ", 1)
@@ -30,17 +30,17 @@ def journal(*lines: str) -> Board:
 GOOD = ("1 agent started 0", "2 session opened 1", "3 load begins 1", "4 load ended 1", "9 session ended 1")
 
 
-def test_a_good_board_has_no_violations() -> None:
+def test_board_check_accepts_valid_journal() -> None:
     board = journal(*GOOD, "10 session opened 4", "11 invoke begins 4", "12 invoke ended 4", "13 session ended 4")
     assert len(board.sessions) == len(board.runs) == 2
     assert list(board_violations(board)) == []
 
 
-def test_the_same_lease_may_open_its_board_again() -> None:
+def test_board_check_accepts_session_reopened_with_same_fence() -> None:
     assert list(board_violations(journal(*GOOD, "10 session opened 1", "11 session ended 1"))) == []
 
 
-def test_what_a_killed_agent_left_open_ended_with_it() -> None:
+def test_board_check_ends_open_sessions_at_agent_restart() -> None:
     board = journal("1 agent started 0", "2 session opened 1", "3 invoke begins 1", "5 agent started 0", *GOOD[1:][-1:])
     assert [session.ended for session in board.sessions] == [5]
     again = journal("2 session opened 1", "3 invoke begins 1", "5 agent started 0", "6 session opened 2")
@@ -56,12 +56,12 @@ def test_what_a_killed_agent_left_open_ended_with_it() -> None:
         ((*GOOD, "10 session opened 2", "11 invoke begins 1"), "when a higher one was there"),
         (
             ("2 session opened 1", "3 invoke begins 1", "4 session ended 1", "5 session opened 2", "6 invoke ended 1"),
-            "went on beside a session of a higher one",
+            "invoke under fence 1 went on for 0.000 s beside a session of a higher one",
         ),
         ((*GOOD, "10 load begins 3", "11 load ended 3"), "outside of every session"),
     ],
 )
-def test_a_board_that_did_two_things_at_once_is_seen(lines: tuple[str, ...], says: str) -> None:
+def test_board_check_reports_overlapping_work(lines: tuple[str, ...], says: str) -> None:
     assert any(says in one for one in board_violations(journal(*lines)))
 
 
@@ -82,11 +82,11 @@ def lease(
         ([lease(1, 0, 1), lease(2, 1, 2)], "has a result, and never had it by 2"),
     ],
 )
-def test_leases_that_overlap_or_are_missing_are_seen(leases: list[dict], says: str) -> None:
+def test_lease_check_reports_overlapping_or_missing_leases(leases: list[dict], says: str) -> None:
     assert any(says in one for one in lease_violations(leases, {"b": journal(*GOOD)}))
 
 
-def test_good_leases_have_no_violations() -> None:
+def test_lease_check_accepts_valid_leases() -> None:
     leases = [lease(2, 5, 6, counted=False), lease(3, 6, 7, kind="health"), lease(1, 0, 5)]
     assert list(lease_violations(leases, {"b": journal(*GOOD)})) == []
 
@@ -112,11 +112,11 @@ def job(name: str = "1", state: str = "done", results: int = 1, exit_code: int =
         ([job(exit_code=1, outcome="FAIL")], "job 1 ended with 1 FAIL (why), not with 0 PASS"),
     ],
 )
-def test_a_job_without_its_one_right_result_is_seen(jobs: list[dict], says: str) -> None:
+def test_result_check_reports_missing_or_wrong_result(jobs: list[dict], says: str) -> None:
     assert any(says in one for one in result_violations(jobs, {"1": (0, "PASS")}))
 
 
-def test_good_results_have_no_violations() -> None:
+def test_result_check_accepts_valid_results() -> None:
     assert list(result_violations([job(), job("2", exit_code=3, outcome="RUN_CRASH")], {"1": (0, "PASS")})) == []
 
 
@@ -128,16 +128,16 @@ def test_good_results_have_no_violations() -> None:
         ([lease(1, 0, 1), lease(2, 2, 3, counted=False)], "given a board after its result"),
     ],
 )
-def test_a_job_that_ran_after_its_result_is_seen(leases: list[dict], says: str) -> None:
+def test_retry_check_reports_lease_after_result(leases: list[dict], says: str) -> None:
     assert any(says in one for one in retry_violations(leases, {"1"}))
 
 
-def test_a_job_that_was_tried_until_it_had_a_result_is_good() -> None:
+def test_retry_check_accepts_retries_before_result() -> None:
     leases = [lease(1, 0, 1, counted=False), lease(2, 2, 3), lease(3, 4, 5, job="2")]
     assert list(retry_violations(leases, {"1"})) == []
 
 
-def test_a_journal_whose_last_line_was_cut_off_is_read(tmp_path: Path) -> None:
+def test_read_journal_accepts_truncated_last_line(tmp_path: Path) -> None:
     whole = json.dumps({"at_ns": 1, "what": "agent started"})
     (tmp_path / "journal.jsonl.1").write_text(whole + "\n")
     (tmp_path / "journal.jsonl").write_text(whole + "\n" + whole[:9])

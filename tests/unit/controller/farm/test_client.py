@@ -1,14 +1,18 @@
-"""The client of a farm: what it repeats and what it never does, and what gRPC's errors become."""
+"""Test the farm client: which calls it repeats, and how it converts gRPC errors."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 import pytest
+from support.fake_farm_client import board
+from support.farm_keeper import free_ports
 from support.interrupting import interrupted_at
 
 from hil import errors
@@ -26,7 +30,7 @@ ORDER = Submission("digits", (JobSpec(Kind.RUN),))
 
 
 class Gateway:
-    """A gateway of a made-up farm: behaviours by method's name; whatever has none is not implemented."""
+    """Fake gateway with behaviours by method name; other methods are not implemented."""
 
     def __init__(self, address: str = "127.0.0.1:0", **behaviours):
         self.calls: list[tuple[str, object]] = []
@@ -78,7 +82,7 @@ def gateway(request):
 
 
 def away_once(then):
-    """A behaviour that is away for the first call."""
+    """Return a behaviour that is unavailable for the first call."""
     called = []
 
     def behave(request, context):
@@ -94,7 +98,7 @@ def client(*addresses: str, patience_s: float = 10.0) -> FarmClient:
     return FarmClient(FarmAddress(tuple(addresses), "hilf_secret"), patience_s=patience_s)
 
 
-def test_an_order_is_sent_again_under_the_same_key_while_the_farm_is_away(gateway):
+def test_client_retries_submit_with_same_key(gateway):
     reply = pb.SubmitReply(submission=17, jobs=["17"])
     server = gateway(Submit=away_once(lambda request: reply))
     with client(server.address) as farm:
@@ -103,24 +107,66 @@ def test_an_order_is_sent_again_under_the_same_key_while_the_farm_is_away(gatewa
     assert len(keys) == 2 and len(set(keys)) == 1
 
 
-def test_what_changes_something_is_never_sent_twice(gateway):
+def test_client_waits_for_gateway_restart(gateway):
+    [port] = free_ports(1)
+    lines, started = [], []
+    behaviours = {"Ask": lambda request, context: pb.Answer(answer=json_message([]))}
+    late = threading.Timer(1.0, lambda: started.append(gateway(f"127.0.0.1:{port}", **behaviours)))
+    late.start()
+    with FarmClient(FarmAddress((f"127.0.0.1:{port}",), "t"), restart_s=20.0, say=lines.append) as farm:
+        assert farm.ask("boards") == []
+    assert lines == ["no farm gateway responds; waiting up to 20 s for a restart"]
+
+
+def test_client_that_lost_its_gateway_says_that_none_answers(gateway):
+    server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([])))
+    with client(server.address, patience_s=0.0) as farm:
+        farm.close()
+        with pytest.raises(errors.FarmUnreachable, match="does not respond: the connection is closed"):
+            farm.ask("boards")
+
+
+@pytest.mark.parametrize(
+    ("sheet", "lines"), [("", 0), ('{"pid": 99999999}', 0), ('{"pid": "x"}', 0), ('{"pid": %d}', 1)]
+)
+def test_client_waits_for_local_farm_only_while_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sheet: str, lines: int
+):
+    monkeypatch.setenv("HIL_FARM_HOME", str(tmp_path))
+    if sheet:
+        (tmp_path / "up.json").write_text(sheet.replace("%d", str(os.getpid())))
+    heard: list[str] = []
+    with pytest.raises(errors.FarmUnreachable, match="no farm gateway responds"):
+        FarmClient(FarmAddress((f"unix:{tmp_path}/gateway.sock",), "t"), restart_s=0.6, say=heard.append)
+    assert len(heard) == lines
+
+
+def test_client_announces_retry(gateway):
+    lines = []
+    server = gateway(Ask=away_once(lambda request: pb.Answer(answer=json_message([]))))
+    with FarmClient(FarmAddress((server.address,), "t"), say=lines.append) as farm:
+        assert farm.ask("boards") == []
+    assert lines == ["the farm does not respond; retrying for up to 30 s"]
+
+
+def test_client_never_repeats_changes(gateway):
     server = gateway(Do=away_once(lambda request: pb.Answer()))
     with client(server.address) as farm, pytest.raises(errors.FarmUnreachable, match="the database is away"):
         farm.do("drain", name="rpi5")
     assert len(server.calls) == 1
 
 
-def test_another_gateway_answers_where_the_first_is_gone(gateway):
-    first = gateway(Ask=lambda request, context: pb.Answer(answer=json_message("first")))
-    second = gateway(Ask=lambda request, context: pb.Answer(answer=json_message("second")))
+def test_client_switches_to_next_gateway(gateway):
+    first = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([board("first")])))
+    second = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([board("second")])))
     with client(first.address, second.address) as farm:
-        assert farm.ask("boards") == "first"
+        assert farm.ask("boards")[0]["name"] == "first"
         first.stop()
-        assert farm.ask("boards") == "second"
+        assert farm.ask("boards")[0]["name"] == "second"
 
 
-def test_ctrl_c_at_any_step_of_a_call_ends_it_and_the_next_one_works(gateway):
-    server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message("there")))
+def test_client_survives_keyboard_interrupt_during_call(gateway):
+    server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([])))
     with client(server.address) as farm:
         tried = 0
         for number in itertools.count(1, 7):
@@ -129,19 +175,19 @@ def test_ctrl_c_at_any_step_of_a_call_ends_it_and_the_next_one_works(gateway):
             if not came:
                 break
             tried += 1
-            assert farm.ask("boards") == "there"
+            assert farm.ask("boards") == []
         assert tried > 10
         started = time.monotonic()
     assert time.monotonic() - started < grpc_calls.CLOSE_S, "the channel could not be closed"
 
 
-def test_what_nobody_answers_is_said_with_what_to_do():
-    with pytest.raises(errors.FarmUnreachable, match="no gateway") as caught:
+def test_client_suggests_starting_farm_without_gateway():
+    with pytest.raises(errors.FarmUnreachable, match="no farm gateway responds") as caught:
         client("unix:/nowhere/gateway.sock")
     assert "hil farm up" in caught.value.hint and caught.value.exit_code == errors.EXIT_BOARD
 
 
-def test_the_farms_own_errors_come_through_with_their_hints(gateway):
+def test_client_raises_farm_error_with_hint(gateway):
     def refuse(request, context):
         error = errors.FarmError("no board matches gpu", hint="rpi5 has no gpu")
         context.set_trailing_metadata(((wire_errors.ERROR_KEY, wire_errors.to_message(error).SerializeToString()),))
@@ -153,14 +199,28 @@ def test_the_farms_own_errors_come_through_with_their_hints(gateway):
     assert caught.value.hint == "rpi5 has no gpu"
 
 
-def test_a_token_that_is_refused_is_bad_usage(gateway):
+def test_client_rejects_oversized_response(gateway, monkeypatch):
+    monkeypatch.setattr(farm_client, "_MAX_REPLY", 1 << 16)
+    server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message("x" * (1 << 17))))
+    with client(server.address, patience_s=1.0) as farm, pytest.raises(errors.FarmError, match="larger than max"):
+        farm.ask("boards")
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"[" * 100_000, b'"\\ud800"', b'"\xed\xa0\x80"'])
+def test_client_reports_invalid_json_as_farm_error(gateway, text):
+    server = gateway(Ask=lambda request, context: pb.Answer(answer=pb.Json(text=text)))
+    with client(server.address) as farm, pytest.raises(errors.FarmError, match="invalid response from the farm"):
+        farm.ask("boards")
+
+
+def test_client_reports_rejected_token_as_usage_error(gateway):
     server = gateway(Ask=lambda request, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token"))
     with client(server.address) as farm, pytest.raises(errors.AccessRefused, match="no such token") as caught:
         farm.ask("jobs")
     assert caught.value.exit_code == errors.EXIT_USAGE
 
 
-def test_following_goes_on_after_the_last_line_that_came(gateway):
+def test_client_follow_resumes_after_last_line(gateway):
     def follow(request, context):
         for number in range(request.after + 1, request.after + 3):
             yield pb.FollowReply(log=pb.LogText(number=number, job="17", text=f"line {number}"))
@@ -172,7 +232,7 @@ def test_following_goes_on_after_the_last_line_that_came(gateway):
         assert [reply.log.number for reply in farm.follow(["17"], logs=True)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_only_what_the_store_lacks_is_sent_and_it_is_read_back_verified(gateway, tmp_path):
+def test_client_uploads_missing_files_and_verifies_downloads(gateway, tmp_path):
     files = {}
     for name in ("old", "new"):
         path = tmp_path / name
@@ -205,32 +265,34 @@ def test_only_what_the_store_lacks_is_sent_and_it_is_read_back_verified(gateway,
             farm.download(digest, tmp_path / "back" / path.name)
             assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
         stored[digest] = b"something else"
-        with pytest.raises(errors.FarmError, match="is not"):
+        with pytest.raises(
+            errors.FarmError, match=f"digest mismatch in a file from the farm's store: expected {digest}"
+        ):
             farm.download(digest, tmp_path / "wrong")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "new", "old"]
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:port", ""])
-def test_what_is_no_address_is_bad_usage(address):
-    with pytest.raises(errors.UsageError, match="no gateway's address"):
+def test_client_rejects_invalid_gateway_address(address):
+    with pytest.raises(errors.UsageError, match="gateway address"):
         client(address)
 
 
 @pytest.mark.parametrize("gateway", ["192.0.2.7:7070", "lab.example:7070", ":7070"])
-def test_no_token_is_sent_in_the_clear_to_another_machine(gateway: str, monkeypatch: pytest.MonkeyPatch):
+def test_client_refuses_to_send_token_unencrypted(gateway: str, monkeypatch: pytest.MonkeyPatch):
     def never(*_: object) -> None:
         raise AssertionError("somebody was called")
 
     monkeypatch.setattr("socket.create_connection", never)
-    with pytest.raises(UsageError, match="in the clear") as caught:
+    with pytest.raises(UsageError, match="without TLS") as caught:
         FarmClient(FarmAddress((gateway,), "secret"), patience_s=0)
     assert "HIL_FARM_CA" in caught.value.hint
-    with pytest.raises(UsageError, match="in the clear"):
+    with pytest.raises(UsageError, match="without TLS"):
         open_channel(gateway, None)
 
 
 def silent(request, context):
-    """Accepts the call, reads nothing and answers nothing, until its caller gives up."""
+    """Accept the call, but read and answer nothing until the caller gives up."""
     over = threading.Event()
     if context.add_callback(over.set):
         over.wait(120)
@@ -243,7 +305,7 @@ def silent_call(request, context):
     return pb.UploadReply()
 
 
-def test_a_gateway_that_accepts_and_says_nothing_is_noticed(gateway, monkeypatch, tmp_path):
+def test_client_times_out_on_silent_gateway(gateway, monkeypatch, tmp_path):
     monkeypatch.setattr(farm_client, "SILENT_S", 1.0)
     monkeypatch.setattr(farm_client, "_SILENT_FILE_S", 1.0)
     (tmp_path / "file").write_bytes(b"x" * 100)
@@ -268,7 +330,7 @@ def test_a_gateway_that_accepts_and_says_nothing_is_noticed(gateway, monkeypatch
             assert time.monotonic() - begin < 30
 
 
-def test_a_stream_that_only_says_that_it_is_there_goes_on(gateway, monkeypatch):
+def test_client_accepts_keepalive_as_activity(gateway, monkeypatch):
     monkeypatch.setattr(farm_client, "SILENT_S", 2.0)
 
     def quiet(request, context):

@@ -1,4 +1,4 @@
-"""A job's files on their way: gathered where it is submitted, found again where its board is."""
+"""Test a job's files: collected at submission and located on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hil.errors import UsageError
 
 
 def sent(spec: JobSpec, parcel: JobFiles, host: Path) -> JobSpec:
-    """The spec as a host reads it, and its files there."""
+    """Return the spec as read by a host, with its files."""
     files = parcel.uploads()
     for at, digest in spec.files.items():
         (host / at).parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def here(tmp_path, monkeypatch):
         ("a=b=4xf32=@bytes.bin", "a=b=4xf32=@", "bytes.bin", ""),
     ],
 )
-def test_a_tensor_s_file_goes_along_and_what_stands_around_it_stays(here, text, before, file, after):
+def test_add_tensor_replaces_only_file_in_text(here, text, before, file, after):
     parcel = JobFiles()
     found = parcel.add_tensor(text, "inputs")
     assert (found[0], found[2]) == (before, after)
@@ -61,19 +61,19 @@ def test_a_tensor_s_file_goes_along_and_what_stands_around_it_stays(here, text, 
 
 
 @pytest.mark.parametrize("text", ["4xf32=1 2 3 4", "7", "x=4xf32", "4x8xf32=2"])
-def test_a_tensor_without_a_file_is_left_as_it_is(here, text):
+def test_add_tensor_accepts_text_without_file(here, text):
     parcel = JobFiles()
     assert parcel.add_tensor(text, "inputs") == [text]
     assert not parcel.files
 
 
 @pytest.mark.parametrize("text", ["gone.npy", "x=gone.npz:y", "4xf32=@gone.bin"])
-def test_a_file_that_is_not_there_is_refused_here_and_not_on_the_host(here, text):
+def test_add_tensor_rejects_missing_file(here, text):
     with pytest.raises(UsageError, match=r"no such file: gone\.\w+"):
         JobFiles().add_tensor(text, "inputs")
 
 
-def test_a_job_is_the_same_on_its_host(here):
+def test_packed_run_restores_job_on_host(here):
     host = here / "host"
     job = Job(
         models=(DIGITS / "digits_cnn.onnx",),
@@ -97,11 +97,11 @@ def test_a_job_is_the_same_on_its_host(here):
     assert Path(text.removeprefix("image=")).read_bytes() == Path("x.npy").read_bytes()
     assert (found.dims, found.input_range, found.rtol, found.iterations) == ({"N": 2}, (-1.0, 1.0), 1e-3, 5)
     assert found.compile_flags == job.compile_flags
-    # What is a matter of this machine, or of the host, is not told.
+    # Local settings are not sent.
     assert (found.board, found.out, found.debug_ir) == ("", None, None)
 
 
-def test_what_a_board_is_warm_for_is_the_program(here):
+def test_affinity_depends_only_on_program(here):
     model = import_model(DIGITS / "digits_cnn.onnx")
     job = Job(models=(model.path,), runtime="iree")
     first = packed_run(job, model)[0].affinity
@@ -118,13 +118,13 @@ def test_what_a_board_is_warm_for_is_the_program(here):
         ("tflite/digits.tflite", "", "tflite"),
     ],
 )
-def test_a_job_says_which_runtime_it_needs(here, name, asked, needs):
+def test_packed_run_records_required_runtime(here, name, asked, needs):
     path = DIGITS.parent / name
     spec, _ = packed_run(Job(models=(path,), runtime=asked), import_model(path))
     assert spec.options["needs"] == needs
 
 
-def test_external_data_go_along_and_are_uploaded_once(here):
+def test_packed_run_includes_external_data(here):
     model = onnx.load(DIGITS / "digits_cnn.onnx")
     big = max(model.graph.initializer, key=lambda tensor: numpy_helper.to_array(tensor).size)
     onnx.save(model, "net.onnx", save_as_external_data=True, location="net.data", size_threshold=16)
@@ -135,7 +135,7 @@ def test_external_data_go_along_and_are_uploaded_once(here):
     assert {**parcel.uploads(), **twice.uploads()}.keys() == set(spec.files.values()) == set(again.files.values())
 
 
-def test_a_bundle_takes_its_methods_and_keys(here):
+def test_packed_bundle_includes_methods_and_key(here):
     Path("net.hilb").write_bytes(b"bundle")
     Path("keys.pub").write_text("ssh-ed25519 AAAA me\n")
     spec, parcel = packed_bundle(Job(models=(Path("net.hilb"),), atol=0.5), "iree", ["main"], Path("keys.pub"))
@@ -149,7 +149,7 @@ def test_a_bundle_takes_its_methods_and_keys(here):
     assert key_of(without.options, host) is None
 
 
-def test_a_flag_file_is_read_here(here):
+def test_flag_file_resolves_before_submission(here):
     Path("flags").mkdir()
     np.save("flags/x.npy", np.zeros(4, "float32"))
     Path("flags/run.txt").write_text(f"--module={DIGITS / 'digits_cnn.onnx'}\n--input=@x.npy\n")
@@ -161,26 +161,26 @@ def test_a_flag_file_is_read_here(here):
 
 
 @pytest.mark.parametrize("options", [{}, {"models": 3}, {"models": ["a"], "inputs": [["a", "b"]]}])
-def test_what_is_no_job_is_refused(options, tmp_path):
-    with pytest.raises(UsageError, match="no job of a farm"):
+def test_job_of_rejects_malformed_options(options, tmp_path):
+    with pytest.raises(UsageError, match="invalid job: "):
         job_of(options, tmp_path)
 
 
-def test_what_is_no_suite_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no suite of a farm"):
+def test_request_of_rejects_malformed_suite(tmp_path):
+    with pytest.raises(UsageError, match="invalid suite: "):
         request_of({"source": "@models"}, tmp_path)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other/model.onnx", "model/../../x"])
-def test_a_job_names_no_file_of_its_hosts(path, tmp_path):
+def test_job_of_rejects_paths_outside_job_directory(path, tmp_path):
     for options in (
         {"models": [path]},
         {"models": ["m"], "inputs": [["x=", path, ""]]},
         {"models": ["m"], "expected": [["", path, ""]]},
     ):
-        with pytest.raises(UsageError, match="outside of its folder"):
+        with pytest.raises(UsageError, match="outside the job's directory"):
             job_of(options, tmp_path)
-    with pytest.raises(UsageError, match="outside of its folder"):
+    with pytest.raises(UsageError, match="outside the job's directory"):
         key_of({"key": path}, tmp_path)
 
 
@@ -203,24 +203,24 @@ def test_a_job_names_no_file_of_its_hosts(path, tmp_path):
         ["x=", "a.npz", ":/../../x.npy"],
     ],
 )
-def test_a_tensor_is_read_from_no_file_of_its_hosts(text, tmp_path):
-    with pytest.raises(UsageError, match="did not come with the job"):
+def test_job_of_rejects_tensor_files_outside_job_directory(text, tmp_path):
+    with pytest.raises(UsageError, match="missing in the job's files"):
         job_of({"models": ["m"], "inputs": [text]}, tmp_path)
 
 
-def test_what_the_host_says_itself_a_job_cannot(tmp_path):
+def test_job_of_ignores_settings_of_host(tmp_path):
     local = ("board", "out", "identity", "known_hosts", "debug_ir", "flagfile", "profile", "compile_time_profile")
     found = job_of({"models": ["m"], **dict.fromkeys(local, "/elsewhere")}, tmp_path)
     assert found == Job((tmp_path / "m",))
 
 
-def test_a_suite_names_no_file_of_its_hosts(tmp_path):
+def test_request_of_rejects_paths_outside_job_directory(tmp_path):
     good = json.loads(json.dumps(Request("suite").to_json()))
     for bad in ({"source": "/home"}, {"source": "../x"}, {"flow": "/etc/flows.toml", "flow_is_file": True}):
-        with pytest.raises(UsageError, match="outside of its folder"):
+        with pytest.raises(UsageError, match="outside the job's directory"):
             request_of({**good, **bad}, tmp_path)
     for flow in ("/etc/flows.toml", "flows.toml:mine"):
-        with pytest.raises(UsageError, match="did not come with the job"):
+        with pytest.raises(UsageError, match="missing in the job's files"):
             request_of({**good, "flow": flow}, tmp_path)
     settings = {**good["settings"], "debug_ir": "/elsewhere"}
     assert request_of({**good, "settings": settings}, tmp_path).settings.debug_ir is None
@@ -240,7 +240,7 @@ def test_a_suite_names_no_file_of_its_hosts(tmp_path):
         "--expected_output=@/etc/x.npz:key",
     ],
 )
-def test_a_flag_file_in_a_suite_names_no_file_of_its_hosts(line, tmp_path):
+def test_request_of_rejects_flag_file_paths_outside_suite(line, tmp_path):
     suite = tmp_path / "suite" / "mine"
     suite.mkdir(parents=True)
     request = json.loads(json.dumps(Request("suite/mine").to_json()))
@@ -248,12 +248,12 @@ def test_a_flag_file_in_a_suite_names_no_file_of_its_hosts(line, tmp_path):
     (suite / "net.flagfile").write_text("\n".join(mine))
     assert request_of(request, tmp_path).source == str(suite)
     (suite / "net.flagfile").write_text("\n".join([*mine, line]))
-    with pytest.raises(UsageError, match="did not come with the job"):
+    with pytest.raises(UsageError, match="missing in the job's files"):
         request_of(request, tmp_path)
 
 
-def test_farm_jobs_with_python_functions_are_refused(here):
-    """A submitter must not run code on the farm's host, whatever its own hil checks."""
+def test_farm_jobs_reject_python_functions(here):
+    """A submitter must not run code on the farm's host, even with a modified hil."""
     text = "y: python:/etc/judge.py:same"
     with pytest.raises(UsageError, match="Python function cannot be used here"):
         packed_run(Job(models=(DIGITS / "digits_cnn.onnx",), accept=(text,)), import_model(DIGITS / "digits_cnn.onnx"))

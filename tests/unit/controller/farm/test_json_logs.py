@@ -20,7 +20,7 @@ def stream() -> Iterator[io.StringIO]:
     root.handlers[:], log.level = before
 
 
-def test_record_is_one_object_a_line(stream: io.StringIO) -> None:
+def test_json_log_writes_record_as_single_line(stream: io.StringIO) -> None:
     log = logging.getLogger(f"{NAME}.gateway")
     log.info("granted", extra={"job": "17.3", "board": "rpi", "lease": 4, "user": "anna\nand a line"})
     log.debug("too much")
@@ -32,7 +32,7 @@ def test_record_is_one_object_a_line(stream: io.StringIO) -> None:
     assert said == {**known, "user": "anna\nand a line"}
 
 
-def test_warnings_of_others_are_json_too(stream: io.StringIO) -> None:
+def test_json_log_includes_warnings_of_libraries(stream: io.StringIO) -> None:
     logging.getLogger("psycopg.pool").warning("error connecting: %s", "refused")
     logging.getLogger("psycopg.pool").info("connected")
     [line] = stream.getvalue().splitlines()

@@ -1,4 +1,4 @@
-"""What `labgrid-client` says, as we read it; the real one is asked in tests/integration/test_farm_labgrid.py."""
+"""Test the parsing of `labgrid-client` output. tests/integration/test_farm_labgrid.py uses the real client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOWN = """Place 'rpi5':
 
 @pytest.fixture
 def client(tmp_path: Path):
-    """Makes a labgrid-client that says the same to all but `acquire` and `release`, and how those end."""
+    """Make a fake labgrid-client with fixed output and exit codes."""
 
     def make(shown: str = SHOWN + SERVICE, acquire: str = "true") -> Labgrid:
         (tmp_path / "shown").write_text(shown.replace("OWNER", "h/hil-farm-bench").replace("ADDRESS", "10.0.0.9"))
@@ -56,13 +56,13 @@ def place(labgrid: Labgrid, holder: str = "bench") -> Place:
     return Place(labgrid, holder, "b")
 
 
-def test_the_owner_and_the_resources_are_read(client) -> None:
+def test_place_show_parses_owner_and_resources(client) -> None:
     owner, resources = place(client()).show()
     assert owner == "h/hil-farm-bench"
     assert resources["NetworkService"]["params"]["username"] == "root"
 
 
-def test_labgrid_is_told_who_we_are_in_words_that_it_takes(client, tmp_path: Path) -> None:
+def test_place_acquire_sends_valid_owner_name(client, tmp_path: Path) -> None:
     place(client(), "berlin/1 a").acquire()
     assert (tmp_path / "calls").read_text() == "lab:20408 h hil-farm-berlin-1-a -p rpi5 acquire\n"
 
@@ -75,7 +75,7 @@ def test_labgrid_is_told_who_we_are_in_words_that_it_takes(client, tmp_path: Pat
         ({"ADDRESS": "fe80::1"}, "root@[fe80::1]"),
     ],
 )
-def test_the_ssh_address_is_the_services(client, change: dict[str, str], address: str) -> None:
+def test_place_address_uses_network_service(client, change: dict[str, str], address: str) -> None:
     said = SERVICE
     for old, new in change.items():
         said = said.replace(old, new)
@@ -86,14 +86,14 @@ def test_the_ssh_address_is_the_services(client, change: dict[str, str], address
 @pytest.mark.parametrize(
     ("old", "new", "error", "says"),
     [
-        ("'avail': True", "'avail': False", BoardUnreachable, "not there now"),
-        ("'proxy_required': False", "'proxy_required': True", UsageError, "only by way of shelf.lab"),
-        ("'username': 'root'", "'username': ''", UsageError, "no username"),
+        ("'avail': True", "'avail': False", BoardUnreachable, "is unavailable"),
+        ("'proxy_required': False", "'proxy_required': True", UsageError, "only through the proxy shelf.lab"),
+        ("'username': 'root'", "'username': ''", UsageError, "lacks an address or username"),
         ("{'acquired'", "{acquired", UsageError, "no NetworkService"),
         ("Acquired resource 'NetworkService'", "Orphaned resource 'NetworkService'", UsageError, "no NetworkService"),
     ],
 )
-def test_a_service_that_cannot_be_used_is_an_error(client, old: str, new: str, error: type, says: str) -> None:
+def test_place_address_rejects_unusable_service(client, old: str, new: str, error: type, says: str) -> None:
     labgrid = client(SHOWN + SERVICE.replace(old, new))
     with pytest.raises(error, match=says):
         place(labgrid).address(place(labgrid).show()[1])
@@ -109,18 +109,23 @@ def test_a_service_that_cannot_be_used_is_an_error(client, old: str, new: str, e
         ("Traceback: something else", BoardError),
     ],
 )
-def test_what_labgrid_refuses_is_typed(client, said: str, error: type) -> None:
+def test_place_acquire_classifies_labgrid_errors(client, said: str, error: type) -> None:
     labgrid = client(SHOWN.replace("OWNER", "x/bob"), f"echo '{said}' >&2; exit 1")
     with pytest.raises(error) as raised:
         place(labgrid).acquire()
     assert raised.type is error
 
 
-def test_what_we_have_already_is_ours(client) -> None:
-    place(client(acquire="echo 'You have already acquired place rpi5.'; exit 1")).acquire()
+def test_place_acquire_accepts_already_acquired_place(client, tmp_path: Path) -> None:
+    labgrid = client(acquire="echo 'You have already acquired place rpi5.'; exit 1")
+    place(labgrid).acquire()
+    calls = [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert calls == ["acquire", "show"]
+    with pytest.raises(BoardBusy, match="already acquired"):
+        place(labgrid, "other").acquire()
 
 
-def test_a_config_names_its_place(client, tmp_path: Path) -> None:
+def test_borrowed_acquires_and_releases_configured_place(client, tmp_path: Path) -> None:
     path = tmp_path / "shelf.toml"
     path.write_text(f'[labgrid]\nplace = "rpi5"\nclient = "{client().client}"\n')
     with borrowed(load_board(str(path)), "bench") as board:
@@ -132,8 +137,8 @@ def test_a_config_names_its_place(client, tmp_path: Path) -> None:
     ]
 
 
-def test_a_key_that_there_is_not_is_refused(tmp_path: Path) -> None:
+def test_board_config_rejects_unknown_labgrid_key(tmp_path: Path) -> None:
     path = tmp_path / "shelf.toml"
     path.write_text('[labgrid]\nplce = "rpi5"\n')
-    with pytest.raises(UsageError, match=r"\[labgrid\] has no 'plce'"):
+    with pytest.raises(UsageError, match=r"\[labgrid\]: unknown key 'plce'"):
         load_board(str(path))

@@ -1,4 +1,4 @@
-"""A lease as its holder has it: queued for, kept over broken streams, given back; the tunnel to its board."""
+"""Test the holder's side of a lease: queue, broken streams, release, and the tunnel to the board."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from support.waiting import eventually
 
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.client import AgentClient
+from hil.controller.farm import lease_session
 from hil.controller.farm.lease_session import LeaseSession, lease_order, leased_config, machine_id
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.core.boards import parse_board
 from hil.core.digest import digest_of
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, SessionEnded
 from hil.protocol.v1 import farm_pb2 as pb
+
+BOARD_CONFIGS = Path(__file__).parents[4] / "board_configs"
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def sim(start_agent: Callable[..., str]) -> str:
 
 @pytest.fixture
 def hold(fake_farm: FakeFarm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseSession]]:
-    """Orders a lease; all are closed at the end."""
+    """Order leases and close all of them at the end."""
     made: list[LeaseSession] = []
     monkeypatch.setattr("hil.controller.farm.lease_session._CLOSE_S", 60.0)
 
@@ -44,7 +47,7 @@ def hold(fake_farm: FakeFarm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         holding.close()
 
 
-def test_a_board_is_had_and_given_back(fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str) -> None:
+def test_session_acquires_and_releases_board(fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str) -> None:
     fake_farm.add("lab1-sim-1", sim)
     holding = hold()
     assert holding.wait(60)
@@ -52,18 +55,16 @@ def test_a_board_is_had_and_given_back(fake_farm: FakeFarm, hold: Callable[..., 
     assert holding.address == sim
     assert holding.over == ""
     holding.close()
-    assert fake_farm.leases[0].over == "given back"
+    assert fake_farm.leases[0].over == "released"
     assert fake_farm.boards["lab1-sim-1"].lease is None
 
 
-def test_it_waits_in_the_queue_and_tells_how_many_go_first(
-    fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
-) -> None:
+def test_session_reports_queue_position(fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str) -> None:
     fake_farm.add("lab1-sim-1", sim)
     first = hold()
     assert first.wait(60)
     second = hold()
-    with pytest.raises(BoardBusy, match="no board for us within 3 s: 3 ahead of you"):
+    with pytest.raises(BoardBusy, match="no farm board became available within 3 s: 3 ahead of you"):
         second.wait_told(3, lambda text: None)
     told: list[str] = []
     waiting = threading.Thread(target=second.wait_told, args=(60, told.append))
@@ -71,31 +72,29 @@ def test_it_waits_in_the_queue_and_tells_how_many_go_first(
     eventually(lambda: told)
     first.close()
     waiting.join(60)
-    assert told[0] == "waiting for a board of the farm: 3 ahead of you"
-    assert told[-1] == "board lab1-sim-1 of the farm (host-a at lab1)"
+    assert told[0] == "waiting for a farm board: 3 ahead of you"
+    assert told[-1] == "farm board lab1-sim-1 (host-a at lab1)"
 
 
-def test_nothing_that_matches_is_an_error_with_the_nearest(hold: Callable[..., LeaseSession]) -> None:
+def test_session_reports_nearest_board_without_match(hold: Callable[..., LeaseSession]) -> None:
     holding = hold("impossible")
     with pytest.raises(FarmError, match="no board of the farm matches") as caught:
         holding.wait(60)
     assert "sim-1" in caught.value.hint
 
 
-def test_who_leaves_the_queue_gets_no_board_later(
-    fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
-) -> None:
+def test_session_close_leaves_queue(fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str) -> None:
     holding = hold()
     eventually(lambda: fake_farm.leases)
     assert not holding.wait(0.5)
     holding.close()
-    assert fake_farm.leases[0].over == "given back"
+    assert fake_farm.leases[0].over == "released"
     fake_farm.add("lab1-sim-1", sim)
     time.sleep(0.3)
     assert fake_farm.boards["lab1-sim-1"].lease is None
 
 
-def test_a_broken_stream_is_taken_up_again_with_the_same_lease(
+def test_session_resumes_lease_after_broken_stream(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
     fake_farm.add("lab1-sim-1", sim)
@@ -110,7 +109,7 @@ def test_a_broken_stream_is_taken_up_again_with_the_same_lease(
     assert holding.over == ""
 
 
-def test_a_stream_that_breaks_in_the_queue_keeps_its_place(
+def test_session_preserves_queue_position_after_broken_stream(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
     holding = hold()
@@ -121,7 +120,7 @@ def test_a_stream_that_breaks_in_the_queue_keeps_its_place(
     assert len(fake_farm.leases) == 1
 
 
-def test_a_gateway_that_is_away_for_a_while_costs_no_lease(
+def test_session_retains_lease_during_gateway_outage(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
     fake_farm.add("lab1-sim-1", sim)
@@ -135,7 +134,9 @@ def test_a_gateway_that_is_away_for_a_while_costs_no_lease(
     assert holding.over == ""
 
 
-def test_the_farm_may_end_it_with_a_reason(fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str) -> None:
+def test_session_reports_reason_when_farm_ends_lease(
+    fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
+) -> None:
     fake_farm.add("lab1-sim-1", sim)
     holding = hold()
     assert holding.wait(60)
@@ -146,23 +147,25 @@ def test_the_farm_may_end_it_with_a_reason(fake_farm: FakeFarm, hold: Callable[.
     holding.close()
 
 
-def test_no_gateway_is_told_at_once(fake_farm: FakeFarm) -> None:
+def test_session_fails_immediately_without_gateway(fake_farm: FakeFarm) -> None:
     fake_farm.stop()
-    with pytest.raises(FarmUnreachable, match="no gateway"):
-        LeaseSession(replace(fake_farm.address, gateways=("unix:/nowhere/gateway.sock",)), lease_order("", "a test"))
+    with pytest.raises(FarmUnreachable, match="no farm gateway responds"):
+        LeaseSession(
+            replace(fake_farm.address, gateways=("unix:/nowhere/gateway.sock",)), lease_order("", "a test"), wait_s=0
+        )
 
 
-def test_a_farm_that_cannot_be_understood_is_told(
+def test_session_rejects_invalid_grant(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant = pb.Grant(lease=1, spec=pb.JobSpec(kind="dance"))
     monkeypatch.setattr("support.fake_farm.grant_message", lambda _: grant)
     fake_farm.add("lab1-sim-1", sim)
-    with pytest.raises(FarmError, match="cannot be understood: this is no job of a farm"):
+    with pytest.raises(FarmError, match="invalid response from the farm: invalid job"):
         hold().wait(20)
 
 
-def test_it_may_be_closed_while_somebody_waits(hold: Callable[..., LeaseSession]) -> None:
+def test_session_close_ends_wait(hold: Callable[..., LeaseSession]) -> None:
     holding = hold()
     begin = time.monotonic()
     threading.Timer(0.3, holding.close).start()
@@ -171,7 +174,7 @@ def test_it_may_be_closed_while_somebody_waits(hold: Callable[..., LeaseSession]
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_programs_run_over_the_lease(
+def test_session_runs_programs_directly_and_by_tunnel(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str, add: Program, direct: bool
 ) -> None:
     board = fake_farm.add("lab1-sim-1", sim, direct=direct)
@@ -192,7 +195,7 @@ def test_programs_run_over_the_lease(
     assert (board.dials > 0) is not direct
 
 
-def test_another_machines_socket_is_not_taken_for_ours(
+def test_session_uses_tunnel_for_socket_of_other_machine(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
     board = fake_farm.add("lab1-sim-1", sim)
@@ -206,7 +209,7 @@ def test_another_machines_socket_is_not_taken_for_ours(
     assert not folder.exists()
 
 
-def test_the_tunnel_carries_much_and_ends_with_the_lease(
+def test_tunnel_carries_large_blob_and_ends_with_lease(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str, tmp_path: Path
 ) -> None:
     fake_farm.add("lab1-sim-1", sim, direct=False)
@@ -223,14 +226,14 @@ def test_the_tunnel_carries_much_and_ends_with_the_lease(
         assert bytes(client.get(name)) == content
         fake_farm.end("lab1-sim-1", "it was cancelled")
         assert holding.ended(60)
-        # What the tunnel carries ends a moment later.
+        # The tunnel closes a moment later.
         with pytest.raises(SessionEnded, match="the lease ended: it was cancelled"):
             eventually(lambda: client.pings(1) is None)
     finally:
         client.close()
 
 
-def test_the_config_is_the_real_boards_with_address_and_fence() -> None:
+def test_leased_config_replaces_address_and_adds_fence() -> None:
     text = """
 [board]
 name = "as its host calls it"
@@ -263,13 +266,54 @@ reset = ["relay", "3"]
     assert not config.power.can("reset")
 
 
-def test_a_card_without_a_config_is_enough_and_a_broken_one_is_told() -> None:
+def test_leased_config_accepts_missing_and_rejects_broken_config() -> None:
     grant = Grant(5, "17", 17, "lab1-rpi4", 12, 6, 60, 1, JobSpec(Kind.LEASE))
     config = parse_board(leased_config(BoardCard("lab1-x", hw_type="x"), grant, "unix:/a"), Path("x.toml"))
     assert (config.name, config.hw_type) == ("lab1-x", "x")
-    with pytest.raises(FarmError, match="config that the farm has of lab1-x"):
+    with pytest.raises(FarmError, match="cannot read the farm's config of lab1-x"):
         leased_config(BoardCard("lab1-x", config="[board"), grant, "unix:/a")
 
 
-def test_this_machine_is_always_the_same() -> None:
-    assert machine_id() and machine_id() == machine_id()
+def test_machine_id_is_boot_id_or_mac_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_session, "_BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr("uuid.getnode", lambda: 0xAB)
+    assert machine_id() == "0000000000ab"
+    (tmp_path / "boot_id").write_text("5f3e\n")
+    assert machine_id() == "5f3e"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[compile_flags]\niree = ["--iree-llvmcpu-system-linker-path=/tmp/x"]',
+        '[compile_flags]\niree = ["--iree-llvmcpu-target-triple=a", "--iree-hal-dump-executable-files-to=/tmp"]',
+        '[compile_flags]\niree = ["--iree-llvmcpu-target-triple=a b"]',
+        '[compile_flags]\niree = ["--iree-hal-dump-executable-files-to=all"]',
+        '[compile_flags]\ntfcompile = ["-o", "x"]',
+        '[runtime]\nfile = "/etc/passwd"',
+        '[runtime]\nenvironment = { LD_PRELOAD = "x" }',
+    ],
+)
+def test_leased_config_rejects_settings_affecting_client(text: str) -> None:
+    card, grant = BoardCard("lab1-x", config=text), Grant(5, "17", 17, "lab1-x", 12, 6, 60, 1, JobSpec(Kind.LEASE))
+    with pytest.raises(FarmError, match="has settings that leased boards may not use") as caught:
+        leased_config(card, grant, "unix:/a")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("file", sorted(BOARD_CONFIGS.glob("*.toml")), ids=lambda file: file.stem)
+def test_leased_config_accepts_shipped_board_configs(file: Path) -> None:
+    card = BoardCard("lab1-x", config=file.read_text())
+    grant = Grant(5, "17", 17, "lab1-x", 12, 6, 60, 1, JobSpec(Kind.LEASE))
+    leased = parse_board(leased_config(card, grant, "unix:/a"), Path("x.toml"))
+    assert leased.compile_flags == parse_board(file.read_text(), file).compile_flags
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["board = 3", "[board]\nx = 1", "[x]", "a = " + "[" * 5000, "[labels]\n" + "a.b = 1\n" * 9000, "compile_flags = 3"],
+)
+def test_leased_config_reports_invalid_config_as_farm_error(text: str) -> None:
+    grant = Grant(5, "17", 17, "lab1-x", 12, 6, 60, 1, JobSpec(Kind.LEASE))
+    with pytest.raises(FarmError, match="farm's config of lab1-x"):
+        leased_config(BoardCard("lab1-x", config=text), grant, "unix:/a")

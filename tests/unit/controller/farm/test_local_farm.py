@@ -1,4 +1,4 @@
-"""A farm's folder."""
+"""Test the directory of a farm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.local_farm import ask, need_packages, prepare_home, sheet_of, write_whole
+from hil.controller.farm.local_farm import ask, need_packages, prepare_home, write_whole
+from hil.controller.farm.paths import sheet_of
 from hil.errors import FarmUnreachable, StorageError, UsageError
 
 
@@ -16,7 +17,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_new_folder_is_its_owner_s_alone_and_one_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_prepare_home_creates_private_directory(tmp_path: Path) -> None:
     prepare_home(tmp_path / "new/home")
     assert mode(tmp_path / "new/home") == 0o700
     there = tmp_path / "there"
@@ -27,25 +28,25 @@ def test_a_new_folder_is_its_owner_s_alone_and_one_that_is_there_stays_as_it_is(
     assert (there / "logs").is_dir()
 
 
-def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_prepare_home_rejects_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written"):
         prepare_home(tmp_path / "file/home")
-    with pytest.raises(UsageError, match="too long a path") as refused:
+    with pytest.raises(UsageError, match="path too long") as refused:
         prepare_home(tmp_path / ("x" * 120))
     assert "HIL_FARM_HOME" in refused.value.hint
 
 
-def test_who_runs_a_farm_without_its_packages_is_told_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_need_packages_names_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("procrastinate", reason="needs the extra `farm`")
     need_packages()
     monkeypatch.setitem(sys.modules, "procrastinate", None)
-    with pytest.raises(UsageError, match="needs procrastinate") as refused:
+    with pytest.raises(UsageError, match="missing packages for running a farm: procrastinate") as refused:
         need_packages()
     assert "hil[farm]" in refused.value.hint
 
 
-def test_a_file_appears_whole_and_is_no_more_readable_than_it_should(tmp_path: Path) -> None:
+def test_write_whole_replaces_file_with_given_mode(tmp_path: Path) -> None:
     path = tmp_path / "token"
     for text in ("first", "second"):
         write_whole(path, text, 0o600)
@@ -56,7 +57,7 @@ def test_a_file_appears_whole_and_is_no_more_readable_than_it_should(tmp_path: P
 
 
 @pytest.mark.parametrize("text", [None, "", "{"])
-def test_a_farm_that_is_not_up_says_nothing(tmp_path: Path, text: str | None) -> None:
+def test_stopped_farm_has_empty_sheet(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "up.json").write_text(text)
     assert sheet_of(tmp_path) is None

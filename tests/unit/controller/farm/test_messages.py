@@ -1,4 +1,4 @@
-"""The farm's words: documents that cross the wire, names of jobs, and how exit codes add up."""
+"""Test the farm's documents, job names and combined exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from hil.controller.farm.messages import (
 from hil.core.results import gravest
 from hil.errors import UsageError
 
-SPEC = JobSpec(Kind.RUN, {"models": ["net.onnx"], "dims": {"N": 1}}, {"net.onnx": "blake3:" + "0" * 64}, affinity="net")
+SPEC = JobSpec(
+    Kind.RUN,
+    {"models": ["net.onnx"], "dims": {"N": 1}},
+    {"net.onnx": "blake3:" + "0" * 64},
+    affinity="net",
+    title="net",
+)
 DOCUMENTS = [
     SPEC,
     Submission("net", (SPEC, JobSpec(Kind.LEASE)), "chip=a53", "rpi", Priority.HIGH, 10.0, 1, "nets"),
@@ -58,20 +64,20 @@ STORED = [one for one in DOCUMENTS if isinstance(one, Document)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: type(one).__name__)
-def test_a_document_is_the_same_after_it_crossed_the_wire(document: Any):
+def test_document_survives_wire_round_trip(document: Any):
     write, read = WIRE[type(document)]
     sent = write(document)
     assert read(type(sent).FromString(sent.SerializeToString())) == document
 
 
 @pytest.mark.parametrize("document", STORED, ids=lambda one: type(one).__name__)
-def test_a_document_is_the_same_after_it_was_stored(document: Document):
+def test_document_survives_storage_round_trip(document: Document):
     values = json.loads(json.dumps(document.to_json()))
     assert type(document).of_json(values) == document
 
 
 @pytest.mark.parametrize("document", STORED, ids=lambda one: type(one).__name__)
-def test_a_newer_writers_fields_are_passed_over(document: Document):
+def test_document_ignores_unknown_fields(document: Document):
     assert type(document).of_json({**document.to_json(), "colour": "green"}) == document
 
 
@@ -85,12 +91,12 @@ def test_a_newer_writers_fields_are_passed_over(document: Document):
         (BoardCard, {}),
     ],
 )
-def test_what_is_no_document_is_refused(kind: type[Document], values: dict[str, object]):
-    with pytest.raises(UsageError, match="this is no"):
+def test_document_rejects_invalid_values(kind: type[Document], values: dict[str, object]):
+    with pytest.raises(UsageError, match=f"invalid {kind.__name__}: "):
         kind.of_json(values)
 
 
-def test_each_order_has_a_key_of_its_own_and_keeps_it():
+def test_submission_has_unique_stable_key():
     one, other = Submission("net", (SPEC,)), Submission("net", (SPEC,))
     assert one.key != other.key
     assert rpc.submission_of(rpc.submission_message(one)).key == one.key
@@ -105,7 +111,7 @@ def test_each_order_has_a_key_of_its_own_and_keeps_it():
         (Role.ADMIN, list(Role)),
     ],
 )
-def test_what_a_role_covers(role: Role, may: list[Role]):
+def test_role_covers_lower_roles(role: Role, may: list[Role]):
     assert [one for one in Role if role.covers(one)] == may
 
 
@@ -125,18 +131,18 @@ def test_what_a_role_covers(role: Role, may: list[Role]):
         ([77, 130], 130),
     ],
 )
-def test_the_gravest_exit_code_counts(codes: list[int], code: int):
+def test_gravest_selects_most_severe_exit_code(codes: list[int], code: int):
     assert gravest(codes) == code
     assert gravest(codes[::-1]) == code
 
 
 @given(st.integers(1, 10**9), st.integers(1, 1000), st.integers(1, 1000))
-def test_a_jobs_name_says_which_it_is(submission: int, number: int, of: int):
+def test_parse_job_restores_submission_and_number(submission: int, number: int, of: int):
     name = job_name(submission, number, of)
     assert parse_job(name) == (submission, None if of == 1 else number)
 
 
 @pytest.mark.parametrize("text", ["", "x", "17.", ".3", "17.x", "-1", "1.2.3", " 17", "17 ", "1e3", "²", "9" * 5000])
-def test_what_is_no_jobs_name_is_refused(text: str):
-    with pytest.raises(UsageError, match="is no job's name"):
+def test_parse_job_rejects_invalid_name(text: str):
+    with pytest.raises(UsageError, match="invalid job name"):
         parse_job(text)

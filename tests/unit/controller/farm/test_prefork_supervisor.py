@@ -1,4 +1,4 @@
-"""A process that forks others, and what becomes of them whatever happens to it."""
+"""Test a process that forks children, and the end of the children in all cases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def steady(name):
 
 
 class Parent:
-    """A process with children, each of which writes its number into a file of its name."""
+    """Process with children, each of which writes its process id to a file with its name."""
 
     def __init__(self, folder: Path, code: str) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ say("over")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_all_end_when_it_is_told_to_stop(start, number):
+def test_supervisor_ends_children_on_signal(start, number):
     parent = start(TWO)
     eventually(lambda: parent.pids("a") and parent.pids("b"))
     parent.process.send_signal(number)
@@ -85,14 +85,14 @@ def test_all_end_when_it_is_told_to_stop(start, number):
     assert all(gone(pid) for pid in parent.pids("a") + parent.pids("b"))
 
 
-def test_all_end_when_it_is_killed(start):
+def test_children_end_with_killed_supervisor(start):
     parent = start(TWO)
     eventually(lambda: parent.pids("a") and parent.pids("b"))
     parent.process.kill()
     eventually(lambda: all(gone(pid) for pid in parent.pids("a") + parent.pids("b")))
 
 
-def test_one_that_dies_is_started_again_later_and_later_and_the_others_go_on(start):
+def test_supervisor_restarts_failed_child_with_growing_pauses(start):
     parent = start("""
 def weak():
     note("weak")
@@ -107,7 +107,7 @@ PreforkSupervisor([ForkedProcess("a", steady("a")), ForkedProcess("weak", weak)]
     assert pauses[:3] == [0.4, 0.8, 1.6]
 
 
-def test_one_that_others_wait_for_is_started_again_soon_however_often_it_dies(start):
+def test_supervisor_limits_restart_pause(start):
     parent = start("""
 def weak():
     note("weak")
@@ -118,15 +118,15 @@ PreforkSupervisor([ForkedProcess("weak", weak, most_pause_s=0.3)], say).run()
     assert {line.split()[-2] for line in parent.said.splitlines()} == {"0.3"}
 
 
-def test_one_that_is_killed_is_told_of_and_comes_back(start):
+def test_supervisor_reports_and_restarts_killed_child(start):
     parent = start(TWO)
     eventually(lambda: parent.pids("a"))
     os.kill(parent.pids("a")[0], signal.SIGKILL)
     eventually(lambda: len(parent.pids("a")) == 2)
-    assert "a was killed by SIGKILL; it starts again" in parent.said
+    assert "a was killed by SIGKILL; restarting in" in parent.said
 
 
-def test_what_a_child_started_goes_with_it(start):
+def test_supervisor_ends_descendants_of_killed_child(start):
     parent = start("""
 import subprocess
 def family():
@@ -143,7 +143,7 @@ PreforkSupervisor([ForkedProcess("family", family)], say).run()
     eventually(lambda: gone(first) and len(parent.pids("family")) == 2)
 
 
-def test_one_that_does_not_want_to_end_is_killed_and_those_of_a_higher_rank_outlive_it(start):
+def test_supervisor_kills_stubborn_child_before_higher_ranks(start):
     parent = start("""
 def stubborn():
     signal.signal(signal.SIGTERM, lambda *_: say("no"))
@@ -161,7 +161,7 @@ PreforkSupervisor([ForkedProcess("last", last, rank=1), ForkedProcess("stubborn"
     assert parent.said.split() == ["no", "last"] and gone(parent.pids("stubborn")[0])
 
 
-def test_one_that_is_frozen_is_ended_too(start):
+def test_supervisor_ends_stopped_child(start):
     parent = start(TWO)
     eventually(lambda: parent.pids("a"))
     os.kill(parent.pids("a")[0], signal.SIGSTOP)
@@ -169,7 +169,7 @@ def test_one_that_is_frozen_is_ended_too(start):
     assert parent.process.wait(20) == 0 and gone(parent.pids("a")[0])
 
 
-def test_a_module_runs_as_by_the_command_line_with_a_log_of_its_own(start):
+def test_module_main_runs_module_with_arguments_and_log(start):
     (parent_folder := start("pass")).process.wait(20)
     (parent_folder.folder / "printer.py").write_text("import sys\ndef main(): print(sys.argv[1:], flush=True)\n")
     parent = start("""

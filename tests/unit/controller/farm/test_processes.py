@@ -1,4 +1,4 @@
-"""Processes that are kept running, and ended for good."""
+"""Test processes that hil restarts after a failure and ends completely."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def keep(tmp_path):
         kept.stop()
 
 
-def test_what_dies_is_started_again_and_told(keep):
+def test_process_restarts_after_kill_and_reports(keep):
     kept, said = keep(*SLEEPS)
     first = kept.pid
     assert kept.look()
     os.kill(first, signal.SIGKILL)
     eventually(lambda: kept.look() and kept.pid != first)
-    assert said == [f"the thing was killed by SIGKILL; it starts again in 1 s (see {kept.log})"]
+    assert said == [f"the thing was killed by SIGKILL; restarting in 1 s (see {kept.log})"]
 
 
-def test_what_dies_at_once_is_started_ever_later(keep):
+def test_process_restart_delay_grows_after_failures(keep):
     kept, said = keep(sys.executable, "-c", "print('no', flush=True); raise SystemExit(3)")
     eventually(lambda: kept.look() is None or len(said) == 2)
-    assert "ended with exit code 3; it starts again in 1 s" in said[0]
+    assert "ended with exit code 3; restarting in 1 s" in said[0]
     assert "in 2 s" in said[1]
     assert kept.tail() == "no\nno"
 
 
-def test_ending_it_ends_all_that_it_started_though_it_will_not_hear(keep, tmp_path, monkeypatch):
+def test_process_stop_kills_stubborn_process_and_children(keep, tmp_path, monkeypatch):
     monkeypatch.setattr("hil.controller.farm.processes._STOP_S", 0.5)
     program = (
         "import pathlib, signal, subprocess, sys, time\n"
@@ -70,18 +70,18 @@ def test_ending_it_ends_all_that_it_started_though_it_will_not_hear(keep, tmp_pa
     assert not (tmp_path / "thing.pid").exists()
 
 
-def test_what_a_killed_keeper_left_is_ended_by_the_next(keep, tmp_path):
+def test_process_start_ends_orphan_of_killed_supervisor(keep, tmp_path):
     left, _ = keep(*SLEEPS)
     pid = left.pid
     assert json.loads((tmp_path / "thing.pid").read_text()) == {"pid": pid, "born": start_time(pid)}
-    # Even one that hangs.
+    # Stop it, so that it hangs.
     os.kill(pid, signal.SIGSTOP)
     next_one, _ = keep(*SLEEPS)
     eventually(lambda: not start_time(pid))
     assert next_one.pid not in (None, pid)
 
 
-def test_a_number_that_is_another_process_s_by_now_is_left_alone(tmp_path):
+def test_end_noted_spares_process_with_reused_number(tmp_path):
     other = subprocess.Popen(SLEEPS)
     try:
         note = tmp_path / "thing.pid"
@@ -95,7 +95,7 @@ def test_a_number_that_is_another_process_s_by_now_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "born": "1"}'])
-def test_a_note_that_says_nothing_is_thrown_away(tmp_path: Path, text):
+def test_end_noted_deletes_malformed_note(tmp_path: Path, text):
     note = tmp_path / "thing.pid"
     note.write_text(text)
     end_noted(note)

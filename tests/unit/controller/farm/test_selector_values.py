@@ -1,4 +1,4 @@
-"""Labels beside what selectors ask for: numbers, units, versions, and how they are told."""
+"""Test the comparison of labels with selector values: numbers, units, versions, and their texts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from hil.controller.farm.selector import Wanted, above, as_text, is_there, quant
         ("nan", None, ""),
     ],
 )
-def test_what_a_text_amounts_to(text: str, number: float | None, unit: str):
+def test_quantity_parses_number_and_unit(text: str, number: float | None, unit: str):
     assert quantity(text) == (number, unit)
 
 
@@ -52,7 +52,7 @@ def test_what_a_text_amounts_to(text: str, number: float | None, unit: str):
         (".5", None),
     ],
 )
-def test_a_texts_version(text: str, parts: tuple[float, ...] | None):
+def test_version_parses_leading_numbers(text: str, parts: tuple[float, ...] | None):
     assert version(text) == parts
 
 
@@ -81,7 +81,7 @@ def test_a_texts_version(text: str, parts: tuple[float, ...] | None):
         (float("nan"), "nan", False),
     ],
 )
-def test_what_is_equal(value: Any, wanted: str, is_equal: bool):
+def test_wanted_value_equals_label(value: Any, wanted: str, is_equal: bool):
     assert Wanted((wanted,)).has(value) is is_equal
 
 
@@ -109,18 +109,18 @@ def test_what_is_equal(value: Any, wanted: str, is_equal: bool):
         (float("nan"), "0", None),
     ],
 )
-def test_what_is_above(value: Any, wanted: str, order: int | None):
+def test_above_compares_numbers_units_and_versions(value: Any, wanted: str, order: int | None):
     holds = {one.__name__ for one in (operator.gt, operator.ge, operator.lt, operator.le) if above(value, wanted, one)}
     assert holds == {1: {"gt", "ge"}, 0: {"ge", "le"}, -1: {"lt", "le"}, None: set()}[order]
 
 
 @pytest.mark.parametrize("value", [None, False, 0, 0.0, "", [], "false", "No", " 0 "])
-def test_what_is_not_there(value: Any):
+def test_presence_check_rejects_empty_and_false_values(value: Any):
     assert is_there(value) is False
 
 
 @pytest.mark.parametrize("value", [True, 1, -1, "a53", "true", [""], "off"])
-def test_what_is_there(value: Any):
+def test_presence_check_accepts_other_values(value: Any):
     assert is_there(value) is True
 
 
@@ -142,9 +142,9 @@ def test_what_is_there(value: Any):
         ([], [], "empty"),
     ],
 )
-def test_how_a_value_is_told(value: Any, beside: list[str], text: str):
+def test_value_text_formats_labels(value: Any, beside: list[str], text: str):
     assert value_text(value, beside) == text
 
 
-def test_truths_are_written_as_toml_does():
+def test_as_text_writes_booleans_like_toml():
     assert (as_text(True), as_text(False), as_text(1.5), as_text("x")) == ("true", "false", "1.5", "x")

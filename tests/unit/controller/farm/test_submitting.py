@@ -1,4 +1,4 @@
-"""What the words of `hil farm submit` are."""
+"""Test the arguments of `hil farm submit`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.messages import Kind
-from hil.controller.farm.submitting import kind_of
+from hil.controller.farm.job_files import JobFiles
+from hil.controller.farm.messages import JobSpec, Kind
+from hil.controller.farm.submitting import _loaded, kind_of
+from hil.controller.pipeline.options import Job
 from hil.errors import UsageError
 
 
-def test_a_word_that_names_nothing_is_told_with_what_could_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_kind_of_suggests_suite_for_unknown_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert kind_of(["@models"]) is Kind.SUITE
-    with pytest.raises(UsageError, match="there is no suite, model, bundle or folder 'models'") as caught:
+    with pytest.raises(UsageError, match="suite, model, bundle or directory 'models' not found") as caught:
         kind_of(["models"])
     assert "did you mean '@models'? @operators, @models, or" in caught.value.hint
     (tmp_path / "models").mkdir()
@@ -25,6 +27,15 @@ def test_a_word_that_names_nothing_is_told_with_what_could_be_named(tmp_path: Pa
     ("name", "kind"),
     [("a.onnx", Kind.RUN), ("a.hilb", Kind.BUNDLE), ("a.bpte", Kind.SUITE), ("call_0.flagfile", Kind.SUITE)],
 )
-def test_a_file_that_brings_cases_is_a_suite_of_them(tmp_path: Path, name: str, kind: Kind) -> None:
+def test_kind_of_recognizes_file_types(tmp_path: Path, name: str, kind: Kind) -> None:
     (tmp_path / name).write_text("")
     assert kind_of([str(tmp_path / name)]) is kind
+
+
+def test_submission_titles_jobs_by_model() -> None:
+    job = Job(models=(Path("nets/digits.onnx"), Path("nets/saved/saved_model.pb"), Path("relu.onnx")))
+    load = _loaded(job, [(JobSpec(Kind.RUN), JobFiles()) for _ in job.models])
+    assert load.title == "digits and 2 more"
+    assert [spec.title for spec in load.specs] == ["digits", "saved", "relu"]
+    target = load.for_target("sim-f16")
+    assert (target.title, target.specs[2].title) == ("digits and 2 more sim-f16", "relu sim-f16")

@@ -1,4 +1,4 @@
-"""A suite cut into jobs, and one run again when they have ended."""
+"""Test the split of a suite into jobs, and the merge of their results into a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hil.errors import UsageError
 
 
 def cases(*counts: int) -> list[CaseSpec]:
-    """So many cases of each model."""
+    """Return a number of cases for each model."""
     return [
         CaseSpec(f"m{model}_{number}", f"m{model}", lambda folder: None)
         for model, count in enumerate(counts)
@@ -37,15 +37,15 @@ def cases(*counts: int) -> list[CaseSpec]:
         ((1,), 4, [1]),
         ((1,) * 10, 4, [2, 2, 3, 3]),
         ((1,) * 3, 100, [1, 1, 1]),
-        # A model stays together where a part holds it.
+        # A model stays in one part if it fits.
         ((4, 4, 4), 3, [4, 4, 4]),
         ((3, 3, 2), 2, [3, 5]),
-        # One that is larger than a part is cut.
+        # A model that is larger than a part is divided.
         ((20, 1, 1), 4, [5, 5, 6, 6]),
         ((7,), 1, [7]),
     ],
 )
-def test_parts_are_of_about_one_size(counts, parts, sizes):
+def test_split_balances_part_sizes(counts, parts, sizes):
     found = split(cases(*counts), parts)
     assert sorted(map(len, found)) == sizes
     given = [case.id for part in found for case in part]
@@ -56,11 +56,11 @@ def test_parts_are_of_about_one_size(counts, parts, sizes):
     ("cases", "boards", "parts"),
     [(1, 1, 1), (5, 6, 6), (26, 4, 4), (100, 4, 13), (1000, 4, 16), (1000, 0, 4), (10_000, 200, 800)],
 )
-def test_every_board_has_a_part_and_none_is_tiny(cases, boards, parts):
+def test_parts_for_limits_parts_by_cases_and_boards(cases, boards, parts):
     assert parts_for(cases, boards) == parts
 
 
-def test_a_model_that_fits_is_in_one_part_and_order_is_kept():
+def test_split_preserves_model_groups_and_order():
     found = split(cases(4, 1, 4, 1, 1, 3, 1), 4)
     for model in ("m0", "m2", "m5"):
         assert sum(any(case.model == model for case in part) for part in found) == 1, model
@@ -72,16 +72,17 @@ def test_a_model_that_fits_is_in_one_part_and_order_is_kept():
 
 
 class Quiet:
-    """Is told of progress, and says nothing."""
+    """Progress that shows nothing."""
 
     def begin(self, total: int, done: Any) -> None: ...
     def end(self, record: Any) -> None: ...
     def note(self, text: str) -> None: ...
+    def interrupt(self, command: str) -> None: ...
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Two models of digits, inputs for one of them, an expected failure, and a flow in a file."""
+    """Create two digits models, inputs for one of them, an expected failure, and a flow file."""
     place = tmp_path / "nets"
     (place / "more").mkdir(parents=True)
     shutil.copy(DIGITS / "digits_cnn.onnx", place / "a.onnx")
@@ -94,7 +95,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def fetched(spec: JobSpec, files: dict[str, Path], to: Path) -> Path:
-    """The job's folder on a host."""
+    """Create the job's directory on a host."""
     for at, digest in spec.files.items():
         (to / at).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(files[digest], to / at)
@@ -103,7 +104,7 @@ def fetched(spec: JobSpec, files: dict[str, Path], to: Path) -> Path:
 
 
 def run_part(spec: JobSpec, files: dict[str, Path], place: Path) -> JobResult:
-    """What a board's host does with a part."""
+    """Run a part as a board's host does."""
     spec = JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
     request = request_of(spec.options, fetched(spec, files, place / "files"))
     run = run_suite(request, out=place / "out", screen=Quiet())
@@ -112,13 +113,14 @@ def run_part(spec: JobSpec, files: dict[str, Path], place: Path) -> JobResult:
 
 
 @pytest.mark.ci
-def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_path):
+def test_merged_parts_equal_local_suite_run(folder, tmp_path):
     request = Request("nets", "mine.toml:mine", layers=False)
     plan = load_suite(request, boards=3)
     files = plan.uploads
-    # Three cases for three boards: one each.
+    # Three cases for three boards.
     assert len(plan.specs) == 3
     assert plan.title == "nets mine"
+    assert [spec.title for spec in plan.specs] == [f"nets mine: {spec.options['cases'][0][1]}" for spec in plan.specs]
     ended = [EndedJob("1", spec, run_part(spec, files, tmp_path / f"host{n}")) for n, spec in enumerate(plan.specs)]
     merged = merge(ended, tmp_path / "merged")
     whole = run_suite(request, out=tmp_path / "whole", screen=Quiet())
@@ -133,7 +135,7 @@ def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_
 
 
 @pytest.mark.ci
-def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(folder, tmp_path):
+def test_merge_marks_cases_of_lost_part_as_lost_board(folder, tmp_path):
     plan = load_suite(Request("nets", "mine.toml:mine", layers=False), boards=4)
     good = run_part(plan.specs[0], plan.uploads, tmp_path / "host")
     lost = JobResult(4, "BOARD_LOST", "the host died", infrastructure=True)
@@ -146,7 +148,7 @@ def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(
     assert [(one.id, one.outcome) for one in records] == [("a_full_model", "PASS"), ("broken_full_model", "BOARD_LOST")]
     assert records[1].message == "the host died"
     assert records[1].model == "broken"
-    # What was cancelled is missing, and the run says so.
+    # Cancelled cases are missing, and the run is marked as interrupted.
     assert merged.head["interrupted"]
     assert merged.head["exit_code"] == 130
     assert len(merged.head["ids"]) == 3
@@ -156,7 +158,7 @@ def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(
         merge([EndedJob("1", plan.specs[0], good)], tmp_path / "m")
 
 
-def test_only_the_chosen_cases_are_planned_and_a_flow_beside_is_taken_along(folder, tmp_path):
+def test_load_suite_plans_filtered_cases_and_includes_flow(folder, tmp_path):
     shutil.copy("mine.toml", "flows.toml")
     plan = load_suite(Request("nets", "mine", filters=("a_full*",)), boards=3)
     (spec,) = plan.specs
@@ -169,7 +171,7 @@ def test_only_the_chosen_cases_are_planned_and_a_flow_beside_is_taken_along(fold
     assert sorted(built_in.specs[0].files) == ["suite/nets/a.onnx", "suite/nets/expected.toml"]
 
 
-def test_what_models_bring_with_them_is_taken_along(folder):
+def test_load_suite_includes_files_of_models(folder):
     made = {
         "zoo/model.onnx": (DIGITS / "digits_cnn.onnx").read_bytes(),
         "zoo/test_data_set_0/input_0.pb": b"x",

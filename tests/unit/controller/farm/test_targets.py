@@ -1,4 +1,4 @@
-"""Several submissions side by side: a column is all jobs of one."""
+"""Test a report of several submissions, with one column for each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hil.controller.workloads.matrix.report import MatrixReport
 
 
 def case(name: str, path: str, outcome: str) -> dict[str, Any]:
-    """A case of run.json that has ended."""
+    """Return an ended case of run.json."""
     nothing = dict.fromkeys(("artifact", "error", "device", "stage", "reason"))
     return {**nothing, "name": name, "path": path, "outcome": outcome, "timings": {}, "provenance": {}, "verdicts": []}
 
 
 def job(number: int, kind: Kind, path: str, *cases: dict[str, Any], code: int = 0, **how: Any) -> dict[str, Any]:
-    """A job as a gateway tells it."""
+    """Return a job as sent by a gateway."""
     record = {"cases": cases, "board": {"name": "b"}, "created": 0.0, "exit_code": code, "id": "r"} if cases else {}
     spec = JobSpec(kind, {"models": [path]}).to_json()
     result = JobResult(code, how.get("outcome", ""), how.get("reason", ""), record=record).to_json()
@@ -35,7 +35,7 @@ def column(*jobs: dict[str, Any]) -> MatrixReport:
     ("kind", "name", "rows"),
     [(Kind.RUN, "net", ["net", "net-2"]), (Kind.BUNDLE, "main-seed0", ["net-main-seed0", "net-2-main-seed0"])],
 )
-def test_cases_that_two_jobs_call_alike_are_rows_of_their_own(kind: Kind, name: str, rows: list[str]) -> None:
+def test_report_separates_equal_case_names_of_jobs(kind: Kind, name: str, rows: list[str]) -> None:
     failed = job(1, kind, "model/net.onnx", case(name, "net.onnx", "FAIL"), code=1)
     passed = job(2, kind, "model/net.onnx", case(name, "net.onnx", "PASS"))
     report = column(failed, passed)
@@ -44,18 +44,18 @@ def test_cases_that_two_jobs_call_alike_are_rows_of_their_own(kind: Kind, name: 
     assert [record.folder for record in report.targets[0].run.records] == [f"17.1/{name}", f"17.2/{name}"]
 
 
-def test_a_job_that_came_to_nothing_leaves_the_names_of_the_others_as_they_are() -> None:
+def test_report_preserves_names_despite_failed_job() -> None:
     report = column(job(1, Kind.RUN, "model/net.onnx", code=4), job(2, Kind.RUN, "net.onnx", case("net", "n", "PASS")))
     assert [row.id for row in report.rows] == ["net-2"]
 
 
-def test_of_jobs_that_came_to_nothing_all_say_why_and_the_gravest_decides() -> None:
+def test_report_notes_all_failures_and_worst_exit_code() -> None:
     lost = job(1, Kind.RUN, "a.onnx", code=4, outcome="BOARD_LOST", reason="no answer")
     report = column(lost, job(2, Kind.RUN, "b.onnx", code=2, reason="no such input"))
     assert report.notes == ["a53: job 17.1: no answer; job 17.2: no such input"]
     assert report.exit_code == 4 and report.targets[0].error["outcome"] == "BOARD_LOST"
 
 
-def test_one_job_alone_keeps_the_names_of_its_cases() -> None:
+def test_report_preserves_case_names_of_single_job() -> None:
     report = column(job(1, Kind.BUNDLE, "net.hilb", case("main-seed0", "net.hilb", "PASS")))
     assert [(row.id, row.model) for row in report.rows] == [("main-seed0", "net")]

@@ -12,7 +12,7 @@ from support.spans import receiving
 from hil.controller.farm import telemetry
 
 
-def test_stages_of_a_job_are_one_trace() -> None:
+def test_telemetry_joins_stages_of_job_in_trace() -> None:
     with receiving() as receiver:
         with telemetry.span("submit", user="anna", jobs=3) as submit:
             pass
@@ -36,7 +36,7 @@ def test_stages_of_a_job_are_one_trace() -> None:
     assert {one.key for one in found["run"].attributes} == {"hil.outcome"}
 
 
-def test_error_is_noted_and_goes_on() -> None:
+def test_span_records_and_raises_error() -> None:
     with receiving() as receiver:
         with pytest.raises(ValueError, match="broken"), telemetry.span("run"):
             raise ValueError("broken")
@@ -46,7 +46,7 @@ def test_error_is_noted_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-def test_parent_that_is_none_begins_a_trace(parent: str) -> None:
+def test_span_starts_trace_for_invalid_parent(parent: str) -> None:
     with receiving() as receiver:
         with telemetry.span("submit", parent) as span:
             assert span.traceparent.startswith("00-")
@@ -55,7 +55,7 @@ def test_parent_that_is_none_begins_a_trace(parent: str) -> None:
 
 
 @pytest.mark.parametrize("why", ["no endpoint", "disabled", "not installed"])
-def test_nothing_is_done_where_nobody_listens(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_telemetry_stays_off_without_receiver(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     if why != "no endpoint":
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
@@ -67,7 +67,7 @@ def test_nothing_is_done_where_nobody_listens(why: str, monkeypatch: pytest.Monk
     try:
         with telemetry.span("submit", "00-1", user="anna") as span:
             span.set(outcome="PASS")
-            assert span.traceparent == "00-1"  # what others have begun is passed on
+            assert span.traceparent == "00-1"  # the parent of other processes is passed on
         telemetry.record("queue", span.traceparent, 0, 1)
         telemetry.flush()
         assert telemetry._provider() is None

@@ -1,4 +1,4 @@
-"""How a farm did over time."""
+"""Test the history of a farm."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def job(queued: float, begun: float | None) -> Any:
     return {"queued_at": at(queued), "started_at": at(begun)}
 
 
-def test_a_time_of_the_farms() -> None:
+def test_moment_parses_timestamp() -> None:
     assert moment("1970-01-01T01:00:10.500000+01:00") == 10.5
     assert moment(None) is None
 
 
-def test_who_had_which_board() -> None:
+def test_stays_list_leases_of_boards() -> None:
     events = [
         event("lease.ended", 1, 4, "1", "pi", "done"),
         event("board.suspect", 2, board="pi"),
@@ -44,7 +44,7 @@ def test_who_had_which_board() -> None:
     ]
 
 
-def test_the_use_of_boards() -> None:
+def test_board_use_computes_share_of_busy_time() -> None:
     had = [
         Stay(1, "1", "pi", None, 5.0),
         Stay(2, "2", "pi", 15.0, 35.0),
@@ -56,7 +56,7 @@ def test_the_use_of_boards() -> None:
     assert used == {"pi": [0.5, 0.5, 1.0, 0.5], "nano": [0, 0, 0, pytest.approx(0.2)], "idle": [0, 0, 0, 0]}
 
 
-def test_how_long_jobs_waited() -> None:
+def test_queue_times_summarize_waits_per_interval() -> None:
     jobs = [job(0, 1), job(0, 3), job(0, 9), job(8, 15), job(5, None), job(0, 50)]
     assert queue_times(jobs, 0.0, 20.0, 2) == [Waits(0.0, 3, 3.0, 9.0), Waits(10.0, 1, 7.0, 7.0)]
     assert queue_times([], 0.0, 20.0, 1) == [Waits(0.0)]

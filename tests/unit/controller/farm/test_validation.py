@@ -41,7 +41,7 @@ _DOCUMENTS: list[tuple[Callable[[Any], Any], Callable[[Any], Message], Any]] = [
 
 
 def fields_of(message: Any) -> Iterator[tuple[Any, Any]]:
-    """Every field of a message and of those inside it, with the message that has it."""
+    """Yield every field of a message and of its nested messages, with the message."""
     for field in message.DESCRIPTOR.fields:
         yield message, field
         if field.message_type and not field.is_repeated:
@@ -52,13 +52,15 @@ def fields_of(message: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize(("check", "write", "document"), _DOCUMENTS)
-def test_documents_come_through(check: Any, write: Any, document: Any) -> None:
+def test_valid_document_passes_validation(check: Any, write: Any, document: Any) -> None:
     assert check(type(write(document)).FromString(write(document).SerializeToString())) == document
 
 
 @pytest.mark.parametrize(("check", "write", "document"), _DOCUMENTS)
 @given(data=st.data())
-def test_any_value_of_any_field_is_taken_or_refused(check: Any, write: Any, document: Any, data: st.DataObject) -> None:
+def test_validation_accepts_or_rejects_any_field_value(
+    check: Any, write: Any, document: Any, data: st.DataObject
+) -> None:
     message = write(document)
     chosen, field = data.draw(st.sampled_from(list(fields_of(message))))
     texts = st.text() | st.text(max_size=3).map(lambda text: text * 1000)
@@ -81,13 +83,13 @@ def test_any_value_of_any_field_is_taken_or_refused(check: Any, write: Any, docu
         taken = check(message)
     except UsageError:
         return
-    # As texts: NaN equals nothing.
+    # Compare as text, because NaN equals no value.
     again, once = (json.dumps(asdict(one), sort_keys=True) for one in (check(write(taken)), taken))
     assert again == once
 
 
 @given(text=st.binary() | _JSON.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_an_object_or_refused(text: bytes) -> None:
+def test_json_object_accepts_or_rejects_any_bytes(text: bytes) -> None:
     try:
         assert isinstance(json_object(pb.Json(text=text), "it"), dict)
     except UsageError as error:
@@ -98,12 +100,12 @@ def test_any_bytes_are_an_object_or_refused(text: bytes) -> None:
     "text",
     [b'{"a": NaN}', b'{"a": "\\u0000"}', b'{"a": "\\ud800"}', b'{"\\u0000": 1}', b"5", b"[]", b"{", b"[" * 100_000],
 )
-def test_what_the_database_cannot_hold_is_refused(text: bytes) -> None:
+def test_json_object_rejects_values_unsupported_by_database(text: bytes) -> None:
     with pytest.raises(UsageError):
         json_object(pb.Json(text=text), "it")
 
 
-def test_pair_of_surrogates_is_a_character() -> None:
+def test_json_object_decodes_surrogate_pair() -> None:
     assert json_object(pb.Json(text=b'{"a": "\\ud83d\\ude00"}'), "it") == {"a": "😀"}
 
 
@@ -114,7 +116,7 @@ def test_pair_of_surrogates_is_a_character() -> None:
         *("a/" * 500 + "b", "a\0b"),
     ],
 )
-def test_files_stay_below_their_folder(path: str) -> None:
+def test_files_reject_paths_outside_directory(path: str) -> None:
     with pytest.raises(UsageError, match="path"):
         result_of(result_message(replace(_RESULT, files={path: _DIGEST})))
     with pytest.raises(UsageError, match="path"):
@@ -131,7 +133,7 @@ def test_files_stay_below_their_folder(path: str) -> None:
         {"record": pb.Json(text=b"[]")},
     ],
 )
-def test_result_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_result_rejects_invalid_fields(wrong: dict[str, Any]) -> None:
     message = result_message(_RESULT)
     for name, value in wrong.items():
         message.ClearField(name)
@@ -157,12 +159,12 @@ def test_result_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
         (_SUBMISSION, submission_message, {"specs": (JobSpec(Kind.RUN, {"a": {1, 2}}),)}),
     ],
 )
-def test_what_fits_no_field_is_refused_before_it_is_sent(document: Any, write: Any, wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="this is no"):
+def test_message_writer_rejects_values_of_wrong_type(document: Any, write: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"invalid (job|submission|result|board card): "):
         write(replace(document, **wrong))
 
 
-def test_nan_in_a_record_loses_no_result_nor_does_half_a_character() -> None:
+def test_result_survives_nan_and_lone_surrogate() -> None:
     odd = replace(_RESULT, record={"cosine": math.nan}, reason="\ud800")
     found = result_of(result_message(odd))
     assert found.outcome == "FAIL" and "cosine" in found.record and found.reason == "?"
@@ -187,7 +189,7 @@ def test_nan_in_a_record_loses_no_result_nor_does_half_a_character() -> None:
         {"config": "\0"},
     ],
 )
-def test_card_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_card_rejects_invalid_fields(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         card_of(card_message(replace(_CARD, **wrong)))
 
@@ -202,23 +204,23 @@ def test_card_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
         ("title", "\0"),
     ],
 )
-def test_what_others_see_of_a_submission_is_short(field: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"{field} must be a text of at most"):
+def test_submission_limits_length_of_public_fields(field: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{field} must be a string of at most"):
         submission_of(submission_message(replace(_SUBMISSION, **{field: value})))
 
 
 @pytest.mark.parametrize("key", ["", "short", "with space", "é" * 10, "x" * 201])
-def test_key_of_a_submission_is_printable(key: str) -> None:
+def test_submission_requires_printable_key(key: str) -> None:
     with pytest.raises(UsageError, match="key"):
         submission_of(submission_message(replace(_SUBMISSION, key=key)))
 
 
 @pytest.mark.parametrize("wrong", [{"priority": "urgent"}, {"priority": ""}, {"specs": [pb.JobSpec(kind="dance")]}])
-def test_words_that_the_protocol_does_not_know_are_refused(wrong: dict[str, Any]) -> None:
+def test_submission_rejects_unknown_priority_and_kind(wrong: dict[str, Any]) -> None:
     message = submission_message(_SUBMISSION)
     for name, value in wrong.items():
         message.ClearField(name)
         message.MergeFrom(pb.Submission(**{name: value}))
         setattr(message, name, value) if name == "priority" else None
-    with pytest.raises(UsageError, match="this is no"):
+    with pytest.raises(UsageError, match=r"invalid (job|submission): "):
         submission_of(message)

@@ -35,7 +35,7 @@ def model(tmp_path: Path, context: RunContext) -> Model:
 
 
 def saved(path: Path, ir_version: int = 9) -> Path:
-    """Save y = x * w + bias: bias has a default value, and w, in a file of its own, is no input."""
+    """Save y = x * w + bias: bias has a default value; w is external and not an input."""
     held = [numpy_helper.from_array(np.full(3, value, np.float32), name) for name, value in (("w", 2), ("bias", 0))]
     nodes = [helper.make_node("Mul", ["x", "w"], ["t"]), helper.make_node("Add", ["t", "bias"], ["y"])]
     save_model(path, nodes, [("x", FLOAT, [3]), ("bias", FLOAT, [3])], [("y", FLOAT, [3])], held)
@@ -49,12 +49,12 @@ def weights_of(model: Model) -> dict[str, list[float]]:
     return {one.name: numpy_helper.to_array(one).tolist() for one in onnx.load(model.path).graph.initializer}
 
 
-def test_default_specs_are_no_inputs(model):
+def test_default_specs_are_separate_from_inputs(model):
     assert default_specs(model) == (TensorSpec("bias", "float32", (3,)),)
     assert [spec.name for spec in model.inputs] == ["x"]
 
 
-def test_old_models_have_no_default_values(tmp_path, context):
+def test_old_ir_versions_lack_default_values(tmp_path, context):
     path = saved(tmp_path / "old.onnx", ir_version=3)
     assert default_specs(import_model(path, isolated=context.isolated)) == ()
 
@@ -70,7 +70,7 @@ def test_given_tensor_replaces_default_value(model, context, given):
     assert {name: array.tolist() for name, array in rest.items()} == {"x": [1, 1, 1]}
 
 
-def test_equal_models_of_other_names_are_kept_apart(model, context, tmp_path):
+def test_equal_models_with_other_names_stay_separate(model, context, tmp_path):
     with_given_defaults(model, {"bias": BIAS}, context)
     model.path.rename(tmp_path / "other.onnx")
     renamed = import_model(tmp_path / "other.onnx", isolated=context.isolated, cache=context.cache)
@@ -84,11 +84,11 @@ def test_archive_replaces_default_value(model, context, tmp_path):
 
 
 @pytest.mark.parametrize("given", [{}, (), {"x": X}, ["x=3xf32=1"]])
-def test_other_inputs_leave_model_as_it_is(model, context, given):
+def test_other_inputs_leave_model_unchanged(model, context, given):
     assert with_given_defaults(model, given, context) == (model, given)
 
 
 @pytest.mark.parametrize("given", [{"bias": X[:2]}, ["bias=2xf32=1"], {"bias": X.astype(np.float64)}])
-def test_tensor_of_another_type_is_refused(model, context, given):
+def test_default_input_rejects_other_type(model, context, given):
     with pytest.raises(UsageError, match="input 'bias' takes 3 float32"):
         with_given_defaults(model, given, context)

@@ -1,4 +1,4 @@
-"""ExecuTorch's backends: what is found and refused, and a board that lacks what a program was compiled for."""
+"""ExecuTorch backends: lookup, rejected flags, and boards without a required backend."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hil.controller.devices.board import Board
 from hil.controller.models.executorch_backends import executorch_backends, pick_backend, recipe_inputs
 from hil.controller.models.flows import check_flow, flows
 from hil.core.results import Artifact
-from hil.errors import NotRun, PartMissing, StageError, UsageError
+from hil.errors import ErrorCode, NotRun, PartMissing, StageError, UsageError
 
 
-def test_every_flow_of_executorchs_names_a_backend_and_options_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executorch_flows_use_valid_backend_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QNN_SDK_ROOT", "/opt/qnn")
     for name, flow in flows().items():
         if flow.runtime != "executorch":
@@ -28,7 +28,7 @@ def test_every_flow_of_executorchs_names_a_backend_and_options_that_it_has(monke
             assert pick_backend(backend).quantizer is not None
 
 
-def test_what_a_backend_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_rejects_unknown_flags_and_missing_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QNN_SDK_ROOT", raising=False)
     with pytest.raises(UsageError, match="did you mean 'vulkan'"):
         pick_backend("vulcan")
@@ -44,11 +44,16 @@ def test_what_a_backend_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("needs", "raised"), [(["VulkanBackend"], NotRun), (["CoreMLBackend"], PartMissing), ([], PartMissing)]
+    ("needs", "code", "raised"),
+    [
+        (["VulkanBackend"], ErrorCode.BACKEND_MISSING, NotRun),
+        (["VulkanBackend"], ErrorCode.NONE, PartMissing),  # operators are missing
+        ([], ErrorCode.BACKEND_MISSING, PartMissing),
+    ],
 )
-def test_only_what_was_compiled_for_another_board_is_a_skip(needs: list[str], raised: type[StageError]) -> None:
+def test_load_skips_program_for_other_backend(needs: list[str], code: ErrorCode, raised: type[StageError]) -> None:
     def load_program(*_: object, **__: object) -> None:
-        raise PartMissing("main.pte delegates to VulkanBackend, which this board's ExecuTorch does not have")
+        raise PartMissing("main.pte delegates to VulkanBackend, which this board's ExecuTorch lacks", code=code)
 
     board = SimpleNamespace(config=SimpleNamespace(devices={}), client=SimpleNamespace(load_program=load_program))
     artifact = Artifact("executorch", "main.pte", {}, {}, "", "executorch 1", notes={"needs": needs})

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
+from support.waiting import allowed_s
 
 from hil.controller.models.inputs import make_inputs, parse_input, random_tensor, with_sizes_of
 from hil.core.npy import save_npy
@@ -54,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "x=2x3xf32=0,1,2,3,4,5",
     ],
 )
-def test_every_way_to_say_a_tensor(folder: Path, text: str) -> None:
+def test_parse_input_accepts_every_notation(folder: Path, text: str) -> None:
     given = parse_input(text, SPECS)
     assert list(given) == ["x"]
     np.testing.assert_array_equal(given["x"], SIX)
@@ -62,13 +63,13 @@ def test_every_way_to_say_a_tensor(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["all.npz", "order.npz"])
-def test_an_archive_gives_several_inputs(folder: Path, name: str) -> None:
+def test_make_inputs_reads_archive(folder: Path, name: str) -> None:
     made = make_inputs(SPECS, [name])
     np.testing.assert_array_equal(made["x"], SIX)
     assert made["n"] == 7 and made["n"].dtype == np.int64 and made["u"].shape == (4,)
 
 
-def test_inputs_without_a_name_are_taken_in_order(folder: Path) -> None:
+def test_make_inputs_assigns_unnamed_inputs_in_order(folder: Path) -> None:
     made = make_inputs(SPECS, ["u=4xui8=9", "x.npy", "7"])
     assert made["n"] == 7 and (made["u"] == 9).all() and made["x"][1, 2] == 5
 
@@ -76,7 +77,7 @@ def test_inputs_without_a_name_are_taken_in_order(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "spec", "expected"),
     [
-        ("4xi8=200", U, np.full(4, 200, np.uint8)),  # iree's i8 has no sign
+        ("4xi8=200", U, np.full(4, 200, np.uint8)),  # IREE's i8 has no sign
         ("4xf32", TensorSpec("z", "float32", (4,)), np.zeros(4, np.float32)),
         ("i64=-7", N, np.array(-7)),
         ("2xi1=1 false", TensorSpec("b", "bool", (2,)), np.array([True, False])),
@@ -88,20 +89,20 @@ def test_inputs_without_a_name_are_taken_in_order(folder: Path) -> None:
         ("2xf32=nan inf", TensorSpec("f", "float32", (2,)), np.array([np.nan, np.inf], np.float32)),
     ],
 )
-def test_values_in_the_words_of_iree_run_module(text: str, spec: TensorSpec, expected: np.ndarray) -> None:
+def test_parse_input_accepts_iree_run_module_values(text: str, spec: TensorSpec, expected: np.ndarray) -> None:
     array = parse_input(text, [spec])[spec.name]
     assert array.dtype == expected.dtype and array.shape == expected.shape
     assert np.array_equal(array.astype(expected.dtype), expected) or np.isnan(expected.astype(float)).any()
 
 
-def test_packed_int4_files(tmp_path: Path) -> None:
+def test_parse_input_reads_packed_int4(tmp_path: Path) -> None:
     (tmp_path / "i.bin").write_bytes(bytes([0xF1, 0x02]))
     spec = TensorSpec("i", "int4", (3,))
     assert parse_input(f"3xi4=@{tmp_path / 'i.bin'}", [spec])["i"].tolist() == [1, -1, 2]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4", "string"])
-def test_a_saved_tensor_keeps_the_dtype_that_npy_forgets(tmp_path: Path, dtype: str) -> None:
+def test_make_inputs_restores_dtype_of_saved_tensor(tmp_path: Path, dtype: str) -> None:
     spec = TensorSpec("x", dtype, (5,))
     array = random_tensor(spec, (5,), seed=3)
     save_npy(tmp_path / "x.npy", array)
@@ -121,16 +122,16 @@ def test_a_saved_tensor_keeps_the_dtype_that_npy_forgets(tmp_path: Path, dtype: 
         ("u=4xui8=300", "out of range for uint8"),
         ("u=4xui8=1.5", "holds what is no uint8"),
         ("2x3xf32=@nope.bin", "No such file"),
-        ("2x4xf32=@x.bin", "takes 32 bytes, got 24"),
+        ("2x4xf32=@x.bin", "needs 32 bytes, got 24"),
         ("x=all.npz", "several arrays"),
         ("x=all.npz:q", "has no 'q'"),
         ("bad.npz", "not a readable .npz"),
         ("x=bad.npy", "not a readable .npy"),
-        ("x=bad.pb", "holds no ONNX tensor"),
+        ("x=bad.pb", "is not an ONNX tensor"),
         ("more.npz", "no tensor 'other'"),
     ],
 )
-def test_what_cannot_be_meant_is_bad_usage_and_says_what_is_expected(folder: Path, text: str, words: str) -> None:
+def test_make_inputs_reports_invalid_text(folder: Path, text: str, words: str) -> None:
     (folder / "x.txt").write_text("?")
     for name in ("bad.npz", "bad.npy", "bad.pb"):
         (folder / name).write_bytes(b"\x93 broken")
@@ -140,13 +141,13 @@ def test_what_cannot_be_meant_is_bad_usage_and_says_what_is_expected(folder: Pat
     assert words in caught.value.message
 
 
-def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+def test_make_inputs_rejects_pickle(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(UsageError, match="not a readable"):
         make_inputs(SPECS, [f"x={tmp_path / 'x.npy'}"])
 
 
-def test_too_many_and_twice(folder: Path) -> None:
+def test_make_inputs_rejects_surplus_and_duplicates(folder: Path) -> None:
     with pytest.raises(UsageError, match="one too many"):
         make_inputs([X], ["x.npy", "x.npy"])
     with pytest.raises(UsageError, match=r"no tensor '.*', or it is given twice"):
@@ -155,7 +156,7 @@ def test_too_many_and_twice(folder: Path) -> None:
         make_inputs([], ["x.npy"])
 
 
-def test_arrays_are_checked_and_never_converted() -> None:
+def test_make_inputs_checks_arrays_without_conversion() -> None:
     made = make_inputs(SPECS, {"x": SIX})
     assert made["x"] is SIX and list(made) == ["x", "n", "u"]
     with pytest.raises(UsageError, match="takes 2x3 float32, got 2x3 float64"):
@@ -164,17 +165,17 @@ def test_arrays_are_checked_and_never_converted() -> None:
         make_inputs(SPECS, {"z": SIX})
 
 
-def test_nan_goes_through_untouched() -> None:
+def test_make_inputs_preserves_nan_array() -> None:
     array = np.full((2, 3), np.nan, np.float32)
     assert make_inputs(SPECS, {"x": array})["x"] is array
 
 
-def test_a_name_may_look_like_anything(tmp_path: Path) -> None:
+def test_parse_input_accepts_unusual_names(tmp_path: Path) -> None:
     spec = TensorSpec("a=b:0", "float32", (1,))
     assert parse_input("a=b:0=1xf32=4", [spec])["a=b:0"][0] == 4
 
 
-def test_symbolic_dimensions_need_a_value_and_may_learn_it_from_a_tensor() -> None:
+def test_make_inputs_resolves_symbolic_dimensions() -> None:
     specs = [TensorSpec("a", "float32", ("N", 2)), TensorSpec("b", "float32", ("N",))]
     with pytest.raises(UsageError) as caught:
         make_inputs(specs, [])
@@ -187,7 +188,7 @@ def test_symbolic_dimensions_need_a_value_and_may_learn_it_from_a_tensor() -> No
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0, 3), (50, 20)])
-def test_random_tensors_suit_every_dtype(dtype: str, shape: tuple[int, ...]) -> None:
+def test_random_tensor_supports_every_dtype(dtype: str, shape: tuple[int, ...]) -> None:
     spec = TensorSpec("x", dtype, shape)
     array = random_tensor(spec, shape, seed=1)
     assert dtype_name(array.dtype) == dtype and array.shape == shape
@@ -201,7 +202,7 @@ def test_random_tensors_suit_every_dtype(dtype: str, shape: tuple[int, ...]) -> 
 
 
 @given(st.floats(-300, 300), st.floats(0, 300), st.sampled_from([d for d in DTYPES if d not in ("bool", "string")]))
-def test_random_numbers_keep_to_their_range(low: float, width: float, dtype: str) -> None:
+def test_random_tensor_stays_in_bounds(low: float, width: float, dtype: str) -> None:
     spec = TensorSpec("x", dtype, (64,))
     try:
         array = random_tensor(spec, (64,), seed=0, bounds=(low, low + width))
@@ -212,7 +213,7 @@ def test_random_numbers_keep_to_their_range(low: float, width: float, dtype: str
     assert (values >= low - slack).all() and (values <= low + width + slack).all()
 
 
-def test_the_users_range_goes_before_the_models() -> None:
+def test_user_range_overrides_model_range() -> None:
     spec = TensorSpec("i", "int64", (100,))
     assert make_inputs([spec], [], ranges={"i": (0, 9)})["i"].max() <= 9
     assert set(make_inputs([spec], [], ranges={"i": (0, 9)}, user_range=(20, 20))["i"].tolist()) == {20}
@@ -220,7 +221,7 @@ def test_the_users_range_goes_before_the_models() -> None:
         make_inputs([U], [], user_range=(-5, -1))
 
 
-def test_random_tensors_are_the_same_everywhere() -> None:
+def test_random_tensor_returns_fixed_values() -> None:
     """Fixed values: a change here changes every stored result."""
     assert random_tensor(TensorSpec("x", "int8", (4,)), (4,), seed=0).tolist() == INT8
     assert random_tensor(TensorSpec("x", "float32", (2,)), (2,), seed=0).tolist() == FLOAT32
@@ -230,14 +231,14 @@ INT8 = [89, -66, -54, 123]
 FLOAT32 = [2.323540687561035, -0.32770758867263794]
 
 
-def test_string_tensors_of_a_pb_file(tmp_path: Path) -> None:
+def test_make_inputs_reads_strings_of_pb_file(tmp_path: Path) -> None:
     tensor = onnx.helper.make_tensor("s", onnx.TensorProto.STRING, [2], [b"a", "é".encode()])
     (tmp_path / "s.pb").write_bytes(tensor.SerializeToString())
     spec = TensorSpec("s", "string", (2,))
     assert make_inputs([spec], [f"s={tmp_path / 's.pb'}"])["s"].tolist() == ["a", "é"]
 
 
-def test_raw_bytes_as_a_npz_holds_them_are_taken_for_the_inputs_dtype(tmp_path):
+def test_make_inputs_casts_raw_npz_bytes(tmp_path):
     given = np.arange(4, dtype=ml_dtypes.bfloat16)
     np.savez(tmp_path / "x.npz", x=given)
     raw = dict(np.load(tmp_path / "x.npz"))
@@ -251,11 +252,11 @@ def test_raw_bytes_as_a_npz_holds_them_are_taken_for_the_inputs_dtype(tmp_path):
     "text",
     ["9" * 6000 + "xf32", "a" * 70_000 + "\0", "1" * 70_000, "1x" * 35_000, "f32" * 20_000 + "=", "+1e" * 20_000],
 )
-def test_long_text_is_read_or_refused_at_once(text: str) -> None:
+def test_parse_input_handles_long_text_quickly(text: str) -> None:
     began = time.monotonic()
     with contextlib.suppress(UsageError):
         parse_input(text, [X])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < allowed_s(5)
 
 
 def open_model(format: str, **more: Any) -> Model:
@@ -273,12 +274,12 @@ def test_with_sizes_of_fixes_open_dimensions(format):
     assert [spec.shape for spec in model.inputs] == [(4, 3, 8), (4,)]
 
 
-def test_with_sizes_of_leaves_expressions_of_exported_programs():
+def test_with_sizes_of_skips_expressions_of_pt2():
     model = with_sizes_of(open_model("pt2", producer={"dims": {"N": [1, 8]}}), GIVEN)
     assert model.dims == {"N": 4}
 
 
 @pytest.mark.parametrize("format", ["vmfb", "pte", "tflite", "so", "hilb"])
-def test_with_sizes_of_leaves_compiled_programs(format):
+def test_with_sizes_of_skips_compiled_programs(format):
     model = open_model(format)
     assert with_sizes_of(model, GIVEN) is model

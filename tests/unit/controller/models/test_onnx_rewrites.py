@@ -25,7 +25,7 @@ def net(nodes: Any, opset: int, constants: dict[str, Any] | None = None, functio
 
 
 def change(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
-    """What ONNX Runtime finds changed, on random values."""
+    """Return the differences that ONNX Runtime finds on random values."""
     size = [dim.dim_value for dim in before.graph.input[0].type.tensor_type.shape.dim]
     given = {"x": np.random.default_rng(0).standard_normal(size).astype(np.float32)}
     answers = [run_plainly(model.SerializeToString(), Path(), given) for model in (before, after)]
@@ -54,7 +54,7 @@ def converted(model: onnx.ModelProto) -> onnx.ModelProto:
         ("Unsqueeze", 11, {"axes": [0, -1]}),
     ],
 )
-def test_conversion_keeps_what_an_operator_computes(op: str, opset: int, attributes: dict[str, Any]) -> None:
+def test_conversion_preserves_operator_results(op: str, opset: int, attributes: dict[str, Any]) -> None:
     model = net([helper.make_node(op, ["x"], ["y"], **attributes)], opset)
     made = converted(model)
     assert opset_of(made) == 17 and change(model, made) == ""
@@ -71,7 +71,7 @@ def test_conversion_keeps_what_an_operator_computes(op: str, opset: int, attribu
         ("Upsample", 9, [1, 1, 1.5, 1.7]),
     ],
 )
-def test_conversion_keeps_how_pixels_are_taken(op: str, opset: int, scales: list[float], mode: str) -> None:
+def test_conversion_preserves_resize_results(op: str, opset: int, scales: list[float], mode: str) -> None:
     node = helper.make_node(op, ["x", "s"], ["y"], name="zoom", mode=mode)
     model = net([node], opset, {"s": np.array(scales, np.float32)})
     made = converted(model)
@@ -80,7 +80,7 @@ def test_conversion_keeps_how_pixels_are_taken(op: str, opset: int, scales: list
 
 
 @pytest.mark.parametrize("constants", [{}, {"s": np.array([1, 1, 2, 0.5], np.float32)}], ids=["unknown", "both ways"])
-def test_resize_that_newer_opsets_cannot_say_stays(constants: dict[str, Any]) -> None:
+def test_conversion_skips_inexpressible_resize(constants: dict[str, Any]) -> None:
     scales = helper.make_node("Add", ["s0", "s0"], ["s"])
     nodes = [*([] if constants else [scales]), helper.make_node("Resize", ["x", "s"], ["y"], name="zoom")]
     model = net(nodes, 10, constants or {"s0": np.array([0.5, 0.5, 1, 1], np.float32)})
@@ -88,7 +88,7 @@ def test_resize_that_newer_opsets_cannot_say_stays(constants: dict[str, Any]) ->
     assert opset_of(made) == 10 and change(model, made) == ""
 
 
-def test_hardmax_in_a_subgraph_is_converted() -> None:
+def test_conversion_includes_subgraphs() -> None:
     out = helper.make_tensor_value_info("z", FLOAT, (2, 3, 4))
     branches = {
         name: helper.make_graph([helper.make_node(op, ["x"], ["z"])], name, [], [out])
@@ -100,7 +100,7 @@ def test_hardmax_in_a_subgraph_is_converted() -> None:
     assert opset_of(made) == 17 and change(model, made) == ""
 
 
-def test_model_of_unchanged_operators_only_gets_another_number() -> None:
+def test_conversion_of_unchanged_operators_sets_opset_only() -> None:
     model = net([helper.make_node("Relu", ["x"], ["h"], name="a"), helper.make_node("Neg", ["h"], ["y"], name="b")], 9)
     made = converted(model)
     assert needed_rewrites(model) == [] and opset_of(made) == 17
@@ -132,7 +132,7 @@ def call(name: str, given: str = "x", made: str = "y", **attributes: float) -> o
 
 
 def outer(*, passes_on: bool) -> onnx.FunctionProto:
-    """A function that calls the other one, with its attribute or without any."""
+    """Return a function that calls the other function, with or without its attribute."""
     inner = call("Leaky")
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     if not passes_on:
@@ -153,7 +153,7 @@ def outer(*, passes_on: bool) -> onnx.FunctionProto:
         ([call("Leaky", made="h"), call("Leaky", given="h", slope=0.5)], [leaky("Leaky", 0.25)], 0.125),
     ],
 )
-def test_inlining_keeps_defaults_of_attributes(nodes: Any, functions: Any, slope: float) -> None:
+def test_inlining_preserves_attribute_defaults(nodes: Any, functions: Any, slope: float) -> None:
     model = net(nodes, 17, functions=functions)
     before = copy_of(model)
     made = inline_functions(model)
@@ -164,7 +164,7 @@ def test_inlining_keeps_defaults_of_attributes(nodes: Any, functions: Any, slope
     assert np.prod(slopes) == pytest.approx(slope)
 
 
-def test_name_nodes_gives_each_node_a_name_of_its_own() -> None:
+def test_name_nodes_makes_names_unique() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"], name="n"), helper.make_node("Relu", ["a"], ["b"], name="n")]
     model = net([*nodes, helper.make_node("Neg", ["b"], ["y"])], 17)
     name_nodes(model)

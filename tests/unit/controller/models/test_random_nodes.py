@@ -77,7 +77,7 @@ RATIO, TRAINING, INFERENCE = np.float32(0.5), np.array(True), np.array(False)
     ],
     ids=["uniform", "bernoulli", "multinomial", "dropout", "no-ratio", "constant-node", "subgraph", "function"],
 )
-def test_random_nodes_finds_a_drawing_node(model, label):
+def test_random_nodes_finds_drawing_node(model, label):
     assert random_nodes(model) == {"nodes": [label], "outputs": ["y"]}
 
 
@@ -94,21 +94,21 @@ def test_random_nodes_finds_a_drawing_node(model, label):
             functions=[function("Drop", ["x", "t"], [helper.make_node("Dropout", ["x", "", "t"], ["y"])])],
             training=INFERENCE,
         ),
-        # The numbers that are drawn reach no output: only their shape does, or nothing.
+        # No output depends on the drawn numbers; at most on their shape.
         model_of([NORMAL, helper.make_node("Relu", ["x"], ["y"])]),
         model_of([NORMAL, helper.make_node("Shape", ["r"], ["y"])]),
     ],
     ids=["plain", "opset7", "inference", "ratio0", "own-domain", "function-inference", "unused", "shape"],
 )
-def test_random_nodes_finds_none(model):
+def test_random_nodes_ignores_deterministic_nodes(model):
     assert random_nodes(model) == {}
 
 
-def test_random_nodes_names_the_outputs_that_depend():
+def test_random_nodes_names_dependent_outputs():
     nodes = [NORMAL, helper.make_node("Add", ["x", "r"], ["y"]), helper.make_node("Relu", ["x"], ["z"])]
     assert random_nodes(model_of(nodes, ["z", "y"])) == {"nodes": ["noise (RandomNormalLike)"], "outputs": ["y"]}
 
 
-def test_random_nodes_ends_on_recursive_functions():
+def test_random_nodes_accepts_recursive_functions():
     call = helper.make_node("Loops", ["x"], ["y"], domain="own")
     assert random_nodes(model_of([call], functions=[function("Loops", ["x"], [call])])) == {}

@@ -22,7 +22,7 @@ X = {"x": np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)}
 
 
 class InThisProcess:
-    """Stands for isolated processes, so that a test can break what they do; counts its calls."""
+    """Fake for isolated processes: calls functions in this process and counts the calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -34,7 +34,7 @@ class InThisProcess:
 
 @pytest.fixture
 def checked(cache: Cache, tmp_path: Path) -> Callable[..., int]:
-    """checked(model, inputs) is how often a process was used; it raises what the check raises."""
+    """Return checked(model, inputs), which runs the check and returns the number of process calls."""
 
     def call(model: Model, inputs: Any = X) -> int:
         isolated = InThisProcess()
@@ -56,12 +56,12 @@ def break_converter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_rewrites, "convert_opset", version_converter.convert_version)
 
 
-def test_check_passes_a_right_conversion_once(checked: Callable[..., int], hardmax: Model) -> None:
+def test_check_runs_once_for_correct_conversion(checked: Callable[..., int], hardmax: Model) -> None:
     assert (checked(hardmax), checked(hardmax)) == (1, 0)
     assert checked(hardmax, {"x": X["x"] + 1}) == 1
 
 
-def test_check_is_repeated_when_its_code_changes(
+def test_check_repeats_after_code_change(
     checked: Callable[..., int], hardmax: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (checked(hardmax), checked(hardmax)) == (1, 0)
@@ -69,7 +69,7 @@ def test_check_is_repeated_when_its_code_changes(
     assert checked(hardmax) == 1
 
 
-def test_check_names_the_rewrite_that_changed_an_output(
+def test_check_names_rewrite_changing_an_output(
     checked: Callable[..., int], hardmax: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_converter(monkeypatch)
@@ -79,7 +79,7 @@ def test_check_names_the_rewrite_that_changed_an_output(
         assert (caught.value.outcome, caught.value.stage) == ("IMPORT_ERROR", "import")
 
 
-def test_check_names_the_inliner(
+def test_check_names_inliner(
     checked: Callable[..., int], save_onnx: Callable[..., Path], isolated: Isolated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from onnx import inliner
@@ -99,14 +99,14 @@ def test_check_names_the_inliner(
         checked(model)
 
 
-def test_check_costs_nothing_without_a_rewrite(
+def test_check_skips_models_without_rewrite(
     checked: Callable[..., int], save_onnx: Callable[..., Path], isolated: Isolated
 ) -> None:
     path = save_onnx([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, SHAPE)], [("y", FLOAT, SHAPE)], opset=11)
     assert checked(import_model(path, isolated=isolated)) == 0
 
 
-def test_check_leaves_random_models_out(
+def test_check_skips_random_models(
     checked: Callable[..., int], save_onnx: Callable[..., Path], isolated: Isolated
 ) -> None:
     nodes = [helper.make_node("RandomNormalLike", ["x"], ["r"]), helper.make_node("Hardmax", ["r"], ["y"])]
@@ -114,7 +114,7 @@ def test_check_leaves_random_models_out(
     assert checked(import_model(path, isolated=isolated)) == 0
 
 
-def test_check_accepts_what_onnx_runtime_cannot_run(
+def test_check_accepts_models_unsupported_by_onnxruntime(
     checked: Callable[..., int], hardmax: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_converter(monkeypatch)
@@ -141,6 +141,6 @@ VALUES = np.array([1, -2, 1e-6, np.nan, np.inf], np.float32)
         (np.zeros(3, np.float32), np.full(3, 1e-30, np.float32), "3 of 3 values differ"),
     ],
 )
-def test_difference_allows_rounding_alone(old: Any, new: Any, words: str) -> None:
+def test_difference_allows_rounding_only(old: Any, new: Any, words: str) -> None:
     found = difference({"y": old}, {"y": new})
     assert found.startswith("output y: ") and words in found if words else found == ""

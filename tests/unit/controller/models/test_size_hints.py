@@ -30,41 +30,41 @@ def sizes_of(path: Path, nodes: Sequence[Any], dims: Sequence[int | str], **held
     return find_sizes(str(path), [["x", "float32", list(dims)]])
 
 
-def test_sizes_fit_a_kernel_without_padding(tmp_path):
+def test_find_sizes_fits_kernel(tmp_path):
     conv = helper.make_node("Conv", ["x", "w"], ["y"])
     found = sizes_of(tmp_path / "conv.onnx", [conv], ["N", 3, "H", "W"], w=np.zeros((2, 3, 7, 7), np.float32))
     assert found == {"N": 1, "H": 7, "W": 7}
 
 
-def test_sizes_fit_a_reshape(tmp_path):
+def test_find_sizes_fits_reshape(tmp_path):
     reshape = helper.make_node("Reshape", ["x", "shape"], ["y"])
     found = sizes_of(tmp_path / "reshape.onnx", [reshape], ["N", "L"], shape=np.array([-1, 77]))
     assert found == {"N": 1, "L": 77}
 
 
-def test_sizes_are_1_where_that_runs(tmp_path):
+def test_find_sizes_prefers_1(tmp_path):
     assert sizes_of(tmp_path / "relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["N", "L"]) == {"N": 1, "L": 1}
 
 
-def test_sizes_fit_a_weight(tmp_path):
+def test_find_sizes_fits_weight(tmp_path):
     matmul = helper.make_node("MatMul", ["x", "w"], ["y"])
     found = sizes_of(tmp_path / "mm.onnx", [matmul], ["N", "L"], w=np.zeros((11, 2), np.float32))
     assert found == {"N": 1, "L": 11}
 
 
-def test_nothing_is_suggested_where_nothing_runs(tmp_path):
+def test_find_sizes_returns_empty_for_contradiction(tmp_path):
     nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("MatMul", ["x", "v"], ["u"])]
     nodes.append(helper.make_node("Add", ["t", "u"], ["y"]))
     weights = {name: np.zeros((size, 2), np.float32) for name, size in (("w", 11), ("v", 13))}
     assert sizes_of(tmp_path / "none.onnx", nodes, ["N", "L"], **weights) == {}
 
 
-def test_candidates_keep_batches_at_1_first():
+def test_candidates_vary_batch_last():
     found = list(candidates([["N", 3, "S"], ["S"]]))
     assert found[:4] == [{"N": 1, "S": 1}, {"N": 1, "S": 2}, {"N": 2, "S": 2}, {"N": 1, "S": 3}]
 
 
-def test_hint_of_run_names_sizes_that_run(tmp_path, runner):
+def test_run_hint_names_working_sizes(tmp_path, runner):
     conv = helper.make_node("Conv", ["x", "w"], ["y"])
     weight = numpy_helper.from_array(np.zeros((2, 3, 7, 7), np.float32), "w")
     path = save_model(

@@ -1,4 +1,4 @@
-"""Which sizes of a range are tried, and how the smallest failing one is found."""
+"""Sizes tried for a range, and the search for the smallest failing size."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hil.controller.models.sizes import (
 
 
 @pytest.mark.parametrize(("text", "ends"), [("1..512", (1, 512)), ("0..0", (0, 0)), ("7..8", (7, 8))])
-def test_parse_range(text, ends):
+def test_parse_range_reads_both_ends(text, ends):
     assert parse_range(text) == ends
 
 
 @pytest.mark.parametrize("text", ["", "1", "1..", "..2", "2..1", "-1..2", "1...2", "1..2..3", "1.5..2", "a..b"])
-def test_parse_range_rejects(text):
+def test_parse_range_rejects_invalid_text(text):
     with pytest.raises(ValueError):
         parse_range(text)
 
@@ -42,33 +42,33 @@ def test_parse_range_rejects(text):
         (5000, 5020, [5000, 5001, 5002, 5003, 5004, 5005, 5006, 5007, 5008, 5009, 5019, 5020]),
     ],
 )
-def test_edge_sizes(low, high, sizes):
+def test_edge_sizes_prefers_powers_of_two(low, high, sizes):
     assert edge_sizes(low, high) == sizes
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_edge_sizes_stay_in_range_and_hold_its_ends(low: int, more: int) -> None:
+def test_edge_sizes_stay_in_range_and_include_ends(low: int, more: int) -> None:
     found = edge_sizes(low, low + more)
     assert {low, low + more} <= set(found) <= set(range(low, low + more + 1))
     assert len(found) == len(set(found)) == min(MAX_SIZES, more + 1) and found == sorted(found)
 
 
-def test_sweep_of_no_range_is_one_run():
+def test_sweep_without_ranges_has_single_run():
     assert sweep({}) == [{}]
 
 
-def test_sweep_of_one_range_has_its_edges():
+def test_sweep_of_single_range_has_edge_sizes():
     assert sweep({"S": (1, 3)}) == [{"S": 1}, {"S": 2}, {"S": 3}]
 
 
-def test_sweep_of_two_ranges_varies_one_at_a_time():
+def test_sweep_of_two_ranges_varies_single_dimension():
     found = sweep({"S": (1, 512), "N": (1, 4)})
     assert found[:2] == [{"S": 1, "N": 1}, {"S": 512, "N": 4}]
     assert len(found) == MAX_SIZES and all(one["S"] == 512 or one["N"] == 4 for one in found[1:])
     assert {one["N"] for one in found} == {1, 2, 3, 4}
 
 
-def test_next_size_halves_the_gap():
+def test_next_size_halves_gap():
     assert next_size(1, {1: False, 64: True}) == 32
     assert next_size(1, {1: False, 32: False, 64: True}) == 48
     assert next_size(1, {63: False, 64: True}) is None
@@ -87,7 +87,7 @@ def shrunk(ranges: dict[str, tuple[int, int]], fails: Callable[..., bool]) -> tu
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096))
-def test_search_finds_the_smallest_failing_size(high: int, limit: int) -> None:
+def test_search_finds_smallest_failing_size(high: int, limit: int) -> None:
     assert shrunk({"S": (1, high)}, lambda size: size >= limit) == ((limit,) if limit <= high else None)
 
 

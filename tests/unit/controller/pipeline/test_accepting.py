@@ -29,7 +29,7 @@ def model(*outputs: str) -> Model:
     return Model("m", "onnx", Path("m.onnx"), {}, "blake3:0", outputs=specs)
 
 
-def test_load_function_runs_the_file_again_when_it_changes(tmp_path: Path) -> None:
+def test_load_function_reloads_changed_file(tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
     judge.write_text(JUDGE)
     assert load_function(str(judge), "near")(np.ones(2), np.ones(2) + 0.25) is True
@@ -46,19 +46,19 @@ def test_load_function_runs_the_file_again_when_it_changes(tmp_path: Path) -> No
         ("def (", "cannot be loaded: SyntaxError", ""),
     ],
 )
-def test_load_function_explains_what_is_wrong(content: str, message: str, hint: str, tmp_path: Path) -> None:
+def test_load_function_reports_invalid_file(content: str, message: str, hint: str, tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(content)
     with pytest.raises(UsageError) as caught:
         load_rules([f"y: python:{tmp_path}/judge.py:neer"])
     assert message in caught.value.message and hint in caught.value.hint
 
 
-def test_missing_file_of_functions_is_a_usage_error(tmp_path: Path) -> None:
+def test_load_function_rejects_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         load_function(str(tmp_path / "judge.py"), "near")
 
 
-def test_option_makes_files_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accept_option_makes_paths_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "judge.py").write_text(JUDGE)
     monkeypatch.chdir(tmp_path)
     assert parse_accept_option(("y: python:judge.py:near", "rmse<=1")) == (
@@ -69,23 +69,23 @@ def test_option_makes_files_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parse_accept_option(("y: nothing",), "--hil-accept")
 
 
-def test_named_output_must_exist_in_some_model() -> None:
+def test_accepted_output_must_exist_in_a_model() -> None:
     texts, wrong = ["logits: argmax", "rmse<=1"], ["logitz: argmax"]
     boxes, logits = model("boxes"), model("logits")
     check_accepted_outputs([(texts, boxes), (texts, logits)])
-    with pytest.raises(UsageError, match="names output 'logitz'"):
+    with pytest.raises(UsageError, match="unknown output 'logitz'"):
         check_accepted_outputs([(wrong, logits), (wrong, boxes)])
-    # A compiled program may not know its outputs.
+    # A compiled program may have unknown outputs.
     unknown = dataclasses.replace(model(), outputs=None)
     check_accepted_outputs([(wrong, logits), (wrong, unknown), (wrong, None)])
 
 
-def test_output_of_a_model_with_other_criteria_does_not_count() -> None:
-    with pytest.raises(UsageError, match="names output 'boxes'"):
+def test_accepted_output_must_exist_in_matching_model() -> None:
+    with pytest.raises(UsageError, match="unknown output 'boxes'"):
         check_accepted_outputs([(["boxes: argmax"], model("logits")), (["kl<=1"], model("boxes"))])
 
 
-def test_functions_are_refused_in_settings_of_others() -> None:
+def test_functions_in_foreign_settings_are_rejected() -> None:
     text = "y: python:/tmp/judge.py:near"
     refuse_functions(CaseSettings(accept=("argmax",), per_model={"*": {"accept": ("kl<=1",)}}))
     for settings in (CaseSettings(accept=(text,)), CaseSettings(per_model={"*": {"accept": (text,)}})):

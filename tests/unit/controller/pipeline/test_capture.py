@@ -1,4 +1,4 @@
-"""How many iterations a profile takes of those that were asked for."""
+"""Number of profiled iterations."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ MS = 1e6
         (100, 60_000 * MS, PROFILED_COUNTS["iterations"]),
     ],
 )
-def test_a_thousand_iterations_or_a_second_of_them_are_profiled_but_ten_in_any_case(asked, typical_ns, profiled):
+def test_bounded_limits_profiled_iterations(asked, typical_ns, profiled):
     assert bounded(asked, typical_ns) == profiled

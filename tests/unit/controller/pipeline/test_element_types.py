@@ -22,7 +22,7 @@ from hil.core.tensors import TensorSpec, dtype_of
         ("(ignored)", ""),
     ],
 )
-def test_the_type_that_a_text_names(text, kind):
+def test_element_type_reads_text(text, kind):
     assert element_type(text) == kind
 
 
@@ -30,7 +30,7 @@ def test_the_type_that_a_text_names(text, kind):
     ("dtype", "kind"),
     [("int64", "si64"), ("uint8", "ui8"), ("bool", "i1"), ("float32", "f32"), ("complex64", "complex<f32>")],
 )
-def test_the_type_of_a_file(tmp_path, dtype, kind):
+def test_element_type_reads_file(tmp_path, dtype, kind):
     np.save(tmp_path / "x.npy", np.zeros(2, dtype))
     assert element_type(f"@{tmp_path}/x.npy") == kind
 
@@ -52,35 +52,35 @@ def gives(*arrays):
         ("", "int64", ""),
     ],
 )
-def test_equal_integers_of_another_type_are_told_apart(wanted, dtype, said):
+def test_tool_differs_reports_other_integer_type(wanted, dtype, said):
     given = gives(np.ones(3, dtype))
     reason = tool_differs(given, given, [wanted], {"x": np.zeros(3, np.float32)})
     assert said in reason and bool(said) == bool(reason)
 
 
 @pytest.mark.parametrize(("wanted", "said"), [("ui8", ""), ("i8", "expected are i8 and the program's are ui8")])
-def test_a_program_whose_source_had_unsigned_integers_gives_them_back_as_such(wanted, said):
+def test_tool_differs_uses_unsigned_declaration(wanted, said):
     given = gives(np.ones(3, np.uint8))
     declared = [TensorSpec("y0", "int8", (3,))]
     reason = tool_differs(given, given, [wanted], {}, declared)
     assert said in reason and bool(said) == bool(reason)
 
 
-def test_an_output_that_an_input_passed_through_has_the_sign_that_it_came_with():
+def test_tool_differs_preserves_sign_of_passed_input():
     same = np.array([3, 4], np.int64)
     assert not tool_differs(gives(same), gives(same), ["si64"], {"x": same.copy()})
     assert tool_differs(gives(same), gives(same), ["si64"], {"x": np.array([3, 5], np.int64)})
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("float32", False), ("complex64", True), ("float8_e5m2", True)])
-def test_what_the_tool_compares_bit_by_bit_hil_does_too(dtype, told):
+def test_tool_differs_compares_some_types_bitwise(dtype, told):
     zeros = [np.array([sign * 0.0, 1], dtype_of(dtype)) for sign in (1, -1)]
     assert bool(tool_differs(gives(zeros[0]), gives(zeros[1]), ["f8E5M2"], {})) == told
     assert not tool_differs(gives(zeros[0]), gives(zeros[0]), ["f8E5M2"], {})
     assert not tool_differs(gives(zeros[0]), gives(zeros[1]), [""], {})
 
 
-def test_what_is_ignored_is_left_out_and_unknown_integers_have_the_sign_that_is_expected(tmp_path):
+def test_comparable_drops_ignored_outputs_and_sets_sign(tmp_path):
     unknown = tuple(TensorSpec(f"y{number}", "", ()) for number in range(2))
     model = Model("m", "vmfb", tmp_path, {}, "", outputs=unknown)
     reference = RunResult("expected", {"output1": np.array([255], np.uint8)}, provenance={"ignored": [0]})

@@ -12,7 +12,7 @@ from hil.controller.pipeline.options import Job
 from hil.errors import UsageError
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_flagfile_round_trips(tmp_path):
     flags = FlagFile(
         modules=(tmp_path / "m.vmfb",),
         function="main",
@@ -35,7 +35,7 @@ def job(path: Path, text: str, *later: str, **given: object) -> Job:
     return read_flagfile(Job(flagfile=path, **given), later)
 
 
-def test_later_flags_take_the_place_of_the_files_and_options_that_of_both(tmp_path):
+def test_later_flags_and_options_override_flagfile(tmp_path):
     text = "# of mine\n--module=m.vmfb\n--function=f\n\n--input=@x.npy\n--device=hip\n--function=g\n--output=@y.npy\n"
     found = job(tmp_path / "flagfile", text)
     assert (found.models, found.function, found.inputs) == ((tmp_path / "m.vmfb",), "g", (f"@{tmp_path}/x.npy",))
@@ -47,7 +47,7 @@ def test_later_flags_take_the_place_of_the_files_and_options_that_of_both(tmp_pa
     assert (found.models, found.function, found.rtol) == ((Path("a.onnx"),), "h", 0.2)
 
 
-def test_integers_stay_exact_beside_a_tolerance_as_the_tools_have_it(tmp_path):
+def test_integers_stay_exact_with_tolerance(tmp_path):
     loose = "--module=m.vmfb\n--expected_rtol=0.001\n--expected_output=1xi32=2000000\n"
     assert (job(tmp_path / "flagfile", loose).rtol, job(tmp_path / "flagfile", loose, rtol=0.5).rtol) == (None, 0.5)
     mixed = job(tmp_path / "flagfile", f"{loose}--expected_output=1xf32=3\n")
@@ -72,12 +72,12 @@ def test_integers_stay_exact_beside_a_tolerance_as_the_tools_have_it(tmp_path):
         ("", ("--itertions=3",), "hil does not know --itertions"),
     ],
 )
-def test_what_hil_cannot_honour_is_refused(tmp_path, text, later, said):
+def test_flagfile_rejects_unsupported_flags(tmp_path, text, later, said):
     with pytest.raises(UsageError, match=said):
         job(tmp_path / "flagfile", text, *later)
 
 
-def test_a_flag_file_that_is_missing_is_told(tmp_path):
+def test_flagfile_rejects_missing_file(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         parse_flagfile(tmp_path / "none")
 
@@ -96,7 +96,7 @@ ONE, TINY, WHOLE = np.ones(2, np.float32), np.full(2, 1e-6, np.float32), np.arra
         # Bit by bit.
         (0.1, {}, [ONE.astype(np.complex64)], (0.0, 0.0)),
         (0.1, {"float32": 0.2}, [WHOLE], (None, None)),
-        # The tool's own tolerance could not tell these from wrong ones: hil's defaults.
+        # The tool's tolerance would accept wrong values here, so hil's defaults apply.
         (None, {}, [80 * TINY], (None, None)),
         (None, {}, [np.array([1, 1.00005], np.float32)], (None, None)),
         (None, {}, [np.array([1, 1.00005], np.float32), WHOLE], (None, None)),
@@ -106,17 +106,17 @@ ONE, TINY, WHOLE = np.ones(2, np.float32), np.full(2, 1e-6, np.float32), np.arra
         (None, {}, [np.zeros(3, np.float32)], (1e-5, 1e-4)),
     ],
 )
-def test_tolerances_are_the_tools_own(rtol, atols, expected, found):
+def test_tool_tolerance_matches_iree_tools(rtol, atols, expected, found):
     assert tool_tolerance(rtol, atols, expected) == found
 
 
-def test_integers_beside_floats_stay_exact():
+def test_tool_tolerance_preserves_integers_exact():
     rtol, atol = tool_tolerance(None, {}, [ONE, WHOLE])
     assert rtol is not None and atol == 1e-4
     assert atol + rtol * 2_000_000 < 1
 
 
-def test_a_flag_file_says_what_element_types_it_expects(tmp_path):
+def test_flagfile_records_expected_element_types(tmp_path):
     np.save(tmp_path / "y.npy", np.zeros(2, np.int64))
     lines = ["// a comment", "--print_statistics", "--task_topology_group_count=1", "--equality_mode=exact"]
     lines += ["--module=m.vmfb", "--expected_output=@y.npy", "--expected_output=2xf32=1 2"]

@@ -1,4 +1,4 @@
-"""Answers that differ between iterations are judged by the rules for the first one."""
+"""Later differing outputs follow the same rules as the first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from hil.controller.storage.run_context import RunContext
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Outcome, RunResult
 
-# judge(nodes, outputs, x, change, **options) is the case of a board that gave the reference's answer, and then another.
+# judge(nodes, outputs, x, change, **options) returns the case of a board with the reference's outputs and then changed
+# outputs.
 JudgeTwo = Callable[..., Case]
 
 
@@ -62,7 +63,7 @@ def rounded(outputs: Any) -> Any:
 
 
 @pytest.mark.parametrize(("error", "passes"), [(1e-4, True), (1.0, False)])
-def test_later_answer_is_allowed_the_references_noise(judge_two: JudgeTwo, error: float, passes: bool) -> None:
+def test_later_answer_allows_reference_noise(judge_two: JudgeTwo, error: float, passes: bool) -> None:
     def change(outputs: Any) -> Any:
         return {"y": outputs["y"] + np.float32(error)}
 
@@ -73,14 +74,14 @@ def test_later_answer_is_allowed_the_references_noise(judge_two: JudgeTwo, error
 
 
 @pytest.mark.parametrize("given", [{}, {"rtol": 1e-7, "atol": 1e-7, "replace_blind_tolerance": True}])
-def test_later_answer_is_judged_by_the_boards_arithmetic(judge_two: JudgeTwo, given: dict[str, Any]) -> None:
+def test_later_answer_uses_board_arithmetic(judge_two: JudgeTwo, given: dict[str, Any]) -> None:
     case = judge_two(*PRODUCT, rounded, "float16", allow_unstable=("y",), **given)
     assert case.outcome is Outcome.PASS, case.reason
     assert judge_two(*PRODUCT, rounded, "", allow_unstable=("y",), **given).outcome is Outcome.UNSTABLE
     assert judge_two(*PRODUCT, lambda outputs: {"y": -outputs["y"]}, "float16").outcome is Outcome.UNSTABLE
 
 
-def test_later_answer_that_cannot_be_judged_is_named(judge_two: JudgeTwo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_answer_reports_failed_judgement(judge_two: JudgeTwo, monkeypatch: pytest.MonkeyPatch) -> None:
     from hil.errors import ReferenceFailed
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -93,10 +94,10 @@ def test_later_answer_that_cannot_be_judged_is_named(judge_two: JudgeTwo, monkey
     assert allowed.outcome is Outcome.REFERENCE_ERROR and allowed.reason == "no kernel"
 
 
-def test_later_answer_must_be_near_the_plain_model(judge_two: JudgeTwo) -> None:
+def test_later_answer_must_match_plain_model(judge_two: JudgeTwo) -> None:
     plain = {"y": SMALL @ SMALL}
     options: dict[str, Any] = {"atol": 0.1, "rtol": 0.0, "allow_unstable": ("y",), "plain_expected": plain}
     near = judge_two(*PRODUCT, rounded, **options)
     far = judge_two(*PRODUCT, rounded, **options, min_sqnr_db=110.0)
     assert near.outcome is Outcome.PASS, near.reason
-    assert far.outcome is Outcome.UNSTABLE and "under the 110 dB asked for" in far.reason
+    assert far.outcome is Outcome.UNSTABLE and "minimum 110 dB" in far.reason

@@ -1,4 +1,4 @@
-"""After each outcome that needs attention, every workload gives the same hint."""
+"""Every workload gives the same hint for an outcome."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def failed(**more: object) -> dict[str, Any]:
         ({**failed(), "random": ["y"]}, ""),
     ],
 )
-def test_case_has_the_hint_of_its_outcome(ended, hint):
+def test_hint_follows_outcome_of_case(ended, hint):
     found = hint_for_case(ended)
     assert hint in found
     assert bool(found) == bool(hint)

@@ -1,4 +1,4 @@
-"""Every option of a run is described once, and is where it belongs: in the library, on the command line, in records."""
+"""Each run option has one definition for the library, the command line and records."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def help_of(*words: str) -> str:
 
 
 @pytest.mark.parametrize("verb", [("run",), ("bench",)])
-def test_verbs_that_run_a_model_have_every_option_of_it(verb: tuple[str, ...]) -> None:
+def test_run_verbs_show_every_option(verb: tuple[str, ...]) -> None:
     text = help_of(*verb)
     assert [flag for flag in SHOWN.values() if f"{flag} " not in text] == []
 
 
-def test_suites_and_pytest_have_every_option_of_a_case() -> None:
+def test_suites_and_pytest_have_every_case_option() -> None:
     flags = [flag_of(name, spec) for name, spec in specs_of(CaseSettings).items()]
     text, named = help_of("suite", "run"), {option.name for option in OPTIONS}
     assert [flag for flag in flags if f"{flag} " not in text] == []
     assert {f"--hil-{flag[2:]}" for flag in flags} <= named
 
 
-def test_the_library_takes_what_the_command_line_takes_and_says_what_it_wanted() -> None:
+def test_library_options_match_and_validate() -> None:
     assert options_of({"seed": 3, "rtol": 1, "dims": {"N": 2}}) == Options(seed=3, rtol=1.0, dims={"N": 2})
-    with pytest.raises(UsageError, match=r"hil\.run has no option 'sead'") as unknown:
+    with pytest.raises(UsageError, match=r"unknown hil\.run option 'sead'") as unknown:
         options_of({"sead": 3})
     assert "did you mean 'seed'" in unknown.value.hint
     with pytest.raises(UsageError, match=r"iterations must be a whole number, got 1\.5"):
         options_of({"iterations": 1.5})
 
 
-def test_a_job_and_a_suites_request_come_back_from_their_records_as_they_were() -> None:
+def test_job_and_request_round_trip() -> None:
     settings = {"rtol": 0.5, "allow_blind": ("y",), "debug_ir": Path("ir"), "seed": 3}
     job = Job((Path("a.onnx"),), "sim", inputs=("x=x.npy",), dims={"N": 1}, profile=Path("p"), **settings)
     assert Job.of_record(json.loads(json.dumps(jsonable(dataclasses.asdict(job))))) == job
@@ -63,20 +63,20 @@ def test_a_job_and_a_suites_request_come_back_from_their_records_as_they_were() 
     assert Request.of_json(json.loads(json.dumps(jsonable(request.to_json())))) == request
 
 
-def test_the_command_that_repeats_a_case_has_what_decides_it_and_no_more() -> None:
+def test_repeat_command_contains_deciding_options_only() -> None:
     settings = Settings(seed=3, atol=0.25, allow_blind=("y*",), debug_ir=Path("ir"), recompute=True, no_fallback=True)
     command = Request("@models", settings=settings).command("case")
     assert command.endswith("--seed 3 --atol 0.25 --allow-blind 'y*' --no-fallback")
 
 
-def test_ranges_of_sizes_are_kept_apart_from_sizes() -> None:
+def test_options_separate_size_ranges_from_sizes() -> None:
     options = options_of({"dims": {"N": "1..8", "M": 2}})
     assert options.dims == {"M": 2} and options.dim_ranges == {"N": (1, 8)}
     with pytest.raises(UsageError, match="dims must be sizes by name"):
         options_of({"dims": {"N": "8..1"}})
 
 
-def test_ranges_of_sizes_come_back_from_records_and_commands() -> None:
+def test_size_ranges_round_trip() -> None:
     job = Job(models=(Path("net.onnx"),), dims={"N": "1..8", "M": 2})  # type: ignore[dict-item]
     again = Job.of_record(json.loads(json.dumps(jsonable(dataclasses.asdict(job)))))
     assert again.dims == {"M": 2} and list(again.dim_ranges["N"]) == [1, 8]

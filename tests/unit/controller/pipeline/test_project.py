@@ -1,4 +1,4 @@
-"""The project file: where it is looked for, what it may say, and what wins."""
+"""The project file: search, contents and precedence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 @pytest.mark.parametrize("end", [".git", "home"])
-def test_search_ends_at_repository_or_home(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_search_ends_at_repository_or_home(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tmp_path / "above" / "top" / "a" / "b"
     inner.mkdir(parents=True)
     (tmp_path / "above" / "hil.toml").touch()
@@ -52,7 +52,7 @@ def test_search_ends_at_repository_or_home(end: str, tmp_path: Path, monkeypatch
     assert find_project(inner) == inner / "hil.toml"
 
 
-def test_parents_outside_repository_and_home_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_search_skips_unrelated_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
     (tmp_path / "inner").mkdir()
     (tmp_path / "hil.toml").touch()
@@ -99,14 +99,14 @@ def test_read_project_reads_defaults_models_and_outputs(write: Write) -> None:
         ('[defaults]\naccept = ["top1>=0"]', "cannot fail", ""),
         ("[models]\nx = 3", '[models."x"] must be a table', ""),
         ("[models.x]\nrtoll = 1", "[models.\"x\"] has no 'rtoll'", "did you mean 'rtol'"),
-        ('[models.x]\ndims = ["N"]', "dims 'N' is not NAME=SIZE", ""),
+        ('[models.x]\ndims = ["N"]', "dims 'N': expected NAME=SIZE", ""),
         ('[models.x]\nlabels = ["a"]', "there is no setting 'labels' of a model", ""),
         ("[models.x.outputs]\ny = 3", '[models."x".outputs."y"] must be a table', ""),
         ("[models.x.outputs.y]\nrtol = 3", '[models."x".outputs."y"] takes accept', ""),
         ('[models.x.outputs.y]\naccept = ["z: argmax"]', "'z: argmax' names another output", ""),
     ],
 )
-def test_read_project_names_file_and_key(write: Write, text: str, message: str, hint: str) -> None:
+def test_read_project_error_names_file_and_key(write: Write, text: str, message: str, hint: str) -> None:
     path = write(text)
     with pytest.raises(UsageError) as caught:
         read_project(path)
@@ -114,7 +114,7 @@ def test_read_project_names_file_and_key(write: Write, text: str, message: str, 
     assert message in caught.value.message and hint in caught.value.hint
 
 
-def test_project_files_are_read_with_bounded_size(write: Write) -> None:
+def test_read_project_limits_file_size(write: Write) -> None:
     path = write("")
     os.truncate(path, 1 << 30)
     with pytest.raises(UsageError, match="1073741824 bytes"):
@@ -137,19 +137,19 @@ def test_python_functions_and_flags_need_trust(write: Write, tmp_path: Path) -> 
         load_project(tmp_path)
 
 
-def test_settings_that_describe_need_no_trust(write: Write, tmp_path: Path) -> None:
+def test_plain_settings_do_not_need_trust(write: Write, tmp_path: Path) -> None:
     write('[defaults]\naccept = ["argmax"]\nrtol = 0.1\n')
     assert load_project(tmp_path) is not None
 
 
-def test_for_model_takes_later_patterns_and_paths() -> None:
+def test_for_model_applies_patterns_in_order() -> None:
     options = Options(rtol=0.5, per_model={"*.onnx": {"rtol": 0.1, "atol": 1.0}, "models/b.*": {"rtol": 0.2}})
     assert for_model(options, Path("models/a.onnx")) == Options(rtol=0.1, atol=1.0)
     assert for_model(options, Path("models/b.onnx")) == Options(rtol=0.2, atol=1.0)
     assert for_model(options, Path("c.mlir")) == Options(rtol=0.5)
 
 
-def test_for_model_merges_sizes_of_dimensions() -> None:
+def test_for_model_merges_dimension_sizes() -> None:
     per_model = {"*.onnx": {"dims": {"N": 4, "S": "1..8"}}, "b.*": {"dims": {"S": 2}}}
     options = Options(dims={"N": 1, "C": 3, "S": "1..64", "T": "1..2"}, per_model=per_model)
     a, b, c = (for_model(options, Path(name)) for name in ("a.onnx", "b.onnx", "c.mlir"))
@@ -158,14 +158,14 @@ def test_for_model_merges_sizes_of_dimensions() -> None:
     assert (c.dims, c.dim_ranges) == (options.dims, options.dim_ranges)
 
 
-def test_settings_of_models_come_back_from_a_record() -> None:
+def test_model_settings_round_trip() -> None:
     job = Job(per_model={"*.onnx": {"accept": ("argmax",), "dims": {"N": 4}}})
     again = Job.of_record(json.loads(json.dumps(jsonable(vars(job)))))
     assert for_model(again, Path("a.onnx")) == Job(accept=("argmax",), dims={"N": 4})
 
 
 @pytest.mark.parametrize("damaged", [3, {"x": 3}, {"x": {"nope": 1}}, {"x": {"rtol": "1"}}, {"x": {"debug_ir": "d"}}])
-def test_damaged_settings_of_models_are_usage_errors(damaged: Any) -> None:
+def test_damaged_model_settings_raise_usage_error(damaged: Any) -> None:
     with pytest.raises(UsageError):
         checked_models(damaged)
 
@@ -175,7 +175,7 @@ def test_damaged_settings_of_models_are_usage_errors(damaged: Any) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
-    """Return the job that `hil run MODEL` with these words asks for."""
+    """Return a function that returns the job of `hil run MODEL` with these arguments."""
 
     def ask(*words: str) -> Job:
         jobs: list[Job] = []
@@ -192,7 +192,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     return ask
 
 
-def test_command_line_wins_over_project_file(write: Write, asked: Callable[..., Job]) -> None:
+def test_command_line_overrides_project_file(write: Write, asked: Callable[..., Job]) -> None:
     write(
         '[defaults]\nrtol = 0.1\nseed = 5\nruntime = "onnxruntime"\naccept = ["argmax"]\nno_fallback = true\n'
         '[models."*.onnx"]\nrtol = 0.3\natol = 0.4\n'
@@ -206,7 +206,7 @@ def test_command_line_wins_over_project_file(write: Write, asked: Callable[..., 
     assert (own.rtol, own.atol) == (0.2, 0.4)
 
 
-def test_banner_lists_the_tables_that_match_the_models(write: Write, save_onnx: Callable[..., Path]) -> None:
+def test_banner_lists_matching_tables(write: Write, save_onnx: Callable[..., Path]) -> None:
     path = write('[models."m.*"]\nrtol = 0.3\n[models."other.onnx"]\natol = 0.4\n')
     model = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT, name="m.onnx")
     done = CliRunner().invoke(cli, ["run", str(model), "--board", "nope"])
@@ -216,16 +216,16 @@ def test_banner_lists_the_tables_that_match_the_models(write: Write, save_onnx: 
     assert 'models."m.*", models."other.onnx"' in done.stderr
 
 
-def test_criteria_of_a_missing_output_are_usage_errors(write: Write, save_onnx: Callable[..., Path]) -> None:
+def test_criterion_of_missing_output_raises_usage_error(write: Write, save_onnx: Callable[..., Path]) -> None:
     write('[models."*.onnx".outputs."yy"]\naccept = ["argmax"]\n')
     model = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT, name="m.onnx")
     done = CliRunner().invoke(cli, ["run", str(model), "--board", "sim"])
     assert isinstance(done.exception, UsageError)
-    assert done.exception.message == "a criterion names output 'yy', which does not exist"
+    assert done.exception.message == "criterion for unknown output 'yy'"
     assert done.exception.hint == "did you mean 'y'? outputs: y"
 
 
-def test_broken_project_file_stops_the_command_but_not_its_help(write: Write) -> None:
+def test_invalid_project_file_stops_command_but_not_help(write: Write) -> None:
     path = write("[defaults]\nrtoll = 1\n")
     done = CliRunner().invoke(cli, ["run", "m.onnx"])
     assert isinstance(done.exception, UsageError) and str(path) in done.exception.message
@@ -238,7 +238,7 @@ def test_broken_project_file_stops_the_command_but_not_its_help(write: Write) ->
 SCHEMA = schema()
 
 
-def test_schema_in_docs_is_the_one_of_the_options() -> None:
+def test_schema_in_docs_matches_options() -> None:
     assert PATH.read_text() == text(), "run: .venv/bin/python tests/support/project_schema.py"
 
 
@@ -246,7 +246,7 @@ VALUES = {"array": "[]", "boolean": "true", "integer": "3", "number": "0.5", "st
 
 
 @pytest.mark.parametrize("name", SCHEMA["properties"]["defaults"]["properties"])
-def test_schema_and_reader_take_the_same_types(name: str, write: Write) -> None:
+def test_schema_and_reader_accept_same_types(name: str, write: Write) -> None:
     wanted = SCHEMA["properties"]["defaults"]["properties"][name]["type"]
     for kind, value in VALUES.items():
         path = write(f"[defaults]\n{name} = {value}\n")

@@ -1,4 +1,4 @@
-"""What is written while a run is under way is what there is to know of it, whatever ends it."""
+"""Records written during a run are complete whenever the run ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ran(case: Case) -> Case:
     return replace(case, result=result, references=(reference,), verdicts=verdicts, outcome=Outcome.PASS)
 
 
-def test_one_case_that_has_news_is_written_beside_all_others(run, cases):
+def test_recorder_writes_changed_case_with_all_others(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     recorder.keep(replace(cases[1], inputs={"x": np.zeros(2, np.float32)}), "inputs")
     recorder.write(cases[0])
@@ -54,7 +54,7 @@ def test_one_case_that_has_news_is_written_beside_all_others(run, cases):
     assert written(run)["request"] == {"seed": 1}
 
 
-def test_news_that_are_no_outcome_are_written_within_a_moment_or_with_the_next_outcome(run, cases):
+def test_recorder_delays_stage_updates_until_next_write(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     recorder.write()
     recorder.write_soon(replace(cases[0], stage="compile"))
@@ -70,7 +70,7 @@ def test_news_that_are_no_outcome_are_written_within_a_moment_or_with_the_next_o
     assert not run.folder.exists()
 
 
-def test_a_case_that_was_refused_while_another_ran_is_written_with_it(run, cases):
+def test_recorder_writes_failed_case_during_other_case(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     recorder.write()
     recorder.write(replace(cases[2], outcome=Outcome.COMPILE_ERROR, stage="compile"))
@@ -78,7 +78,7 @@ def test_a_case_that_was_refused_while_another_ran_is_written_with_it(run, cases
     assert [case["outcome"] for case in written(run)["cases"]] == [None, None, "COMPILE_ERROR"]
 
 
-def test_what_was_written_of_each_case_at_last_is_the_whole_record(run, cases):
+def test_recorder_record_equals_final_file(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     for case in map(ran, reversed(cases)):
         for what in ("outputs", "references"):
@@ -92,14 +92,14 @@ def test_what_was_written_of_each_case_at_last_is_the_whole_record(run, cases):
 
 
 @pytest.mark.parametrize("skipped", [0, 2])
-def test_a_run_of_which_a_case_was_skipped_comes_to_what_the_others_do(run, cases, skipped):
+def test_recorder_outcome_ignores_skipped_case(run, cases, skipped):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     for number, case in enumerate(cases):
         recorder.end(replace(ran(case), outcome=Outcome.SKIP) if number == skipped else ran(case))
     assert recorder.finish()["outcome"] == "PASS"
 
 
-def test_cases_that_an_earlier_try_ended_stay_in_their_places(run, cases):
+def test_recorder_preserves_order_of_resumed_cases(run, cases):
     cases = list(map(ran, cases))
     first = Recorder(run, ["a", "b", "c"], cases)
     first.end(cases[1])
@@ -115,7 +115,7 @@ def test_cases_that_an_earlier_try_ended_stay_in_their_places(run, cases):
     ]
 
 
-def test_interrupted_cases_have_no_outcome_and_those_that_ended_keep_theirs(run, cases):
+def test_recorder_interrupt_preserves_finished_outcomes(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     recorder.end(ran(cases[0]))
     recorder.write(ran(cases[1]))
@@ -124,7 +124,7 @@ def test_interrupted_cases_have_no_outcome_and_those_that_ended_keep_theirs(run,
     assert written(run)["exit_code"] == EXIT_INTERRUPTED
 
 
-def test_repeated_compilations_do_not_come_from_the_cache(cases):
+def test_repeated_compilations_are_not_cached_stages(cases):
     program = Artifact("iree", "m.vmfb", {}, {"m.vmfb": "blake3:0"}, "main", "iree-compile", cached=True)
     case = replace(cases[0], artifact=program)
     assert cached_stages(case) == ["compile"]

@@ -1,4 +1,4 @@
-"""Programs of repeated compilations are told apart, and answers that differ are judged."""
+"""Repeated compilations and runs: detect different programs and judge different outputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def judged(repetition: Repetition) -> dict[int, Verdict]:
     return judge_answers(repetition, lambda outputs: compare(RunResult("board", outputs), reference))
 
 
-def test_compile_repeatedly_keeps_programs_that_differ(tmp_path: Path):
+def test_compile_repeatedly_collects_different_programs(tmp_path: Path):
     contents = iter(["one", "two", "two", "one"])
 
     def again(folder: Path) -> Artifact:
@@ -63,13 +63,13 @@ def test_compile_repeatedly_reports_equal_programs(tmp_path: Path):
     assert found.text == "3 compilations gave the same program" and not found.programs
 
 
-def test_stable_answers_are_not_judged():
+def test_stable_answers_do_not_need_judgement():
     one = answers(WRONG)
     assert judged(one) == {} and instability(one, {}, None, ()) == (False, "")
     assert instability(None, {}, None, ()) == (False, "")
 
 
-def test_instability_names_the_shares_the_first_and_the_worst():
+def test_instability_names_shares_and_worst_answer():
     found = answers(RIGHT, WRONG, WORSE)
     is_unstable, text = instability(found, judged(found), None, ())
     assert is_unstable and worst_answer(judged(found)) == 2
@@ -77,12 +77,12 @@ def test_instability_names_the_shares_the_first_and_the_worst():
     assert "; the first passes, the worst is wrong (output y: 3 of 4 values" in text
 
 
-def test_instability_of_wrong_answers_reports_the_first():
+def test_instability_reports_wrong_first_answer():
     found = answers(WORSE, RIGHT)
     assert "; the first is wrong (output y: 3 of 4 values" in instability(found, judged(found), None, ())[1]
 
 
-def test_instability_names_answers_that_cannot_be_judged():
+def test_instability_reports_unjudged_answers():
     found = answers(RIGHT, WRONG)
     blind = {number: replace(one, outcome=Outcome.BLIND, reason="blind") for number, one in judged(found).items()}
     assert instability(found, {**judged(found), 1: blind[1]}, None, ())[1].endswith(
@@ -90,7 +90,7 @@ def test_instability_names_answers_that_cannot_be_judged():
     )
 
 
-def test_instability_without_references_has_its_shares():
+def test_instability_without_references_has_shares():
     assert instability(answers(RIGHT, WRONG), {}, None, ()) == (
         True,
         "2 different answers in 3 iterations: 1 (33.3 %), 2 (66.7 %) to the same inputs".replace(
@@ -114,21 +114,21 @@ def test_allow_unstable_passes_answers_within_tolerance(second: Any, allowed: tu
     assert instability(found, judged(found), None, allowed)[0] is is_unstable
 
 
-def test_random_outputs_are_named():
+def test_instability_names_random_outputs():
     model = Model("m", "onnx", Path(), {}, "", producer={"random": {"nodes": ["r"], "outputs": ["y"]}})
     found = answers(RIGHT, WRONG)
     is_unstable, text = instability(found, judged(found), model, ())
     assert is_unstable and "(y depends on random numbers)" in text
 
 
-def test_worst_answer_counts_errors_of_equal_shares():
+def test_worst_answer_compares_errors_of_equal_shares():
     found = answers(RIGHT, WRONG, {"y": np.float32([1, 2, 3, 99])})
     assert worst_answer(judged(found)) == 2
     assert judged(found)[0].outcome is Outcome.PASS
 
 
 class FakeSession:
-    """A board whose programs give what is listed for them, call by call."""
+    """A board whose programs return prepared outputs in order."""
 
     def __init__(self, gives: dict[str, list[dict[str, Any]]]) -> None:
         self.gives = gives
@@ -184,7 +184,7 @@ def test_run_repeatedly_compares_all_runs(fresh: bool, log: list[str]):
     assert result.iterations_ns == ((0, 5),) * 3 and call.warmup_ns == 21
 
 
-def test_run_repeatedly_runs_the_programs_of_other_compilations():
+def test_run_repeatedly_runs_other_programs():
     session: Any = FakeSession({"a": [RIGHT], "b": [WRONG]})
     _, result, _ = run_repeatedly(session, artifact("a"), [artifact("b")], {}, options())
     assert session.log == ["load a", "run a", "push b", "load b", "run b", "unload b"]
@@ -199,8 +199,8 @@ def test_allow_unstable_needs_every_answer():
     assert is_unstable and "1 of them were not fetched" in text
 
 
-def test_with_profile_reads_answers_as_the_result_does():
-    """IREE tells neither the sign of an integer nor an output's name; the bundle's signature does."""
+def test_with_profile_converts_answers_like_result():
+    """IREE reports neither signedness nor output names; the signature of the bundle does."""
     raw = np.array([1, 200], np.uint8).view(np.int8)
     own, signed = TensorSpec("output0", "", ()), TensorSpec("y", "uint8", (2,))
     convert = _signing([own], Signature((), (signed,)))

@@ -1,4 +1,4 @@
-"""The final screen fits the terminal, and says what has to be said."""
+"""The final report fits the terminal and shows the required facts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shown(names, actual, reference, width=80):
 
 @pytest.mark.parametrize("name", ["y", "logits", "StatefulPartitionedCall/model/block_12/dense/BiasAdd:0"])
 @pytest.mark.parametrize("shape", [(), (10,), (1, 3, 64, 64)])
-def test_a_table_fits_80_columns_with_one_line_an_output(name, shape):
+def test_table_fits_80_columns_per_output(name, shape):
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
     lines = shown([name], a, b).splitlines()
@@ -39,36 +39,36 @@ def test_a_table_fits_80_columns_with_one_line_an_output(name, shape):
     assert name in "".join(line.strip() for line in lines[3:])
 
 
-def test_a_wide_name_cuts_no_number():
+def test_wide_name_does_not_truncate_numbers():
     a = np.arange(12288, dtype=np.float32).reshape(1, 3, 64, 64)
     _, head, line = shown(["出力" * 30], a, a).splitlines()
     assert line.startswith("  出力") and "…" in line and line.endswith("inf")
     assert cell_len(head) == cell_len(line) <= 80
 
 
-def test_a_name_of_two_lines_is_shown_in_one():
+def test_name_with_newline_stays_in_single_row():
     _, _, line = shown(["y\nPASS  forged"], np.ones(1), np.ones(1), width=120).splitlines()
     assert line.startswith(r"  y\nPASS  forged  1 float64")
 
 
-def test_every_output_that_differs_is_told_but_not_hundreds():
+def test_report_limits_differing_outputs_to_20():
     text = shown([f"y{number}" for number in range(30)], np.zeros(3, np.int32), np.ones(3, np.int32))
     assert text.count("the reference's are not") == 20
     assert "and 10 more outputs" in text
 
 
-def test_a_different_count_of_outputs_is_told():
+def test_report_shows_missing_outputs():
     verdict = compare(RunResult("board", {}), RunResult("oracle", {"y": np.zeros(1)}))
     console = Console(file=io.StringIO(), width=80)
     print_verdict(console, verdict_record(verdict))
     assert "the reference has 1" in console.file.getvalue()
 
 
-def test_brackets_in_a_name_are_no_markup():
+def test_names_with_brackets_are_not_markup():
     assert "y[/red]" in shown(["y[/red]"], np.zeros(1), np.ones(1), width=120)
 
 
-def test_integers_are_told_to_be_exact():
+def test_report_shows_integers_as_exact():
     assert "against      oracle, exact" in shown(["y"], np.zeros(3, np.int32), np.zeros(3, np.int32))
 
 
@@ -85,14 +85,14 @@ def test_header_names_noise_in_tolerance():
     assert "noise" not in shown(["y"], reference, reference)
 
 
-def test_a_pass_that_compared_nothing_says_so():
+def test_report_warns_about_empty_comparison():
     assert "note         0 elements compared" in shown(["y"], np.zeros((0, 3)), np.zeros((0, 3)))
     assert "note" not in shown(["y"], np.arange(3), np.arange(3))
     constant = shown(["y"], np.zeros(3), np.zeros(3))
     assert "note         output y: every value is 0: a dead board cannot be detected" in constant
 
 
-def test_a_stored_record_shows_what_json_has_no_number_for():
+def test_stored_record_shows_infinity():
     same = np.array([1.0, np.nan], np.float32)
     verdict = compare(RunResult("board", {"y": same}), RunResult("oracle", {"y": same}))
     stored = json.loads(json.dumps(jsonable(verdict_record(verdict)), allow_nan=False))
@@ -129,7 +129,7 @@ def timed(*durations, cold):
     return device_statistics(RunResult("b", {}, stamps, cold=cold))
 
 
-def test_a_case_that_fails_though_its_verdict_passes_says_why():
+def test_failed_case_with_passing_verdict_shows_reason():
     """The values agree, but not their element types, as iree-run-module compares."""
     same = RunResult("board", {"y": np.ones(2, np.int64)})
     why = "output y: the values agree, but the elements expected are si64"
@@ -143,7 +143,7 @@ def test_a_case_that_fails_though_its_verdict_passes_says_why():
     assert "hint try other inputs" in text and "--allow-blind=y passes" in text
 
 
-def test_unstable_case_shows_the_next_step():
+def test_unstable_case_shows_next_step():
     same = RunResult("board", {"y": np.ones(2)})
     repetition = Repetition((Answer(60, 0), Answer(4, 60)), differing=("y", "z z")).record()
     verdicts = [verdict_record(compare(same, same))]
@@ -154,12 +154,12 @@ def test_unstable_case_shows_the_next_step():
     assert "hint" not in screen(outcome="PASS", verdicts=verdicts, repetition=repetition)
 
 
-def test_a_single_iteration_says_whether_it_is_cold():
+def test_single_iteration_shows_cold_state():
     assert "device time  413 us (1 cold iteration)" in screen(device=timed(413_000, cold=True))
     assert "device time  413 us (1 iteration)" in screen(device=timed(413_000, cold=False))
 
 
-def test_the_cold_one_of_several_iterations_is_named_and_left_out():
+def test_statistics_exclude_cold_iteration():
     found = timed(9_000_000, 20_000, 30_000, 40_000, cold=True)
     assert (found["iterations"], found["cold_ns"], found["p50_ns"], found["min_ns"]) == (4, 9_000_000, 30_000, 20_000)
     assert found["samples_ns"][0] == 9_000_000
@@ -170,7 +170,7 @@ def test_the_cold_one_of_several_iterations_is_named_and_left_out():
 
 
 @pytest.mark.parametrize("width", range(42, 121))
-def test_a_number_and_its_unit_never_part(width):
+def test_numbers_and_units_stay_together(width):
     text = screen(width, device=timed(*range(20_000, 40_000, 100), cold=True))
     for line in text.splitlines():
         assert not line.rstrip().endswith(tuple("0123456789")), line
@@ -178,20 +178,20 @@ def test_a_number_and_its_unit_never_part(width):
     assert "\ue000" not in text
 
 
-def test_a_stage_that_the_cache_served_says_so():
+def test_report_marks_cached_stage():
     assert "compile 3.1 ms (cached)" in screen(200)
     assert "refer 500 ms (cached)" in screen(200)
     assert "import 4.3 ms," in screen(200)
 
 
-def test_a_run_without_an_agent_says_so_where_its_outcome_stands():
+def test_report_marks_run_without_agent():
     command = {"line": "x", "wall_s": [1.0], "why": "the board has no Python", "not_measured": ["clock"]}
     text = screen(200, provenance={**CASE["provenance"], "command": command})
     assert "on b, without an agent" in text.splitlines()[0]
     assert "no agent     the board has no Python; not measured: clock" in text
 
 
-def test_a_hint_and_a_tools_words_are_never_broken():
+def test_hints_and_tool_output_are_not_wrapped():
     hint = "it can be had: hil compile a-model-of-a-long-name.onnx --board root@somewhere -o another-long-name.vmfb"
     detail = "/usr/bin/ld: " + "word " * 40
     error = {"kind": "LoadFailed", "hint": hint, "board": "b", "detail": detail}

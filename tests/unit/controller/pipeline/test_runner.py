@@ -1,4 +1,4 @@
-"""The runner and its boards: what becomes of cases when something happens to a board, whatever the workload."""
+"""Runner and boards: the effect of board events on cases."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import (
     BoardLost,
     BoardRefused,
+    BoardUnfit,
     BoardUnreachable,
     HilError,
     LoadFailed,
@@ -33,7 +34,7 @@ A = "unix:/fake/a"
 
 
 class Pool:
-    """Isolated processes that nobody needs here."""
+    """Fake for unused isolated processes."""
 
     workers = 2
     closed = False
@@ -56,7 +57,7 @@ def outcomes(cases: list[Case]) -> list[str]:
     return [str(case.outcome and case.outcome.value) for case in cases]
 
 
-def test_a_case_goes_through_the_stages_in_their_order(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_case_passes_stages_in_order(fake_boards: FakeBoards, context: RunContext) -> None:
     (case,) = go(context, fake_case("a"))
     assert case and case.result is not None and case.worker_log == ("ran",) and case.pushed_bytes == 8
     assert fake_boards.did == ["push a", "load a", "run a", "unload a", "close"]
@@ -64,24 +65,26 @@ def test_a_case_goes_through_the_stages_in_their_order(fake_boards: FakeBoards, 
     assert STAGES == tuple(step.stage for step in PIPELINE) == tuple(Stage)[: len(STAGES)]
 
 
-def test_a_board_is_opened_once_for_all_cases_and_given_back(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_runner_opens_board_once_for_all_cases(fake_boards: FakeBoards, context: RunContext) -> None:
     assert outcomes(go(context, *map(fake_case, "abc"))) == ["PASS"] * 3
     assert len(fake_boards.opened) == 1 and fake_boards.opened[0].closed
 
 
-def test_what_a_stage_is_given_is_never_changed(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_stages_do_not_change_given_case(fake_boards: FakeBoards, context: RunContext) -> None:
     before = fake_case("a")
     (after,) = go(context, before)
     assert before.result is None and before.outcome is None and before.spans == ()
     assert after.options is before.options and after.references is before.references
 
 
-# What happens, where; what the cases b and c (of a, b, c) then come to; how often the board was opened.
+# Event -> where it happens, outcomes of the cases a, b and c, number of opened boards.
 EVENTS = {
     "nothing": ({}, [], ["PASS", "PASS", "PASS"], 1),
     "board lost before the run": ({("push", "b"): lost()}, [], ["PASS", "BOARD_LOST", "PASS"], 2),
     "board lost while loading": ({("load", "b"): lost()}, [], ["PASS", "BOARD_LOST", "PASS"], 2),
     "board lost in the run": ({("run", "b"): lost()}, [], ["PASS", "BOARD_LOST", "PASS"], 2),
+    "board has no room": ({("push", "b"): BoardUnfit("full")}, [], ["PASS", "BOARD_UNFIT", "PASS"], 1),
+    "board has no memory": ({("run", "b"): BoardUnfit("killed")}, [], ["PASS", "BOARD_UNFIT", "PASS"], 1),
     "program cannot be loaded": ({("load", "b"): LoadFailed("no")}, [], ["PASS", "LOAD_ERROR", "PASS"], 1),
     "program fails": ({("run", "b"): RunFailed("no")}, [], ["PASS", "RUN_ERROR", "PASS"], 1),
     "program crashes": ({("run", "b"): RunCrashed("SIGSEGV")}, [], ["PASS", "RUN_CRASH", "PASS"], 1),
@@ -93,7 +96,7 @@ EVENTS = {
 
 @pytest.mark.parametrize("most_loaded", [0, 1], ids=["unloaded", "kept loaded"])
 @pytest.mark.parametrize("event", EVENTS)
-def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
+def test_board_event_ends_only_affected_case(
     fake_boards: FakeBoards, context: RunContext, event: str, most_loaded: int
 ) -> None:
     script, refused, wanted, opened = EVENTS[event]
@@ -101,11 +104,11 @@ def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
     cases = go(context, *map(fake_case, "abc"), most_loaded=most_loaded)
     assert outcomes(cases) == wanted
     assert len(fake_boards.opened) == opened and all(board.closed for board in fake_boards.opened)
-    # Nothing is ever run a second time.
+    # No case runs twice.
     assert [one for one in fake_boards.did if one.startswith("run b")] == ["run b"][: "run b" in fake_boards.did]
 
 
-def test_a_board_that_does_not_come_back_ends_what_is_left(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_lost_board_ends_remaining_cases(fake_boards: FakeBoards, context: RunContext) -> None:
     class Once(dict[tuple[str, str], BaseException]):
         def pop(self, key: Any, default: Any = None) -> Any:
             if key in self:
@@ -120,7 +123,7 @@ def test_a_board_that_does_not_come_back_ends_what_is_left(fake_boards: FakeBoar
 
 
 @pytest.mark.parametrize("stage", ["push", "load", "run"])
-def test_ctrl_c_in_any_stage_gives_the_board_back(fake_boards: FakeBoards, context: RunContext, stage: str) -> None:
+def test_ctrl_c_in_any_stage_releases_board(fake_boards: FakeBoards, context: RunContext, stage: str) -> None:
     fake_boards.scripts[A] = {(stage, "b"): KeyboardInterrupt()}
     seen: list[Case] = []
     with pytest.raises(KeyboardInterrupt), BoardPool("a test") as pool:
@@ -132,16 +135,14 @@ def test_ctrl_c_in_any_stage_gives_the_board_back(fake_boards: FakeBoards, conte
 
 
 @pytest.mark.parametrize("stage", ["push", "load", "run"])
-def test_bad_usage_that_only_the_board_could_tell_is_raised(
-    fake_boards: FakeBoards, context: RunContext, stage: str
-) -> None:
+def test_usage_error_of_board_propagates(fake_boards: FakeBoards, context: RunContext, stage: str) -> None:
     fake_boards.scripts[A] = {(stage, "a"): UsageError("not that way")}
     with pytest.raises(UsageError, match="not that way"):
         go(context, fake_case("a"))
     assert fake_boards.opened[0].closed
 
 
-def test_a_workload_may_take_bad_usage_for_an_outcome(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_usage_error_may_become_outcome(fake_boards: FakeBoards, context: RunContext) -> None:
     def as_outcome(error: UsageError, stage: Stage) -> HilError:
         return RunFailed(f"in {stage.value}: {error.message}")
 
@@ -149,10 +150,10 @@ def test_a_workload_may_take_bad_usage_for_an_outcome(fake_boards: FakeBoards, c
     with BoardPool("a test") as pool:
         (case,) = Runner(context, of_usage=as_outcome).run([fake_case("a")], pool, fake_choice())
     assert (case.outcome, case.stage, case.reason) == (Outcome.RUN_ERROR, "load", "in load: not that way")
-    assert case.pushed_bytes == 8  # what came before is kept
+    assert case.pushed_bytes == 8  # earlier results are kept
 
 
-def test_a_program_stays_loaded_while_it_is_the_same_and_works(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_program_stays_loaded_until_change_or_crash(fake_boards: FakeBoards, context: RunContext) -> None:
     first, second = fake_case("a"), fake_case("b")
     again = replace(first, name="a again")
     fake_boards.scripts[A] = {("run", "b"): RunCrashed("SIGILL")}
@@ -163,16 +164,14 @@ def test_a_program_stays_loaded_while_it_is_the_same_and_works(fake_boards: Fake
     ]  # fmt: skip
 
 
-def test_a_program_that_cannot_be_loaded_is_not_tried_for_each_of_its_cases(
-    fake_boards: FakeBoards, context: RunContext
-) -> None:
+def test_runner_does_not_repeat_failed_load(fake_boards: FakeBoards, context: RunContext) -> None:
     fake_boards.scripts[A] = {("load", "a"): LoadFailed("no such operator")}
     case = fake_case("a")
     cases = go(context, case, replace(case, name="a again"), most_loaded=1)
     assert outcomes(cases) == ["LOAD_ERROR"] * 2 and fake_boards.did.count("load a") == 1
 
 
-def test_references_that_were_asked_early_are_the_cases_own(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_judge_uses_prefetched_references(fake_boards: FakeBoards, context: RunContext) -> None:
     case = replace(fake_case("a"), references=())
     early = replace(case, references=(RunResult("early", {"y": np.array([2, 4], np.float32)}),)).timed(refer_s=1.5)
     with BoardPool("a test") as pool:
@@ -181,7 +180,7 @@ def test_references_that_were_asked_early_are_the_cases_own(fake_boards: FakeBoa
     assert judged and judged.references[0].source == "early" and judged.timings.refer_s == 1.5
 
 
-def test_a_reference_that_failed_early_ends_the_case_that_ran(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_failed_prefetched_reference_ends_case(fake_boards: FakeBoards, context: RunContext) -> None:
     case = replace(fake_case("a"), references=())
     early = case.ended(RunFailed("the oracle died"), Stage.REFER)
     with BoardPool("a test") as pool:
@@ -190,7 +189,7 @@ def test_a_reference_that_failed_early_ends_the_case_that_ran(fake_boards: FakeB
     assert judged.reason == "the oracle died" and judged.result is not None
 
 
-def test_progress_and_what_is_stored_come_stage_by_stage(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_sink_receives_progress_per_stage(fake_boards: FakeBoards, context: RunContext) -> None:
     told: list[str] = []
     sink = ProgressSink(
         stage=lambda case, stage, note: told.append(f"{stage.value} {note}".strip()),
@@ -206,12 +205,12 @@ def test_progress_and_what_is_stored_come_stage_by_stage(fake_boards: FakeBoards
     ]  # fmt: skip
 
 
-def test_what_has_ended_before_passes_through(fake_boards: FakeBoards, context: RunContext) -> None:
+def test_ended_case_passes_through(fake_boards: FakeBoards, context: RunContext) -> None:
     done = fake_case("a").ended(RunFailed("before"), Stage.RUN)
     assert go(context, done)[0].reason == "before" and fake_boards.opened == []
 
 
-def test_a_pool_that_was_closed_opens_nothing_more(fake_boards: FakeBoards) -> None:
+def test_closed_pool_refuses_sessions(fake_boards: FakeBoards) -> None:
     pool = BoardPool("a test")
     pool.session(fake_choice())
     pool.close()
@@ -220,7 +219,7 @@ def test_a_pool_that_was_closed_opens_nothing_more(fake_boards: FakeBoards) -> N
     assert [board.closed for board in fake_boards.opened] == [True]
 
 
-def test_a_board_that_is_refused_by_who_asked_for_it_is_closed(fake_boards: FakeBoards) -> None:
+def test_rejected_board_gets_closed(fake_boards: FakeBoards) -> None:
     def refuse(board: Any) -> None:
         raise BoardRefused("it needs other programs")
 
@@ -229,7 +228,7 @@ def test_a_board_that_is_refused_by_who_asked_for_it_is_closed(fake_boards: Fake
     assert fake_boards.opened[0].closed and not pool.any_open
 
 
-def test_boards_with_other_faults_are_other_boards(fake_boards: FakeBoards) -> None:
+def test_boards_with_other_faults_are_separate(fake_boards: FakeBoards) -> None:
     with BoardPool("a test") as pool:
         one, other = pool.session(fake_choice()).board, pool.session(fake_choice(), faults=("crash",)).board
         assert one is not other and pool.session(fake_choice()).board is one

@@ -1,4 +1,4 @@
-"""What a case ends in where a reference of it cannot answer."""
+"""Outcomes of cases whose reference fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.controller.backends.references import table
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline import stages
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.independence import hint_for_independence
+from hil.controller.pipeline.independence import unasked_reference
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
@@ -29,7 +29,7 @@ FLOAT = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
 
 @pytest.fixture
 def ended(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path) -> Callable[..., Case]:
-    """ended(y, **options) is the case of y = -x, whose plain model no reference can run; the board answered y."""
+    """Return ended(y, **options): the case of y = -x with board output y, whose plain model no reference can run."""
     model = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT)
     nobodys = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
     plain = save_onnx([nobodys], *FLOAT, name="plain.onnx", domains=("com.acme",))
@@ -51,7 +51,7 @@ def ended(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_
     return call
 
 
-def test_the_models_own_verdict_stands_where_the_plain_models_reference_fails(ended: Callable[..., Case]) -> None:
+def test_model_verdict_remains_if_plain_reference_fails(ended: Callable[..., Case]) -> None:
     right, wrong = ended([-1, -2]), ended([1, 2])
     assert (right.outcome, wrong.outcome) == (Outcome.PASS, Outcome.FAIL)
     for case in (right, wrong):
@@ -59,17 +59,17 @@ def test_the_models_own_verdict_stands_where_the_plain_models_reference_fails(en
         assert len(case.verdicts) == 1 and list(case.unanswered) == ["of the plain model"]
 
 
-def test_a_nearness_that_was_asked_for_and_cannot_be_told_is_no_pass(ended: Callable[..., Case]) -> None:
+def test_unanswered_nearness_raises_reference_error(ended: Callable[..., Case]) -> None:
     right, wrong = ended([-1, -2], min_sqnr_db=20.0), ended([1, 2], min_sqnr_db=20.0)
     assert (right.outcome, right.stage) == (Outcome.REFERENCE_ERROR, "refer")
     assert "how near the answer is to the plain model's" in right.reason and bool(right.verdicts[0])
     assert wrong.outcome is Outcome.FAIL
 
 
-def test_a_wrong_output_hides_no_noise_of_another(
+def test_wrong_output_does_not_hide_noise_of_other_output(
     save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path
 ) -> None:
-    """Whoever looks at each output by itself, as a bisection does, must not blame the one that is only noise."""
+    """A bisection reads each output separately and must not blame an output that is only noise."""
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1),
         helper.make_node("Sub", ["x", "mean"], ["rest"]),
@@ -116,21 +116,23 @@ def test_self_check_alone_never_passes(judged: Callable[..., Case]) -> None:
     assert both.outcome is Outcome.PASS, both.reason
 
 
-def test_independence_is_required_on_request(judged: Callable[..., Case]) -> None:
+def test_require_independent_rejects_same_library(judged: Callable[..., Case]) -> None:
     options: dict[str, Any] = {"runtime": "onnxruntime", "references": ("onnxruntime",)}
     assert judged([-1, -2], **options).outcome is Outcome.PASS
     strict = judged([-1, -2], **options, require_independent=True)
     assert strict.outcome is Outcome.REFERENCE_ERROR and "(same library)" in strict.reason
     assert strict.error is not None and strict.error.hint == "--reference onnx-reference"
     assert judged([1, 2], **options, require_independent=True).outcome is Outcome.FAIL
-    # If the evaluator cannot answer, another reference that takes the format is left.
+    # If the evaluator fails, suggest another reference for this format.
     refused = replace(strict, unanswered={"onnx-reference": ReferenceFailed("no kernel")})
-    assert hint_for_independence(refused, "onnxruntime") == "--reference iree-llvm-cpu"
+    assert unasked_reference(refused, "onnxruntime") == "iree-llvm-cpu"
     assert judged([-1, -2], runtime="onnxruntime", require_independent=True).outcome is Outcome.PASS
     assert judged([-1, -2], expected={"y": np.array([-1, -2], np.float32)}, require_independent=True)
 
 
-def test_slow_evaluator_gives_way_to_same_library(judged: Callable[..., Case], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_evaluator_falls_back_to_same_library(
+    judged: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def compute(*_: Any, **__: Any) -> None:
         raise ReferenceTooSlow("it needs more than 2 s of CPU time")
 
@@ -144,10 +146,10 @@ def test_slow_evaluator_gives_way_to_same_library(judged: Callable[..., Case], m
     assert strict.error is not None and strict.error.hint == "--reference onnx-reference"
 
 
-def test_refusal_of_independent_reference_comes_first(
+def test_report_starts_with_failed_independent_reference(
     save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path
 ) -> None:
-    """The evaluator knows no operators of ONNX Runtime's own; ONNX Runtime answers."""
+    """The evaluator does not support ONNX Runtime's operators; ONNX Runtime does."""
     node = helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft")
     path = save_onnx([node], *FLOAT, domains=("com.microsoft",))
     (tmp_path / "logs").mkdir()
@@ -163,7 +165,7 @@ def test_refusal_of_independent_reference_comes_first(
 
 
 @pytest.mark.parametrize(("compiler", "checks"), [("iree 3.13.0", True), ("none", False)])
-def test_rewritten_model_that_computes_something_else_is_an_import_error(
+def test_changed_rewrite_raises_import_error(
     save_onnx: Callable[..., Path],
     cache: Cache,
     isolated: Isolated,

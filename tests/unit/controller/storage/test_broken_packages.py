@@ -1,4 +1,4 @@
-"""Each part that a package may add, and each way in which it may fail: one error of its stage, which names it."""
+"""Test failures of package parts: each raises an error of its stage that names the package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Parts:
-    """Calls a part of the package in one way."""
+    """Call a part of the package in a failing way."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder, self.settings = folder, settings
@@ -87,24 +87,22 @@ FAILURES: dict[str, type[HilError]] = {
     "lowering": CompileFailed,
     "quantizers": ImportFailed,
 }
-# What these return is ExecuTorch's to look at.
+# ExecuTorch checks what these return.
 UNSEEN = {("lowering", "none"), ("lowering", "wrong"), ("quantizers", "none"), ("quantizers", "wrong")}
 
 
 @pytest.mark.parametrize(("part", "way"), [(p, w) for p in FAILURES for w in WAYS if (p, w) not in UNSEEN])
-def test_package_that_fails_ends_in_an_error_of_its_stage(
-    part: str, way: str, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_package_failure_raises_error_of_stage(part: str, way: str, tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(FAILURES[part]) as caught:
         getattr(Parts(tmp_path, settings), part)(way)
     assert "acme 1.2" in caught.value.message
 
 
-def test_package_that_fails_to_write_a_bundle_is_named(tmp_path: Path) -> None:
+def test_bundle_write_failure_names_package(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"the bundle format acme of the package acme 1\.2 failed: SystemExit: 7"):
         write_format("acme", None, tmp_path / "write-exit", context=None)  # type: ignore[arg-type]
 
 
-def test_package_that_cannot_be_imported_is_bad_usage() -> None:
+def test_backend_import_failure_raises_usage_error() -> None:
     with pytest.raises(UsageError, match=r"of the package acme 1\.2, failed: ModuleNotFoundError"):
         pick_backend("missing")

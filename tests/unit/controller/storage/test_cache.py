@@ -12,6 +12,7 @@ import pytest
 
 from hil.controller.storage import cache as cache_module
 from hil.controller.storage.cache import META, Cache, digests_in
+from hil.core.cancellation import WorkCancelled, cancelled_by
 from hil.errors import CompileFailed, StorageError
 
 
@@ -24,7 +25,7 @@ def fill(text: str = "content") -> object:
     return write
 
 
-def test_a_key_depends_on_kind_and_every_part_and_not_on_their_order() -> None:
+def test_cache_key_depends_on_kind_and_parts_but_not_order() -> None:
     key = Cache.key("artifact", a=1, b=["x"])
     assert key == Cache.key("artifact", b=["x"], a=1)
     assert (
@@ -34,12 +35,12 @@ def test_a_key_depends_on_kind_and_every_part_and_not_on_their_order() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "../etc-" + "0" * 64, "artifact-xyz", "artifact-" + "0" * 63, "/x-" + "0" * 64])
-def test_nothing_but_a_key_becomes_a_path(cache: Cache, key: str) -> None:
-    with pytest.raises(ValueError, match="not a cache key"):
+def test_cache_rejects_malformed_keys(cache: Cache, key: str) -> None:
+    with pytest.raises(ValueError, match="invalid cache key"):
         cache.get(key)
 
 
-def test_what_was_made_is_there_the_next_time(cache: Cache) -> None:
+def test_cache_returns_stored_entry(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     assert cache.get(key) is None
     path, cached = cache.get_or_make(key, {"model": "m"}, fill())
@@ -49,14 +50,14 @@ def test_what_was_made_is_there_the_next_time(cache: Cache) -> None:
     assert set(digests_in(path)) == {"a.txt", "sub/b.bin"}
 
 
-def test_recompute_makes_it_again(cache: Cache) -> None:
+def test_cache_recompute_replaces_entry(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     cache.get_or_make(key, {}, fill("old"))
     path, cached = cache.get_or_make(key, {}, fill("new"), recompute=True)
     assert not cached and (path / "a.txt").read_text() == "new"
 
 
-def test_recompute_leaves_the_files_that_others_use(cache: Cache) -> None:
+def test_cache_recompute_preserves_files_in_use(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     theirs, _ = cache.get_or_make(key, {}, fill("old"))
     another = Cache(cache.root)
@@ -68,7 +69,7 @@ def test_recompute_leaves_the_files_that_others_use(cache: Cache) -> None:
     assert Cache(cache.root).get(key) == theirs
 
 
-def test_recompute_replaces_a_damaged_entry_that_others_use(cache: Cache) -> None:
+def test_cache_replaces_damaged_entry_in_use(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     path, _ = cache.get_or_make(key, {}, fill("old"))
     (path / "a.txt").write_text("cut")
@@ -76,9 +77,7 @@ def test_recompute_replaces_a_damaged_entry_that_others_use(cache: Cache) -> Non
     assert cache.get(key) == path and (path / "a.txt").read_text() == "new"
 
 
-def test_a_large_file_that_was_altered_at_its_size_is_made_again_and_is_hashed_only_then(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_hashes_large_file_only_after_metadata_change(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(folder: Path) -> None:
         (folder / "large").write_bytes(b"\1" * (5 << 20))
 
@@ -95,14 +94,14 @@ def test_a_large_file_that_was_altered_at_its_size_is_made_again_and_is_hashed_o
     assert cache.get(key) is None
     _, cached = cache.get_or_make(key, {}, write)
     assert not cached
-    # One that only has been moved is hashed, and is what it was.
+    # A moved file is hashed and has the same content.
     (path / "large").rename(path / "aside")
     (path / "large").write_bytes((path / "aside").read_bytes())
     assert cache.get(key) == path
 
 
 @pytest.mark.parametrize("damage", ["changed", "longer", "gone", "meta"])
-def test_a_damaged_entry_is_made_again(cache: Cache, damage: str) -> None:
+def test_cache_rebuilds_damaged_entry(cache: Cache, damage: str) -> None:
     key = cache.key("artifact", a=1)
     path, _ = cache.get_or_make(key, {}, fill())
     if damage == "changed":
@@ -118,7 +117,7 @@ def test_a_damaged_entry_is_made_again(cache: Cache, damage: str) -> None:
     assert not cached and (path / "a.txt").read_text() == "content" and cache.get(key) == path
 
 
-def test_a_failure_keeps_nothing(cache: Cache) -> None:
+def test_cache_discards_entry_after_failure(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
 
     def refuse(folder: Path) -> None:
@@ -130,7 +129,7 @@ def test_a_failure_keeps_nothing(cache: Cache) -> None:
     assert cache.get(key) is None and cache.ls() == [] and not list(cache.root.glob("making-*/*/*"))
 
 
-def test_two_threads_make_it_once(cache: Cache) -> None:
+def test_cache_shares_single_build_between_threads(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     made = []
 
@@ -147,7 +146,7 @@ def test_two_threads_make_it_once(cache: Cache) -> None:
     assert len(made) == 1
 
 
-def test_two_processes_make_it_once(cache: Cache, tmp_path: Path) -> None:
+def test_cache_shares_single_build_between_processes(cache: Cache, tmp_path: Path) -> None:
     script = (
         "import sys, time, os\nfrom pathlib import Path\nfrom hil.controller.storage.cache import Cache\n"
         "cache = Cache(Path(sys.argv[1]))\n"
@@ -164,7 +163,7 @@ def test_two_processes_make_it_once(cache: Cache, tmp_path: Path) -> None:
     assert (tmp_path / "made").read_text() == "made\n"
 
 
-def test_listing_tells_kind_size_and_last_use(cache: Cache) -> None:
+def test_cache_lists_kind_size_and_last_use(cache: Cache) -> None:
     first, second = cache.key("artifact", a=1), cache.key("reference", a=1)
     for key in (first, second):
         cache.get_or_make(key, {"model": key[:3]}, fill())
@@ -176,7 +175,7 @@ def test_listing_tells_kind_size_and_last_use(cache: Cache) -> None:
     assert cache.ls()[0].key == first
 
 
-def test_eviction_takes_the_oldest_first_and_spares_what_is_held(cache: Cache) -> None:
+def test_cache_gc_evicts_oldest_unlocked_entries(cache: Cache) -> None:
     keys = [cache.key("artifact", a=number) for number in range(4)]
     for number, key in enumerate(keys):
         path, _ = cache.get_or_make(key, {}, fill())
@@ -190,7 +189,24 @@ def test_eviction_takes_the_oldest_first_and_spares_what_is_held(cache: Cache) -
     assert cache.gc() == []
 
 
-def test_what_another_uses_is_not_evicted_until_he_is_done(cache: Cache) -> None:
+def test_cache_lock_wait_ends_when_cancelled(cache: Cache) -> None:
+    key, flag = cache.key("artifact", a=1), threading.Event()
+    flag.set()
+    with cache.lock(key), cancelled_by(flag), pytest.raises(WorkCancelled), Cache(cache.root).lock(key):
+        pass
+    with cache.lock(key):  # the lock is free again
+        pass
+
+
+def test_cache_gc_evicts_only_given_kinds(cache: Cache) -> None:
+    keys = [cache.key(kind, a=1) for kind in ("artifact", "graph")]
+    for key in keys:
+        cache.get_or_make(key, {}, fill())
+    assert [entry.key for entry in cache.gc(max_bytes=0, kinds=["graph", "other"])] == keys[1:]
+    assert [entry.key for entry in cache.ls()] == keys[:1] and cache.ls(["graph"]) == []
+
+
+def test_cache_gc_spares_entries_in_use(cache: Cache) -> None:
     made, given, other = (cache.key("artifact", a=name) for name in ("made", "given", "other"))
     for key in (given, other):
         Cache(cache.root).get_or_make(key, {}, fill())
@@ -205,7 +221,7 @@ def test_what_another_uses_is_not_evicted_until_he_is_done(cache: Cache) -> None
     assert list((cleaner.root / "users").iterdir()) == []
 
 
-def test_a_killed_process_uses_nothing_any_more(cache: Cache) -> None:
+def test_cache_gc_evicts_entries_of_killed_process(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     cache.get_or_make(key, {}, fill())
     script = (
@@ -222,17 +238,17 @@ def test_a_killed_process_uses_nothing_any_more(cache: Cache) -> None:
         assert [entry.key for entry in cache.gc(max_bytes=0)] == [key]
 
 
-def test_what_is_found_at_the_last_moment_stays(cache: Cache) -> None:
+def test_cache_evict_spares_entry_used_meanwhile(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     path, _ = cache.get_or_make(key, {}, fill())
     (entry,) = cache.ls()
     user = Cache(cache.root)
-    assert user.get(key) == path  # after the cleaner looked who uses what, before he takes it
+    assert user.get(key) == path  # after the cleaner has read the users, before it evicts the entry
     assert not cache._evict(entry)
     assert user.get(key) == path and not list(cache.root.glob("making-*/*/*"))
 
 
-def test_cleaning_and_using_at_once_takes_nothing_away(cache: Cache) -> None:
+def test_cache_gc_and_users_run_concurrently(cache: Cache) -> None:
     keys = [cache.key("artifact", a=number) for number in range(3)]
     over = threading.Event()
     failures: list[str] = []
@@ -250,7 +266,7 @@ def test_cleaning_and_using_at_once_takes_nothing_away(cache: Cache) -> None:
         user.start()
     evicted = rounds = 0
     deadline = time.monotonic() + 60
-    # On a busy machine everything may be in use whenever it is looked at.
+    # On a busy machine every entry may be in use at each pass.
     while rounds < 150 or (not evicted and time.monotonic() < deadline):
         evicted += len(Cache(cache.root).gc(max_bytes=0))
         rounds += 1
@@ -260,7 +276,7 @@ def test_cleaning_and_using_at_once_takes_nothing_away(cache: Cache) -> None:
     assert failures == [] and evicted > 0
 
 
-def test_several_that_want_it_made_anew_get_it_made_anew_once(cache: Cache) -> None:
+def test_cache_shares_single_recompute_between_threads(cache: Cache) -> None:
     key = cache.key("artifact", a=1)
     cache.get_or_make(key, {}, fill("old"))
     made = []
@@ -281,7 +297,7 @@ def test_several_that_want_it_made_anew_get_it_made_anew_once(cache: Cache) -> N
     assert not Cache(cache.root).get_or_make(key, {}, slow, recompute=True)[1] and len(made) == 2
 
 
-def test_the_environment_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_root_follows_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "here"))
     assert Cache().root == tmp_path / "here"
     monkeypatch.delenv("HIL_CACHE_DIR")
@@ -290,7 +306,7 @@ def test_the_environment_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert tmp_path in Cache().root.parents and Cache().root.name == "hil"
 
 
-def test_a_full_disk_is_a_storage_error_with_a_way_out(cache: Cache) -> None:
+def test_cache_reports_full_disk_with_hint(cache: Cache) -> None:
     def full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -299,8 +315,51 @@ def test_a_full_disk_is_a_storage_error_with_a_way_out(cache: Cache) -> None:
     assert "HIL_CACHE_DIR" in caught.value.hint
 
 
-def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+def test_cache_reports_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = Cache(tmp_path / "file" / "cache")
     with pytest.raises(StorageError):
         cache.get_or_make(cache.key("artifact", a=1), {}, fill())
+
+
+def broken_root(folder: Path, kind: str) -> Path:
+    """Return a path where no cache can be created."""
+    loop, dangling = folder / "loop", folder / "dangling"
+    loop.symlink_to(loop)
+    dangling.symlink_to(folder / "missing" / "folder")
+    os.mkfifo(folder / "pipe")
+    return {"loop": loop / "cache", "long": folder / ("x" * 300), "dangling": dangling, "pipe": folder / "pipe"}[kind]
+
+
+@pytest.mark.parametrize("kind", ["loop", "long", "dangling", "pipe"])
+def test_cache_reports_unusable_root(tmp_path: Path, kind: str) -> None:
+    cache = Cache(broken_root(tmp_path, kind))
+    key = cache.key("artifact", a=1)
+    for use in (lambda: cache.get_or_make(key, {}, fill()), lambda: cache.lock(key).__enter__(), cache.making):
+        with pytest.raises(StorageError, match="cannot write to the cache") as caught:
+            use()
+        assert "HIL_CACHE_DIR" in caught.value.hint
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOENT, errno.EMFILE])
+def test_cache_reports_disk_error(cache: Cache, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(StorageError, match=os.strerror(number)):
+        cache.get_or_make(cache.key("artifact", a=1), {}, fill())
+
+
+def test_cache_raises_builder_error_unless_entry_fails(cache: Cache) -> None:
+    def elsewhere(_: Path) -> None:
+        Path("/missing/model.onnx").read_bytes()
+
+    def inside(folder: Path) -> None:
+        folder.rmdir()
+        (folder / "a.txt").write_text("x")
+
+    with pytest.raises(FileNotFoundError):
+        cache.get_or_make(cache.key("artifact", a=1), {}, elsewhere)
+    with pytest.raises(StorageError):
+        cache.get_or_make(cache.key("artifact", a=1), {}, inside)

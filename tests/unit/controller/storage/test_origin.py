@@ -1,4 +1,4 @@
-"""Where records come from: labels, and the source tree that one stands in."""
+"""Test the origin of records: labels and the git working tree."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_record_has_the_branch_and_commit_of_the_tree_and_the_labels_of_its_user(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_origin_includes_branch_commit_and_labels(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_LABELS", "nightly, ,b")
     commit = git(tree, "rev-parse", "HEAD")
     wanted = {"labels": ["b", "a", "nightly"], "branch": "spare/ä", "commit": commit}
@@ -52,9 +50,7 @@ def test_a_record_has_the_branch_and_commit_of_the_tree_and_the_labels_of_its_us
     assert origin_text(wanted) == f"b, a, nightly, spare/ä {commit[:9]}"
 
 
-def test_of_a_commit_that_is_checked_out_alone_the_branch_is_what_the_builds_machine_says(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_origin_reads_ci_branch_for_detached_commit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tree, "checkout", "-q", "--detach")
     assert origin_of()["branch"] == ""
     for name in ("CI_COMMIT_BRANCH", "GITHUB_REF_NAME", "GITHUB_HEAD_REF"):
@@ -62,7 +58,7 @@ def test_of_a_commit_that_is_checked_out_alone_the_branch_is_what_the_builds_mac
         assert origin_of()["branch"] == name.lower()
 
 
-def test_without_a_tree_a_commit_or_git_nothing_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origin_stays_empty_without_git_commit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = {"labels": [], "branch": "", "commit": ""}
     empty = tree / "empty"
     empty.mkdir()
@@ -77,7 +73,7 @@ def test_without_a_tree_a_commit_or_git_nothing_is_said(tree: Path, monkeypatch:
     assert origin_text(nothing) == origin_text(None) == origin_text(["x"]) == ""
 
 
-def test_what_a_host_runs_comes_from_who_submitted_it(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origin_of_farm_job_describes_submitter(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_LABELS", "host")
     with coming_from({"labels": ["a", 3, ["x"]], "branch": "main", "commit": None}):
         assert origin_of(["b"]) == {"labels": ["a"], "branch": "main", "commit": ""}
@@ -85,7 +81,7 @@ def test_what_a_host_runs_comes_from_who_submitted_it(tree: Path, monkeypatch: p
         assert origin_of(["b"]) == {"labels": [], "branch": "", "commit": ""}
 
 
-def test_every_kind_of_record_says_it(tree: Path) -> None:
+def test_all_records_include_origin(tree: Path) -> None:
     wanted = origin_of(["a"])
     request = Request("@models", settings=Settings(labels=("a",)))
     assert SuiteRun.create(tree / "s", {"request": request.to_json(), "ids": []}).head["origin"] == wanted
@@ -93,18 +89,18 @@ def test_every_kind_of_record_says_it(tree: Path) -> None:
     assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head["origin"] == wanted
     folder = Trace("Module", "tf", "t").save(tree / "t")
     assert Trace.load(folder).origin == origin_of()
-    # A trace that is stored anew comes from where it came from.
+    # A trace that is saved again keeps its origin.
     git(tree, "checkout", "-q", "--orphan", "other")
     assert Trace.load(Trace.load(folder).save(tree / "u")).origin["branch"] == "spare/ä"
 
 
-def test_a_label_changes_nothing_of_what_a_case_comes_to(tree: Path) -> None:
+def test_labels_leave_commands_unchanged(tree: Path) -> None:
     one, other = (Request("@models", settings=Settings(labels=labels)) for labels in ((), ("a",)))
     assert one.command("case") == other.command("case")
     assert run_command(Job((Path("m.onnx"),))) == run_command(Job((Path("m.onnx"),), labels=("a",)))
 
 
-def test_the_list_and_the_run_show_it(tree: Path) -> None:
+def test_runs_list_and_show_print_origin(tree: Path) -> None:
     run = RunStore(tree / "runs").create("m", {"labels": ["nightly"]})
     run.record |= {"outcome": "PASS", "finished": True, "exit_code": 0}
     run.save()

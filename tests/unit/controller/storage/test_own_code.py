@@ -1,4 +1,4 @@
-"""Digests of hil's own code follow the files that they name."""
+"""Test that digests of hil's code change with the matched files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def digest() -> str:
     return code_digest("models/onnx_*.py")
 
 
-def test_digest_changes_with_the_files_that_match(package: Path):
+def test_code_digest_changes_with_matching_files(package: Path):
     first = digest()
     (package / "models/other.py").write_text("changed")
     assert digest() == first
@@ -32,11 +32,11 @@ def test_digest_changes_with_the_files_that_match(package: Path):
     assert digest() != first
 
 
-def test_pattern_without_a_file_is_refused(package: Path):
+def test_code_digest_rejects_pattern_without_match(package: Path):
     with pytest.raises(ValueError, match=r"matches 'models/gone\.py'"):
         code_digest("models/gone.py")
 
 
-def test_patterns_of_rewriting_match_files():
+def test_rewriting_patterns_match_files():
     code_digest.cache_clear()
     assert code_digest(*ONNX_REWRITING).startswith("blake3:")

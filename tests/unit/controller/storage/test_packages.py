@@ -1,4 +1,4 @@
-"""What packages add: what is broken is refused by its own name only, and the package is named."""
+"""Test plugin packages: hil rejects a broken part only when it is used, and names the package."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GROUPS: dict[str, Callable[[], Mapping[str, Any]]] = {
 @pytest.mark.parametrize(
     ("module", "why"), [("X = 'a text'", "is no "), ("Y = 1", "AttributeError"), ("1 / 0", "division by zero")]
 )
-def test_what_is_broken_is_refused_by_its_own_name_only(package, group: str, module: str, why: str) -> None:
+def test_broken_part_fails_only_when_picked(package, group: str, module: str, why: str) -> None:
     before = list(GROUPS[group]())
     package(module, f"[{group}]\nbroken = MODULE:X\n")
     found = GROUPS[group]()
@@ -48,7 +48,7 @@ def test_what_is_broken_is_refused_by_its_own_name_only(package, group: str, mod
         pick("thing", found, "other")
 
 
-def test_a_broken_thing_hides_the_built_in_one_whose_name_it_took(package) -> None:
+def test_broken_part_hides_built_in_part_of_same_name(package) -> None:
     package("X = 3", "[hil.references]\nonnxruntime = MODULE:X\n")
     with pytest.raises(UsageError, match=r"package vendor 1.0, is no hil\.plugins\.Reference: 3"):
         pick("reference", references(), "onnxruntime")
@@ -64,7 +64,7 @@ def test_a_broken_thing_hides_the_built_in_one_whose_name_it_took(package) -> No
         ("hil.executorch_backends", "ExecuTorchBackend(lambda program: program)"),
     ],
 )
-def test_parts_that_cannot_be_meant_are_refused(package, group: str, thing: str) -> None:
+def test_pick_rejects_part_with_invalid_values(package, group: str, thing: str) -> None:
     package(f"from hil.plugins import *\nX = {thing}", f"[{group}]\nbroken = MODULE:X\n")
     with pytest.raises(UsageError, match=r"package vendor 1\.0, cannot be used: "):
         pick("thing", GROUPS[group](), "broken")
@@ -75,11 +75,11 @@ def test_parts_that_cannot_be_meant_are_refused(package, group: str, thing: str)
     [
         ("X = 3", "is no function: 3"),
         ("Y = 3", "failed: AttributeError"),
-        ("X = dict", "failed: TypeError: it is no hil.plugins.BoardProvider"),
+        ("X = dict", "failed: TypeError: not a hil.plugins.BoardProvider"),
         ("def X(): raise OSError('no licence')", "failed: OSError: no licence"),
     ],
 )
-def test_who_lends_boards_and_cannot_is_told(package, module: str, why: str) -> None:
+def test_board_provider_failure_names_package(package, module: str, why: str) -> None:
     package(module, "[hil.board_providers]\nlab = MODULE:X\n")
     with pytest.raises(
         (UsageError, BoardUnreachable), match=f"'lab' of hil.board_providers, of the package vendor 1.0, {why}"
@@ -94,13 +94,13 @@ def test_who_lends_boards_and_cannot_is_told(package, module: str, why: str) -> 
         ("def X(address, config): return 3", "failed: TypeError: it returned 3: expected Link"),
     ],
 )
-def test_a_link_that_is_none_is_told(package, module: str, why: str) -> None:
+def test_link_failure_names_package(package, module: str, why: str) -> None:
     package(module, "[hil.links]\nusb = MODULE:X\n")
     with pytest.raises((UsageError, BoardUnreachable), match=f"'usb' of hil.links, of the package vendor 1.0, {why}"):
         open_link(BoardChoice(load_board("generic"), "usb:3"))
 
 
-def test_an_importer_that_cannot_look_at_a_file_leaves_it_to_the_others(package, tmp_path: Path) -> None:
+def test_importer_failure_falls_back_to_other_importers(package, tmp_path: Path) -> None:
     package(
         "from hil.plugins import Importer\nX = Importer(('.x',), lambda head: head.no, 'm:f')",
         "[hil.importers]\nodd = MODULE:X\nbroken = MODULE:Y\n",
@@ -111,7 +111,7 @@ def test_an_importer_that_cannot_look_at_a_file_leaves_it_to_the_others(package,
     assert "'broken' of hil.importers" in caught.value.hint
 
 
-def test_errors_name_the_package_of_what_is_not_hils_own(package) -> None:
+def test_called_names_package_of_external_parts(package) -> None:
     package("", "[hil.recipes]\nround = MODULE:X\n")
     assert called("recipe", "hil.recipes", "round") == "the recipe round of the package vendor 1.0"
     assert called("recipe", "hil.recipes", "float16") == "the recipe float16"

@@ -10,7 +10,7 @@ from hil.controller.storage.paths import exists, is_file
 @pytest.mark.parametrize(
     "text", ["", "no-such", "x" * 5000, "a\0b", "file/below", "file/", "loop", "folder", "file", "."]
 )
-def test_anything_may_be_asked(text, tmp_path, monkeypatch):
+def test_path_checks_accept_any_text(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("file").touch()

@@ -1,4 +1,4 @@
-"""What a question shows on a terminal: its text, and nothing that the terminal would obey."""
+"""Test that a prompt shows its text without terminal control sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.terminals import terminal
         ("1. push\n2. Straße: ", "1. push\r\n2. Straße: ".encode()),
     ],
 )
-def test_what_a_terminal_would_obey_is_not_written(tmp_path: Path, prompt: str, shown: bytes) -> None:
+def test_prompt_escapes_control_characters(tmp_path: Path, prompt: str, shown: bytes) -> None:
     program = tmp_path / "asking.py"
     program.write_text(f"from hil.controller.storage import prompts\nprint('said', prompts.ask({prompt!a}))\n")
     with terminal(program, cwd=tmp_path, env=os.environ) as asked:

@@ -18,16 +18,16 @@ def finished(store: RunStore, title: str, created: float):
     return run
 
 
-def test_a_run_is_found_by_its_id_a_beginning_latest_and_its_folder(tmp_path):
+def test_store_opens_run_by_id_prefix_latest_or_directory(tmp_path):
     store = RunStore(tmp_path)
     run = store.create("model", {"seed": 1})
     for name in (run.id, run.id[:20], "latest", str(run.folder)):
         assert store.open(name).record["request"] == {"seed": 1}
-    with pytest.raises(UsageError, match="no run"):
+    with pytest.raises(UsageError, match="not found in"):
         store.open("nonesuch")
 
 
-def test_what_goes_on_with_a_run_says_where_it_is_stored(tmp_path, monkeypatch):
+def test_resume_command_includes_custom_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = RunStore().create("model", {})
     assert run.resume_command == f"hil run --resume {run.id}"
@@ -35,11 +35,11 @@ def test_what_goes_on_with_a_run_says_where_it_is_stored(tmp_path, monkeypatch):
     assert run.resume_command == f"hil run --resume {run.id} --out '{tmp_path}/my runs'"
 
 
-def test_an_ambiguous_beginning_is_refused(tmp_path):
+def test_store_rejects_ambiguous_prefix(tmp_path):
     store = RunStore(tmp_path)
     store.create("a", {})
     store.create("b", {})
-    with pytest.raises(UsageError, match="several runs"):
+    with pytest.raises(UsageError, match="ambiguous run"):
         store.open("2")
 
 
@@ -52,7 +52,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_record_is_told_and_the_others_are_listed(tmp_path, text):
+def test_store_rejects_damaged_record_and_lists_valid_runs(tmp_path, text):
     store = RunStore(tmp_path)
     good, bad = finished(store, "good", 1.0), finished(store, "bad", 2.0)
     (bad.folder / "run.json").write_text(text)
@@ -61,7 +61,7 @@ def test_a_damaged_record_is_told_and_the_others_are_listed(tmp_path, text):
     assert [row["id"] for row in store.summaries()] == [good.id]
 
 
-def test_the_index_follows_what_is_on_disk(tmp_path):
+def test_store_index_follows_files(tmp_path):
     store = RunStore(tmp_path)
     first, second = finished(store, "first", 1.0), finished(store, "second", 2.0)
     assert [row["models"] for row in store.summaries()] == ["first", "second"]
@@ -74,7 +74,7 @@ def test_the_index_follows_what_is_on_disk(tmp_path):
     assert [row["id"] for row in store.summaries()] == [second.id]
 
 
-def test_gc_keeps_the_newest_and_whatever_is_unfinished(tmp_path):
+def test_gc_spares_newest_and_unfinished_runs(tmp_path):
     store = RunStore(tmp_path)
     runs = [finished(store, f"run{number}", float(number)) for number in range(4)]
     runs[0].record["finished"] = False
@@ -83,7 +83,7 @@ def test_gc_keeps_the_newest_and_whatever_is_unfinished(tmp_path):
     assert [row["id"] for row in store.summaries()] == [runs[0].id, runs[3].id]
 
 
-def test_tensors_come_back_from_a_run(tmp_path):
+def test_run_restores_saved_tensors(tmp_path):
     run = RunStore(tmp_path).create("m", {})
     tensors = {"x/y": np.arange(3, dtype=np.float32), "": np.array(["a", "b"], dtype=object)}
     entries = json.loads(json.dumps(run.save_tensors("m", "outputs", tensors)))
@@ -94,19 +94,19 @@ def test_tensors_come_back_from_a_run(tmp_path):
     assert all((run.folder / entry["file"]).resolve().is_relative_to(run.folder.resolve()) for entry in entries)
 
 
-def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
+def test_store_reports_unwritable_directory(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="cannot write to"):
         RunStore(tmp_path / "file").create("m", {})
 
 
-def test_json_has_no_nan():
+def test_jsonable_replaces_nan():
     text = json.dumps(jsonable({"a": math.nan, "b": [math.inf, np.float32(1.5)], "c": b"x"}), allow_nan=False)
     assert json.loads(text) == {"a": "nan", "b": ["inf", 1.5], "c": "b'x'"}
 
 
 @pytest.mark.parametrize("text", ["../x", "/etc/passwd", "a b", "", "..", "x" * 500, "\0"])
-def test_a_safe_name_stays_in_its_folder(tmp_path, text):
+def test_safe_name_stays_in_directory(tmp_path, text):
     path = tmp_path / safe_name(text)
     assert path.parent == tmp_path
     path.write_text("")

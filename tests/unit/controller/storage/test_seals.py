@@ -20,12 +20,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(folder: Path, request: dict) -> bool:
-    with pytest.raises(UsageError, match="not begun by you here"):
+    with pytest.raises(UsageError, match="was not started by this user"):
         check_seal(folder, request)
     return True
 
 
-def test_a_run_is_gone_on_with_by_who_began_it_where_it_is_as_it_is(home, tmp_path, monkeypatch):
+def test_seal_accepts_unchanged_run_of_same_user(home, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()
     assert refused(folder, ASKED)
@@ -40,14 +40,14 @@ def test_a_run_is_gone_on_with_by_who_began_it_where_it_is_as_it_is(home, tmp_pa
     assert refused(folder, ASKED)
 
 
-def test_a_seal_that_is_none_is_refused(home, tmp_path):
+def test_check_seal_rejects_malformed_seal(home, tmp_path):
     seal(tmp_path, ASKED)
     for text in (b"", b"\xff\xfe", b"0" * 64, b"a" * (1 << 20)):
         (tmp_path / ".begun").write_bytes(text)
         assert refused(tmp_path, ASKED)
 
 
-def test_without_a_home_a_run_is_made_all_the_same(tmp_path, monkeypatch):
+def test_store_creates_run_without_user_directory(tmp_path, monkeypatch):
     monkeypatch.setattr("hil.controller.storage.runs.user_folder", lambda: None)
     run = RunStore(tmp_path / "runs").create("a", {"a": 1})
     assert refused(run.folder, {"a": 1})
@@ -72,7 +72,7 @@ INDEXES = {
 
 
 @pytest.mark.parametrize("made", INDEXES.values(), ids=INDEXES.keys())
-def test_an_index_that_somebody_else_made_deletes_nothing_and_is_not_believed(made, tmp_path):
+def test_store_ignores_foreign_index(made, tmp_path):
     (tmp_path / "victim").mkdir()
     store = RunStore(tmp_path / "runs")
     run = store.create("a", {})
@@ -85,7 +85,7 @@ def test_an_index_that_somebody_else_made_deletes_nothing_and_is_not_believed(ma
     assert (tmp_path / "victim").is_dir()
 
 
-def test_a_link_in_the_indexes_place_is_not_written_through(tmp_path):
+def test_store_replaces_symlinked_index_without_writing_target(tmp_path):
     with sqlite3.connect(tmp_path / "precious.sqlite") as database:
         database.execute("create table mine (a)")
     store = RunStore(tmp_path / "runs")
@@ -96,7 +96,7 @@ def test_a_link_in_the_indexes_place_is_not_written_through(tmp_path):
     assert (tmp_path / "precious.sqlite").read_bytes() == before
 
 
-def test_a_link_among_the_runs_is_not_deleted_nor_what_it_leads_to(tmp_path):
+def test_gc_ignores_symlinked_run(tmp_path):
     elsewhere = RunStore(tmp_path / "elsewhere").create("a", {})
     elsewhere.record.update(finished=True)
     elsewhere.save()
@@ -118,7 +118,7 @@ def test_a_link_among_the_runs_is_not_deleted_nor_what_it_leads_to(tmp_path):
         {"cases": [3]},
     ],
 )
-def test_a_record_that_says_nonsense_is_no_run(change, tmp_path):
+def test_store_skips_record_with_invalid_fields(change, tmp_path):
     store = RunStore(tmp_path / "runs")
     run = store.create("a", {})
     run.record.update(change)
@@ -127,8 +127,8 @@ def test_a_record_that_says_nonsense_is_no_run(change, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../secret.npy", "link.npy"])
-def test_a_record_names_no_file_outside_its_run(name, tmp_path):
+def test_load_tensors_rejects_file_outside_run(name, tmp_path):
     run = RunStore(tmp_path).create("a", {})
     (run.folder / "link.npy").symlink_to("/etc/passwd")
-    with pytest.raises(UsageError, match="no file of the run"):
+    with pytest.raises(UsageError, match="not a file of the run"):
         run.load_tensors([{"name": "x", "dtype": "float32", "file": name}])

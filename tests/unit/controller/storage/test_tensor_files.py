@@ -1,4 +1,4 @@
-"""Files that hold tensors, of people whom nobody knows."""
+"""Test tensor files from untrusted sources."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _external() -> TensorProto:
     ],
     ids=["huge", "negative", "short", "packed", "dtype", "text", "empty", "external"],
 )
-def test_a_hostile_onnx_tensor_is_refused(tmp_path: Path, tensor: TensorProto):
+def test_load_pb_rejects_hostile_tensor(tmp_path: Path, tensor: TensorProto):
     (tmp_path.parent / "secret").write_bytes(bytes(8))
     (tmp_path / "x.pb").write_bytes(tensor.SerializeToString())
-    with pytest.raises(UsageError, match="holds no ONNX tensor"):
+    with pytest.raises(UsageError, match="is not an ONNX tensor"):
         load_pb(tmp_path / "x.pb")
 
 
-def test_an_onnx_tensor_is_read(tmp_path: Path):
+def test_load_pb_reads_onnx_tensor(tmp_path: Path):
     array = np.arange(6, dtype=np.int8).reshape(2, 3)
     (tmp_path / "x.pb").write_bytes(numpy_helper.from_array(array).SerializeToString())
     assert (load_pb(tmp_path / "x.pb") == array).all()

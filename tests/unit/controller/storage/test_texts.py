@@ -1,4 +1,4 @@
-"""Texts for people: what errors of other people's code say, in a line, and tables."""
+"""Test texts for users: error lines, times, and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.controller.workloads.suites.torch_cases import find_tests
 @pytest.mark.parametrize(
     ("text", "line"), [("", "ValueError"), (" \n\n", "ValueError"), ("\n  why \n more", "why"), ("x" * 11, "x" * 10)]
 )
-def test_the_first_line_that_says_something_is_told(text: str, line: str) -> None:
+def test_first_line_returns_first_nonempty_line(text: str, line: str) -> None:
     assert first_line(ValueError(text), most=10) == line
 
 
@@ -23,11 +23,11 @@ def test_the_first_line_that_says_something_is_told(text: str, line: str) -> Non
     ("value", "text"),
     [(None, "-"), (0.0, "0 s"), (5.25e-9, "5.25 ns"), (5.95e-5, "59.5 us"), (1.5, "1.5 s"), (125.0, "2 min 05 s")],
 )
-def test_a_time_is_told_with_three_digits_and_its_unit(value: float | None, text: str) -> None:
+def test_seconds_formats_three_digits_with_unit(value: float | None, text: str) -> None:
     assert seconds(value) == text
 
 
-def test_a_library_beside_a_torch_that_it_was_not_built_for_is_told_with_a_way_out(tmp_path, monkeypatch) -> None:
+def test_import_hint_explains_torchvision_mismatch(tmp_path, monkeypatch) -> None:
     package = tmp_path / "made_tests"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -35,8 +35,8 @@ def test_a_library_beside_a_torch_that_it_was_not_built_for_is_told_with_a_way_o
     (package / "test_absent.py").write_text("import a_package_that_is_not_there.at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     absent, vision = find_tests("made_tests", quantize=False)
-    assert "nms does not exist; the torchvision here was built for another torch" in vision["problem"]
-    assert "index of CPU builds" in vision["problem"]
+    assert "nms does not exist; torchvision was built for a different torch" in vision["problem"]
+    assert "CPU package index" in vision["problem"]
     assert absent["problem"].endswith("pip install a_package_that_is_not_there")
     assert import_hint(RuntimeError("something else")) == ""
 
@@ -47,7 +47,7 @@ def printed(width: int, *args: object, **settings: object) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_a_table_shows_texts_as_they_are_and_folds_what_does_not_fit() -> None:
+def test_table_shows_text_verbatim_and_wraps_long_cells() -> None:
     rows = [("[red]a[/]", "1", Text("x")), ("b" * 12, "23", "")]
     assert printed(80, ("name", "n", "end"), rows, numbers=("n",)) == [
         "name           n  end",
@@ -58,11 +58,11 @@ def test_a_table_shows_texts_as_they_are_and_folds_what_does_not_fit() -> None:
     assert narrow[1:] == ["[red]a[/]    1", "bbbbbbbbbbb 23", "b"]
 
 
-def test_a_table_without_heads_has_no_line_for_them() -> None:
+def test_table_omits_empty_header() -> None:
     assert printed(80, ("", ""), [("a", "b")]) == ["a  b"]
 
 
-def test_lines_are_aligned_by_the_room_that_their_characters_take() -> None:
+def test_aligned_uses_display_width() -> None:
     rows = [["name", "shape", "n"], ["漢字", "2x3", "10"], ["[x]", "2", "9"]]
     assert list(aligned(rows, left=2, gap=1)) == ["name shape  n", "漢字 2x3   10", "[x]  2      9"]
 
@@ -80,11 +80,11 @@ def test_lines_are_aligned_by_the_room_that_their_characters_take() -> None:
         ("a\ttab", ["  note         a       tab"]),
     ],
 )
-def test_a_labelled_line_goes_on_below_its_text(text: str, lines: list[str]) -> None:
+def test_say_wraps_and_indents_text(text: str, lines: list[str]) -> None:
     assert said(40, text) == lines
 
 
-def test_a_terminal_that_is_too_narrow_for_a_labelled_line_breaks_it_itself() -> None:
+def test_say_ignores_width_of_narrow_terminal() -> None:
     assert said(10, "20 characters, a line") == ["  note         20 characters, a", "               line"]
 
 

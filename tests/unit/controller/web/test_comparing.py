@@ -36,7 +36,7 @@ def compared(tmp_path):
     return compare
 
 
-def test_the_page_says_what_suite_diff_says(tmp_path, compared):
+def test_comparison_matches_suite_diff(tmp_path, compared):
     rolled = random.Random(5)
     records = large_run(300)
     other = [
@@ -69,8 +69,8 @@ def test_the_page_says_what_suite_diff_says(tmp_path, compared):
     assert (found.device_cases, found.device_few) == (told.device_cases, told.device_few)
 
 
-def test_outputs_are_compared_by_their_names(tmp_path, compared):
-    """The worst output of each side is another one: nothing is told of one beside the other."""
+def test_comparison_matches_outputs_by_name(tmp_path, compared):
+    """Each side has another worst output; they must not be compared with each other."""
     features, prob = comparison(name="features", sqnr_db=133.0, max_abs=2e-6), comparison(name="prob")
     before = {**prob, "sqnr_db": 138.0, "max_abs": 1.19e-7}, {**prob, "sqnr_db": 98.5, "max_abs": 8.58e-6}
     a = suite_run(tmp_path / "runs" / "a", [case("m", outputs=(features, before[0])), case("one", outputs=(features,))])
@@ -93,7 +93,7 @@ def test_outputs_are_compared_by_their_names(tmp_path, compared):
         assert "output prob" in client.get("/compare?a=a&b=b").text
 
 
-def test_what_a_case_had_before_it_was_run_again_is_no_output_of_it(tmp_path, compared):
+def test_comparison_ignores_outputs_of_repeated_case(tmp_path, compared):
     several = comparison(name="x", max_abs=1.0), comparison(name="y", max_abs=1.0)
     suite_run(tmp_path / "runs" / "a", [case("m", outputs=several)])
     again = [case("m", outputs=several), case("m", "TIMEOUT")]
@@ -102,7 +102,7 @@ def test_what_a_case_had_before_it_was_run_again_is_no_output_of_it(tmp_path, co
 
 
 @pytest.mark.parametrize("sessions", [1, 3])
-def test_cases_of_any_number_of_outputs_are_compared_as_suite_diff_does(tmp_path, compared, sessions):
+def test_comparison_of_multiple_outputs_matches_suite_diff(tmp_path, compared, sessions):
     rolled = random.Random(3)
 
     def outputs():
@@ -126,19 +126,19 @@ def test_cases_of_any_number_of_outputs_are_compared_as_suite_diff_does(tmp_path
 
 
 def times(folder: Path, name: str, values, outcome="PASS", **other):
-    """A session with a case whose device time is each of the values."""
+    """Write a session with one case for each device time."""
     records = [case(f"m_{n}", outcome, device_p50_ns=v, device_p90_ns=v * 1.05, **other) for n, v in enumerate(values)]
     return suite_run(folder / "runs" / name, records)
 
 
-def test_one_cold_iteration_tells_nothing(tmp_path, compared):
+def test_comparison_ignores_single_cold_iteration(tmp_path, compared):
     times(tmp_path, "a", [1e5], iterations=1, cold=True)
     times(tmp_path, "b", [9e5], iterations=1, cold=True)
     (mover,) = [one for one in compared(["a"], ["b"]).movers if one.what == "device_p50_ns"]
     assert mover.verdict == NOTHING and not mover.decided and mover.comparison is None
 
 
-def test_two_single_runs_have_no_interval_and_need_a_large_change(tmp_path, compared):
+def test_single_runs_require_large_change(tmp_path, compared):
     times(tmp_path, "a", [1e5, 1e5])
     times(tmp_path, "b", [1.1e5, 1.5e5])
     found = [one for one in compared(["a"], ["b"]).movers if one.what == "device_p50_ns"]
@@ -146,7 +146,7 @@ def test_two_single_runs_have_no_interval_and_need_a_large_change(tmp_path, comp
     assert all(one.comparison is None for one in found)
 
 
-def test_sets_tell_a_small_change_with_its_interval(tmp_path, compared):
+def test_sets_detect_small_change_with_interval(tmp_path, compared):
     rolled = random.Random(1)
     for number in range(8):
         times(tmp_path, f"a{number}", [1e5 * rolled.gauss(1, 0.01), 1e5 * rolled.gauss(1, 0.01)])
@@ -158,7 +158,7 @@ def test_sets_tell_a_small_change_with_its_interval(tmp_path, compared):
     assert (slower.count_before, slower.count_after) == (8, 8)
 
 
-def test_sets_are_judged_case_by_case_as_one_case_is(tmp_path, compared):
+def test_sets_are_compared_case_by_case(tmp_path, compared):
     rolled = random.Random(2)
     sides, programs = {"a": [], "b": []}, ("", "blake3:00ff", "blake3:00fe")
     for name in (f"{side}{number}" for side in sides for number in range(5)):
@@ -213,7 +213,7 @@ def _verdict_on_times(was, now):
     return SAME if told is None else "slower" if told.worse else "faster"
 
 
-def test_a_session_that_was_written_on_is_read_again(tmp_path, compared):
+def test_comparison_reloads_changed_session(tmp_path, compared):
     times(tmp_path, "a", [1e5, 1e5])
     times(tmp_path, "b", [1e5])
     assert compared(["a"], ["b"]).counts["gone"] == 1
@@ -222,16 +222,16 @@ def test_a_session_that_was_written_on_is_read_again(tmp_path, compared):
     assert (found.total, found.counts["device_p50_ns"], found.counts["gone"]) == (2, 1, 0)
 
 
-def test_a_side_of_too_many_results_is_refused(tmp_path, compared, monkeypatch):
+def test_comparison_rejects_side_above_sample_limit(tmp_path, compared, monkeypatch):
     times(tmp_path, "a", [1e5] * 3)
     times(tmp_path, "b", [1e5] * 2)
     monkeypatch.setattr(side_cases, "MOST_SAMPLES", 4)
     assert compared(["a"], ["b"]).total == 3
-    with pytest.raises(UsageError, match="more than 4 results"):
+    with pytest.raises(UsageError, match="more than 4 case results"):
         compared(["a", "b"], ["b"])
 
 
-def test_a_case_that_fails_in_one_session_of_a_set_is_newly_failing(tmp_path, compared):
+def test_case_failing_in_any_session_counts_as_broken(tmp_path, compared):
     times(tmp_path, "a", [1e5])
     times(tmp_path, "b1", [1e5])
     times(tmp_path, "b2", [1e5], outcome="FAIL")
@@ -239,16 +239,16 @@ def test_a_case_that_fails_in_one_session_of_a_set_is_newly_failing(tmp_path, co
     assert pair.move == "broke" and pair.after.outcomes == {"PASS": 1, "FAIL": 1}
 
 
-def test_a_filter_is_a_side(tmp_path, compared):
+def test_filter_selects_sessions_of_side(tmp_path, compared):
     for name, board, time in (("one", "x", 1e5), ("two", "y", 3e5)):
         suite_run(tmp_path / "runs" / name, [case("c", board=board, device_p50_ns=time)], boards=[board])
     found = compared([], [], {"board": "x"}, {"board": "y"})
     assert [one.verdict for one in found.movers if one.what == "device_p50_ns"] == ["slower"]
-    with pytest.raises(UsageError, match="no session has board z"):
+    with pytest.raises(UsageError, match="sessions with board z not found"):
         compared([], [], {"board": "x"}, {"board": "z"})
 
 
-def test_the_natural_baseline_ran_the_same_before(tmp_path):
+def test_baseline_selects_previous_session_of_same_kind(tmp_path):
     for number, (name, flow) in enumerate([("a", "iree"), ("b", "tflite"), ("c", "iree"), ("d", "iree")]):
         suite_run(tmp_path / "runs" / name, [case("c")], flow=flow, started=1e9 + number)
     with Writer(tmp_path / "index.sqlite") as writer:
@@ -262,7 +262,7 @@ SAMPLES = st.lists(st.floats(-0.05, 0.05), min_size=6, max_size=12)
 
 
 @given(st.floats(0.5, 2), SAMPLES, SAMPLES)
-def test_swapped_samples_give_the_inverse_ratio(ratio, first, second):
+def test_swapped_samples_give_inverse_ratio(ratio, first, second):
     a, b = np.exp(first), ratio * np.exp(second)
     there, back = (compare_samples(x, y, min_effect=0.0) for x, y in ((a, b), (b, a)))
     assert there.ratio * back.ratio == pytest.approx(1)
@@ -270,13 +270,13 @@ def test_swapped_samples_give_the_inverse_ratio(ratio, first, second):
     assert there.interval.low <= there.ratio * (1 + 1e-12) and there.ratio <= there.interval.high * (1 + 1e-12)
 
 
-def test_absurd_times_have_an_interval():
+def test_extreme_times_have_finite_interval():
     found = compare_samples(np.array([1e-300] * 6), np.array([1e300, 1.0] * 3), min_effect=0.03)
     assert math.isfinite(found.interval.high)
 
 
 @pytest.mark.parametrize(("many", "few"), [(8, 8), (12, 1), (20, 6)])
-def test_equal_samples_are_rarely_told_apart(many, few):
+def test_equal_samples_rarely_differ(many, few):
     rolled = np.random.default_rng(3)
     tries = 2000
     wrong = sum(
@@ -289,12 +289,12 @@ def test_equal_samples_are_rarely_told_apart(many, few):
     assert wrong / tries < 0.02
 
 
-def test_too_few_samples_have_no_interval():
+def test_interval_requires_enough_samples():
     assert compare_samples(np.ones(3), np.ones(3), min_effect=0.03) is None
     assert compare_samples(np.ones(6), np.ones(0), min_effect=0.03) is None
 
 
-def test_the_page_opens_with_whatever_is_asked(tmp_path):
+def test_compare_page_handles_valid_and_invalid_queries(tmp_path):
     runs = tmp_path / "runs"
     suite_run(runs / "a", [case("<b>&"), case("c")], started=1e9)
     suite_run(runs / "b", [case("<b>&", "FAIL"), case("new")], started=2e9)
@@ -313,7 +313,7 @@ def test_the_page_opens_with_whatever_is_asked(tmp_path):
             answer = client.get(f"/compare?{query}")
             assert answer.status_code == 200, query
             assert "<b>&" not in answer.text
-        assert "the previous of the same kind" in client.get("/compare?b=b").text
+        assert "previous session of the same kind" in client.get("/compare?b=b").text
         for query in ("a=none", "a=a&b=b&show=what", "a=a&b=b&show=broke&order=what", "a.last=x", "b.board=none"):
             assert client.get(f"/compare?{query}").status_code == 404, query
         marked = client.get("/compare?s=b&s=a", follow_redirects=False)
@@ -322,16 +322,16 @@ def test_the_page_opens_with_whatever_is_asked(tmp_path):
         assert "/compare?b=b" in client.get("/session?id=b").text
 
 
-def test_a_model_that_is_another_file_is_said_to_be(tmp_path):
+def test_compare_page_reports_changed_model_file(tmp_path):
     for name, digest in (("a", "blake3:aaaa1"), ("b", "blake3:bbbb2")):
         write_suite(tmp_path, name, [{"id": "net_full_model", "model": "net"}], models={"net": {"digest": digest}})
     write_record(tmp_path / "c" / "bisect.json", {"schema": 1, "model": "net.onnx", "model_digest": "blake3:bbbb2"})
     write_run(tmp_path, "d", [{"name": "net", "model": {"format": "onnx", "digest": "blake3:aaaa1"}}])
     with asking(tmp_path) as client:
         for query, told in (("a=a&b=b", True), ("a=c&b=b", False), ("a=d&b=a", False), ("a=d&b=c", True)):
-            assert ("the model net is another" in client.get(f"/compare?{query}").text) is told, query
-        assert "the model net is another: aaaa1 before, bbbb2 after" in client.get("/compare?a=a&b=b").text
+            assert ("model net changed" in client.get(f"/compare?{query}").text) is told, query
+        assert "model net changed: aaaa1 before, bbbb2 after" in client.get("/compare?a=a&b=b").text
 
 
-def test_sides_have_names(tmp_path):
+def test_side_name_describes_filter(tmp_path):
     assert Side([], {"board": "x"}).name == "board x"

@@ -1,4 +1,4 @@
-"""Tables of pages as CSV: the same rows, numbers as numbers, and nothing that a spreadsheet would execute."""
+"""Test page tables as CSV: same rows, plain numbers, and no cells that a spreadsheet would execute."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_sessions_cases(root: Path) -> None:
+def test_session_csv_contains_filtered_cases(root: Path) -> None:
     with asking(root) as client:
         answer = client.get("/session.csv?id=a")
         failing = rows_of(client.get("/session.csv?id=a&outcome=failing").text)
@@ -54,7 +54,7 @@ def test_a_sessions_cases(root: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["/session.csv?id=a", "/sessions.csv", "/compare.csv?a=a&b=b"])
-def test_no_cell_is_a_formula(root: Path, address: str) -> None:
+def test_csv_cells_never_contain_formulas(root: Path, address: str) -> None:
     with asking(root) as client:
         answer = client.get(address)
     assert answer.status_code == 200
@@ -64,7 +64,7 @@ def test_no_cell_is_a_formula(root: Path, address: str) -> None:
     assert len(cells) > 20 and formulas == []
 
 
-def test_a_comparison_has_what_its_page_has(root: Path) -> None:
+def test_compare_csv_contains_page_tables(root: Path) -> None:
     with asking(root) as client:
         rows = rows_of(client.get("/compare.csv?a=a&b=b").text)
         broke = rows_of(client.get("/compare.csv?a=a&b=b&show=broke").text)
@@ -73,23 +73,23 @@ def test_a_comparison_has_what_its_page_has(root: Path) -> None:
     assert [row for row in rows if row["table"] == "broke"] == broke
 
 
-def test_a_long_table_comes_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_streams_long_table_and_reports_row_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with asking(root) as client:
         whole = client.get("/session.csv?id=a").text
         monkeypatch.setattr(csv_answer, "AT_A_TIME", 2)
         assert client.get("/session.csv?id=a").text == whole
-        # What is left out is told, be it one row.
+        # Omitted rows are reported, even a single one.
         monkeypatch.setattr(csv_answer, "MOST_ROWS", len(FORMULAS))
         cut = client.get("/session.csv?id=a").text
         monkeypatch.setattr(csv_answer, "MOST_ROWS", len(FORMULAS) - 2)
         sides = [client.get(f"/compare.csv?a=a&b=b{one}").text for one in ("", "&show=broke")]
-    assert whole.startswith(cut.rpartition(f"only the first {len(FORMULAS)} rows")[0])
+    assert whole.startswith(cut.rpartition(f"truncated after {len(FORMULAS)} rows")[0])
     for text, most in ((cut, len(FORMULAS)), *((one, len(FORMULAS) - 2) for one in sides)):
-        assert len(rows_of(text)) == most + 1 and text.splitlines()[-1].startswith(f"only the first {most} rows")
+        assert len(rows_of(text)) == most + 1 and text.splitlines()[-1].startswith(f"truncated after {most} rows")
 
 
 def taken(client, page: str, route: str) -> list[dict[str, str]]:
-    """The rows of the CSV that a page links; of several tables of a route those of the one that is named no further."""
+    """Return the rows of the CSV linked on a page. Of several links to a route, use the shortest."""
     answer = client.get(page)
     assert answer.status_code == 200, answer.text
     links = [unescape(one) for one in re.findall(rf'href="({re.escape(route)}[^"]*)" download', answer.text)]
@@ -100,7 +100,7 @@ def taken(client, page: str, route: str) -> list[dict[str, str]]:
     return rows_of(found.text)
 
 
-def test_every_table_of_numbers_is_linked_as_csv(tmp_path: Path) -> None:
+def test_pages_link_number_tables_as_csv(tmp_path: Path) -> None:
     for number in range(12):
         time, outcome = (100.5 if number < 6 else 200.25), "FAIL" if number > 7 else "PASS"
         case = {"id": "=case", "device_p50_ns": time, "iterations": 20, "outcome": outcome, "ended": outcome}
@@ -145,13 +145,14 @@ def test_every_table_of_numbers_is_linked_as_csv(tmp_path: Path) -> None:
         assert client.get("/session/table.csv?id=night-00").status_code == 404
 
 
-def test_a_farms_tables_are_linked_as_csv(tmp_path: Path) -> None:
+def test_farm_pages_link_tables_as_csv(tmp_path: Path) -> None:
     farm = FakeFarm()
     farm.boards = [board("pi", job="1", user="=ada", labels={"name": "pi"}), board("nano", "quarantined", failures=3)]
     farm.jobs = [job("1", "running"), job("2", "done")]
     farm.happen("board.quarantined", board="nano", reason="=FAIL")
     farm.happen("job.granted", board="pi", job="1", lease=4)
-    with farm.link() as link, asking(tmp_path, farm=link) as client:
+    with farm.link() as link, asking(tmp_path, token="t", farm=link) as client:
+        client.headers["authorization"] = "Bearer t"
         boards = taken(client, "/boards", "/boards.csv")
         assert [(row["name"], row["user"], row["failures"]) for row in boards] == [
             ("pi", "'=ada", "0"),
@@ -168,7 +169,7 @@ def test_a_farms_tables_are_linked_as_csv(tmp_path: Path) -> None:
 
 
 class Tables(HTMLParser):
-    """The tables of a page: of each its region's label, the rows that hold something, and the CSV that follows it."""
+    """Parse the tables of a page: the label of the region, the number of filled rows, and the CSV link below."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -187,7 +188,7 @@ class Tables(HTMLParser):
         elif tag == "tr" and self._in_body:
             self.found[-1][1] += 1
         elif tag == "td" and "colspan" in values:
-            self.found[-1][1] -= 1  # it says that there is nothing
+            self.found[-1][1] -= 1  # an empty-table notice
         elif tag == "a" and "download" in values and ".csv" in (values["href"] or "") and self.found:
             self.found[-1][2] = self.found[-1][2] or values["href"]
 
@@ -196,7 +197,7 @@ class Tables(HTMLParser):
 
 
 def check_tables(client: TestClient, page: str) -> set[str]:
-    """Take each table of a page as CSV: it has the page's rows, or more of them. Returns the tables' labels."""
+    """Fetch each table of a page as CSV and check that it has at least the page's rows. Return the labels."""
     answer = client.get(page)
     assert answer.status_code == 200, (page, answer.text)
     tables = Tables(answer.text).found
@@ -214,7 +215,7 @@ def check_tables(client: TestClient, page: str) -> set[str]:
     return {label for label, _, _ in tables}
 
 
-def test_every_table_of_every_page_is_csv_too(tmp_path: Path) -> None:
+def test_every_page_table_has_csv(tmp_path: Path) -> None:
     onnx.save(residual_cnn(), tmp_path / "net.onnx")
     output = {"name": "=y", "passed": True, "max_abs": 0.25, "sqnr_db": 40, "shape": [2, 3], "dtype": "float32"}
     others = [{"against": "=other", "outcome": "PASS", "outputs": [output]}]
@@ -250,7 +251,8 @@ def test_every_table_of_every_page_is_csv_too(tmp_path: Path) -> None:
     farm.boards[0]["user"] = "=ada"
     attempt = {"lease": 1, "board": "pi", "fence": 1, "granted_at": at(1005), "ended_at": None, "reason": "=x"}
     farm.jobs[0]["attempts_made"] = [attempt]
-    with farm.link() as link, asking(tmp_path, farm=link) as client:
+    with farm.link() as link, asking(tmp_path, token="t", farm=link) as client:
+        client.headers["authorization"] = "Bearer t"
         farms = ("/boards", "/board?name=pi", "/queue", "/job?name=1", "/job?name=2")
         seen = {label for page in (*pages, *farms) for label in check_tables(client, page)}
         (first,) = rows_of(client.get("/case.csv?id=night-00&case=%3Dcase&beside=1").text)
@@ -275,7 +277,7 @@ def test_every_table_of_every_page_is_csv_too(tmp_path: Path) -> None:
             *("/jobs.csv?state=x", "/boards/use.csv?hours=3", "/job/jobs.csv?name=x", "/job/leases.csv?name=9"),
         ):
             assert client.get(wrong).status_code == 404, wrong
-    # A table of a page that was not looked at would not be noticed: all that the templates have were seen.
+    # Check that the pages above include all tables of the templates.
     templates = resources.files("hil.controller.web").joinpath("templates")
     written = {
         label

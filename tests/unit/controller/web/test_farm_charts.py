@@ -1,4 +1,4 @@
-"""The numbers of a farm's charts."""
+"""Test the numbers of a farm's charts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hil.controller.web.farm_charts import PARTS, stays_chart, wait_chart
 HOUR = 3600.0
 
 
-def test_the_use_of_boards_is_in_per_cent() -> None:
+def test_stays_chart_shows_board_use_in_percent() -> None:
     farm = FakeFarm()
     farm.happen("job.granted", board="pi", job="1", lease=1, at=at(HOUR / 2))
     farm.happen("lease.ended", board="pi", job="1", lease=1, at=at(HOUR / 2 + 50))
@@ -25,15 +25,15 @@ def test_the_use_of_boards_is_in_per_cent() -> None:
     assert chart.known_since is None
 
 
-def test_a_chart_says_where_not_all_was_read() -> None:
+def test_stays_chart_marks_start_of_known_events() -> None:
     farm = FakeFarm()
     farm.happen("job.granted", board="pi", job="1", lease=1, at=at(1800))
     assert stays_chart(stays(farm.events), True, ["pi"], 1, now=HOUR).known_since == 1800.0
 
 
-def test_how_long_jobs_waited() -> None:
+def test_wait_chart_shows_waits_of_jobs() -> None:
     jobs = [job(str(wait), "done", queued_at=at(0), started_at=at(wait)) for wait in (10, 20, 30)]
     chart, waits = wait_chart([*jobs, job("4")], 1, now=HOUR)
     assert (waits[0].jobs, waits[0].half, waits[0].most) == (3, 20.0, 30.0)
-    assert chart.lines["half within"][:2] == [20.0, None]
-    assert chart.lines["95 of 100 within"][:2] == [30.0, None]
+    assert chart.lines["median"][:2] == [20.0, None]
+    assert chart.lines["95th percentile"][:2] == [30.0, None]

@@ -1,4 +1,4 @@
-"""What a farm's jobs made, among the sessions."""
+"""Test the mirror of a farm's job results among the sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_has_ended_is_fetched_and_each_content_once(tmp_path: Path) -> None:
+def test_mirror_downloads_ended_jobs_without_duplicates(tmp_path: Path) -> None:
     farm = FakeFarm()
     farm.end("1", {"run.json": RUN, "digits/outputs/0-y.npy": b"same"})
     farm.end("2.1", {"run.json": RUN, "a.log": b"same"}, Kind.BUNDLE)
@@ -44,7 +44,7 @@ def test_what_has_ended_is_fetched_and_each_content_once(tmp_path: Path) -> None
         assert len(farm.fetched) == 3 and [what for _, what in farm.asked[asked:] if what == "result"] == []
 
 
-def test_what_goes_on_or_made_nothing_is_left_alone(tmp_path: Path) -> None:
+def test_mirror_skips_incomplete_and_empty_submissions(tmp_path: Path) -> None:
     farm = FakeFarm()
     farm.end("1.1", {"run.json": RUN})
     farm.jobs += [job("1.2", "running"), job("2", "cancelled"), job("3", "done", kind="lease"), job("4")]
@@ -54,7 +54,7 @@ def test_what_goes_on_or_made_nothing_is_left_alone(tmp_path: Path) -> None:
         assert names(mirror.runs) == [] and farm.fetched == []
 
 
-def test_what_is_no_longer_there_is_not_asked_for_again_and_hinders_nothing(tmp_path: Path) -> None:
+def test_mirror_skips_unavailable_and_unsafe_files(tmp_path: Path) -> None:
     farm = FakeFarm()
     farm.end("1", {"run.json": RUN})
     farm.end("2", {"../../evil": b"x"})
@@ -69,7 +69,7 @@ def test_what_is_no_longer_there_is_not_asked_for_again_and_hinders_nothing(tmp_
         assert [what for _, what in farm.asked[count:] if what != "events"] == ["jobs"]
 
 
-def test_no_folder_is_called_as_a_farm_likes(tmp_path: Path) -> None:
+def test_mirror_ignores_directory_names_from_farm(tmp_path: Path) -> None:
     farm = FakeFarm()
     farm.end("1", {"run.json": RUN}, Kind.BUNDLE)
     farm.end("2.1", {"run.json": RUN}, Kind.BUNDLE)
@@ -86,16 +86,16 @@ def test_no_folder_is_called_as_a_farm_likes(tmp_path: Path) -> None:
         assert (tmp_path / "other").exists()
 
 
-def test_a_farm_that_answers_nonsense_is_away_until_it_does_not(tmp_path: Path) -> None:
+def test_farm_link_reports_invalid_responses_and_recovers(tmp_path: Path) -> None:
     farm = FakeFarm()
     with farm.link() as link:
         farm.events.append({"at": "now", "board": "", "job": ""})
-        eventually(lambda: "does not know" in link.trouble)
+        eventually(lambda: "unexpected response" in link.trouble)
         farm.events.clear()
         eventually(lambda: not link.trouble)
 
 
-def test_a_farm_that_goes_away_while_it_sends_is_asked_again(tmp_path: Path) -> None:
+def test_mirror_retries_after_farm_outage(tmp_path: Path) -> None:
     farm = FakeFarm()
     farm.end("1", {"run.json": RUN, "more": b"more"})
     data = farm.files.pop(digest_of(b"more"))
@@ -110,7 +110,7 @@ def test_a_farm_that_goes_away_while_it_sends_is_asked_again(tmp_path: Path) -> 
         assert len(farm.fetched) == 2
 
 
-def test_another_farms_job_of_the_same_name_takes_its_place(tmp_path: Path) -> None:
+def test_mirror_replaces_job_of_other_farm(tmp_path: Path) -> None:
     for text, queued in ((b"one", "2026-01-01T00:00:00+00:00"), (b"two", "2026-02-01T00:00:00+00:00")):
         farm = FakeFarm()
         farm.end("1", {"run.json": text})
@@ -120,13 +120,65 @@ def test_another_farms_job_of_the_same_name_takes_its_place(tmp_path: Path) -> N
         assert (tmp_path / "runs/1/run.json").read_bytes() == text
 
 
-def test_the_oldest_goes_where_it_is_too_much(tmp_path: Path) -> None:
+def room_used(folder: Path) -> int:
+    """Return the bytes of all files below a directory, with hard links counted once."""
+    found = {path.stat().st_ino: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    return sum(found.values())
+
+
+def test_mirror_deletes_oldest_submissions_at_limit(tmp_path: Path) -> None:
     farm = FakeFarm()
-    for name in ("1", "2", "3"):
-        farm.end(name, {"run.json": name.encode() * 100, "both": b"=" * 100})
     with farm.link() as link:
-        mirror = FarmMirror(link, tmp_path, most_bytes=300)
+        mirror = FarmMirror(link, tmp_path, most_bytes=200_000)
+        for name in map(str, range(1, 9)):
+            farm.end(name, {"run.json": name.encode() * 30_000, "both": b"=" * 100})
+            mirror.look()
+            assert room_used(tmp_path) <= 200_000
+        kept = [path.name for path in mirror.runs.iterdir()]
+        assert "8" in kept and "1" not in kept
+        assert len(list((tmp_path / "blobs").iterdir())) == len(kept) + 1
+        fetched = len(farm.fetched)
         mirror.look()
+        assert len(farm.fetched) == fetched
+
+
+def test_mirror_downloads_newest_submissions_within_limit(tmp_path: Path) -> None:
+    farm = FakeFarm()
+    for name in map(str, range(1, 9)):
+        farm.end(name, {"run.json": name.encode() * 30_000})
+    with farm.link() as link:
+        mirror = FarmMirror(link, tmp_path, most_bytes=200_000)
         mirror.look()
-        assert names(mirror.runs) == ["2/both", "2/run.json", "3/both", "3/run.json"]
-        assert len(list((tmp_path / "blobs").iterdir())) == 3
+        assert {"8", "7", "6"} <= {path.name for path in mirror.runs.iterdir()}
+        assert room_used(tmp_path) <= 200_000
+        fetched = len(farm.fetched)
+        mirror.look()
+        assert len(farm.fetched) == fetched
+
+
+@pytest.mark.parametrize("kind", ["one large file", "many small files", "copies"])
+def test_mirror_rejects_submission_above_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    def no_links(*places: object) -> None:
+        raise OSError
+
+    if kind == "copies":
+        monkeypatch.setattr("os.link", no_links)
+    farm = FakeFarm()
+    farm.end("1", {"run.json": RUN})
+    with farm.link() as link:
+        mirror = FarmMirror(link, tmp_path, most_bytes=200_000)
+        mirror.look()
+        files = {
+            "one large file": {"run.json": b"=" * 10_000_000},
+            "many small files": {f"{number}": str(number).encode() for number in range(300)},
+            "copies": {f"{number}": b"=" * 30_000 for number in range(300)},
+        }[kind]
+        farm.end("2", files)
+        written: list[int] = []
+        monkeypatch.setattr("shutil.copyfile", lambda have, to: written.append(to.write_bytes(have.read_bytes())))
+        mirror.look()
+        assert names(mirror.runs) == ["1/run.json"]
+        assert room_used(tmp_path) < 10_000 and sum(written) <= 200_000
+        count = len(farm.asked)
+        mirror.look()
+        assert [what for _, what in farm.asked[count:] if what == "result"] == []

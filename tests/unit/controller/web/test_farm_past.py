@@ -1,4 +1,4 @@
-"""What is known of a farm's past is what the farm would tell now, and little of it is asked for again."""
+"""Test the cached history of a farm: it equals the farm's answers and repeats few queries."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SIZES |= {"_JOBS_AGAIN": 12, "_LATE": 10, "_ONE_BY_ONE": 3}
 
 
 class Farm:
-    """Boards that take jobs in turn; it answers as a farm does: the newest of so many, the oldest first."""
+    """Farm whose boards run jobs in turn. It answers with the newest rows, oldest first."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0
         self.events: list[dict[str, Any]] = []
-        self.held: list[dict[str, Any]] = []  # events that are told after later ones
+        self.held: list[dict[str, Any]] = []  # events reported after later ones
         self.jobs: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, int]] = []
 
@@ -80,7 +80,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_is_what_the_farm_tells(small: None, seed: int) -> None:
+def test_farm_past_matches_farm(small: None, seed: int) -> None:
     farm, past = Farm(seed), FarmPast()
     for _ in range(30):
         farm.go_on(farm.rng.choice((0, 1, 5, 20, 100)))
@@ -91,7 +91,7 @@ def test_it_is_what_the_farm_tells(small: None, seed: int) -> None:
         assert times(past.jobs(farm.ask)) == times(farm.ask("jobs", limit=80))
 
 
-def test_little_is_asked_for_again(small: None) -> None:
+def test_farm_past_queries_only_recent_rows(small: None) -> None:
     farm, past = Farm(), FarmPast()
     farm.go_on(2000)
     past.prepare(farm.ask)
@@ -104,7 +104,7 @@ def test_little_is_asked_for_again(small: None) -> None:
     assert max(many for _, many in farm.asked) == 40 and len(farm.asked) < 8
 
 
-def test_a_farm_that_was_made_anew_is_read_anew(small: None) -> None:
+def test_farm_past_reloads_recreated_farm(small: None) -> None:
     past = FarmPast()
     for farm in (Farm(1), Farm(2)):
         farm.go_on(500)
@@ -113,7 +113,7 @@ def test_a_farm_that_was_made_anew_is_read_anew(small: None) -> None:
         farm.now = 9000.0
 
 
-def test_a_job_that_the_farm_has_deleted_is_forgotten(small: None) -> None:
+def test_farm_past_drops_deleted_job(small: None) -> None:
     farm, past = Farm(), FarmPast()
     farm.jobs = {str(number): job(str(number), queued_at=at(number)) for number in range(60)}
     farm.happen("job.queued", "3")

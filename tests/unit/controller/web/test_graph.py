@@ -1,4 +1,4 @@
-"""The graph page and its data, over stored records and no browser."""
+"""Test the graph page and its data on stored records, without a browser."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def by_name(pane, key):
     return dict(zip(pane["names"], pane[key], strict=True))
 
 
-def test_a_bisections_nodes_are_coloured_by_their_errors(tmp_path):
+def test_graph_colors_bisect_nodes_by_error(tmp_path):
     net(tmp_path)
     bisect(tmp_path, *LAYERS)
     with asking(tmp_path) as client:
@@ -85,7 +85,7 @@ def test_a_bisections_nodes_are_coloured_by_their_errors(tmp_path):
     assert "/case?id=bisected&amp;case=Add_block" in page.text
 
 
-def test_the_table_lists_the_worst_first_and_finds_nodes(tmp_path):
+def test_graph_table_sorts_by_error_and_filters_nodes(tmp_path):
     net(tmp_path)
     bisect(tmp_path, *LAYERS)
     with asking(tmp_path) as client:
@@ -97,17 +97,17 @@ def test_the_table_lists_the_worst_first_and_finds_nodes(tmp_path):
     assert part.lstrip().startswith('<div id="nodes">') and "<h1>" not in part
 
 
-def test_without_its_model_a_bisections_nodes_stand_in_its_order(tmp_path):
+def test_graph_lists_bisect_nodes_without_model(tmp_path):
     bisect(tmp_path, *LAYERS)
     with asking(tmp_path) as client:
         text = client.get("/graph?id=bisected").text
         drawn = pane(client, "id=bisected")
     assert drawn["names"] == ["stem", "stem_relu", "block/add"]
     assert (drawn["edges"], drawn["ops"]) == ([], ["Conv", "Conv", "Conv"]), "no edge is drawn that nobody knows"
-    assert "net.onnx is gone" in text and "what takes from what is not known" in text and "edges" not in text
+    assert "net.onnx is missing" in text and "connections unknown" in text and "edges" not in text
 
 
-def test_a_model_outside_of_the_folders_is_read_only_if_its_digest_is_the_records(tmp_path):
+def test_graph_reads_outside_model_only_with_matching_digest(tmp_path):
     roots = tmp_path / "runs"
     path = net(tmp_path)
     bisect(roots, *LAYERS, model=str(path))
@@ -118,14 +118,14 @@ def test_a_model_outside_of_the_folders_is_read_only_if_its_digest_is_the_record
     write_run(roots, "same", [{**case, "verdicts": [verdict]}])
     write_run(roots, "other", [{**case, "model": {"format": "onnx", "digest": "blake3:0"}, "verdicts": [verdict]}])
     with asking(roots) as client:
-        assert "outside of the folders" in client.get("/graph?id=bisected").text
+        assert "outside the served directories" in client.get("/graph?id=bisected").text
         assert "stem" in pane(client, "id=same")["names"] and "stem" in pane(client, "id=known")["names"]
-        assert "not the file that was run" in client.get("/graph?id=changed").text
+        assert "net.onnx has changed since the run, and is outside" in client.get("/graph?id=changed").text
         refused = client.get("/graph?id=other")
-        assert refused.status_code == 404 and "outside of the folders" in refused.text
+        assert refused.status_code == 404 and "outside the served directories" in refused.text
 
 
-def test_a_model_that_has_changed_since_is_said_to_have(tmp_path):
+def test_graph_reports_changed_model(tmp_path):
     path = net(tmp_path)
     write_run(
         tmp_path, "run", [{"name": "net", "path": "net.onnx", "model": {"format": "onnx", "digest": digest(path)}}]
@@ -150,7 +150,7 @@ def profiled(root, run, times):
     write_run(root, run, [{**case, "profiles": [{"kind": "run", "folder": f"{run}/profile"}]}])
 
 
-def test_a_profiles_times_colour_nodes_and_its_operations_are_a_graph(tmp_path):
+def test_graph_shows_profile_times_and_operations(tmp_path):
     profiled(tmp_path, "run", [(("stem", "stem_norm"), 50), (("block/conv1",), 10)])
     with asking(tmp_path) as client:
         drawn = pane(client, "id=run&of2=dispatches")
@@ -163,7 +163,7 @@ def test_a_profiles_times_colour_nodes_and_its_operations_are_a_graph(tmp_path):
     assert beside["names"] == ["dispatch_0", "dispatch_1"]
     assert beside["edges"] == [[0, 1]]
     assert beside["match"][0] == ["dispatch_0", "stem", "stem_norm"]
-    assert "dispatch_0" in chosen and "with the other 1 of its operation" in chosen
+    assert "dispatch_0" in chosen and "shared with 1 other node of the operation" in chosen
     assert {name: one["value"] for name, one in only["net"]["results"].items()} == {
         "stem": 50.0,
         "stem_norm": 50.0,
@@ -171,7 +171,7 @@ def test_a_profiles_times_colour_nodes_and_its_operations_are_a_graph(tmp_path):
     }
 
 
-def test_two_boards_share_one_scale(tmp_path):
+def test_graph_panes_share_color_scale(tmp_path):
     net(tmp_path)
     bisect(tmp_path, *LAYERS)
     bisect(tmp_path, layer("Conv_stem", "stem", error=1.0), name="other")
@@ -181,10 +181,10 @@ def test_two_boards_share_one_scale(tmp_path):
     scale = Scale.of("max_abs", [NodeValue(max_abs=value) for value in (1e-6, 1e-2, 1.0)])
     assert by_name(left, "colours")["block/add"] == scale.colour(NodeValue(max_abs=1e-2))
     assert by_name(right, "colours")["stem"] == scale.colour(NodeValue(max_abs=1.0))
-    assert "max abs error beside" in table
+    assert "max abs error in comparison" in table
 
 
-def test_a_suites_layers_are_found_in_its_model(tmp_path):
+def test_graph_locates_suite_layers_in_model(tmp_path):
     folder = tmp_path / "nets"
     folder.mkdir()
     net(folder)
@@ -200,11 +200,11 @@ def test_a_suites_layers_are_found_in_its_model(tmp_path):
         shutil.rmtree(folder)
         alone = pane(client, "id=suite")
     assert by_name(drawn, "texts")["stem"] == "0.25"
-    assert "1 layers of the suite are not in the model" in text and "case=net_layer_Conv_stem" in text
+    assert "1 layers of the suite are missing from the model" in text and "case=net_layer_Conv_stem" in text
     assert by_name(alone, "texts")["Conv_stem"] == "0.25"
 
 
-def test_hils_own_models_are_drawn_and_a_users_folder_of_that_name_is_not(tmp_path):
+def test_graph_draws_built_in_models_but_not_namesakes(tmp_path):
     cases = [{"id": "mlp_layer_fc", "model": "mlp", "layer": "fc", "outputs": [output("y", 0.5)]}]
     for name, place in (("own", ""), ("users", str(tmp_path / "models"))):
         write_suite(tmp_path, name, cases, source="@models" if name == "own" else "models", suite="models", place=place)
@@ -213,8 +213,8 @@ def test_hils_own_models_are_drawn_and_a_users_folder_of_that_name_is_not(tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["suite", "bisected"])
-def test_every_records_model_is_checked_by_its_digest(tmp_path, kind):
-    """Outside of the folders that are served only the very file is drawn, and a change within is said."""
+def test_graph_checks_model_digest_of_every_record(tmp_path, kind):
+    """Outside the served directories only the exact file is drawn. A changed file inside is reported."""
     path, roots = net(tmp_path), tmp_path / "runs"
     for root, named in ((roots, "net.onnx"), (tmp_path / "own", "net.onnx")):
         bisect(root, *LAYERS, model=named, model_digest=digest(path))
@@ -230,21 +230,21 @@ def test_every_records_model_is_checked_by_its_digest(tmp_path, kind):
         for one in (path, tmp_path / "own" / "net.onnx"):
             onnx.save(model, one)
         assert not pane(client, f"id={kind}")["edges"]
-        assert "is not the file that was run" in client.get(f"/graph?id={kind}").text
+        assert "has changed since the run, and is outside" in client.get(f"/graph?id={kind}").text
         assert "has changed since the run" in within.get(f"/graph?id={kind}").text
 
 
-def test_of_a_published_session_the_page_says_that_the_model_was_not_sent(tmp_path):
-    """It is not gone: it lies where the session was run."""
+def test_graph_explains_missing_model_of_published_session(tmp_path):
+    """The model still exists where the session ran."""
     bisect(tmp_path / "published", *LAYERS)
     with asking(tmp_path) as client:
-        assert "net.onnx is gone" in client.get("/graph?id=published/bisected").text
+        assert "net.onnx is missing" in client.get("/graph?id=published/bisected").text
         (tmp_path / "published" / ".hil-web").mkdir()
         text = client.get("/graph?id=published/bisected").text
-    assert "hil publish sends a session&#39;s own folder" in text and "is gone" not in text
+    assert "hil publish only sends" in text and "is missing" not in text
 
 
-def test_only_irees_programs_are_imported(tmp_path):
+def test_graph_imports_only_iree_programs(tmp_path):
     net(tmp_path)
     bisect(tmp_path, *LAYERS, runtime="onnxruntime")
     with asking(tmp_path) as client:
@@ -252,7 +252,7 @@ def test_only_irees_programs_are_imported(tmp_path):
     assert answer.status_code == 404 and "a program for onnxruntime is not imported" in answer.text
 
 
-def test_of_a_session_of_several_models_each_can_be_chosen(tmp_path):
+def test_graph_offers_models_of_session(tmp_path):
     path = net(tmp_path)
     case = {"path": "net.onnx", "model": {"format": "onnx", "digest": digest(path)}}
     write_run(tmp_path, "run", [{**case, "name": "first"}, {**case, "name": "second"}])
@@ -262,7 +262,7 @@ def test_of_a_session_of_several_models_each_can_be_chosen(tmp_path):
 
 
 class Seen(HTMLParser):
-    """The tags and the text of a page."""
+    """Parse the tags and the text of a page."""
 
     def __init__(self):
         super().__init__()
@@ -275,7 +275,7 @@ class Seen(HTMLParser):
         self.text += data
 
 
-def test_times_within_the_whole_program_go_before_those_of_layers_by_themselves(tmp_path):
+def test_graph_prefers_program_times_over_layer_times(tmp_path):
     profiled(tmp_path, "net", [(("stem",), 50)])
     cases = [
         {"id": "net_full_model", "model": "net", "left": {"run profile": "../net/profile/net"}},
@@ -289,10 +289,10 @@ def test_times_within_the_whole_program_go_before_those_of_layers_by_themselves(
         told = client.get("/graph?id=plain&node=stem").text
     assert (whole["stem"], whole["stem_relu"]) == ("50 ns", "")
     assert (plain["stem"], plain["stem_relu"]) == ("7 ns", "9 ns")
-    assert "of its layer by itself" in told
+    assert "measured as an isolated layer" in told
 
 
-def test_nothing_that_a_record_or_a_model_says_is_markup(tmp_path):
+def test_graph_escapes_record_and_model_texts(tmp_path):
     model = residual_cnn()
     model.graph.node[0].name = HOSTILE
     onnx.save(model, tmp_path / "net.onnx")
@@ -317,17 +317,17 @@ def test_nothing_that_a_record_or_a_model_says_is_markup(tmp_path):
         "id=bisected&root=9",
     ],
 )
-def test_what_cannot_be_shown_is_told(tmp_path, query):
+def test_graph_reports_invalid_queries(tmp_path, query):
     bisect(tmp_path, *LAYERS)
     bisect(tmp_path, 3, {"nodes": [1, None], "isolated": {"outputs": 5}}, name="odd", model=["x"])
     write_record(tmp_path / "worse" / "run.json", {"cases": [{"name": "m", "path": "/etc/passwd\0", "profiles": [{}]}]})
     with asking(tmp_path) as client:
         for path in ("/graph", "/api/graph", "/graph/node-data"):
             answer = client.get(f"{path}?{query}")
-            assert answer.status_code == 404 and "This cannot be shown" in answer.text
+            assert answer.status_code == 404 and "<h1>Error</h1>" in answer.text
 
 
-def test_half_a_surrogate_pair_in_a_record_is_no_trouble(tmp_path):
+def test_graph_replaces_lone_surrogates(tmp_path):
     bisect(tmp_path, layer("L\ud800", "n\ud800", error=1.0), *LAYERS)
     cases = [{"id": "c", "model": "m", "layer": "L\udfff", "outcome": "FAIL\ud800"}]
     write_suite(tmp_path, "suite", cases, source="nets")
@@ -337,30 +337,30 @@ def test_half_a_surrogate_pair_in_a_record_is_no_trouble(tmp_path):
             assert client.get(f"{path}?id=suite").status_code == 200
 
 
-def test_an_order_that_there_is_not_is_told(tmp_path):
+def test_graph_rejects_unknown_order(tmp_path):
     bisect(tmp_path, *LAYERS)
     with asking(tmp_path) as client:
         assert client.get("/graph?id=bisected&order=x").status_code == 404
 
 
-def test_a_damaged_model_is_told_and_its_nodes_are_drawn_from_the_record(tmp_path):
+def test_graph_draws_record_of_damaged_model(tmp_path):
     (tmp_path / "net.onnx").write_bytes(b"\x0a\xff\xff")
     bisect(tmp_path, *LAYERS)
     with asking(tmp_path) as client:
         text = client.get("/graph?id=bisected").text
-    assert "net.onnx cannot be drawn" in text and "block/add" in text
+    assert "cannot draw net.onnx" in text and "block/add" in text
 
 
-def test_a_model_of_another_format_is_drawn_by_what_it_was_made_into_where_that_is_kept(tmp_path, monkeypatch):
+def test_graph_draws_cached_conversion_of_other_format(tmp_path, monkeypatch):
     net(tmp_path).rename(tmp_path / "net.pt2")
     bisect(tmp_path, *LAYERS, model="net.pt2")
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
-    # What torch would make of a real program is not at hand here.
+    # This test has no real torch program, so it uses ONNX.
     as_onnx, made = models.as_onnx, []
     monkeypatch.setattr(models, "import_model", functools.partial(models.import_model, format="onnx"))
     monkeypatch.setattr(models, "as_onnx", lambda model, **how: made.append(model.path) or as_onnx(model, **how))
     with asking(tmp_path) as client:
-        assert "net.pt2 is no ONNX file" in client.get("/graph?id=bisected").text
+        assert "net.pt2 is not an ONNX file" in client.get("/graph?id=bisected").text
         assert pane(client, "id=bisected")["names"] == ["stem", "stem_relu", "block/add"]
         assert made == []
         import_model(tmp_path / "net.pt2", format="onnx", cache=Cache())
@@ -368,7 +368,7 @@ def test_a_model_of_another_format_is_drawn_by_what_it_was_made_into_where_that_
         assert made == [tmp_path / "net.pt2"]
 
 
-def test_node_data_is_json_with_a_graphs_name(tmp_path):
+def test_node_data_contains_graph_name(tmp_path):
     net(tmp_path)
     bisect(tmp_path, *LAYERS)
     with asking(tmp_path) as client:

@@ -20,7 +20,7 @@ SLOW, BROKEN = 14, 17
 
 
 def nightly(root, count=22, *, name="night", board="sim", since=1.7e9):
-    """Sessions of a suite of three cases: from one of them on the first is 8 % slower, the second fails."""
+    """Write sessions with three cases. From a session on, the first is 8 % slower, and the second fails later."""
     rolled = random.Random(11)
     for number in range(count):
         cases = []
@@ -48,14 +48,14 @@ def database(tmp_path):
         yield found
 
 
-def test_a_history_is_of_one_board(database):
+def test_history_separates_boards(database):
     found = identities(database, HistoryFilter(case="slow"))
     assert [(one["board"], count) for one, count in found] == [("sim", 22), ("rpi5", 3)]
     series = read_series(database, "slow", found[1][0], MEASURES["device"])
     assert [one.id for one in series.points] == ["other-00", "other-01", "other-02"]
 
 
-def test_the_change_stands_where_it_was_made(database, tmp_path):
+def test_history_locates_step_of_measure(database, tmp_path):
     identity = identities(database, HistoryFilter(case="slow", board="sim"))[0][0]
     series = read_series(database, "slow", identity, MEASURES["device"])
     (step,) = series.steps
@@ -69,10 +69,10 @@ def test_the_change_stands_where_it_was_made(database, tmp_path):
     assert find_steps([math.log(one["device_p50_ns"]) for one in stored], least=math.log1p(0.03)) == [SLOW]
 
 
-def test_places_of_an_axis_are_whole_commits(database):
+def test_history_chart_spaces_whole_commits_evenly(database):
     identity = identities(database, HistoryFilter(case="slow", board="sim"))[0][0]
     series = read_series(database, "slow", identity, MEASURES["device"])
-    # Their first letters are all the same.
+    # The commits share their first characters.
     chart = case_chart(series, MEASURES["device"], HistoryFilter(case="slow", x="commit"), {3: ["remark"]})
     assert chart["x"] == [float(one) for one in range(22)] and len(chart["labels"]) == 22
     assert (chart["remarks"], chart["steps"]) == ([3], [{"at": SLOW, "worse": True}])
@@ -83,13 +83,13 @@ def test_places_of_an_axis_are_whole_commits(database):
     assert chart["values"] == [one.value for one in series.points]
 
 
-def test_a_case_that_fails_flips_once(database):
+def test_history_marks_single_flip_of_failing_case(database):
     identity = identities(database, HistoryFilter(case="broken", board="sim"))[0][0]
     series = read_series(database, "broken", identity, MEASURES["device"])
     assert (series.flips, series.steps) == ([BROKEN], [])
 
 
-def test_what_regressed_is_a_list(database):
+def test_regressions_list_broken_and_slower_cases(database):
     befores, afters = range(SLOW - 5, SLOW), range(SLOW, SLOW + 5)
     found = list_regressions(database, RegressionFilter(since="2020-01-01")).found
     assert [(one.case, one.what, one.over, one.compare) for one in found] == [
@@ -99,12 +99,12 @@ def test_what_regressed_is_a_list(database):
     assert list_regressions(database, RegressionFilter(since="2020-01-01", what="broke")).total == 1
     assert list_regressions(database, RegressionFilter()).total == 0
     assert since_of("1970-01-02") == DAY
-    with pytest.raises(UsageError, match="no day"):
+    with pytest.raises(UsageError, match="invalid date"):
         since_of("yesterday")
 
 
-def test_a_wild_session_beside_a_change_is_not_blamed(tmp_path):
-    """Its comparison is of sessions enough for an interval, and without the wild one."""
+def test_regressions_exclude_outlier_session(tmp_path):
+    """The comparison uses enough sessions for an interval and omits the outlier."""
     times = [20.15, 20.2, 20.25, 24.24, 21.75, 21.8, 21.74, 21.75]
     for number, time in enumerate(times):
         one = {"iterations": 20, "device_p50_ns": time * 1e6, "device_p90_ns": time * 1e6}
@@ -113,10 +113,10 @@ def test_a_wild_session_beside_a_change_is_not_blamed(tmp_path):
         compare = "/compare?a=s0&amp;a=s1&amp;a=s2&amp;b=s4&amp;b=s5&amp;b=s6&amp;b=s7"
         for page in ("/history/regressions?since=2020-01-01", "/history?case=case"):
             assert f'{compare}">compare 3 sessions before with 4 since' in client.get(page).text
-        assert "by the interval" in client.get("/compare.csv?" + compare.partition("?")[2].replace("&amp;", "&")).text
+        assert "by interval" in client.get("/compare.csv?" + compare.partition("?")[2].replace("&amp;", "&")).text
 
 
-def test_what_is_mended_is_over_and_what_is_deleted_is_forgotten(tmp_path):
+def test_regressions_mark_fixed_and_drop_deleted_cases(tmp_path):
     runs = tmp_path / "runs"
     for number, outcome in enumerate(["PASS", "FAIL", "SKIP", "PASS"]):
         write_suite(runs, f"s{number}", [{"outcome": outcome}], started=1.7e9 + number)
@@ -135,14 +135,14 @@ def test_what_is_mended_is_over_and_what_is_deleted_is_forgotten(tmp_path):
             assert not list_regressions(database, RegressionFilter(since="2020-01-01")).found
 
 
-def test_a_suite_has_a_rate_and_a_time(database):
+def test_suite_history_shows_pass_rate_and_time(database):
     found = read_suite(database, "models", "iree", "sim")
     assert [one.passed for one in found.samples] == [3] * BROKEN + [2] * (22 - BROKEN)
     assert found.rate.steps == [BROKEN]
     assert found.usual_cases == 3 and all(one.device_ns for one in found.samples)
 
 
-def test_times_of_one_iteration_are_not_judged(tmp_path):
+def test_history_skips_times_of_single_iteration(tmp_path):
     runs = tmp_path / "runs"
     for number in range(12):
         write_suite(
@@ -152,10 +152,10 @@ def test_times_of_one_iteration_are_not_judged(tmp_path):
             started=1.7e9 + number,
         )
     with asking(runs) as client:
-        assert "Nothing to judge" in client.get("/history?case=case").text
+        assert "No comparable samples" in client.get("/history?case=case").text
 
 
-def test_pages_of_histories_open(tmp_path):
+def test_history_pages_handle_valid_and_invalid_queries(tmp_path):
     runs = tmp_path / "runs"
     nightly(runs)
     write_run(runs, "r", [{"name": "<b>&", "device": {"p50_ns": "nan", "iterations": 9}}])
@@ -180,13 +180,13 @@ def test_pages_of_histories_open(tmp_path):
         assert "/history?case=slow" in client.get("/case?id=night-01&case=slow").text
 
 
-def test_remarks_need_the_token_and_outlive_the_index(tmp_path):
+def test_annotation_requires_token_and_survives_restart(tmp_path):
     runs = tmp_path / "runs"
     nightly(runs, 2)
     form = {"session": "night-01", "case": "slow", "text": "new <fan>", "suite": "models", "place": "/nets"}
     with asking(runs, token="secret") as client:
         assert client.post("/history/annotate", data=form).status_code == 403
-        assert "Write" not in client.get("/history?case=slow").text
+        assert ">Save<" not in client.get("/history?case=slow").text
         client.headers["authorization"] = "Bearer secret"
         answer = client.post("/history/annotate", data=form, follow_redirects=False)
         back = "/history?case=slow&suite=models&place=%2Fnets"
@@ -199,7 +199,7 @@ def test_remarks_need_the_token_and_outlive_the_index(tmp_path):
         assert "new &lt;fan&gt;" in client.get("/history?case=slow").text
 
 
-def test_a_remark_is_corrected_and_taken_back_by_who_may(tmp_path):
+def test_annotation_correction_and_removal_require_token(tmp_path):
     runs = tmp_path / "runs"
     nightly(runs, 2)
     annotate(runs, "night-01", "slow", "the fan")
@@ -213,7 +213,7 @@ def test_a_remark_is_corrected_and_taken_back_by_who_may(tmp_path):
 
         assert client.post("/history/annotate", data=form).status_code == 403
         client.headers["authorization"] = "Bearer secret"
-        assert page().count("Take back") == 2 and f'value="{first.id}"' in page()
+        assert page().count(">Delete<") == 2 and f'value="{first.id}"' in page()
         away = {"origin": "http://elsewhere.example"}
         assert client.post("/history/annotate", data=form, headers=away).status_code == 403
         assert client.post("/history/annotate", data=form, follow_redirects=False).status_code == 303
@@ -222,14 +222,14 @@ def test_a_remark_is_corrected_and_taken_back_by_who_may(tmp_path):
             assert client.post("/history/annotate", data={**form, **wrong}).status_code == 404, wrong
         assert client.post("/history/annotate", data={**form, "remove": "1"}).status_code == 200
         assert "pump" not in page() and "new kernel" in page()
-        assert client.post("/history/annotate", data=form).status_code == 404  # it is not there any more
+        assert client.post("/history/annotate", data=form).status_code == 404  # the remark was removed
     with asking(runs) as client:
-        assert "Take back" not in client.get("/history?case=slow").text
+        assert ">Delete<" not in client.get("/history?case=slow").text
     assert read_annotations([runs]) == [second]
     assert "the fan" in (runs / NAME).read_text() and "pump" in (runs / NAME).read_text()
 
 
-def test_a_remark_keeps_its_name_and_place_however_often_it_is_corrected(tmp_path):
+def test_annotation_correction_preserves_identity(tmp_path):
     annotate(tmp_path, "s", "case", "a")
     (one,) = read_annotations([tmp_path])
     for told in ("b", "c"):
@@ -239,28 +239,28 @@ def test_a_remark_keeps_its_name_and_place_however_often_it_is_corrected(tmp_pat
     assert now.corrected and one.corrected is None
 
 
-def test_damaged_remarks_are_passed_over(tmp_path):
+def test_annotations_skip_damaged_lines(tmp_path):
     annotate(tmp_path, "s", "", "good")
     with (tmp_path / NAME).open("a") as file:
         file.write('{"text": 1e999}\n[]\nnonsense\n{"text": ["x"]}\n')
     assert next(one.text for one in read_annotations([tmp_path, tmp_path / "gone"])) == "good"
 
 
-def test_remarks_are_never_written_elsewhere(tmp_path):
+def test_annotate_rejects_symlinked_file(tmp_path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / NAME).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="link to elsewhere"):
+    with pytest.raises(UsageError, match="link outside the runs directory"):
         annotate(tmp_path / "root", "s", "", "remark")
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_suites_of_one_name_in_two_folders_are_told_apart(tmp_path):
+def test_history_separates_equal_suite_names_by_directory(tmp_path):
     for number, place in enumerate(["/a/nets", "/b/nets", "/a/nets"]):
         write_suite(tmp_path, f"s{number}", [{}], suite="nets", started=1.7e9 + number, place=place)
     with asking(tmp_path) as client:
-        assert "Compare with the previous, of 2023-11-14 22:13:20" in client.get("/session?id=s2").text
-        assert "the suite&#39;s folder: /a/nets before, /b/nets after" in client.get("/compare?a=s0&b=s1").text
+        assert "Compare with the previous session, 2023-11-14 22:13:20" in client.get("/session?id=s2").text
+        assert "suite directory: /a/nets before, /b/nets after" in client.get("/compare?a=s0&b=s1").text
         page = client.get("/history?suite=nets").text
-        assert "3 sessions" in page and "in 2 folders" in page
+        assert "3 sessions" in page and "in 2 directories" in page
         page = client.get("/history?suite=nets&place=/a/nets").text
         assert "2 sessions" in page and "id=s1" not in page

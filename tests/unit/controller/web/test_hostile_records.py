@@ -1,4 +1,4 @@
-"""Whatever a record says, pages have the elements of their templates and no others, and none is an error of hil's."""
+"""Test pages with hostile records: only the templates' elements appear, and no page fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALLOWED = of_templates()
 
 
 def crawl(*roots: Path, most: int = 250) -> list[str]:
-    """Look at all pages of folders; returns the addresses. What a route raises is raised."""
+    """Check all pages of directories and return their addresses. Exceptions of routes are raised."""
     with asking(*roots) as client:
         found = Crawl(client, most=most)
         found.start("/", *routes())
@@ -31,7 +31,7 @@ def crawl(*roots: Path, most: int = 250) -> list[str]:
     return found.visited
 
 
-# The others differ in what browsers make of them, and the templates escape all alike.
+# The other payloads differ only in browsers; the templates escape all of them alike.
 OFTEN = ("script", "quotes", "ends", "turned", "half", "empty")
 
 
@@ -39,7 +39,7 @@ OFTEN = ("script", "quotes", "ends", "turned", "half", "empty")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in PAYLOADS]
 )
-def test_no_text_of_a_record_is_markup(tmp_path: Path, name: str) -> None:
+def test_pages_escape_record_texts(tmp_path: Path, name: str) -> None:
     visited = crawl(hostile_root(tmp_path, PAYLOADS[name]))
     kinds = {
         part for address in visited for part in ("run", "suite", "bench", "bisect", "trace") if f"id={part}" in address
@@ -48,11 +48,11 @@ def test_no_text_of_a_record_is_markup(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["script", "quotes", "half", "turned"])
-def test_no_key_of_a_record_is_markup(tmp_path: Path, name: str) -> None:
+def test_pages_escape_record_keys(tmp_path: Path, name: str) -> None:
     crawl(hostile_root(tmp_path, PAYLOADS[name], keys=True))
 
 
-# What stands in a record's place: texts, numbers that nobody expects, other types.
+# Unexpected values: texts, extreme numbers, other types.
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
@@ -70,7 +70,7 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The ways to all values of a document."""
+    """Return the paths to all values of a document."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [*([path] if path else []), *(one for key, item in inner for one in places(item, (*path, key)))]
 
@@ -81,7 +81,7 @@ PLACES = places(RECORDS)
 
 @st.composite
 def damaged(draw: st.DrawFn) -> dict[str, Any]:
-    """Records of all kinds, in some of whose places stands something else, or nothing."""
+    """Draw records with some values replaced or deleted."""
     documents = copy.deepcopy(RECORDS)
     for path in draw(st.lists(st.sampled_from(PLACES), min_size=1, max_size=8)):
         value: Any = documents
@@ -93,20 +93,20 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
             elif len(path) > 1:
                 del value[path[-1]]
         except (KeyError, IndexError, TypeError):
-            continue  # an earlier change took it away
+            continue  # an earlier change removed it
     return documents
 
 
-# Not made smaller where it fails: each try is a crawl.
+# Skip shrinking: each attempt crawls all pages.
 @pytest.mark.slow  # a minute: every page of every damaged record
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(damaged())
-def test_no_record_makes_a_page_fail(documents: dict[str, Any]) -> None:
+def test_pages_survive_damaged_records(documents: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             json.dumps(documents)
         except ValueError:
-            return  # too large a number for Python to write
+            return  # Python cannot write such a large number
         write_sessions(Path(folder), documents)
         crawl(Path(folder), most=60)
 
@@ -126,7 +126,7 @@ def test_no_record_makes_a_page_fail(documents: dict[str, Any]) -> None:
         b'{"a":"' + b"x" * 1_000_000 + b'"}',
     ],
 )
-def test_no_file_in_a_records_place_makes_a_page_fail(tmp_path: Path, data: bytes) -> None:
+def test_pages_survive_invalid_record_files(tmp_path: Path, data: bytes) -> None:
     for name in ("run", "suite", "bench", "bisect", "study", "trace", "matrix", "profile"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.json").write_bytes(data)
@@ -135,7 +135,7 @@ def test_no_file_in_a_records_place_makes_a_page_fail(tmp_path: Path, data: byte
 
 
 @pytest.mark.parametrize("name", ["ends", "script"])
-def test_no_text_of_a_record_is_markup_in_a_saved_page(tmp_path: Path, name: str) -> None:
+def test_saved_pages_escape_record_texts(tmp_path: Path, name: str) -> None:
     case = urlencode({"id": "run", "case": PAYLOADS[name]})
     pages = ["/", "/session?id=run", f"/case?{case}", f"/tensors?{case}", "/graph?id=bisect", "/compare?a=run&b=bench"]
     with asking(hostile_root(tmp_path, PAYLOADS[name])) as client:
@@ -147,7 +147,7 @@ def test_no_text_of_a_record_is_markup_in_a_saved_page(tmp_path: Path, name: str
             assert client.get("/share", params={"page": page}).status_code == 404
 
 
-def test_nothing_waits_for_a_pipe_in_a_files_place(tmp_path: Path) -> None:
+def test_pages_skip_named_pipes(tmp_path: Path) -> None:
     hostile_root(tmp_path, "x")
     os.mkfifo(tmp_path / "hil-annotations.jsonl")
     for name in ("suite/results.jsonl", "run/run.json", "bench/bench.json", "bisect/bisect.json"):

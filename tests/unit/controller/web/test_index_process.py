@@ -1,4 +1,4 @@
-"""The index is kept by a process of its own, which comes back when it is killed and ends with the server."""
+"""Test the index process: it restarts after a kill and ends with the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ids(index: Path) -> list[str]:
         return sorted(one.id for one in list_sessions(database, SessionFilter()).sessions)
 
 
-def test_it_indexes_tells_how_far_it_is_and_ends(tmp_path: Path) -> None:
+def test_index_process_indexes_reports_progress_and_ends(tmp_path: Path) -> None:
     index = tmp_path / "index" / "one.sqlite"
     write_suite(tmp_path / "runs", "first", [{"id": "a"}, {"id": "b"}])
     with IndexProcess(index, [tmp_path / "runs"]) as process:
@@ -36,7 +36,7 @@ def test_it_indexes_tells_how_far_it_is_and_ends(tmp_path: Path) -> None:
         os.kill(number, 0)
 
 
-def test_a_killed_one_is_started_again(tmp_path: Path) -> None:
+def test_index_process_restarts_after_kill(tmp_path: Path) -> None:
     index = tmp_path / "index.sqlite"
     (tmp_path / "runs").mkdir()
     with IndexProcess(index, [tmp_path / "runs"]) as process:
@@ -48,7 +48,7 @@ def test_a_killed_one_is_started_again(tmp_path: Path) -> None:
         assert process.pid != killed
 
 
-def test_where_there_is_no_place_for_the_index_is_an_error(tmp_path: Path) -> None:
+def test_index_process_reports_unusable_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file"), IndexProcess(tmp_path / "file" / "index.sqlite", [tmp_path]):
         pass

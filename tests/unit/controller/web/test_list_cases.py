@@ -1,4 +1,4 @@
-"""The table of a session's cases: what a filter finds, in which order, and a page of it at a time."""
+"""Test the case table of a session: filters, order and pages."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def names(page: CasePage) -> list[str]:
         ({"op": "Conv", "model": "model1"}, lambda one: one["op"] == "Conv" and one["model"] == "model1"),
         ({"q": "CONV_1"}, lambda one: "conv_1" in one["id"].lower()),
         ({"q": "model2 relu", "outcome": "PASS"}, lambda one: _has(one, "model2", "relu") and one["outcome"] == "PASS"),
-        # A reason is no name.
+        # The filter ignores reasons.
         ({"q": "reason"}, lambda one: False),
         ({"outcome": "no such word"}, lambda one: False),
     ],
 )
-def test_a_filter_finds_its_cases_and_counts_them(database: sqlite3.Connection, asked: Any, fits: Any) -> None:
+def test_list_cases_filters_and_counts(database: sqlite3.Connection, asked: Any, fits: Any) -> None:
     wanted = [one["id"] for one in CASES if fits(one)]
     first = listed(database, **asked)
     assert (first.total, first.pages) == (len(wanted), max(1, -(-len(wanted) // PAGE_ROWS)))
@@ -73,9 +73,7 @@ def _has(one: dict[str, Any], *words: str) -> bool:
 
 
 @pytest.mark.parametrize("sign", ["", "-"])
-def test_cases_are_ordered_over_all_pages_and_those_without_a_value_come_last(
-    database: sqlite3.Connection, sign: str
-) -> None:
+def test_list_cases_sorts_all_pages_with_missing_values_last(database: sqlite3.Connection, sign: str) -> None:
     pages = [listed(database, order=f"{sign}time", page=page + 1) for page in range(3)]
     times = [row["device_p50_ns"] for page in pages for row in page.cases]
     known = sorted((one["device_p50_ns"] for one in CASES if one["device_p50_ns"]), reverse=bool(sign))
@@ -84,11 +82,11 @@ def test_cases_are_ordered_over_all_pages_and_those_without_a_value_come_last(
     assert by_name == sorted((one["id"] for one in CASES), reverse=bool(sign))
 
 
-def test_a_page_beyond_the_last_is_the_last(database: sqlite3.Connection) -> None:
+def test_list_cases_clamps_page_to_last(database: sqlite3.Connection) -> None:
     beyond = listed(database, page=99)
     assert (names(beyond), beyond.total) == ([one["id"] for one in CASES[200:]], 250)
 
 
-def test_so_many_rows_as_are_asked_for(database: sqlite3.Connection) -> None:
+def test_list_cases_uses_given_page_size(database: sqlite3.Connection) -> None:
     found = list_cases(database, find_session(database, "one"), CaseFilter(page=2), rows=60)
     assert (names(found), found.pages) == ([one["id"] for one in CASES[60:120]], 5)

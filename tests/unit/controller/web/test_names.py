@@ -1,4 +1,4 @@
-"""Names of files that are no text, or hide: they are indexed, shown written out, and links to them work."""
+"""Test file names with invalid or hidden characters: they are indexed, shown escaped, and linked correctly."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _NAMES = st.binary(min_size=1, max_size=40).map(lambda one: os.fsdecode(one.repl
 @example("a\\x80")
 @example("\\\\x80\\")
 @example("\u202egnp.exe")
-def test_a_name_is_said_so_that_it_can_be_meant(name: str) -> None:
+def test_escaped_name_decodes_to_original(name: str) -> None:
     text = said(name)
     assert meant(text) == name and text.isprintable()
     assert text == name or not name.isprintable() or "\\" in name
 
 
 @given(_NAMES, _NAMES)
-def test_two_names_are_never_said_alike(one: str, other: str) -> None:
+def test_escaped_names_are_unique(one: str, other: str) -> None:
     assert (said(one) == said(other)) == (one == other)
 
 
-def test_a_command_leads_a_shell_to_the_file(tmp_path: Path) -> None:
+def test_command_text_quotes_unprintable_names(tmp_path: Path) -> None:
     for name in (b"\xff'\n\\", b"\x1b[31m", b"plain", b"a b"):
         path = tmp_path / os.fsdecode(name)
         path.write_text("here")
@@ -45,7 +45,7 @@ def test_a_command_leads_a_shell_to_the_file(tmp_path: Path) -> None:
     assert command_text(["cat", "a b"]) == shlex.join(["cat", "a b"])
 
 
-def test_pages_lead_to_whatever_folders_and_files_are_called(tmp_path: Path) -> None:
+def test_pages_link_sessions_and_files_with_any_name(tmp_path: Path) -> None:
     chance = random.Random(7)
     raw = [b"\xff", b"\x1b[31mred", b"a\\x80", b"a\x80", b"line\nend", b"\xe2\x80\xaegnp", b"%2e?&#\"'<b>"]
     raw += [bytes(chance.choice(range(1, 256)) for _ in range(12)).replace(b"/", b"_") for _ in range(5)]

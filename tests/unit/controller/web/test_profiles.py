@@ -1,4 +1,4 @@
-"""Where profiles are, and that pages read those alone which lie in the folders that `hil web` was given."""
+"""Test profile paths: pages read only profiles in the directories given to `hil web`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_profile_is_named_by_the_folder_that_is_served_and_the_way_from_there(root):
+def test_profile_key_names_root_and_path(root):
     one = find_profile([root], "0/profiles/monday")
     assert (one.kind, one.folder, one.name) == ("run", root / "profiles" / "monday", "profiles/monday")
     assert find_profile([root / "other", root], "1/profiles/monday").folder == one.folder
@@ -49,39 +49,39 @@ def test_a_profile_is_named_by_the_folder_that_is_served_and_the_way_from_there(
         *("0/../elsewhere", "0//etc", "0/\0", "²/profiles/monday", "9999999999/x", "0/link", f"0/{'x' * 5000}"),
     ],
 )
-def test_nothing_else_is_a_profile(root, key):
+def test_find_profile_rejects_other_keys(root, key):
     write_profile(example("tuesday"), root.parent / "elsewhere")
     (root / "link").symlink_to(root.parent / "elsewhere")
-    with pytest.raises(UsageError, match="there is no profile"):
+    with pytest.raises(UsageError, match=r"profile .* not found"):
         find_profile([root], key)
 
 
-def test_a_file_of_it_that_lies_elsewhere_is_not_read(root, tmp_path):
+def test_profile_rejects_symlinked_files(root, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("{}")
     one = find_profile([root], "0/profiles/monday")
     for name in ("trace.pftrace.gz", "profile.json"):
         (one.folder / name).unlink()
         (one.folder / name).symlink_to(secret)
-    with pytest.raises(UsageError, match=r"has no trace.pftrace.gz that can be shown"):
+    with pytest.raises(UsageError, match=r"trace\.pftrace\.gz not found"):
         trace_file([root], one)
-    with pytest.raises(UsageError, match=r"has no profile.json that can be shown"):
+    with pytest.raises(UsageError, match=r"profile\.json not found"):
         open_profile([root], one)
 
 
-def test_what_is_too_long_or_no_file_is_not_read(root, monkeypatch):
+def test_profile_rejects_oversized_and_special_files(root, monkeypatch):
     one = find_profile([root], "0/profiles/monday")
     monkeypatch.setitem(profiles._MOST, "ops.csv", 10)
-    with pytest.raises(UsageError, match="too many for a page") as caught:
+    with pytest.raises(UsageError, match="exceeds the size limit") as caught:
         open_profile([root], one)
     assert "hil profile show" in caught.value.hint
     (one.folder / "trace.pftrace.gz").unlink()
     os.mkfifo(one.folder / "trace.pftrace.gz")
-    with pytest.raises(UsageError, match="has no trace"):
+    with pytest.raises(UsageError, match=r"trace.* not found"):
         file_of([root], one, "trace.pftrace.gz")
 
 
-def test_a_cases_profile_is_the_first_place_that_has_one_and_is_served(root, tmp_path):
+def test_stored_profiles_prefer_first_existing_directory(root, tmp_path):
     inside, outside = root / "profiles" / "monday", tmp_path / "outside"
     write_profile(example("monday"), outside)
     found = stored_profiles([root], {"run": [root / "none", inside], "compile": [outside, root / "none"]})
@@ -90,13 +90,13 @@ def test_a_cases_profile_is_the_first_place_that_has_one_and_is_served(root, tmp
         ("compile", outside, ""),
     ]
     assert str(outside) in how_to_show(found[1]) and "hil web --runs DIR" in how_to_show(found[1])
-    # A link in the session's folder leads where it leads.
+    # A symlink counts as its target.
     (root / "link").symlink_to(outside)
     assert [one.key for one in stored_profiles([root], {"run": [root / "link"]})] == [""]
     assert stored_profiles([root], {"run": [root / "none"]}) == []
 
 
-def test_a_profile_is_found_from_where_its_command_was_called(root, tmp_path):
+def test_named_profiles_resolve_paths_from_project_directory(root, tmp_path):
     session = root / "hil-runs" / "run"
     session.mkdir(parents=True)
     write_profile(example("net"), root / "times" / "net")
@@ -106,11 +106,11 @@ def test_a_profile_is_found_from_where_its_command_was_called(root, tmp_path):
 
     assert found("profiles/monday") == ["0/profiles/monday"] and found("times") == ["0/times/net"]
     assert found(str(root / "times" / "net"), "other") == ["0/times/net"]
-    # What is in no place that is served is told as if it were elsewhere: pages do not say what is there.
+    # A path outside the served directories is reported as elsewhere, whether it exists or not.
     assert found("nowhere") == found("/etc") == [""] and found("a\0b") == []
 
 
-def test_all_are_listed_the_newest_first_without_following_links(root, tmp_path):
+def test_list_profiles_sorts_newest_first_without_symlinks(root, tmp_path):
     write_profile(example("tuesday"), root / "tuesday")
     (root / "compiling").mkdir()
     (root / "compiling" / "passes.csv").touch()
@@ -137,6 +137,6 @@ def test_all_are_listed_the_newest_first_without_following_links(root, tmp_path)
     assert all(find_profile([root], one.key).kind == one.kind for one in listed.found)
 
 
-def test_kinds(root, tmp_path):
+def test_kind_of_detects_profile_directories(root, tmp_path):
     assert kind_of(root / "profiles" / "monday") == "run"
     assert kind_of(tmp_path) == kind_of(tmp_path / "none") == kind_of(tmp_path / "\0") == ""

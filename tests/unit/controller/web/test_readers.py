@@ -1,4 +1,4 @@
-"""What the index reads of each kind of session, and that no record can stop it."""
+"""Test the index readers for each kind of session, including damaged records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(folder: Path, record: str) -> tuple[SessionEntry, list[CaseEntry]]:
     return found
 
 
-def test_a_run_tells_where_it_comes_from_and_how_it_is_done_again(tmp_path: Path) -> None:
+def test_run_reader_returns_origin_and_command(tmp_path: Path) -> None:
     job = Job((Path("a b.onnx"),), "pi", seed=3, dims={"N": 2}, input_range=(-1.0, 0.5), labels=("x",), recompute=True)
     run = RunStore(tmp_path).create("a", jsonable(vars(job)))
     run.record["board"] = {"name": "pi", "hw_type": "rpi", "info": {"runtimes": [{"name": "iree", "version": "3"}]}}
@@ -50,7 +50,7 @@ def test_a_run_tells_where_it_comes_from_and_how_it_is_done_again(tmp_path: Path
     assert (case.board, case.outcome, case.program_bytes, case.started) == ("pi", "PASS", 7, session.created)
 
 
-def test_a_benchs_sides_are_its_cases_under_the_names_that_other_sessions_have(tmp_path: Path) -> None:
+def test_bench_reader_returns_sides_as_cases(tmp_path: Path) -> None:
     verdict = {"outcome": "PASS", "outputs": [{"name": "y", "passed": True, "max_abs": 0.5, "mismatch_share": 0}]}
     write(tmp_path / "run.json", {"cases": [{**PASSED, "verdicts": [verdict]}], "command": "hil bench cnn.onnx"})
     side = {"name": "cnn", "outcome": "PASS", "runtime": "iree", "board": "pi", "times": {"p50_ns": 5, "iterations": 9}}
@@ -61,7 +61,7 @@ def test_a_benchs_sides_are_its_cases_under_the_names_that_other_sessions_have(t
     assert (session.command, session.compilers, session.boards) == ("hil bench cnn.onnx", ("iree 3.1",), ("pi",))
 
 
-def test_a_layer_of_a_bisection_is_wrong_where_it_is_wrong_in_either_way_and_the_whole_is_a_case(
+def test_bisect_reader_combines_outcomes_and_adds_whole_model(
     tmp_path: Path,
 ) -> None:
     right, wrong = {"outcome": "PASS"}, {"outcome": "FAIL", "reason": "far"}
@@ -80,11 +80,11 @@ def test_a_layer_of_a_bisection_is_wrong_where_it_is_wrong_in_either_way_and_the
         ("c", "FAIL"),
         ("whole", "FAIL"),
     ]
-    # A record of before that has no time is placed by its file's.
+    # An older record without a time uses the time of its file.
     assert (session.title, session.created) == ("m.onnx", path.stat().st_mtime)
 
 
-def test_a_studys_rows_are_cases(tmp_path: Path) -> None:
+def test_study_reader_returns_rows_as_cases(tmp_path: Path) -> None:
     stages = [{"name": "compile", "outcome": "pass", "seconds": 2}, {"name": "run", "outcome": "fail", "seconds": 0.5}]
     rows = [
         {
@@ -106,7 +106,7 @@ def test_a_studys_rows_are_cases(tmp_path: Path) -> None:
     assert (session.models, session.boards, session.finished, session.planned) == (("fc",), ("pi",), False, 2)
 
 
-def test_a_trace_of_calls_is_a_session_and_another_tools_trace_is_none(tmp_path: Path) -> None:
+def test_trace_reader_returns_calls_and_skips_other_traces(tmp_path: Path) -> None:
     call = ModuleCall("predict", (np.float32([1]),), (np.float32([2]),))
     folder = Trace("Module", "tf", "trace", calls=[call, call]).save(tmp_path / "t")
     session, cases = read(folder, "trace.json")
@@ -118,7 +118,7 @@ def test_a_trace_of_calls_is_a_session_and_another_tools_trace_is_none(tmp_path:
     outputs = [{"name": "0", "max_abs": 0.5, "sqnr_db": "nan"}]
     calls = [{"call": 0, "outcome": "FAIL", "reason": "", "verdict": {"reason": "far", "outputs": outputs}}]
     write(folder / "comparison.json", {"trace_created": session.created, "outcome": "FAIL", "calls": [*calls, 1, {}]})
-    assert session.command == ""  # no program made it, and nobody says what did
+    assert session.command == ""  # the trace does not record a program
     program = {"model": "../model.mlir", "function": "", "runtime": "iree", "captured": [], "assigned": []}
     write(folder / "call_0" / "call.json", {"method": "predict", "program": program})
     session, (compared, _) = read(folder, "trace.json")
@@ -130,7 +130,7 @@ def test_a_trace_of_calls_is_a_session_and_another_tools_trace_is_none(tmp_path:
     assert read_session(write(tmp_path / "c" / "trace.json", {"traceEvents": []}), "trace.json", "id") is None
 
 
-def test_a_matrix_says_what_its_targets_came_to(tmp_path: Path) -> None:
+def test_matrix_reader_combines_target_outcomes(tmp_path: Path) -> None:
     targets = [Target("sim", {}), Target("sim-f16", {})]
     matrix = Matrix.create(tmp_path / "m", "run", "cnn", {"labels": ["x"]}, targets, "hil run --resume m")
     session, cases = read(matrix.folder, "matrix.json")
@@ -138,7 +138,7 @@ def test_a_matrix_says_what_its_targets_came_to(tmp_path: Path) -> None:
     matrix.head |= {"finished": True, "outcome": "FAIL"}
     matrix.save()
     assert read(matrix.folder, "matrix.json")[0].outcome == "FAIL"
-    # What was put side by side does not say: its targets' own records do.
+    # A combined report has no outcome; the records of its targets do.
     write(tmp_path / "n" / "matrix.json", {"title": "n", "targets": [{"name": "a"}, {"name": "../m"}, {"name": "b"}]})
     write(tmp_path / "n" / "a" / "suite.json", {"exit_code": 0})
     write(tmp_path / "n" / "b" / "run.json", {"exit_code": 3})
@@ -146,7 +146,7 @@ def test_a_matrix_says_what_its_targets_came_to(tmp_path: Path) -> None:
     assert (session.title, session.outcome, session.exit_code) == ("n on a, b", "RUN_ERROR", 3)
 
 
-def test_a_suites_command_is_the_one_that_runs_all_of_it_again(tmp_path: Path) -> None:
+def test_suite_reader_returns_command_for_whole_suite(tmp_path: Path) -> None:
     request = {"source": "@models", "filters": ["*cnn*"], "layers": False, "settings": {"seed": 3, "labels": ["x"]}}
     head = {"suite": "models", "flow": "iree", "request": request, "command": "hil suite run --resume a"}
     session, _ = read(write(tmp_path / "suite.json", head), "suite.json")
@@ -155,7 +155,7 @@ def test_a_suites_command_is_the_one_that_runs_all_of_it_again(tmp_path: Path) -
     assert read(tmp_path, "suite.json")[0].command == "pytest --hil-out x"
 
 
-def test_lines_are_read_from_a_byte_on_and_half_a_line_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_lines_starts_at_offset_and_skips_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hil.controller.web.readers.suites.MOST_LINE", 64)
     path = tmp_path / "results.jsonl"
     lines = [b'{"id": "a"}\n', b"nonsense\n", b'{"id": "' + b"x" * 200 + b'"}\n', b'{"id": "b"}\n', b'{"id": "c"']
@@ -195,7 +195,7 @@ DOCUMENTS = st.recursive(
 @pytest.mark.parametrize("record", RECORDS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(document=DOCUMENTS)
-def test_no_record_can_stop_the_index(record: str, document: Any, tmp_path: Path) -> None:
+def test_readers_accept_any_document(record: str, document: Any, tmp_path: Path) -> None:
     write(tmp_path / "s" / record, document)
     write(tmp_path / "s" / "results.jsonl", json.dumps(document | {"id": "\ud800\n"}) + "\n[1]\n")
     found = read_session(tmp_path / "s", record, "id")
@@ -212,12 +212,12 @@ def test_no_record_can_stop_the_index(record: str, document: Any, tmp_path: Path
     "text",
     ["", "{", "[]", "3", "NaN", '"x"', "[" * 100_000, '{"a":' * 100_000, "\x00", '{"created": 1e999, "cases": {}}'],
 )
-def test_what_cannot_be_read_is_a_session_that_says_so(record: str, text: str, tmp_path: Path) -> None:
+def test_unreadable_record_becomes_damaged_session(record: str, text: str, tmp_path: Path) -> None:
     found = read_session(write(tmp_path / "s" / record, text), record, "id")
     assert found is None or found[0].kind == ("damaged" if found[0].error else RECORDS[record])
 
 
-def test_a_record_that_is_too_long_or_no_file_is_not_read(tmp_path: Path) -> None:
+def test_readers_reject_oversized_and_special_files(tmp_path: Path) -> None:
     import os
 
     with (tmp_path / "run.json").open("wb") as file:

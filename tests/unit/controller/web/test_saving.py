@@ -1,4 +1,4 @@
-"""A page made one file: what it needs is in it, and nothing in it leads to the server."""
+"""Test saving a page as one file: it includes all data and has no links to the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def page(body: str = "", head: str = "") -> str:
     return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{body}\n</body>\n</html>'
 
 
-def test_what_a_page_fetches_is_found_once_and_in_order():
+def test_needs_of_lists_unique_resources_in_order():
     text = page(
         '<img src="/b.png" alt=""><img src="data:image/png;base64,xx"><img src="//evil/c.png"><img src="/b.png">'
         '<canvas data-src="/api/t?a=1&amp;b=2" data-src-error="/api/e"></canvas><p data-src=""></p>',
@@ -34,7 +34,7 @@ def test_what_a_page_fetches_is_found_once_and_in_order():
     assert list(found.data) == ["/api/t?a=1&b=2", "/api/e"]
 
 
-def test_styles_and_scripts_are_within_it_and_its_policy_allows_them_alone():
+def test_saved_page_inlines_styles_and_scripts_with_policy():
     head = '<link rel="stylesheet" href="/a.css"><script src="/a.js" defer></script><script src="/htmx.js"></script>'
     made = one_file(page(head=head), {"/a.css": STYLE, "/a.js": SCRIPT})
     (style,), (script,) = re.findall("<style>(.*?)</style>", made), re.findall("<script>(.*?)</script>", made)
@@ -53,12 +53,12 @@ def test_styles_and_scripts_are_within_it_and_its_policy_allows_them_alone():
         "form-action 'none'",
     ]
     assert made.index("charset") < made.index("Content-Security-Policy") < made.index("<style>")
-    # What is deferred runs after the page was read.
+    # Deferred scripts run after the page is parsed.
     assert made.index("</head>") < made.index("<script>")
     assert "/a.css" not in made and "/a.js" not in made and "htmx" not in made
 
 
-def test_pictures_and_data_are_within_it_under_their_addresses():
+def test_saved_page_inlines_images_and_data_by_address():
     data = {"name": "</script><b>&", "values": [1.5]}
     text = page('<img alt="x" src="/p.png"><div data-src="/api/d?a=1&amp;b=2" data-src-raw="/api/raw"></div>')
     raw = Answer(200, "application/octet-stream", b"\0\1\2")
@@ -70,7 +70,7 @@ def test_pictures_and_data_are_within_it_under_their_addresses():
     assert f'data-url="/api/raw">{base64.b64encode(raw.body).decode()}</script>' in made
 
 
-def test_what_could_not_be_had_is_told_and_nothing_asks_for_it():
+def test_saved_page_notes_missing_resources():
     text = page('<!-- what was left out --><img alt="the difference" src="/p.png"><p data-src="/api/d"></p>')
     made = one_file(text, {}, ["2 <were> left out"])
     assert '<ul class="note"><li>2 &lt;were&gt; left out</li></ul>' in made
@@ -78,7 +78,7 @@ def test_what_could_not_be_had_is_told_and_nothing_asks_for_it():
     assert "left out" not in one_file(text, {})
 
 
-def test_nothing_leads_to_the_server():
+def test_saved_page_removes_links_to_server():
     text = page(
         '<a href="/session?id=a" hx-get="/x">one</a><a href="#main">two</a><a href="https://example.org/">three</a>'
         '<a href="javascript:alert(1)">four</a><form action="/" method="get"><input name="q"><button>go</button></form>'
@@ -91,11 +91,11 @@ def test_nothing_leads_to_the_server():
     assert '<html lang="en" data-saved>' in made
 
 
-def test_everything_else_stays_as_it_was():
+def test_saved_page_preserves_other_markup():
     body = '<p title="a &quot;b&quot; &lt;c&gt;" CLASS=x>1 &lt; 2 &amp;&#x27; ü<br>'
     body += '<svg viewBox="0 0 1 1"><path d="M0 0"/></svg>'
     assert body in one_file(page(body), {})
-    # Names of models and messages of boards are text before, and text after.
+    # Model names and board messages remain escaped text.
     hostile = html.escape("</p><script>alert(1)</script><img src=x onerror=alert(1)>")
     assert hostile in one_file(page(f"<p>{hostile}</p>"), {})
     attribute = f'<a title="{hostile}" href="/x">'

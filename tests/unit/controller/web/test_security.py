@@ -1,4 +1,4 @@
-"""Who may ask `hil web` for what, as an attacker would try it."""
+"""Test access to `hil web` from an attacker's view."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(root: Path):
-    """Loopback, with a token for changes."""
+    """Serve on loopback, with a token for changes."""
     with asking(root, token=TOKEN) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def everybodys(root: Path):
-    """An address that other machines reach."""
+    """Serve on a public address."""
     with asking(root, token=TOKEN, host="192.0.2.1") as client:
         yield client
 
 
-def test_every_answer_has_the_headers(ours: TestClient) -> None:
+def test_responses_include_security_headers(ours: TestClient) -> None:
     answers = [ours.get("/"), ours.get("/nothing"), ours.get("/session?id=none"), ours.get("/static/hil.js")]
     answers += [ours.post("/"), ours.get("/", headers={"host": "evil.example"}), ours.get("/static/../app.py")]
     for answer in answers:
@@ -50,16 +50,16 @@ def test_every_answer_has_the_headers(ours: TestClient) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "0.0.0.0", "[::2]", "localhost@evil", "[", ""]
 )
-def test_another_name_for_loopback_is_refused(ours: TestClient, host: str) -> None:
+def test_loopback_server_rejects_foreign_host_names(ours: TestClient, host: str) -> None:
     assert ours.get("/", headers={"host": host}).status_code == 421
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8790", "127.0.0.1:1", "[::1]:8790", "127.9.9.9"])
-def test_loopbacks_own_names_are_answered(ours: TestClient, host: str) -> None:
+def test_loopback_server_accepts_loopback_names(ours: TestClient, host: str) -> None:
     assert ours.get("/", headers={"host": host}).status_code == 200
 
 
-def test_elsewhere_nothing_is_shown_without_the_token(everybodys: TestClient) -> None:
+def test_public_server_requires_token_for_all_pages(everybodys: TestClient) -> None:
     for given in ({}, {"authorization": "Bearer "}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
         for path in ("/", "/session?id=one", "/static/hil.js", "/events", "/log?id=one", "/nothing"):
             answer = everybodys.get(path, headers=given)
@@ -68,26 +68,26 @@ def test_elsewhere_nothing_is_shown_without_the_token(everybodys: TestClient) ->
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"])
-def test_a_program_with_another_token_is_told_so(root: Path, host: str) -> None:
+def test_server_reports_wrong_token_to_programs(root: Path, host: str) -> None:
     with asking(root, token=TOKEN, host=host) as client:
         answer = client.post("/publish/missing", headers={"authorization": "Bearer wrong"})
-    assert (answer.status_code, answer.text) == (401, "That is not this server's token.")
+    assert (answer.status_code, answer.text) == (401, "Invalid token for this server.")
 
 
 @pytest.mark.parametrize(
     "host, told",
     [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("192.0.2.7", "192.0.2.7"), ("::1", "::1")],
 )
-def test_the_address_that_is_told_is_the_one_that_is_listened_on(host: str, told: str) -> None:
+def test_reached_at_returns_listening_address(host: str, told: str) -> None:
     assert reached_at(host) == told
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_of_all_addresses_one_is_told_that_others_can_open(host: str) -> None:
+def test_reached_at_replaces_wildcard_address(host: str) -> None:
     assert reached_at(host) not in ("", "0.0.0.0", "::")
 
 
-def test_an_address_that_cannot_be_listened_on_says_what_can_be_done() -> None:
+def test_listener_suggests_fix_for_unusable_address() -> None:
     with listener("127.0.0.1", 0) as taken:
         with pytest.raises(UsageError) as of_port:
             listener("127.0.0.1", taken.getsockname()[1])
@@ -97,13 +97,13 @@ def test_an_address_that_cannot_be_listened_on_says_what_can_be_done() -> None:
     assert "--host" in of_host.value.hint and "--port" not in of_host.value.hint
 
 
-def test_an_empty_token_is_refused(tmp_path: Path) -> None:
+def test_web_rejects_empty_token(tmp_path: Path) -> None:
     for given in ("", " "):
         answer = CliRunner().invoke(web, ["--runs", str(tmp_path), "--token", given])
-        assert answer.exit_code and "token is empty" in f"{answer.output}{answer.exception}"
+        assert answer.exit_code and "empty --token" in f"{answer.output}{answer.exception}"
 
 
-def test_a_server_without_a_token_takes_none(root: Path) -> None:
+def test_server_without_token_rejects_empty_tokens(root: Path) -> None:
     with asking(root) as client:
         for given in ("", "x"):
             answer = client.post("/", headers={"authorization": f"Bearer {given}", "cookie": f"{COOKIE}={given}"})
@@ -111,7 +111,7 @@ def test_a_server_without_a_token_takes_none(root: Path) -> None:
     assert not Access("127.0.0.1").accepts("")
 
 
-def test_the_address_with_the_token_gives_a_cookie_and_goes_on_without_it(everybodys: TestClient) -> None:
+def test_token_in_address_sets_cookie_and_redirects(everybodys: TestClient) -> None:
     answer = everybodys.get(f"/session?id=one&token={TOKEN}&q=a%26b", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, "/session?id=one&q=a%26b")
     cookie = answer.headers["set-cookie"]
@@ -126,7 +126,7 @@ def test_the_address_with_the_token_gives_a_cookie_and_goes_on_without_it(everyb
 @pytest.mark.parametrize(
     "path", ["//evil.example/", "/\\evil.example", "/%2F/evil.example", "/%5Cevil", "/%0d%0aX-Bad:1"]
 )
-def test_the_redirect_never_leaves_the_server(everybodys: TestClient, path: str) -> None:
+def test_token_redirect_stays_on_server(everybodys: TestClient, path: str) -> None:
     answer = everybodys.get(f"http://127.0.0.1:8790{path}?token={TOKEN}", follow_redirects=False)
     where = urlsplit(answer.headers["location"])
     assert (where.scheme, where.netloc, where.path[:2] in ("//", "/\\")) == ("", "", False)
@@ -140,24 +140,24 @@ def cookie(client: TestClient) -> dict[str, str]:
     return {"cookie": answer.headers["set-cookie"].partition(";")[0]}
 
 
-def test_a_change_needs_the_token_and_our_own_page(ours: TestClient) -> None:
+def test_change_requires_token_and_same_origin(ours: TestClient) -> None:
     own = {"origin": "http://127.0.0.1:8790"}
     assert ours.post("/", headers=own).status_code == 403
-    assert ours.post("/", headers={**own, **cookie(ours)}).status_code == 405  # let through; nothing is changed there
+    assert ours.post("/", headers={**own, **cookie(ours)}).status_code == 405  # accepted, but the route has no POST
     assert ours.post("/", headers=BEARER).status_code == 405
     for foreign in ("http://evil.example", "null", "", "http://127.0.0.1:8791", "file://", "chrome-extension://x", "["):
         assert ours.post("/", headers={"origin": foreign, **cookie(ours)}).status_code == 403
-    # A browser that tells no origin is none of ours.
+    # A request without an origin is rejected.
     assert ours.post("/", headers=cookie(ours)).status_code == 403
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "GETX"])
-def test_other_methods_change_nothing_without_a_token(ours: TestClient, method: str) -> None:
+def test_other_methods_require_token(ours: TestClient, method: str) -> None:
     assert ours.request(method, "/").status_code == 403
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_another_sites_page_cannot_take_ours_into_itself(ours: TestClient, site: str) -> None:
+def test_server_rejects_embedding_by_other_sites(ours: TestClient, site: str) -> None:
     for mode, kind in (("no-cors", "script"), ("cors", "empty"), ("no-cors", "image"), ("navigate", "iframe")):
         told = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": kind}
         assert ours.get("/", headers=told).status_code == 403
@@ -165,7 +165,7 @@ def test_another_sites_page_cannot_take_ours_into_itself(ours: TestClient, site:
     assert ours.get("/", headers=link).status_code == 200
 
 
-def test_a_request_is_read_up_to_a_bound(ours: TestClient) -> None:
+def test_server_limits_request_size(ours: TestClient) -> None:
     assert ours.post("/", headers=BEARER, content=b"x" * (MOST_BODY + 1)).status_code == 413
     for length in ("-1", "1e3", "9" * 30, "\xb2".encode("latin-1"), b"0x10"):
         assert ours.get("/", headers={"content-length": length}).status_code == 413
@@ -198,7 +198,7 @@ def test_a_request_is_read_up_to_a_bound(ours: TestClient) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/session", "/case", "/log"])
-def test_no_query_is_a_failure_of_the_servers(ours: TestClient, path: str, query: str) -> None:
+def test_invalid_query_never_causes_server_error(ours: TestClient, path: str, query: str) -> None:
     answer = ours.get(f"{path}?id=one&case=model&{query}")
     assert answer.status_code < 500 and "Traceback" not in answer.text and "site-packages" not in answer.text
 
@@ -216,12 +216,12 @@ def test_no_query_is_a_failure_of_the_servers(ours: TestClient, path: str, query
         *("/static/" + "a" * 5000, "/static/vendor", "/static", "/" + "%2e%2e/" * 20 + "etc/passwd", "/%ff%fe"),
     ],
 )
-def test_no_path_leaves_the_static_files(ours: TestClient, path: str) -> None:
+def test_static_files_reject_path_traversal(ours: TestClient, path: str) -> None:
     answer = ours.get(path)
     assert answer.status_code in (400, 404, 405) and "root:" not in answer.text and "import" not in answer.text
 
 
-def test_a_log_is_one_of_the_sessions_own(tmp_path: Path) -> None:
+def test_log_route_serves_only_logs_of_session(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", "one", [{"name": "model"}])
     logs = folder / "model" / "logs"
     logs.mkdir(parents=True)
@@ -248,7 +248,7 @@ def test_a_log_is_one_of_the_sessions_own(tmp_path: Path) -> None:
             assert client.get("/log", params={"id": "one", "file": file}).status_code == 404
 
 
-def test_a_log_of_any_length_is_shown_from_its_end(tmp_path: Path) -> None:
+def test_log_route_shows_end_of_large_log(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "one")
     with (folder / "big.log").open("wb") as file:
         file.truncate(8 << 30)
@@ -259,7 +259,7 @@ def test_a_log_of_any_length_is_shown_from_its_end(tmp_path: Path) -> None:
     assert answer.text.endswith("the end") and len(answer.content) < 1 << 20
 
 
-def test_a_failure_of_the_servers_own_shows_nothing_of_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_error_hides_details(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("/home/me/secret")
 

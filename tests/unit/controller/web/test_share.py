@@ -1,4 +1,4 @@
-"""Any page as one file: what may be asked for, how much is in it, and who may have it."""
+"""Test saved pages: which pages, how many rows, and who has access."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def saved(client: TestClient, page: str) -> str:
 
 
 @pytest.mark.parametrize("page", ["/", "/?q=nightly", "/session?id=nightly", "/case?id=one&case=model", "/traces"])
-def test_a_page_is_one_file_that_names_no_address_of_the_server(client, page):
+def test_saved_page_omits_server_addresses(client, page):
     text = saved(client, page)
-    assert "data-saved" in text and "asks no server" in text
+    assert "data-saved" in text and "works offline" in text
     assert not re.search(r'(?:src|href|action|hx-get|data-live)="/', text)
     assert "<style>" in text and "<script>" in text and "var htmx" not in text
     assert "<form" not in text or "disabled" in text
     assert "Save this page" not in text and "Save this page" in client.get(page).text
 
 
-def test_a_table_of_several_pages_is_whole_up_to_a_limit_that_is_told(client, monkeypatch):
+def test_saved_page_includes_whole_table_up_to_limit(client, monkeypatch):
     def rows(text: str) -> int:
         return len(set(re.findall(r"case-\d+", text)))
 
@@ -65,30 +65,30 @@ def test_a_table_of_several_pages_is_whole_up_to_a_limit_that_is_told(client, mo
     monkeypatch.setattr(site, "SAVED_ROWS", 200)
     text = saved(client, "/session?id=nightly")
     assert rows(text) == 200
-    assert "This file holds page 1 of 2 of this table, which has 250 rows" in text
+    assert "This file contains page 1 of 2 of this table with 250 rows" in text
 
 
 @pytest.mark.parametrize(
     ("page", "said"),
     [
-        ("", "is no page that can be saved"),
-        ("/share?page=/", "is no page that can be saved"),
-        ("//example.org/", "is no page that can be saved"),
-        ("https://example.org/", "is no page that can be saved"),
-        ("/\\example.org", "is no page that can be saved"),
-        ("/nothing", "open it to see why"),
-        ("/session?id=none", "open it to see why"),
-        ("/events", "/events is no page: text/event-stream"),
-        ("/static/hil.js", "/static/hil.js is no page"),
-        ("/%00?x=\u00e9", "open it to see why"),
+        ("", "not a page of this server"),
+        ("/share?page=/", "not a page of this server"),
+        ("//example.org/", "not a page of this server"),
+        ("https://example.org/", "not a page of this server"),
+        ("/\\example.org", "not a page of this server"),
+        ("/nothing", "open it to see the error"),
+        ("/session?id=none", "open it to see the error"),
+        ("/events", "/events is not a page: text/event-stream"),
+        ("/static/hil.js", "/static/hil.js is not a page"),
+        ("/%00?x=\u00e9", "open it to see the error"),
     ],
 )
-def test_nothing_else_is_saved(client, page, said):
+def test_share_rejects_other_addresses(client, page, said):
     answer = client.get("/share", params={"page": page})
     assert answer.status_code == 404 and said in answer.text
 
 
-def test_a_page_that_the_server_fails_to_make_is_not_saved(root, monkeypatch, caplog):
+def test_share_rejects_page_with_server_error(root, monkeypatch, caplog):
     with asking(root) as client:
 
         def fail(*_: object) -> None:
@@ -96,17 +96,17 @@ def test_a_page_that_the_server_fails_to_make_is_not_saved(root, monkeypatch, ca
 
         monkeypatch.setattr("hil.controller.web.pages.traces.site_of", fail)
         answer = client.get("/share", params={"page": "/traces"})
-    assert answer.status_code == 404 and "open it to see why" in answer.text
+    assert answer.status_code == 404 and "open it to see the error" in answer.text
     assert "a fault of our own" in caplog.text and "/traces" in caplog.text
 
 
-def test_what_a_file_may_not_hold_is_told(client, monkeypatch):
+def test_share_rejects_page_above_size_limit(client, monkeypatch):
     monkeypatch.setattr(share, "MOST_BYTES", 1000)
     answer = client.get("/share", params={"page": "/"})
-    assert answer.status_code == 404 and "the page alone has more than 1 kB" in answer.text
+    assert answer.status_code == 404 and "the page is larger than 1 kB" in answer.text
 
 
-def test_who_may_not_see_a_page_may_not_save_it(root):
+def test_share_requires_token_of_page(root):
     with asking(root, token="secret", host="0.0.0.0") as client:
         client.follow_redirects = False
         assert client.get("/share", params={"page": "/"}).status_code == 401
@@ -114,5 +114,5 @@ def test_who_may_not_see_a_page_may_not_save_it(root):
             assert client.get("/share", params={"page": "/"}, headers=given).status_code == 401
         answer = client.get("/share", params={"page": "/"}, headers={"authorization": "Bearer secret"})
         assert answer.status_code == 200 and "models" in answer.text and "secret" not in answer.text
-        # A token in the address of the inner page shows nobody who asks.
+        # The token in the page parameter does not grant access.
         assert client.get("/share", params={"page": "/?token=secret"}).status_code == 401

@@ -1,4 +1,4 @@
-"""Numbers as pages write them."""
+"""Test the number formats of pages."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from hil.controller.web.templating import environment
 FILTERS = environment().filters
 
 
-def test_a_cosine_that_is_not_one_is_not_shown_as_one():
+def test_statistic_filter_preserves_digits_of_cosine():
     assert FILTERS["statistic"](0.99979, "cosine") == "0.99979"
     assert FILTERS["statistic"](0.99979, "max_abs") == "1"
     assert FILTERS["statistic"](None, "cosine") == ""
@@ -17,5 +17,5 @@ def test_a_cosine_that_is_not_one_is_not_shown_as_one():
     ("value", "text"),
     [(1.0796, "1.080x"), (0.5, "0.500x"), (438401.958, "4.38e+05x"), (0.000123, "0.000123x"), (0, "0x"), (None, "")],
 )
-def test_a_ratio_has_digits_that_tell_something(value, text):
+def test_ratio_filter_shows_significant_digits(value, text):
     assert FILTERS["ratio"](value) == text

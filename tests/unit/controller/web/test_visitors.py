@@ -1,4 +1,4 @@
-"""Whom a farm's tokens stand for, and how long that is taken for true."""
+"""Test the users behind farm tokens and the lifetime of cached answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANN = Visitor("ann", Role.SUBMITTER, "t")
 
 
 class Asked:
-    """A farm that knows one token, until it does not; and a clock."""
+    """Farm that knows one token, with a clock."""
 
     def __init__(self) -> None:
         self.count, self.now = 0, 0.0
@@ -28,7 +28,7 @@ class Asked:
         return ANN
 
 
-def test_the_farm_is_asked_once_a_minute() -> None:
+def test_visitors_cache_lookup_for_trust_period() -> None:
     farm = Asked()
     for token, whom in (("t", ANN), ("x", None)):
         farm.count = 0
@@ -39,14 +39,14 @@ def test_the_farm_is_asked_once_a_minute() -> None:
         assert farm.visitors.find(token) == whom and farm.count == 2
 
 
-def test_a_token_that_was_revoked_is_good_no_more() -> None:
+def test_visitors_reject_revoked_token_after_trust_period() -> None:
     farm = Asked()
     assert farm.visitors.find("t") == ANN
     farm.error, farm.now = AccessRefused("revoked"), TRUST_S
     assert farm.visitors.find("t") is None
 
 
-def test_while_the_farm_is_away_who_was_in_stays_in_and_nobody_comes_in() -> None:
+def test_visitors_keep_known_users_during_farm_outage() -> None:
     farm = Asked()
     assert farm.visitors.find("t") == ANN
     farm.error, farm.now = FarmUnreachable("away"), 10 * TRUST_S
@@ -57,16 +57,17 @@ def test_while_the_farm_is_away_who_was_in_stays_in_and_nobody_comes_in() -> Non
 
 
 @pytest.mark.parametrize("token", ["", "x" * 201, "a\nb", "\u00e9", "a\x00"])
-def test_what_can_be_no_token_is_not_asked_about(token: str) -> None:
+def test_visitors_reject_malformed_token_without_call(token: str) -> None:
     farm = Asked()
     assert farm.visitors.find(token) is None and farm.count == 0
 
 
-def test_what_a_browser_keeps_is_not_the_token_and_is_this_servers_own() -> None:
+def test_visitors_cookie_hides_token_and_binds_user_and_server() -> None:
     one, other = Asked().visitors, Asked().visitors
-    kept = one.keep("t")
-    assert "t" != kept == one.keep("t") and one.token_of(kept) == "t"
-    assert other.token_of(kept) == "" and other.keep("t") != kept
+    kept = one.keep("t", "1000")
+    assert "t" != kept == one.keep("t", "1000") and one.token_of(kept, "1000") == "t"
+    assert one.token_of(kept, "65534") == "" and one.keep("t", "65534") != kept
+    assert other.token_of(kept, "1000") == "" and other.keep("t", "1000") != kept
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,6 @@ def test_what_a_browser_keeps_is_not_the_token_and_is_this_servers_own() -> None
         (Role.ADMIN, True, True, True),
     ],
 )
-def test_what_roles_may(role: Role, own: bool, others: bool, holds: bool) -> None:
+def test_visitor_permissions_follow_role(role: Role, own: bool, others: bool, holds: bool) -> None:
     ann = Visitor("ann", role)
     assert (ann.may_cancel("ann"), ann.may_cancel("bob"), ann.may_hold) == (own, others, holds)

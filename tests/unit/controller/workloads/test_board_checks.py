@@ -1,4 +1,4 @@
-"""What is read from what an agent says of its board: what passes, and what is worth a warning."""
+"""Checks of a board from its agent's description: passes and warnings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOW_NS = 1_790_000_000_000_000_000
 
 
 def reading(name: str, value: float | str) -> dict:
-    """As MessageToDict gives it: without what is 0 or empty."""
+    """Return a reading like MessageToDict, which omits zero and empty values."""
     return (
         {"name": name, "text": value}
         if isinstance(value, str)
@@ -24,7 +24,7 @@ def look(*readings: dict, off_s: float = 0.0) -> dict[str, Check]:
     return {one.name: one for one in of_info(info, NOW_NS)}
 
 
-def test_a_good_board_passes():
+def test_good_board_passes_checks():
     found = look(
         reading("cpu0 governor", "performance"),
         reading("cpu4 governor", "schedutil"),
@@ -38,7 +38,7 @@ def test_a_good_board_passes():
     assert found["governor"].found == "cpu0 performance, cpu4 schedutil"
 
 
-def test_what_a_board_does_not_show_is_not_judged():
+def test_missing_readings_are_not_judged():
     assert list(of_info({}, NOW_NS)) == []
 
 
@@ -56,14 +56,14 @@ def test_what_a_board_does_not_show_is_not_judged():
         (reading("free memory", 0.0), "memory", "0 MiB free"),
     ],
 )
-def test_what_leaves_times_or_room_in_doubt_is_a_warning_with_a_mend(shown, name, said):
+def test_doubtful_reading_gives_warning_with_fix(shown, name, said):
     one = look(shown)[name]
     assert (one.state, one.found) == ("warn", said)
     assert one.mend
 
 
 @pytest.mark.parametrize(("off_s", "said"), [(3600.0, "3600.0 s ahead of"), (-90.0, "90.0 s behind")])
-def test_a_wall_clock_that_is_off_is_a_warning(off_s, said):
+def test_wrong_wall_clock_gives_warning(off_s, said):
     one = look(off_s=off_s)["clock"]
     assert one.state == "warn"
     assert said in one.found

@@ -1,6 +1,6 @@
-"""What every workload makes of an event: a board is lost, a program fails, Ctrl-C comes, bad usage is found late.
+"""Behaviour of every workload for lost boards, failing programs, Ctrl-C and late usage errors.
 
-Each workload is entered by its library function. Boards, importers, compilers and references are objects here.
+Each workload runs through its library function, with fake boards, importers, compilers and references.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ from hil.errors import (
     EXIT_NOTHING_RAN,
     EXIT_STAGE,
     BoardLost,
+    BoardUnfit,
     BoardUnreachable,
     CompileCrashed,
     HilError,
@@ -84,7 +85,7 @@ ONE = np.ones(2, np.float32)
 
 
 class FakeIsolated:
-    """Isolated processes that nobody needs here."""
+    """Fake for unused isolated processes."""
 
     workers = 1
 
@@ -102,19 +103,19 @@ class FakeIsolated:
 
 
 class Quiet:
-    """Who is told of progress and says nothing."""
+    """A screen that ignores progress."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
 
 
 def import_model(path: Path, *, function: str = "", **_: Any) -> Model:
-    """A model of one input and one output that is called as its file."""
+    """Return a model with one input and one output, named after its file."""
     return Model(path.stem, "onnx", path, {path.name: path}, f"blake3:{path.stem}", function, (X,), (Y,))
 
 
 def compile_model(model: Model, *, runtime: str, **_: Any) -> Artifact:
-    """A program called as its model."""
+    """Return a program named after its model."""
     digests = {"p": f"blake3:{model.name}"}
     return Artifact(runtime, "p", {}, digests, model.name, "none", inputs=(X,), outputs=(Y,))
 
@@ -125,14 +126,14 @@ def run_reference(model: Model, inputs: Any, **_: Any) -> RunResult:
 
 
 def refer_each(names: Any, model: Model, inputs: Any, **_: Any) -> tuple[list[RunResult], dict[str, Any]]:
-    """Of each reference what its name says: twice the input, thrice, or nothing."""
+    """Return 2x or 3x the input, or a failure, depending on the reference's name."""
     factors = {"onnxruntime": 2, "onnx-reference": 3}
     answers = [RunResult(name, {"y": inputs["x"] * factors[name]}) for name in names if name in factors]
     return answers, {name: ReferenceFailed("not today") for name in names if name not in factors}
 
 
 def places_of(thing: Any) -> list[tuple[Any, str]]:
-    """The modules of hil that have something, each with the name that it has there."""
+    """Return the hil modules that contain an object, with its name there."""
     modules = [module for name, module in sys.modules.items() if name.startswith("hil")]
     return [(module, name) for module in modules for name, value in vars(module).items() if value is thing]
 
@@ -153,7 +154,7 @@ def _objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for module, name in places_of(original):
             monkeypatch.setattr(module, name, fake)
     yield
-    # A module that was imported meanwhile has the fake by its import.
+    # Modules imported during the test also hold the fake.
     for original, fake in FAKES.items():
         for module, name in places_of(fake):
             if module.__name__ != __name__:
@@ -161,7 +162,7 @@ def _objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def models(folder: Path, names: str = "abc") -> tuple[Path, ...]:
-    """Files that nobody reads."""
+    """Create model files that no test reads."""
     folder.mkdir(exist_ok=True)
     for name in names:
         (folder / f"{name}.onnx").write_bytes(name.encode())
@@ -185,7 +186,7 @@ def bundle(place: Path) -> Bundle:
 
 
 def three_methods(place: Path) -> Path:
-    """Its file."""
+    """Save the bundle; return its path."""
     bundle(place).save(place / "three.hilb")
     return place / "three.hilb"
 
@@ -197,7 +198,7 @@ def by_bundle(place: Path, **how: Any) -> dict[str, str]:
 
 
 def asked(place: Path, *boards: str, **how: Any) -> Request:
-    """A suite of what lies in a folder, or else of three models."""
+    """Return a suite request for a directory; create three models if it is missing."""
     if not (place / "models").exists():
         models(place / "models")
     settings = Settings(**how)
@@ -259,7 +260,7 @@ def by_traces(place: Path) -> dict[str, str]:
 
 
 def three_calls(place: Path) -> Path:
-    """A stored trace that calls three programs, once each."""
+    """Save a trace that calls three programs once each."""
     module = place / "Net"
     module.mkdir(parents=True)
     files = models(module)
@@ -305,7 +306,7 @@ def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_run, "WAYS", dict.fromkeys(ways, Way(make, lambda: "fake 1", "onnxruntime", ())))
         patch.setattr(study_run, "needed_version", lambda *_: "1")
-        # TensorFlow's training is asked for in a process of its own; what it leaves is read step by step.
+        # TensorFlow's training normally runs in a separate process; its results are read step by step.
         patch.setattr(study_run, "call", lambda *_, **__: None)
         stored = {"batch": {"x": ONE}, "result": {"y": ONE * 2}, "noise": {}}
         patch.setattr(study_run, "load_tensors", lambda path: stored[path.name.partition("-")[0]])
@@ -316,7 +317,7 @@ def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
 
 
 def by_farm(place: Path, work: submitting.Workload) -> dict[str, str]:
-    """What a board's host does with the jobs of an order."""
+    """Run the jobs of an order like a board's host."""
     ended: dict[str, str] = {}
     for number, spec in enumerate(work.specs):
         job = JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
@@ -342,14 +343,14 @@ def by_farm(place: Path, work: submitting.Workload) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Workload:
-    """How a workload is entered, and what is its own of the contract.
+    """Entry point of a workload and its differences from the contract.
 
     Attributes:
-        run: enters it; case name -> outcome. Of those that take a case's settings, with settings.
-        case: the case that an event happens to; its program has this name.
+        run: runs the workload; returns case name -> outcome. Takes case settings if the workload does.
+        case: the case (and program) that an event affects.
         all: the names of all cases.
-        runs_again: whether a case that lost its board runs again.
-        usage: what a case comes to that turns out to be used wrongly on the board; "" raises.
+        runs_again: whether a case runs again after its board was lost.
+        usage: outcome of a late usage error; "" means that the error is raised.
     """
 
     run: Callable[..., dict[str, str]]
@@ -359,7 +360,7 @@ class Workload:
     usage: str = ""
 
     def wanted(self, outcome: str) -> dict[str, str]:
-        """The cases' outcomes where only the case of the event ends in this one."""
+        """Return the expected outcomes if only the affected case ends with this one."""
         names = [self.case] if len(self.all) == 1 or self.case == "tiny" else list(self.all)
         return {name: outcome if name == self.case else "PASS" for name in names}
 
@@ -378,10 +379,12 @@ WORKLOADS = {
 }
 
 
-# Where something happens, what, and the outcome of the case that it happened to.
+# Event -> stage, error, and outcome of the affected case.
 EVENTS = {
     "a board lost while loading": ("load", lost, "BOARD_LOST"),
     "a board lost in the run": ("run", lost, "BOARD_LOST"),
+    "a board without room": ("push", lambda: BoardUnfit("the disk is full"), "BOARD_UNFIT"),
+    "a board without memory": ("run", lambda: BoardUnfit("no memory"), "BOARD_UNFIT"),
     "a program that fails": ("run", lambda: RunFailed("no"), "RUN_ERROR"),
     "a program that hangs": ("run", lambda: StageTimeout("late"), "TIMEOUT"),
     "a program that a board lacks something for": ("load", lambda: NotRun("no such delegate"), "SKIP"),
@@ -394,14 +397,14 @@ def workload(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "pytest":
         monkeypatch.setattr(by_pytest, "pytester", request.getfixturevalue("pytester"), raising=False)
     if request.param == "bench":
-        # What is measured after the trial is the bench's own affair.
+        # The measurement after the trial is not part of the contract.
         monkeypatch.setattr(bench_job, "measure", lambda *_: None)
         monkeypatch.setattr(bench_job._Bench, "_finish", lambda bench, run, _: {"folder": str(run.folder)})
     return WORKLOADS[request.param]
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
+def test_board_event_ends_only_affected_case(
     fake_boards: FakeBoards, workload: Workload, event: str, tmp_path: Path
 ) -> None:
     stage, error, outcome = EVENTS[event]
@@ -412,7 +415,7 @@ def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
     assert all(board.closed for board in fake_boards.opened)
 
 
-def test_a_bench_measures_nothing_that_did_not_run(
+def test_bench_skips_measurement_after_failed_load(
     fake_boards: FakeBoards, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake_boards.scripts[A] = {("load", "b"): NotRun("no such delegate")}
@@ -422,9 +425,7 @@ def test_a_bench_measures_nothing_that_did_not_run(
     assert (document["sides"][0]["outcome"], document["exit_code"]) == ("SKIP", EXIT_NOTHING_RAN)
 
 
-def test_in_pytest_what_cannot_run_is_a_skip_with_its_reason(
-    fake_boards: FakeBoards, pytester: pytest.Pytester
-) -> None:
+def test_pytest_skips_unsupported_program_with_reason(fake_boards: FakeBoards, pytester: pytest.Pytester) -> None:
     models(pytester.path / "models")
     fake_boards.scripts[A] = {("load", "b"): NotRun("no such delegate")}
     pytester.makeini("[pytest]\nhil_models = models\n")
@@ -435,15 +436,13 @@ def test_in_pytest_what_cannot_run_is_a_skip_with_its_reason(
     assert '"hil_outcome" value="SKIP"' in (pytester.path / "junit.xml").read_text()
 
 
-def test_cases_pass_where_nothing_happens_and_boards_are_given_back(
-    fake_boards: FakeBoards, workload: Workload, tmp_path: Path
-) -> None:
+def test_workload_passes_and_releases_board(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
     assert workload.run(tmp_path) == workload.wanted("PASS")
     assert len(fake_boards.opened) == 1 and fake_boards.opened[0].closed
 
 
 @pytest.mark.parametrize("stage", ["load", "run"])
-def test_ctrl_c_ends_the_workload_and_gives_the_board_back(
+def test_ctrl_c_ends_workload_and_releases_board(
     fake_boards: FakeBoards, workload: Workload, stage: str, tmp_path: Path
 ) -> None:
     fake_boards.scripts[A] = {(stage, workload.case): KeyboardInterrupt()}
@@ -452,7 +451,7 @@ def test_ctrl_c_ends_the_workload_and_gives_the_board_back(
     assert all(board.closed for board in fake_boards.opened) and f"{stage} c" not in fake_boards.did
 
 
-def test_bad_usage_that_only_the_board_can_tell_is_raised_or_an_outcome(
+def test_late_usage_error_raises_or_becomes_outcome(
     fake_boards: FakeBoards, workload: Workload, tmp_path: Path
 ) -> None:
     fake_boards.scripts[A] = {("load", workload.case): UsageError("not that way")}
@@ -464,7 +463,7 @@ def test_bad_usage_that_only_the_board_can_tell_is_raised_or_an_outcome(
     assert all(board.closed for board in fake_boards.opened)
 
 
-def test_what_was_run_before_ctrl_c_is_not_run_again(fake_boards: FakeBoards, tmp_path: Path) -> None:
+def test_resumed_run_does_not_repeat_finished_cases(fake_boards: FakeBoards, tmp_path: Path) -> None:
     fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         by_run(tmp_path)
@@ -474,7 +473,7 @@ def test_what_was_run_before_ctrl_c_is_not_run_again(fake_boards: FakeBoards, tm
     assert [fake_boards.did.count(f"run {name}") for name in "abc"] == [1, 2, 1]
 
 
-def test_a_filter_that_no_case_is_called_like_is_told(fake_boards: FakeBoards, tmp_path: Path) -> None:
+def test_filter_without_match_adds_note(fake_boards: FakeBoards, tmp_path: Path) -> None:
     class Says(Quiet):
         def note(self, text: str) -> None:
             said.append(text)
@@ -487,7 +486,7 @@ def test_a_filter_that_no_case_is_called_like_is_told(fake_boards: FakeBoards, t
     assert told == [f"--filter {one}: no case is called like that" for one in ("nothing*", "=b")]
 
 
-def test_a_wrong_answer_that_was_not_confirmed_is_still_one_where_profiles_are_written(
+def test_unconfirmed_failure_stays_failure_with_profiles(
     fake_boards: FakeBoards, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def run(program: FakeProgram, *given: Any, **how: Any) -> Any:
@@ -510,7 +509,7 @@ def test_a_wrong_answer_that_was_not_confirmed_is_still_one_where_profiles_are_w
     assert (record.outcome, record.confirmed, written) == ("FAIL", "flaky", [("a_full_model", "FAIL")])
 
 
-def test_a_suite_goes_on_with_what_was_not_run(fake_boards: FakeBoards, tmp_path: Path) -> None:
+def test_resumed_suite_runs_remaining_cases(fake_boards: FakeBoards, tmp_path: Path) -> None:
     fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         by_suite(tmp_path)
@@ -520,9 +519,7 @@ def test_a_suite_goes_on_with_what_was_not_run(fake_boards: FakeBoards, tmp_path
     assert sum(before) == 1
 
 
-def test_a_row_of_a_study_says_why_where_its_board_was_lost_by_the_one_before(
-    fake_boards: FakeBoards, tmp_path: Path
-) -> None:
+def test_study_row_names_cause_after_lost_board(fake_boards: FakeBoards, tmp_path: Path) -> None:
     def gone(message: str) -> BoardLost:
         fake_boards.refuse[A] = [BoardUnreachable(message)]
         return lost()
@@ -539,7 +536,7 @@ def test_a_row_of_a_study_says_why_where_its_board_was_lost_by_the_one_before(
     assert {row["outcome"] for row in others} == {"PASS"}
 
 
-def test_of_two_boards_one_that_dies_leaves_its_cases_to_the_other(fake_boards: FakeBoards, tmp_path: Path) -> None:
+def test_remaining_board_runs_cases_of_lost_board(fake_boards: FakeBoards, tmp_path: Path) -> None:
     class Dies(dict[tuple[str, str], BaseException]):
         def pop(self, key: Any, default: Any = None) -> Any:
             if key[0] == "run":
@@ -553,25 +550,27 @@ def test_of_two_boards_one_that_dies_leaves_its_cases_to_the_other(fake_boards: 
 
 
 def stored(place: Path) -> list[dict[str, Any]]:
-    """The records of cases that a workload left in a folder, from whatever file it keeps them in."""
+    """Return the case records that a workload stored in a directory."""
     lines = [line for file in place.rglob("results.jsonl") for line in file.read_text().splitlines()]
     runs = [json.loads(file.read_text()) for file in place.rglob("run.json")]
     return [*map(json.loads, lines), *(case for run in runs for case in run["cases"])]
 
 
-# Those whose cases are compared with references of hil's. A bundle's cases, a trace, a study and a board's own check
-# bring what they expect; hil bisect asks one reference for all that is inside a model.
+# Workloads that compare cases with references. Bundles, traces, studies and board checks bring expected outputs; hil
+# bisect uses one reference for all layers.
 REFERRED = ["run", "suite", "bench", "pytest"]
 
 
 @pytest.mark.parametrize("workload", REFERRED, indirect=True)
-def test_references_are_chosen_and_what_they_disagree_on_is_told(
+def test_workload_uses_chosen_references_and_notes_dispute(
     fake_boards: FakeBoards, workload: Workload, tmp_path: Path
 ) -> None:
     named = ("onnx-reference", "onnxruntime", "iree-llvm-cpu")
     assert workload.run(tmp_path, references=named) == workload.wanted("PASS")
     dispute = "onnx-reference vs onnxruntime on output y"
-    for record in stored(tmp_path):
+    records = stored(tmp_path)
+    assert records
+    for record in records:
         assert record["disagreement"] == dispute
         reason = record.get("reason", record.get("message"))
         assert f"the references disagree: {dispute}; the board agrees with onnxruntime" in reason
@@ -579,13 +578,13 @@ def test_references_are_chosen_and_what_they_disagree_on_is_told(
 
 
 @pytest.mark.parametrize("workload", REFERRED, indirect=True)
-def test_the_reference_that_is_chosen_decides(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
+def test_chosen_reference_decides_outcome(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
     found = workload.run(tmp_path, references=("onnx-reference",))
     assert set(found.values()) == {"FAIL"}
 
 
 @pytest.mark.parametrize(("expected", "outcome"), [("2 4", "PASS"), ("9 9", "FAIL")])
-def test_what_is_expected_decides_and_references_beside_it_are_told(
+def test_expected_outputs_decide_and_references_add_notes(
     fake_boards: FakeBoards, tmp_path: Path, expected: str, outcome: str
 ) -> None:
     given = {
@@ -594,20 +593,22 @@ def test_what_is_expected_decides_and_references_beside_it_are_told(
         "references": ("onnxruntime", "iree-llvm-cpu"),
     }
     assert set(by_run(tmp_path, **given).values()) == {outcome}
-    for record in stored(tmp_path):
+    records = stored(tmp_path)
+    assert records
+    for record in records:
         assert [verdict["outcome"] for verdict in record["verdicts"]] == [outcome, "PASS"]
         assert "the reference iree-llvm-cpu could not answer: not today" in record["reason"]
         assert ("the references disagree: expected" in record["reason"]) == (outcome == "FAIL")
 
 
-def test_a_bundles_cases_say_that_no_reference_can_be_asked(fake_boards: FakeBoards, tmp_path: Path) -> None:
+def test_bundle_run_notes_unusable_reference(fake_boards: FakeBoards, tmp_path: Path) -> None:
     assert set(by_bundle(tmp_path, references=("onnxruntime",)).values()) == {"PASS"}
     (told,) = {case["reason"] for case in stored(tmp_path)}
     assert "the reference onnxruntime could not answer: the case came with a compiled program" in told
 
 
 @pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "pytest"], indirect=True)
-def test_times_say_of_how_many_iterations_they_are(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
+def test_records_count_requested_iterations(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
     assert workload.run(tmp_path, iterations=4, warmup=2) == workload.wanted("PASS")
     assert {one for board in fake_boards.opened for one in board.counts} == {(4, 2)}
     assert {(record.get("device") or record)["iterations"] for record in stored(tmp_path)} == {4}
@@ -666,7 +667,7 @@ MATRICES = {
 
 
 def marked(report: MatrixReport) -> dict[str, list[str]]:
-    """Case -> its outcomes by target, with a mark last where they differ."""
+    """Return the outcomes of each case by target, with a final mark if they differ."""
     rows = {
         re.sub("call_._", "", row.id)[:1]: [cell.word for cell in row.cells] + ["*"] * row.differs
         for row in report.rows
@@ -680,7 +681,7 @@ def marked(report: MatrixReport) -> dict[str, list[str]]:
     [*MATRICES.items(), ("pytest", matrix_of_pytest), ("run", matrix_of_farm)],
     indirect=["workload"],
 )
-def test_a_matrix_has_a_case_a_row_and_a_target_a_column(
+def test_matrix_has_row_per_case_and_column_per_target(
     fake_boards: FakeBoards, workload: Workload, make: Callable[[Path], MatrixReport], tmp_path: Path
 ) -> None:
     fake_boards.scripts[B] = {("run", "b"): RunFailed("no")}
@@ -691,18 +692,14 @@ def test_a_matrix_has_a_case_a_row_and_a_target_a_column(
 
 
 @pytest.mark.parametrize("kind", MATRICES)
-def test_a_target_that_is_not_reached_is_no_end_of_the_others(
-    fake_boards: FakeBoards, kind: str, tmp_path: Path
-) -> None:
+def test_unreachable_target_does_not_stop_others(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
     fake_boards.refuse[A] = [BoardUnreachable("no answer")]
     report = MATRICES[kind](tmp_path)
     assert marked(report) == {key: ["BOARD_UNREACHABLE", "PASS", "*"] for key in "abc"}
     assert report.exit_code == EXIT_BOARD and report.notes == ["unix__fake_a: no answer"]
 
 
-def test_targets_are_compared_with_a_traces_run_that_is_named_by_its_id(
-    fake_boards: FakeBoards, tmp_path: Path
-) -> None:
+def test_trace_matrix_compares_with_run_named_by_id(fake_boards: FakeBoards, tmp_path: Path) -> None:
     job = Job(models=(three_calls(tmp_path),), out=tmp_path / "runs")
     first = run_trace(replace(job, board=A), screen=Quiet())
     report = trace_matrix(job, BOTH, Path(first["id"]), screen=Quiet())[1]
@@ -710,7 +707,7 @@ def test_targets_are_compared_with_a_traces_run_that_is_named_by_its_id(
 
 
 @pytest.mark.parametrize("kind", MATRICES)
-def test_nothing_is_kept_of_a_matrix_that_came_to_no_target(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
+def test_matrix_without_reachable_target_removes_directory(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
     fake_boards.refuse |= {board: [BoardUnreachable(f"{board} is off")] for board in (A, B)}
     with pytest.raises(BoardUnreachable, match="a is off"):
         MATRICES[kind](tmp_path)
@@ -718,7 +715,7 @@ def test_nothing_is_kept_of_a_matrix_that_came_to_no_target(fake_boards: FakeBoa
 
 
 @pytest.mark.parametrize("kind", ["run", "suite"])
-def test_a_matrix_goes_on_where_ctrl_c_ended_it(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
+def test_resumed_matrix_continues_after_ctrl_c(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
     fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         MATRICES[kind](tmp_path)
@@ -730,7 +727,7 @@ def test_a_matrix_goes_on_where_ctrl_c_ended_it(fake_boards: FakeBoards, kind: s
 
 
 @pytest.mark.parametrize("kind", ["models", "suite"])
-def test_jobs_of_a_farm_take_references_and_iterations(fake_boards: FakeBoards, tmp_path: Path, kind: str) -> None:
+def test_farm_jobs_use_references_and_iterations(fake_boards: FakeBoards, tmp_path: Path, kind: str) -> None:
     how: dict[str, Any] = {"references": ("onnx-reference", "onnxruntime"), "iterations": 4, "warmup": 2}
     if kind == "suite":
         work = submitting.load_suite(asked(tmp_path, **how), boards=1)
@@ -750,7 +747,7 @@ def by_bundle_job(place: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("enter", [by_suite, by_pytest, by_suite_job, by_bundle_job])
-def test_cases_that_a_file_brings_are_cases_of_every_workload_each_with_its_name(
+def test_workloads_run_cases_stored_in_files(
     fake_boards: FakeBoards,
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
@@ -772,13 +769,15 @@ def test_cases_that_a_file_brings_are_cases_of_every_workload_each_with_its_name
 
 
 @pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "bench", "pytest"], indirect=True)
-def test_what_a_failing_case_left_is_where_its_record_says(
+def test_record_points_to_files_of_failing_case(
     fake_boards: FakeBoards, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeProgram, "factor", 5)
     assert set(workload.run(tmp_path).values()) == {"FAIL"}
     places = [file.parent for name in ("results.jsonl", "run.json") for file in tmp_path.rglob(name)]
-    for place, record in [(one, record) for one in places for record in stored(one)]:
+    records = [(one, record) for one in places for record in stored(one)]
+    assert records
+    for place, record in records:
         folder = place / record.get("folder", record.get("name"))
         assert list(folder.glob("outputs/*.npy")) and list(folder.glob("reference*/*.npy"))
         for report in place.glob("summary.md"):
@@ -786,7 +785,7 @@ def test_what_a_failing_case_left_is_where_its_record_says(
 
 
 def dying_compiler(model: Model, *, failure: Path, **_: Any) -> Artifact:
-    """A compiler that dies, and leaves what shows that again."""
+    """A fake compiler that crashes and writes a reproducer."""
     failure.mkdir(parents=True)
     (failure / "reproduce.sh").touch()
     hint = f"reproduce it: sh {failure / 'reproduce.sh'}"
@@ -799,7 +798,7 @@ def by_model_jobs(place: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("enter", [by_run, by_trace_run, by_suite, by_bench, by_pytest, by_suite_job, by_model_jobs])
-def test_what_shows_a_compilers_death_again_is_where_the_record_says(
+def test_record_points_to_compiler_reproducer(
     fake_boards: FakeBoards,
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
@@ -810,14 +809,16 @@ def test_what_shows_a_compilers_death_again_is_where_the_record_says(
     for module, name in places_of(compile_model):
         monkeypatch.setattr(module, name, dying_compiler)
     assert set(enter(tmp_path).values()) == {"COMPILE_CRASH"}
-    for record in stored(tmp_path):
+    records = stored(tmp_path)
+    assert records
+    for record in records:
         told = record.get("error") or record
         assert told["detail"].startswith("phase: input\npass: CanonicalizerPass")
         script = Path(told["hint"].removeprefix("reproduce it: sh "))
         assert script.exists() and script.parts[-3:] == ("logs", "compile-failure", "reproduce.sh")
 
 
-def test_a_study_has_its_compilers_side_by_side(fake_boards: FakeBoards, tmp_path: Path) -> None:
+def test_study_writes_matrix_of_compilers(fake_boards: FakeBoards, tmp_path: Path) -> None:
     fake_boards.scripts[A] = {("run", "b"): RunFailed("no")}
     by_study(tmp_path, ("one", "two"))
     rows = list(csv.DictReader(io.StringIO((tmp_path / "study" / "matrix.csv").read_text())))
@@ -842,12 +843,12 @@ FLOWS = ("--hil-flow=onnxruntime", "--hil-flow=iree")
         ),
         ("", [f"--hil-board={A}", f"--hil-board={B}"], ["generic"]),
         ("", [f"--hil-board={A}", f"--hil-board={B}", "--hil-each-board"], ["unix__fake_a", "unix__fake_b"]),
-        # What is typed takes the place of what the ini file says.
+        # Typed options override the ini file.
         ("addopts = --hil-flow=iree --runtime-hw-type=sim-f16", ["--hil-flow=onnxruntime"], ["sim-f16"]),
         ("addopts = --hil-seed=3 --runtime-hw-type=sim", ["--hil-seed=4", "--runtime-hw-type=sim-f16"], ["sim-f16"]),
     ],
 )
-def test_a_test_is_called_after_its_target(
+def test_pytest_test_name_contains_target(
     pytester: pytest.Pytester, ini: str, typed: list[str], targets: list[str]
 ) -> None:
     models(pytester.path / "models", "a")
@@ -859,12 +860,12 @@ def test_a_test_is_called_after_its_target(
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["--hil-seed=1", "--hil-seed=1"], "--hil-seed is given 2 times, and has one value"),
-        (["--debug-ir=x", "--hil-debug-ir=y"], "--hil-debug-ir is given 2 times, and has one value"),
+        (["--hil-seed=1", "--hil-seed=1"], "--hil-seed is specified 2 times"),
+        (["--debug-ir=x", "--hil-debug-ir=y"], "--hil-debug-ir is specified 2 times"),
         (["--runtime-hw-type=sim", "--hil-runtime-hw-type=sim"], "runtime-hw-type sim is given twice"),
     ],
 )
-def test_pytest_is_refused_a_second_value_too(pytester: pytest.Pytester, typed: list[str], said: str) -> None:
+def test_pytest_rejects_repeated_option(pytester: pytest.Pytester, typed: list[str], said: str) -> None:
     models(pytester.path / "models", "a")
     pytester.makeini("[pytest]\nhil_models = models\n")
     ended = pytester.runpytest_inprocess("--collect-only", *typed)

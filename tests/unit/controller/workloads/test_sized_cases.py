@@ -38,12 +38,12 @@ def planned(models: tuple[Path, ...], context: RunContext, **dims: int | str) ->
     return sized_cases(job, job.options(), context)
 
 
-def test_size_goes_to_models_that_have_dimension(models, context):
+def test_size_applies_to_models_with_dimension(models, context):
     found = planned(models, context, S=3, N=2)
     assert [(one.name, dict(one.options.dims)) for one in found] == [("seq", {"S": 3}), ("batch", {"N": 2})]
 
 
-def test_range_makes_case_of_each_edge(models, context):
+def test_range_makes_case_of_every_edge(models, context):
     found = planned(models, context, S="1..3", N=2)
     assert [(one.name, dict(one.options.dims)) for one in found] == [
         ("seq_S-1", {"S": 1}),
@@ -54,7 +54,7 @@ def test_range_makes_case_of_each_edge(models, context):
     assert not any(one.options.dim_ranges for one in found)
 
 
-def test_project_file_gives_sizes_to_its_model_alone(models, context):
+def test_project_file_size_applies_to_matching_model(models, context):
     job = Job(models=models, dims={"S": 3}, per_model={"batch.*": {"dims": {"N": 2}, "rtol": 0.5}})
     found = sized_cases(job, job.options(), context)
     assert [(one.name, dict(one.options.dims)) for one in found] == [("seq", {"S": 3}), ("batch", {"N": 2})]
@@ -63,7 +63,7 @@ def test_project_file_gives_sizes_to_its_model_alone(models, context):
     assert [one.name for one in sized_cases(job, job.options(), context)] == ["batch_N-1", "batch_N-2"]
 
 
-def test_project_file_adds_to_sizes_for_all_models(models, context, tmp_path):
+def test_project_file_size_extends_general_sizes(models, context, tmp_path):
     both = save_relu(tmp_path / "both.onnx", "N", "S")
     job = Job(models=(*models, both), dims={"S": 3, "N": 1}, per_model={"both.*": {"dims": {"N": 2}}})
     found = [dict(one.options.dims) for one in sized_cases(job, job.options(), context)]
@@ -71,21 +71,21 @@ def test_project_file_adds_to_sizes_for_all_models(models, context, tmp_path):
 
 
 @pytest.mark.parametrize("size", [3, "1..3"])
-def test_unknown_dimension_is_refused_with_models(models, context, size):
+def test_unknown_dimension_error_names_models(models, context, size):
     with pytest.raises(UsageError, match=r"--dim Q: none of .*seq.onnx, .*batch.onnx has a dimension of that name"):
         planned(models, context, Q=size)
     with pytest.raises(UsageError, match=r"--dim Q: .*seq.onnx has no dimension of that name"):
         planned(models[:1], context, Q="1..2")
 
 
-def test_models_of_one_name_in_two_folders_keep_their_dimensions(tmp_path, context):
+def test_models_with_same_name_have_separate_dimensions(tmp_path, context):
     paths = save_relu(tmp_path / "a" / "net.onnx", "S"), save_relu(tmp_path / "b" / "net.onnx", "N")
     found = planned(paths, context, S=1, N="2..3")
     assert [one.name for one in found] == ["net", "net-2_N-2", "net-2_N-3"]
 
 
 def searched(models: tuple[Path, ...], context: RunContext, limit: int, wrong: Outcome) -> tuple[list[str], list]:
-    """Run the search on models that end in an outcome from a size on; returns the cases that it adds."""
+    """Run the search on models that fail from a size on; return the added cases and the smallest failures."""
     cases = planned(models, context, S="1..512", N=1)
     search, outcomes, added = FailureSearch(cases), {}, []
     while cases:
@@ -104,11 +104,11 @@ def test_search_finds_smallest_failing_size(models, context, wrong):
 
 
 @pytest.mark.parametrize("wrong", [Outcome.BOARD_LOST, Outcome.PASS])
-def test_search_ends_where_model_does_not_fail(models, context, wrong):
+def test_search_ends_without_failing_size(models, context, wrong):
     assert searched(models, context, 37, wrong) == ([], [])
 
 
-def test_search_goes_on_from_outcomes_of_an_earlier_run(models, context):
+def test_search_continues_from_earlier_outcomes(models, context):
     cases = planned(models[:1], context, S="1..512")
     outcomes = {one.name: Outcome.FAIL if one.sizes[0] >= 37 else Outcome.PASS for one in cases}
     (first,) = FailureSearch(cases).next_cases(outcomes)
@@ -116,7 +116,7 @@ def test_search_goes_on_from_outcomes_of_an_earlier_run(models, context):
     assert (first.name, second.name) == ("seq_S-40", "seq_S-28")
 
 
-def test_search_ends_where_case_has_no_outcome(models, context):
+def test_search_ends_without_outcome_of_case(models, context):
     cases = planned(models[:1], context, S="1..512")
     outcomes = {one.name: Outcome.FAIL if one.sizes[0] >= 37 else Outcome.PASS for one in cases}
     search = FailureSearch(cases)

@@ -1,4 +1,4 @@
-"""A test that compares backends has a row for each in JUnit's XML, and what was skipped is told."""
+"""A test that compares backends has one row per backend in JUnit XML, and skipped backends are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_net(request):
 
 
 @pytest.mark.parametrize("words", [(), ("-n1",)], ids=["alone", "a worker of xdist"])
-def test_each_backend_has_a_row(pytester: pytest.Pytester, words: tuple[str, ...]) -> None:
+def test_junit_xml_has_a_row_per_backend(pytester: pytest.Pytester, words: tuple[str, ...]) -> None:
     pytester.makepyfile(TESTS)
     done = pytester.runpytest("--junitxml=found.xml", "-p", "no:cacheprovider", *words)
     done.assert_outcomes(failed=1)

@@ -1,4 +1,4 @@
-"""Backends by name."""
+"""Parsing backend names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hil.testing.traces.backends import (
 )
 
 
-def test_a_backend_that_is_named_twice_has_two_folders():
+def test_parse_targets_gives_duplicate_backends_separate_ids():
     ids = [backend.id for backend in parse_targets("iree_vmvx,tf, iree_vmvx,board:sim")]
     assert ids == ["iree_vmvx_0", "tf", "iree_vmvx_1", "board_sim"]
     assert parse_reference("iree_vmvx").id == "iree_vmvx_ref"
 
 
-def test_what_runs_here_runs_behind_a_simulated_board():
+def test_local_backends_run_on_simulated_boards():
     cpu, interpreter, gpu, tflite = parse_targets("iree_llvmcpu,iree_vmvx,iree_cuda,tflite")
     assert cpu.choice.config.compile_flags["iree"] != interpreter.choice.config.compile_flags["iree"]
     assert gpu.choice.config.devices["iree"] == "cuda"
@@ -29,7 +29,7 @@ def test_what_runs_here_runs_behind_a_simulated_board():
     assert not any(backend.is_real for backend in (cpu, interpreter, gpu, tflite))
 
 
-def test_boards_are_named_as_everywhere(tmp_path, monkeypatch):
+def test_parse_targets_accepts_board_files_and_addresses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "arm.toml").write_text('[board]\nhw_type = "arm"\n[connection]\naddress = "root@10.0.0.7"\n')
     file, address, other = parse_targets("board:arm.toml,board:root@10.0.0.7:2222,board:root@10.0.0.7:2222:tflite")
@@ -50,24 +50,24 @@ def test_boards_are_named_as_everywhere(tmp_path, monkeypatch):
         ("board:plain.toml:tflite", "has no runtime 'tflite'"),
     ],
 )
-def test_what_there_is_not_is_refused(name, said, tmp_path, monkeypatch):
+def test_parse_backend_rejects_unknown_names(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.toml").write_text('[devices]\niree = "local-task"\n[simulator]\n')
     with pytest.raises(UsageError, match=said):
         parse_backend(name)
 
 
-def test_references_are_backends_of_models_in_files():
+def test_parse_backend_accepts_references_for_model_files():
     assert parse_backend("onnxruntime", ["onnxruntime"]).choice is None
     with pytest.raises(UsageError, match="names none"):
         parse_targets(" ,")
 
 
-def test_an_option_of_one_value_is_refused_a_second_one():
+def test_target_option_given_twice_raises_usage_error():
     words = ["--target_backends", "tf", "-k", "x", "--target_backends=tflite", "--", "--target_backends"]
     assert times_given(words, "--target_backends") == 2
     refuse_second("--target_backends", 1)
-    with pytest.raises(UsageError, match="--target_backends is given 2 times, and has one value"):
+    with pytest.raises(UsageError, match="--target_backends is specified 2 times"):
         refuse_second("--target_backends", 2)
 
 
@@ -82,7 +82,7 @@ def test_an_option_of_one_value_is_refused_a_second_one():
         ("tflite", "tflite", "same library"),
     ],
 )
-def test_relation_between_backends_follows_their_runtimes(target, reference, relation):
+def test_relation_between_backends_follows_runtimes(target, reference, relation):
     names = ("onnxruntime", "iree-llvm-cpu")
     found = relation_between(parse_backend(target, names), parse_reference(reference, names))
     assert found.value == relation

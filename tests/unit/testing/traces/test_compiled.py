@@ -1,4 +1,4 @@
-"""A module compiled for one backend gives back what it holds."""
+"""A module compiled for one backend releases its board."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hil.testing.traces import compiled
 
 
 @pytest.mark.parametrize("error", [None, UsageError("it exports no such method")])
-def test_the_board_is_given_back_in_the_end_or_where_the_module_cannot_be_made(
+def test_compiled_module_closes_runner_after_use_or_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: UsageError | None
 ) -> None:
     did: list[str] = []

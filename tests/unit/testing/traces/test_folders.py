@@ -1,4 +1,4 @@
-"""A module's folder among the artifacts is its own."""
+"""Each module has a separate artifact directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hil.errors import UsageError
 from hil.testing.traces.folders import claim, module_name, owner_of
 
 
-def test_modules_of_one_name_have_a_folder_each_and_find_it_again(tmp_path):
+def test_claim_gives_modules_separate_stable_directories(tmp_path):
     for file in ("test_a.py", "test_b.py"):
         (tmp_path / file).touch()
     artifacts = tmp_path / "made"
@@ -21,25 +21,25 @@ def test_modules_of_one_name_have_a_folder_each_and_find_it_again(tmp_path):
     (artifacts / "ResNet50" / "cifar10_1").mkdir()
     again = [claim(artifacts, "ResNet50/cifar10", owner).name for owner in (second, first)]
     assert again == ["cifar10_1", "cifar10"]
-    # What nobody has any more is free: the test was deleted, or the folder.
+    # A directory is free after the test or the directory was deleted.
     (tmp_path / "test_a.py").unlink()
     assert claim(artifacts, "ResNet50/cifar10", "../test_b.py::Other").name == "cifar10"
     (artifacts / "modules.json").write_text("[]")
     assert claim(artifacts, "ResNet50/cifar10", second).name == "cifar10"
 
 
-def test_an_owner_is_told_by_its_file_seen_from_the_artifacts(tmp_path):
+def test_owner_of_returns_path_relative_to_artifacts(tmp_path):
     owner = owner_of(claim, tmp_path / "hil-traces")
     assert owner.startswith("../") and owner.endswith("traces/folders.py::claim")
 
 
 @pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/../../x", "."])
-def test_a_name_stays_among_the_artifacts(name):
+def test_module_name_rejects_path_outside_artifacts(name):
     with pytest.raises(UsageError, match="no name of a module"):
         module_name(dict, name)
 
 
-def test_what_has_no_name_is_given_one():
+def test_module_name_requires_a_name():
     with pytest.raises(UsageError, match="has no name"):
         module_name(functools.partial(dict, a=1))
     assert module_name(functools.partial(dict, a=1), "Vision/small") == "Vision/small"

@@ -1,4 +1,4 @@
-"""A board that a module's programs run on: which of them is run."""
+"""Which of a module's programs runs on a board."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.testing.traces.target import Target
 
 
 class Program:
-    """What one weight makes of x."""
+    """A program that multiplies x by a weight."""
 
     def __init__(self, weights: Path) -> None:
         self.loaded = SimpleNamespace(
@@ -33,7 +33,7 @@ class Program:
 
 
 class Board:
-    """Loads programs whose weights lie beside them."""
+    """A board that loads programs with a weights file next to them."""
 
     name = "fake"
 
@@ -42,10 +42,10 @@ class Board:
         self.info = {"runtimes": [{"name": "iree", "devices": []}]}
 
     def take(self) -> None:
-        """It is nobody else's."""
+        """The fake has no other users."""
 
     def push(self, artifact: Artifact, progress: Any) -> int:
-        """All files are there."""
+        """Report zero missing files."""
         return 0
 
     def load(self, artifact: Artifact, timeout: float, no_fallback: bool) -> Program:
@@ -63,7 +63,7 @@ def program(folder: Path, weight: float) -> Artifact:
     return Artifact("iree", "module.vmfb", files, digests, "main", "iree")
 
 
-def test_programs_that_differ_in_the_weights_beside_them_alone_are_not_taken_for_each_other(tmp_path, monkeypatch):
+def test_target_distinguishes_programs_by_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(board_pool, "open_board", lambda *_, **__: Board())
     board = Target(parse_backend("iree_llvmcpu"), None, tmp_path)  # type: ignore[arg-type]
     x = np.ones(1, np.float32)

@@ -1,4 +1,4 @@
-"""A test file that is run by itself: what its command line takes."""
+"""The command line of a test file run as a script."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _no_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testcase, "_typed", testcase.TraceOptions())
 
 
-def test_a_test_file_takes_the_settings_of_cases() -> None:
+def test_testcase_main_accepts_case_settings() -> None:
     testcase.main(["--seed=3", "--rtol", "0.5", "--no-fallback", "--timeout=5", "--allow-blind=a", "--allow-blind=b"])
     wanted = CaseSettings(seed=3, rtol=0.5, no_fallback=True, timeout=5.0, allow_blind=("a", "b"))
     assert testcase._typed.settings == wanted
 
 
 @pytest.mark.parametrize(("word", "said"), [("--seed=1.5", "--seed"), ("--timeout=-1", "timeout must be a number")])
-def test_a_setting_that_is_wrong_is_refused_as_argparse_does(
+def test_testcase_main_reports_invalid_setting_like_argparse(
     capsys: pytest.CaptureFixture[str], word: str, said: str
 ) -> None:
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""What a bench refuses before anything is compiled or stored."""
+"""Reject invalid bench jobs before compiling or storing anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_KEYS = {"identity": None, "known_hosts": None, "accept_new_host_key": False}
         (0, {}, "one MODEL, or two"),
         (3, {}, "one MODEL, or two"),
         (2, {"against": "latest"}, "compares one MODEL"),
-        (1, {"against": "nothing"}, "no run 'nothing'"),
+        (1, {"against": "nothing"}, "run 'nothing' not found"),
         (1, {"iterations": 0}, "at least 1"),
         (2, {"iterations": 19}, "at least 20 iterations"),
         (1, {"against": "nothing", "iterations": 19}, "at least 20 iterations"),
@@ -39,15 +39,15 @@ NO_KEYS = {"identity": None, "known_hosts": None, "accept_new_host_key": False}
         (1, {"fail_if_slower": 0.05}, "something to compare with"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nothing_is_stored(tmp_path: Path, models, settings, said):
+def test_bench_rejects_invalid_settings_before_storing(tmp_path: Path, models, settings, said):
     job = Job(models=(MODEL,) * models, out=tmp_path / "runs")
     with pytest.raises(UsageError, match=said):
         run_bench(BenchJob(job, **settings), screen=Screen(quiet=True))
     assert not (tmp_path / "runs").exists()
 
 
-def test_somebody_elses_record_says_nothing_of_boards():
-    """A file or an address there would be used as if it were typed."""
+def test_stored_run_board_requires_trust_or_explicit_board():
+    """A file or an address from a stored run would otherwise be trusted like a typed one."""
     typed, nothing = Job(models=(), board="sim"), Job(models=())
     for board in ("board_configs/evil.toml", "root@10.0.0.7", "unix:/a.sock", "10.0.0.7:7700"):
         stored = Job(models=(), board=board, identity=Path("key"), accept_new_host_key=True)

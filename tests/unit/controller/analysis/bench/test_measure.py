@@ -1,4 +1,4 @@
-"""How programs are measured: what is run how often and in which order."""
+"""Number and order of the runs in a measurement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def noisy(seed: int, level_ns: float, spread: float):
 
 @given(st.integers(1, 300), st.sampled_from([10_000, 3_000_000, 700_000_000]))
 @settings(max_examples=25)
-def test_one_side_has_exactly_the_iterations_that_were_asked_for(iterations, each_ns):
+def test_measure_runs_requested_iterations_for_single_side(iterations, each_ns):
     board = PacedBoard({"a": lambda: each_ns})
     side = side_on(board, "A", "a")
     measure([side], bench(iterations=iterations), lambda *_: None, random.Random(1))
@@ -47,7 +47,7 @@ def test_one_side_has_exactly_the_iterations_that_were_asked_for(iterations, eac
 
 @given(st.integers(20, 400), st.integers(0, 5))
 @settings(max_examples=25)
-def test_two_sides_have_exactly_the_iterations_that_were_asked_for(iterations, seed):
+def test_measure_runs_requested_iterations_for_both_sides(iterations, seed):
     board = PacedBoard({"a": lambda: 3_000_000, "b": lambda: 5_000_000})
     sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
     measure(sides, bench(iterations=iterations), lambda *_: None, random.Random(seed))
@@ -56,7 +56,7 @@ def test_two_sides_have_exactly_the_iterations_that_were_asked_for(iterations, s
     assert board.loaded == []
 
 
-def test_a_side_is_measured_for_the_time_that_was_asked_for():
+def test_measure_runs_for_requested_time():
     side = side_on(PacedBoard({"a": lambda: 50_000}), "A", "a")
     shares = []
     measure([side], bench(min_time_s=1.5), lambda side, batch, share: shares.append(share), random.Random(1))
@@ -65,7 +65,7 @@ def test_a_side_is_measured_for_the_time_that_was_asked_for():
     assert shares[-1] == 1.0
 
 
-def test_turns_are_a_b_b_a_or_b_a_a_b_and_both_are_loaded_anew_for_each_round():
+def test_measure_alternates_sides_and_reloads_each_round():
     board = PacedBoard({"a": lambda: 50_000, "b": lambda: 50_000})
     sides, order = [side_on(board, "A", "a"), side_on(board, "B", "b")], []
     measure(
@@ -83,14 +83,14 @@ def test_turns_are_a_b_b_a_or_b_a_a_b_and_both_are_loaded_anew_for_each_round():
     assert first == {"A", "B"}
 
 
-def test_sides_that_are_about_as_fast_have_batches_of_as_many_iterations():
+def test_measure_uses_equal_batch_sizes_for_similar_speeds():
     board = PacedBoard({"a": lambda: 50_000, "b": lambda: 60_000})
     sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
     measure(sides, bench(), lambda *_: None, random.Random(1))
     assert [b.duration_ns.size for b in sides[0].batches] == [b.duration_ns.size for b in sides[1].batches]
 
 
-def test_a_program_is_warmed_up_after_each_load_and_as_often_as_was_asked_for():
+def test_measure_warms_up_after_each_load():
     board = PacedBoard({"a": lambda: 1_000_000, "b": lambda: 1_000_000})
     sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
     measure(sides, bench(warmup=7, iterations=40), lambda *_: None, random.Random(1))
@@ -101,7 +101,7 @@ def test_a_program_is_warmed_up_after_each_load_and_as_often_as_was_asked_for():
     assert {warmup for _, warmup, _ in cold.calls} == {0}
 
 
-def test_a_burst_while_the_speed_is_looked_at_does_not_make_batches_tiny():
+def test_measure_ignores_burst_during_speed_estimate():
     slow = [400_000_000] * 3
     board = PacedBoard({"a": lambda: slow.pop() if slow else 50_000})
     side = side_on(board, "A", "a")
@@ -109,7 +109,7 @@ def test_a_burst_while_the_speed_is_looked_at_does_not_make_batches_tiny():
     assert sum(batch.duration_ns.size for batch in side.batches) == 20_000
 
 
-def test_measuring_goes_on_where_the_ratio_is_not_precise_and_ends_all_the_same():
+def test_measure_adds_rounds_until_limit_for_noisy_ratio():
     wild = PacedBoard({"a": noisy(1, 3e7, 0.5), "b": noisy(2, 3e7, 0.5)})
     sides = [side_on(wild, "A", "a"), side_on(wild, "B", "b")]
     measure(sides, bench(min_time_s=0.1), lambda *_: None, random.Random(1))
@@ -118,7 +118,7 @@ def test_measuring_goes_on_where_the_ratio_is_not_precise_and_ends_all_the_same(
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "no difference"), (1.1, "slower"), (1 / 1.1, "faster")])
-def test_an_injected_slowdown_is_found_and_none_is_not(factor, verdict):
+def test_measure_detects_injected_slowdown(factor, verdict):
     board = PacedBoard({"a": noisy(3, 2e6, 0.05), "b": noisy(4, 2e6 * factor, 0.05)})
     sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
     measure(sides, bench(), lambda *_: None, random.Random(1))
@@ -127,7 +127,7 @@ def test_an_injected_slowdown_is_found_and_none_is_not(factor, verdict):
     assert found.ratio == pytest.approx(factor, rel=0.02)
 
 
-def test_what_was_measured_before_a_crash_stays_and_the_crash_is_the_outcome():
+def test_measure_preserves_batches_before_crash():
     board = PacedBoard({"a": lambda: 1_000_000}, fail_at=20, failure=RunCrashed("gone"))
     side = side_on(board, "A", "a")
     with pytest.raises(RunCrashed):
@@ -137,7 +137,7 @@ def test_what_was_measured_before_a_crash_stays_and_the_crash_is_the_outcome():
     assert board.loaded == []
 
 
-def test_only_what_ran_while_all_copies_ran_counts_as_under_load():
+def test_under_load_counts_runs_while_all_copies_run():
     def batch(copy: int, starts: list[int]) -> Batch:
         return Batch("A", 0, copy, np.array(starts), np.full(len(starts), 10))
 
@@ -147,7 +147,7 @@ def test_only_what_ran_while_all_copies_ran_counts_as_under_load():
     assert rate == pytest.approx(4 / 25 * 1e9)
 
 
-def test_batches_name_outputs_as_the_model_does():
+def test_measure_names_outputs_as_the_model_does():
     side = side_on(PacedBoard({"m": lambda: 10**6}), "A", "m")
     assert side.case.artifact is not None
     artifact = replace(side.case.artifact, outputs=(TensorSpec("y", "float64", (1,)),))

@@ -1,4 +1,4 @@
-"""What the statistics of a bench claim, they claim at the rate they state."""
+"""Bench statistics hold at their stated rates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def starts_of(durations: np.ndarray) -> np.ndarray:
 
 
 def alike(rng: np.random.Generator, count: int, *, share: float, memory: float) -> np.ndarray:
-    """Autocorrelated noise of mean 0: each value keeps ``memory`` of the one before."""
+    """Return autocorrelated noise of mean 0; each value keeps a share ``memory`` of the previous value."""
     noise = np.empty(count)
     noise[0] = rng.normal()
     for number in range(1, count):
@@ -39,7 +39,7 @@ def alike(rng: np.random.Generator, count: int, *, share: float, memory: float) 
 
 
 def machine(rng: np.random.Generator, *, ratio: float = 1.0, rounds: int = 20) -> list[Batch]:
-    """Two programs on a bad machine: noise with a memory, spikes, drift, and an own speed of each loaded process."""
+    """Simulate two programs on a noisy machine: autocorrelated noise, spikes, drift, and a different speed per load."""
     batches, drift = [], rng.uniform(-0.3, 0.3)
     weather = alike(rng, rounds * 4, share=0.05, memory=0.9)
     for number in range(rounds):
@@ -54,7 +54,7 @@ def machine(rng: np.random.Generator, *, ratio: float = 1.0, rounds: int = 20) -
 
 
 @given(TIMES)
-def test_a_summary_is_in_order_and_holds_what_was_measured(times):
+def test_summary_orders_percentiles_and_matches_samples(times):
     durations = np.array(times, np.int64)
     found = summarise(starts_of(durations), durations, drift_share=0.03)
     order = [found.min_ns, found.p10_ns, found.p50_ns, found.p90_ns, found.p99_ns, found.max_ns]
@@ -65,7 +65,7 @@ def test_a_summary_is_in_order_and_holds_what_was_measured(times):
         assert min(times) <= found.median.low <= found.median.high <= max(times)
 
 
-def test_outliers_are_counted_and_a_coarse_clock_makes_none():
+def test_summary_counts_outliers_but_not_clock_ticks():
     durations = np.random.default_rng(1).normal(50_000, 500, 2000).astype(np.int64)
     durations[[3, 700, 1999]] = 90_000
     found = summarise(starts_of(durations), durations, drift_share=0.03)
@@ -75,8 +75,8 @@ def test_outliers_are_counted_and_a_coarse_clock_makes_none():
 
 
 @pytest.mark.ci
-def test_the_median_lies_in_its_interval_as_often_as_stated_though_samples_are_alike():
-    """At 99 % 100 tries may miss about 1. Samples drawn one by one would miss dozens of these."""
+def test_median_interval_covers_median_despite_autocorrelation():
+    """At 99 %, about 1 of 100 tries may miss. A method for independent samples would miss dozens here."""
     rng, missed = np.random.default_rng(2), 0
     for _ in range(100):
         durations = (50_000 * np.exp(alike(rng, 1000, share=0.05, memory=0.7))).astype(np.int64)
@@ -86,7 +86,7 @@ def test_the_median_lies_in_its_interval_as_often_as_stated_though_samples_are_a
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 1000, 50_000])
-def test_an_interval_gets_narrower_with_more_samples_or_is_not_told(count):
+def test_median_interval_narrows_with_more_samples(count):
     durations = np.random.default_rng(3).normal(50_000, 500, count).astype(np.int64)
     found = median_interval(durations)
     if count <= 12:
@@ -95,7 +95,7 @@ def test_an_interval_gets_narrower_with_more_samples_or_is_not_told(count):
         assert 0 < found.high - found.low < 12 * 500 / math.sqrt(count)
 
 
-def test_drift_is_found_and_noise_that_is_alike_is_not_called_drift():
+def test_drift_marks_rising_times_but_not_autocorrelated_noise():
     rng, called = np.random.default_rng(4), 0
     for _ in range(100):
         durations = (50_000 * np.exp(alike(rng, 2000, share=0.05, memory=0.9))).astype(np.int64)
@@ -108,27 +108,27 @@ def test_drift_is_found_and_noise_that_is_alike_is_not_called_drift():
     assert not drift_of(starts_of(rising), rising, share=0.2).marked
 
 
-def test_a_program_beside_itself_is_no_difference_on_a_bad_machine():
-    """200 tries: the level and the smallest effect together allow fewer than one in a hundred."""
+def test_compare_reports_equal_speed_for_same_program():
+    """In 200 tries, the level and the smallest effect together allow less than 1 % false differences."""
     rng = np.random.default_rng(5)
     told = [compare_rounds(round_log_ratios(machine(rng)), min_effect=0.03).verdict for _ in range(200)]
     assert told.count("no difference") >= 198
 
 
-def test_the_interval_alone_holds_the_true_ratio_as_often_as_stated():
+def test_compare_interval_covers_true_ratio_at_stated_rate():
     rng = np.random.default_rng(6)
     found = [compare_rounds(round_log_ratios(machine(rng, ratio=1.1)), min_effect=0.03) for _ in range(200)]
     assert sum(one.interval.low <= 1.1 <= one.interval.high for one in found) >= 194
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.1, "slower"), (1 / 1.1, "faster")])
-def test_ten_percent_are_found_on_a_bad_machine(ratio, verdict):
+def test_compare_detects_ten_percent_on_noisy_machine(ratio, verdict):
     rng = np.random.default_rng(7)
     told = [compare_rounds(round_log_ratios(machine(rng, ratio=ratio)), min_effect=0.03).verdict for _ in range(50)]
     assert told.count(verdict) >= 49
 
 
-def test_measuring_on_until_the_ratio_is_precise_does_not_make_differences():
+def test_extra_rounds_do_not_create_false_differences():
     rng, told = np.random.default_rng(8), []
     for _ in range(200):
         logs = rng.standard_t(3, 60) * 0.05
@@ -141,7 +141,7 @@ def test_measuring_on_until_the_ratio_is_precise_does_not_make_differences():
 
 @settings(max_examples=40)
 @given(LOGS)
-def test_exchanging_a_and_b_turns_the_ratio_round(logs):
+def test_compare_inverts_ratio_when_sides_swap(logs):
     ahead = compare_rounds(np.array(logs), min_effect=0.03)
     back = compare_rounds(-np.array(logs), min_effect=0.03)
     assert ahead.ratio * back.ratio == pytest.approx(1)
@@ -150,7 +150,7 @@ def test_exchanging_a_and_b_turns_the_ratio_round(logs):
 
 @settings(max_examples=40)
 @given(LOGS, st.floats(0, 0.9))
-def test_what_is_below_the_smallest_effect_is_never_told(logs, effect):
+def test_compare_ignores_changes_below_smallest_effect(logs, effect):
     found = compare_rounds(np.array(logs), min_effect=effect)
     if found.verdict != "no difference":
         assert abs(found.ratio - 1) > effect
@@ -159,7 +159,7 @@ def test_what_is_below_the_smallest_effect_is_never_told(logs, effect):
 
 @settings(max_examples=40)
 @given(st.floats(0.5, 2), st.integers(1, 1000))
-def test_a_steady_ratio_is_found_as_it_is_whatever_the_unit(ratio, unit):
+def test_compare_finds_steady_ratio_in_any_unit(ratio, unit):
     batches = [
         Batch(side, number, 0, np.zeros(3, np.int64), np.full(3, round(1e6 * unit * level), np.int64))
         for number in range(10)
@@ -168,7 +168,7 @@ def test_a_steady_ratio_is_found_as_it_is_whatever_the_unit(ratio, unit):
     assert compare_rounds(round_log_ratios(batches), min_effect=0).ratio == pytest.approx(ratio, rel=1e-5)
 
 
-def test_a_round_that_was_cut_off_does_not_count_and_few_rounds_tell_nothing():
+def test_compare_ignores_incomplete_and_too_few_rounds():
     rng = np.random.default_rng(9)
     batches = machine(rng, rounds=8)
     assert round_log_ratios(batches[:-1]).size == 7
@@ -177,6 +177,6 @@ def test_a_round_that_was_cut_off_does_not_count_and_few_rounds_tell_nothing():
 
 
 @pytest.mark.parametrize("freedom", [5, 6, 9, 19, 99])
-def test_student_s_quantiles_are_those_of_scipy(freedom):
+def test_student_quantiles_match_scipy(freedom):
     stats = pytest.importorskip("scipy.stats")
     assert student_quantile(0.995, freedom) == pytest.approx(stats.t.ppf(0.995, freedom), rel=0.01)

@@ -1,4 +1,4 @@
-"""A bench's folder keeps what was measured, batch by batch."""
+"""A bench directory stores the samples of each batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(folder: Path) -> None:
             append(batch)
 
 
-def test_samples_come_back_as_they_were(tmp_path):
+def test_samples_round_trip(tmp_path):
     store(tmp_path)
     for stored, batch in zip(read_samples(tmp_path), batches(), strict=True):
         assert (stored.side, stored.round, stored.copy) == (batch.side, batch.round, batch.copy)
@@ -36,14 +36,14 @@ def test_samples_come_back_as_they_were(tmp_path):
         np.testing.assert_array_equal(stored.duration_ns, batch.duration_ns)
 
 
-def test_a_batch_is_in_the_file_as_soon_as_it_is_appended(tmp_path):
+def test_samples_are_stored_on_each_append(tmp_path):
     with sample_file(tmp_path) as append:
         for number, batch in enumerate(batches(), 1):
             append(batch)
             assert len(read_samples(tmp_path)) == number
 
 
-def test_a_run_that_is_no_bench_is_told_as_such(tmp_path):
+def test_read_document_rejects_runs_without_bench(tmp_path):
     run = RunStore(tmp_path).create("plain", {})
     with pytest.raises(UsageError, match="is no bench"):
         read_document(run)
@@ -51,6 +51,6 @@ def test_a_run_that_is_no_bench_is_told_as_such(tmp_path):
     assert read_document(run) == {"sides": [], "ratio": "nan"}
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_sample_file_reports_unwritable_directory(tmp_path):
     with pytest.raises(StorageError), sample_file(tmp_path / "missing"):
         pass

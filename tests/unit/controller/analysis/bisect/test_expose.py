@@ -1,4 +1,4 @@
-"""A model that returns its intermediates computes what it did, and returns what was asked for."""
+"""Models with exposed intermediates compute the same values and return the requested tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def of(name: str, shape: tuple[int, ...] = (2, 3)) -> TensorSpec:
     return TensorSpec(name, "float32", shape)
 
 
-def test_intermediates_come_after_the_models_own_outputs(chain, context):
+def test_expose_appends_intermediates_after_outputs(chain, context):
     path = expose(import_model(chain, dims={"N": 2}), [of("a"), of("b"), of("y")], **context)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     found = run(path, x=x)
@@ -61,20 +61,20 @@ def test_intermediates_come_after_the_models_own_outputs(chain, context):
     np.testing.assert_array_equal(found["y"], -found["b"])
 
 
-def test_shapes_are_fixed_only_where_the_models_inputs_are(chain, context):
+def test_expose_fixes_shapes_only_for_fixed_inputs(chain, context):
     for dims, shape in (({"N": 2}, [2, 3]), ({}, [0, 0])):
         proto = onnx.load(expose(import_model(chain, dims=dims), [of("a")], **context))
         (value,) = (value for value in proto.graph.output if value.name == "a")
         assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == shape
 
 
-def test_only_some_leaves_out_what_they_do_not_need(chain, context):
+def test_expose_only_drops_unneeded_nodes(chain, context):
     proto = onnx.load(expose(import_model(chain, dims={"N": 2}), [of("b")], only=True, **context))
     assert [node.name for node in proto.graph.node] == ["add", "mul"]
     assert [value.name for value in proto.graph.output] == ["b"]
 
 
-def test_what_a_body_takes_from_outside_is_kept(context, tmp_path):
+def test_expose_preserves_values_captured_by_subgraphs(context, tmp_path):
     outer = helper.make_node("Add", ["x", "x"], ["a"], "add")
     bodies = {
         name: helper.make_graph(
@@ -94,7 +94,7 @@ def test_what_a_body_takes_from_outside_is_kept(context, tmp_path):
     assert {name: list(value) for name, value in found.items()} == {"b": [-2, -2, -2]}
 
 
-def test_external_data_comes_along(context, tmp_path):
+def test_expose_preserves_external_data(context, tmp_path):
     weight = numpy_helper.from_array(np.arange(3, dtype=np.float32), "w")
     nodes = [helper.make_node("Mul", ["x", "w"], ["a"], "mul"), helper.make_node("Neg", ["a"], ["y"], "neg")]
     path = save_model(tmp_path / "heavy.onnx", nodes, [("x", FLOAT, [3])], [("y", FLOAT, [3])], [weight])
@@ -104,7 +104,7 @@ def test_external_data_comes_along(context, tmp_path):
     assert list(found["a"]) == [0, 1, 2]
 
 
-def test_what_functions_of_the_models_own_make_is_returned_too(context, tmp_path):
+def test_expose_returns_values_inside_model_functions(context, tmp_path):
     onnx.save(local_function(), tmp_path / "function.onnx")
     model = import_model(tmp_path / "function.onnx")
     layers = layers_of(model, **{name: context[name] for name in ("cache", "isolated", "log")})
@@ -116,7 +116,7 @@ def test_what_functions_of_the_models_own_make_is_returned_too(context, tmp_path
     np.testing.assert_allclose(found[inner[1]], np.tanh(2 * x), rtol=1e-6)
 
 
-def test_outputs_that_nodes_leave_out_do_not_make_them_needed(context, tmp_path):
+def test_expose_ignores_omitted_outputs(context, tmp_path):
     nodes = [
         helper.make_node("Dropout", ["x"], ["d", ""], "unneeded"),
         helper.make_node("Clip", ["x", "", "most"], ["a"], "clip"),
@@ -128,7 +128,7 @@ def test_outputs_that_nodes_leave_out_do_not_make_them_needed(context, tmp_path)
     assert [node.name for node in proto.graph.node] == ["clip"]
 
 
-def test_what_cannot_be_written_is_an_error_of_the_model(chain, context):
+def test_expose_reports_unwritable_output_as_import_error(chain, context):
     model = import_model(chain, dims={"N": 2})
     with pytest.raises(ImportFailed, match="cannot be made outputs"):
         expose(model, [TensorSpec("a", "float77", (2, 3))], **context)

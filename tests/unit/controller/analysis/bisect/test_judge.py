@@ -1,4 +1,4 @@
-"""What is judged of a program's outputs, by what, and what is left out."""
+"""Findings for the outputs of a program: tolerances, criteria, skipped tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def layer(name: str, inputs: str, outputs: str) -> Layer:
 
 
 @pytest.mark.parametrize("names", ["ab", "xy"])
-def test_each_output_is_held_against_its_own_tolerance(names):
+def test_finding_uses_separate_tolerance_for_each_output(names):
     given = dict(zip(names, (WANTED["a"] + 0.5, WANTED["b"] + 0.5), strict=True))
     assert judged(given).outcome is FAIL
     assert judged(given, atol={"a": 0.6, "b": 0.6}).outcome is PASS
@@ -52,23 +52,23 @@ def test_each_output_is_held_against_its_own_tolerance(names):
     assert found.reason.startswith("output a: 2 of 2 values out of tolerance")
 
 
-def test_criteria_judge_the_output_that_they_name() -> None:
+def test_finding_applies_criteria_to_named_output() -> None:
     given = {"a": WANTED["a"] + 0.5, "b": WANTED["b"] + 0.5}
     assert judged(given, atol={"a": 0.1, "b": 0.6}, accept=("a: rmse<=0.6",)).outcome is PASS
     assert judged(given, atol={"a": 0.6, "b": 0.6}, accept=("a: rmse<=0.4",)).outcome is FAIL
 
 
-def test_outputs_in_another_order_are_found_by_their_names():
+def test_finding_matches_outputs_by_name():
     assert judged({"b": WANTED["b"], "a": WANTED["a"]}, atol=0.1).outcome is PASS
 
 
-def test_a_tolerance_that_says_nothing_of_a_tensor_leaves_it_out():
+def test_finding_skips_tensors_with_too_wide_tolerance():
     found = judged(WANTED, atol=50.0)
     assert found.outcome is PASS and [one.name for one in found.outputs] == ["b"]
     assert "50" in found.unjudged["a"]
 
 
-def test_what_random_numbers_go_into_is_left_out():
+def test_finding_skips_outputs_of_random_numbers():
     wrong = {"a": WANTED["a"] + 1, "b": WANTED["b"]}
     found = judged(wrong, by_chance=("a",))
     assert found.outcome is PASS and list(found.unjudged) == ["a"]
@@ -77,13 +77,13 @@ def test_what_random_numbers_go_into_is_left_out():
     assert nothing.outcome is SKIP and nothing.reason == "random numbers go into it, so no two runs agree"
 
 
-def test_an_error_is_told_with_its_stage_and_hint():
+def test_finding_reports_error_with_stage_and_hint():
     case = Case("net", Path("net.onnx"), Options(), Path())
     case = case.ended(CompileFailed("no such operator", hint="leave it out"), Stage.COMPILE)
     assert finding_of(case, None, None) == Finding(Outcome.COMPILE_ERROR, "no such operator", "compile", "leave it out")
 
 
-def test_a_layer_is_what_its_tensors_are_within_the_whole():
+def test_within_derives_layer_outcome_from_tensors():
     whole = judged({"a": WANTED["a"] + 1, "b": WANTED["b"]}, by_chance=("b",))
     assert within(layer("one", "x", "a"), whole).outcome is FAIL
     assert within(layer("two", "a", "b"), whole).outcome is SKIP
@@ -93,6 +93,6 @@ def test_a_layer_is_what_its_tensors_are_within_the_whole():
     assert (dead.outcome, dead.reason) == (SKIP, "the whole model ended in RUN_CRASH: SIGILL")
 
 
-def test_what_takes_from_a_layer_that_failed_goes_with_it_near_and_far():
+def test_without_failed_drops_all_downstream_layers():
     layers = [layer("a", "x", "p"), layer("b", "p", "q"), layer("c", "q", "r"), layer("d", "x", "s")]
     assert [one.name for one in without_failed(layers, {"b"})] == ["a", "d"]

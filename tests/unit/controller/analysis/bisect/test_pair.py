@@ -1,4 +1,4 @@
-"""Two models are of the same layers, or it is said where they part."""
+"""Check that two models have the same layers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LAYERS = (
 )
 
 
-def test_the_same_network_with_other_files_is_fine():
+def test_pair_accepts_same_network_in_other_files():
     check_signatures(MODEL, OTHER)
     check_layers(MODEL, LAYERS, OTHER, [replace(layer, path=Path("other.onnx"), same_as="") for layer in LAYERS])
 
 
 @pytest.mark.parametrize("part", ["inputs", "outputs"])
-def test_another_signature_is_refused(part):
+def test_pair_rejects_different_signature(part):
     other = replace(OTHER, **{part: (TensorSpec("x", "float32", (5,)),)})
     with pytest.raises(UsageError, match=rf"received\.onnx is not the same network as net\.onnx: its {part} are"):
         check_signatures(MODEL, other)
@@ -39,11 +39,11 @@ def test_another_signature_is_refused(part):
     [{"op": "Elu"}, {"nodes": ("c",)}, {"inputs": ("x",)}, {"outputs": ("z",)}],
     ids=lambda change: str(change),
 )
-def test_the_first_layer_that_is_another_is_named(change):
+def test_pair_names_first_different_layer(change):
     with pytest.raises(UsageError, match=r"where it has Relu_b \(.*\), there should be Relu_b \(t to y\)"):
         check_layers(MODEL, LAYERS, OTHER, [LAYERS[0], replace(LAYERS[1], **change)])
 
 
-def test_a_layer_too_few_is_refused():
+def test_pair_rejects_missing_layer():
     with pytest.raises(UsageError, match="it has 1 layers, not 2"):
         check_layers(MODEL, LAYERS, OTHER, LAYERS[:1])

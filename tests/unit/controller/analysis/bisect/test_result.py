@@ -1,4 +1,4 @@
-"""What is concluded from how layers did, alone and within the whole model."""
+"""Verdicts from isolated and cumulative layer findings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
 def bisection(
     isolated: str = "", cumulative: str = "", whole: Outcome | None = PASS, exposed: Outcome | None = PASS
 ) -> Bisection:
-    """Layers a, b, c, ... with outcomes by letter: P(ass), F(ail), S(kip), E(rror), B(oard lost)."""
-    letters = {"P": PASS, "F": FAIL, "S": SKIP, "E": Outcome.COMPILE_ERROR, "B": Outcome.BOARD_LOST}
+    """Layers a, b, c, ... with outcomes by letter: P(ass), F(ail), U(nstable), S(kip), E(rror), B(oard lost)."""
+    letters = {
+        "P": PASS,
+        "F": FAIL,
+        "U": Outcome.UNSTABLE,
+        "S": SKIP,
+        "E": Outcome.COMPILE_ERROR,
+        "B": Outcome.BOARD_LOST,
+    }
     layers = tuple(
         LayerFinding(
             f"Op_{name}",
@@ -54,6 +61,7 @@ ANY_CAUSE = f"errors add up from layer to layer, {TOGETHER}"
             "the first layer that is wrong: Op_b (Op, node b), isolated and cumulative",
         ),
         (bisection("PFF"), 1, "the first layer that is wrong: Op_b (Op, node b), isolated"),
+        (bisection("PUP"), 1, "the first layer that is wrong: Op_b (Op, node b), isolated"),
         (bisection("", "PFF", FAIL, FAIL), 1, "the first layer that is wrong: Op_b (Op, node b), cumulative"),
         (
             bisection("PFP", "PPP"),
@@ -127,17 +135,17 @@ ANY_CAUSE = f"errors add up from layer to layer, {TOGETHER}"
         (bisection("SS"), 5, "no layer was judged"),
     ],
 )
-def test_the_verdict_names_the_layer_and_what_it_comes_of(found: Bisection, code: int, verdict: str) -> None:
+def test_verdict_names_layer_and_cause(found: Bisection, code: int, verdict: str) -> None:
     assert found.verdict == verdict
     assert found.exit_code == code
 
 
-def test_a_layer_of_many_nodes_names_some_of_them() -> None:
+def test_layer_text_shortens_long_node_list() -> None:
     layer = LayerFinding("Conv_c", "Conv", tuple("abcdef"), 0, ("y",))
     assert str(layer) == "Conv_c (Conv, nodes a, b, c, d and 2 more)"
 
 
-def test_of_several_outputs_the_worst_counts() -> None:
+def test_finding_reports_worst_of_multiple_outputs() -> None:
     b = np.array([1.0, 2.0])
     finding = Finding(FAIL, outputs=tuple(compare_output(n, b + off, b) for n, off in (("y", 0.25), ("z", 0.5))))
     assert finding.max_abs == 0.5
@@ -145,7 +153,7 @@ def test_of_several_outputs_the_worst_counts() -> None:
     assert Finding(PASS).max_abs is None and Finding(PASS).sqnr_db is None
 
 
-def test_all_of_it_can_be_written_as_json() -> None:
+def test_bisection_serializes_to_json() -> None:
     equal = compare_output("y", np.ones(2), np.ones(2))
     layer = LayerFinding("Add_a", "Add", ("a",), 0, ("y",), Finding(PASS, outputs=(equal,)))
     found = Bisection("m.onnx", "n.onnx", "sim", "sim", "iree", "", "onnxruntime", (layer,))

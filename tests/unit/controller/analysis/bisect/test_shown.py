@@ -55,7 +55,7 @@ def shown(width: int | None, found: Bisection) -> str:
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
-def test_a_narrow_terminal_leaves_out_numbers_before_a_name(width):
+def test_table_drops_numbers_before_names_when_narrow(width):
     found = bisection()
     lines = shown(width, replace(found, layers=found.layers[:2])).splitlines()
     assert max(map(len, lines[1:4])) <= width
@@ -65,7 +65,7 @@ def test_a_narrow_terminal_leaves_out_numbers_before_a_name(width):
     assert ("max abs" in lines[1]) is (width >= 60) and ("SQNR dB" in lines[1]) is (width >= 80)
 
 
-def test_each_layer_has_its_line_with_both_ways():
+def test_table_shows_isolated_and_cumulative_per_layer():
     lines = shown(None, bisection()).splitlines()
     assert "compiled from received.onnx" in lines[0]
     assert lines[2].split() == ["0", "Conv_$layer0", "Conv", "$layer0", "PASS", "0", "inf", "PASS", "0", "inf"]
@@ -79,7 +79,7 @@ def test_each_layer_has_its_line_with_both_ways():
     assert lines[-1].startswith("the layers that ran are right by themselves; in a run of the whole model")
 
 
-def test_what_is_nan_where_it_should_not_be_is_told_instead_of_what_the_rest_says(tmp_path: Path):
+def test_table_and_plot_show_nonfinite_mismatch(tmp_path: Path):
     output = compare_output("y", np.array([1, np.nan, np.inf]), np.array([1.0, 2, 3]))
     assert (output.max_abs, output.sqnr_db) == (0, np.inf)
     wrong = Finding(Outcome.FAIL, output.reason, outputs=(output,))
@@ -94,7 +94,7 @@ def test_what_is_nan_where_it_should_not_be_is_told_instead_of_what_the_rest_say
     assert "off the scale" not in (tmp_path / "growth.svg").read_text()
 
 
-def test_what_nobody_can_judge_says_why_and_is_no_error(tmp_path: Path):
+def test_table_and_plot_show_blind_outcome_without_error(tmp_path: Path):
     output = compare_output("y", np.full(2, np.nan), np.full(2, np.nan))
     blind = Finding(Outcome.BLIND, output.reason, outputs=(output,))
     layers = (LayerFinding("Log_log", "Log", ("log",), 0, ("y",), blind, finding(0.0)),)
@@ -111,7 +111,7 @@ def test_what_nobody_can_judge_says_why_and_is_no_error(tmp_path: Path):
     assert crosses[0] < crosses[1], "a cross is what could not be run"
 
 
-def test_what_has_the_same_reason_stands_in_one_line():
+def test_table_merges_layers_with_same_reason():
     lost = Finding(Outcome.BOARD_LOST, "the board went away")
     layers = [LayerFinding(f"Op_{name}", "Op", (name,), 0, (name,), lost) for name in "abcdefghijkl"]
     lines = shown(None, replace(bisection(), layers=tuple(layers), whole=None)).splitlines()
@@ -121,7 +121,7 @@ def test_what_has_the_same_reason_stands_in_one_line():
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_a_terminal_is_never_overrun(width):
+def test_table_fits_terminal_width(width):
     table = shown(width, bisection()).splitlines()[1:6]
     assert all(len(line.rstrip()) <= width for line in table)
     assert ("nodes" in table[0]) == (width == 140)
@@ -130,7 +130,7 @@ def test_a_terminal_is_never_overrun(width):
 
 @pytest.mark.parametrize("count", [3, 4, 60])
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_growth_is_drawn_for_few_and_many_layers(tmp_path: Path, count: int, suffix: str):
+def test_plot_growth_draws_few_and_many_layers(tmp_path: Path, count: int, suffix: str):
     path = tmp_path / f"growth.{suffix}"
     plot_growth(path, bisection(count))
     assert path.read_bytes().startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
@@ -139,17 +139,19 @@ def test_the_growth_is_drawn_for_few_and_many_layers(tmp_path: Path, count: int,
         assert "Odd_odd" in text and "isolated" in text and "cumulative" in text
 
 
-def test_a_picture_of_one_way_alone_or_of_nothing_at_all(tmp_path: Path):
+def test_plot_growth_accepts_missing_findings(tmp_path: Path):
     nothing = bisection()
     layers = tuple(LayerFinding(one.name, one.op, one.nodes, one.depth, one.tensors) for one in nothing.layers)
     plot_growth(tmp_path / "none.png", Bisection("m", "m", "sim", "sim", "iree", "", "x", layers))
     plot_growth(tmp_path / "empty.png", Bisection("m", "m", "sim", "sim", "iree", "", "x", ()))
+    for name in ("none.png", "empty.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_plot_growth_reports_cause_of_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UsageError, match="cannot draw"):
         plot_growth(tmp_path / "growth.nonsense", bisection())
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match=r"directory .* not found"):
         plot_growth(tmp_path / "missing" / "growth.png", bisection())
     (tmp_path / "taken.png").mkdir()
     with pytest.raises(StorageError, match="cannot write"):

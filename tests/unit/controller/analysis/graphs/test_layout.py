@@ -14,7 +14,7 @@ def overlapping(found):
     return [(one, two) for one, two in itertools.pairwise(places) if one[0] == two[0] and two[1] - one[1] < WIDTH]
 
 
-def test_a_chain_stands_in_one_column_each_below_the_one_before():
+def test_layout_puts_chain_in_single_column():
     found = layered(5, CHAIN)
     assert len(set(found["x"])) == 1
     assert found["y"] == sorted(found["y"]) and len(set(found["y"])) == 5
@@ -29,7 +29,7 @@ def test_a_chain_stands_in_one_column_each_below_the_one_before():
         [],
     ],
 )
-def test_nodes_do_not_overlap_and_stand_below_what_they_take_from(edges):
+def test_layout_puts_nodes_below_inputs_without_overlap(edges):
     found = layered(5, edges)
     assert not overlapping(found)
     assert all(found["y"][first] + HEIGHT < found["y"][last] for first, last in edges)
@@ -37,7 +37,7 @@ def test_nodes_do_not_overlap_and_stand_below_what_they_take_from(edges):
     assert all(HEIGHT / 2 <= y <= found["height"] - HEIGHT / 2 for y in found["y"])
 
 
-def test_a_short_edge_bends_around_the_nodes_between():
+def test_layout_bends_edge_around_nodes():
     found = layered(5, [*CHAIN, (0, 4)])
     (bends,) = found["bends"].values()
     assert len(bends) == 2 * 3
@@ -45,29 +45,29 @@ def test_a_short_edge_bends_around_the_nodes_between():
     assert all(abs(at[y] - x) >= WIDTH for x, y in zip(bends[::2], bends[1::2], strict=True))
 
 
-def test_what_takes_nothing_stands_just_above_what_takes_it():
+def test_layout_puts_sources_just_above_consumer():
     found = layered(6, [*CHAIN, (5, 4)])
     assert found["y"][5] == found["y"][3]
 
 
-def test_a_circle_and_an_edge_to_oneself_are_laid_out():
+def test_layout_accepts_cycles_and_self_edges():
     found = layered(3, [(0, 1), (1, 2), (2, 1), (1, 1)])
     assert len(found["x"]) == 3
 
 
-def test_no_nodes_need_no_place():
+def test_layout_accepts_missing_nodes_and_edges():
     assert layered(0, [])["width"] == 0
     apart = layered(9, [])
     assert len(set(zip(apart["x"], apart["y"], strict=True))) == 9 and apart["width"] < 2 * apart["height"]
     assert apart["y"] == sorted(apart["y"]), "in rows, in their order"
 
 
-def test_places_are_the_nearest_that_are_a_gap_apart():
+def test_spread_preserves_gap_between_nearest_places():
     assert spread([0, 0, 10], 4) == [-2, 2, 10]
     assert spread([5, 1], GAP_X)[1] - spread([5, 1], GAP_X)[0] == GAP_X
     assert spread([], 1) == []
 
 
-def test_a_long_chain_takes_no_recursion():
+def test_layout_handles_long_chain_without_recursion():
     found = layered(20_000, [(number, number + 1) for number in range(19_999)])
     assert len(set(found["y"])) == 20_000

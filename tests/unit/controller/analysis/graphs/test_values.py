@@ -34,7 +34,7 @@ def row(op, start, duration, *nodes, kind="compute", iteration=0):
     return OpRow("r", iteration, "sim", "iree", op, kind, nodes, tuple("T" for _ in nodes), start, duration)
 
 
-def test_a_bisections_layer_tells_of_each_of_its_nodes():
+def test_bisect_layer_sets_value_of_each_node():
     document = {
         "layers": [
             {"name": "L", "nodes": ["a", "b"], "isolated": finding("FAIL", output(max_abs=2.0, sqnr_db=3.0))},
@@ -47,7 +47,7 @@ def test_a_bisections_layer_tells_of_each_of_its_nodes():
     assert of_layers(bisect_layers(document, "cumulative")).keys() == {"c"}
 
 
-def test_of_several_outputs_the_worst_counts_and_a_nan_is_the_worst():
+def test_bisect_layer_reports_worst_output_with_nan_worst():
     document = finding("FAIL", output("y", 1.0, 20.0), output("z", 0.5, 10.0))
     (layer,) = bisect_layers({"layers": [{"name": "L", "nodes": ["a"], "isolated": document}]}, "isolated")
     assert (layer.value.max_abs, layer.value.sqnr_db) == (1.0, 10.0)
@@ -59,11 +59,11 @@ def test_of_several_outputs_the_worst_counts_and_a_nan_is_the_worst():
 @pytest.mark.parametrize(
     "document", [{}, {"layers": 3}, {"layers": [None, {"nodes": 3, "isolated": {"outputs": [1, {"max_abs": []}]}}]}]
 )
-def test_a_damaged_record_tells_nothing(document):
+def test_bisect_layers_ignore_damaged_record(document):
     assert of_layers(bisect_layers(document, "isolated")) == {}
 
 
-def test_a_suites_layers_are_found_by_their_names():
+def test_suite_layers_match_by_name():
     records = [
         {"id": "net_full_model", "layer": ""},
         {"id": "net_layer_A", "layer": "A", "outcome": "FAIL", "message": "off", "device_p50_ns": 5.0},
@@ -75,23 +75,23 @@ def test_a_suites_layers_are_found_by_their_names():
 
 
 @pytest.mark.parametrize("time", ["nan", "inf", -1, None, [], "x", 10**400])
-def test_a_time_that_is_none_is_left_out(time):
+def test_suite_layers_drop_invalid_time(time):
     layers, _ = suite_layers([{"id": "a", "layer": "A", "device_p50_ns": time}], {"A": ["a"]})
     assert layers[0].value.time_ns is None
 
 
-def test_of_a_node_that_two_layers_copy_the_gravest_counts():
+def test_layers_keep_gravest_value_of_shared_node():
     right, wrong = NodeValue("PASS", max_abs=9.0), NodeValue("FAIL", max_abs=1.0)
     found = of_layers([LayerValue(["a"], right), LayerValue(["a", "b"], wrong), LayerValue(["a"], right)])
     assert found["a"] == replace(wrong, together=2)
 
 
-def test_the_models_outputs_are_nodes_of_their_own():
+def test_outputs_become_separate_nodes():
     found = of_outputs([{"name": "y", "passed": False, "max_abs": 1.0, "reason": "far"}], "net")
     assert found == {"output y": NodeValue("FAIL", "far", 1.0, case="net", outputs=("y",))}
 
 
-def test_a_nodes_time_is_the_median_iterations_of_all_that_computes_it():
+def test_node_time_sums_operations_of_median_iteration():
     rows = [
         row("execute", 0, 100, kind="runtime"),
         *(row("pad", 1, 5, "a"), row("conv", 10, 50, "a", "b"), row("pool", 70, 7, "c")),
@@ -105,7 +105,7 @@ def test_a_nodes_time_is_the_median_iterations_of_all_that_computes_it():
     assert found["c"] == NodeValue(time_ns=8, ops=("pool",), timed_with=1)
 
 
-def test_operations_are_joined_as_their_nodes_are_also_through_nodes_that_none_computes():
+def test_dispatch_graph_joins_operations_across_nodes():
     nodes = [
         GraphNode("a", "Conv", outputs=("t",)),
         GraphNode("b", "Relu", inputs=("t",), outputs=("u",)),
@@ -123,7 +123,7 @@ def test_operations_are_joined_as_their_nodes_are_also_through_nodes_that_none_c
     assert alone.edges == [] and "not known" in alone.notes[0], "no edge is drawn that nobody knows"
 
 
-def test_an_operation_that_is_called_for_several_parts_of_the_model_is_as_many():
+def test_timed_operations_splits_operation_by_nodes():
     rows = [row("mm", 10 * at, 5 + at, name, iteration=at // 2) for at, name in enumerate("abab")]
     operations = timed_operations(rows)
     assert [(one.name, one.onnx_nodes) for one in operations] == [("mm", ("a",)), ("mm #2", ("b",))]
@@ -131,7 +131,7 @@ def test_an_operation_that_is_called_for_several_parts_of_the_model_is_as_many()
     assert of_totals(operations)["b"].ops == ("mm #2",)
 
 
-def test_placement_says_where_each_node_ran():
+def test_placement_maps_nodes_to_devices():
     parts = [{"device": "npu", "names": ["a"]}, {"device": "cpu", "names": ["b"], "elsewhere": True}, 3]
     found = of_placement(parts)
     assert {name: value.placement for name, value in found.items()} == {"a": "npu", "b": "cpu (elsewhere)"}
@@ -140,7 +140,7 @@ def test_placement_says_where_each_node_ran():
     assert both["a"] == NodeValue("PASS", placement="npu", time_ns=1.0)
 
 
-def test_errors_are_coloured_by_their_logarithm_and_what_is_right_by_the_first_colour():
+def test_scale_colours_errors_by_logarithm():
     values = [NodeValue(max_abs=value) for value in (0.0, 1e-6, 1e-4, 1e-2, math.inf)]
     scale = Scale.of("max_abs", values)
     assert [scale.level(value.max_abs or 0.0) for value in values] == pytest.approx([0, 0, 0.5, 1, 1])
@@ -150,36 +150,36 @@ def test_errors_are_coloured_by_their_logarithm_and_what_is_right_by_the_first_c
     assert [text for _, text in scale.legend()] == ["0", "0.0001", "0.01"]
 
 
-def test_sqnr_is_worst_where_it_is_lowest():
+def test_scale_treats_lowest_sqnr_as_worst():
     values = [NodeValue(sqnr_db=value) for value in (math.inf, 100.0, 20.0, -math.inf)]
     scale = Scale.of("sqnr_db", values)
     assert [scale.level(value.sqnr_db or 0.0) for value in values] == [0, pytest.approx(1 / 3), 1, 1]
     assert [text for _, text in scale.legend()] == ["140 dB and more", "80 dB", "20 dB"]
 
 
-def test_a_good_sqnr_is_never_drawn_as_a_bad_one():
-    """Not even where it is the only one, or the worst of all."""
+def test_scale_never_colours_good_sqnr_as_bad():
+    """Also if it is the only value or the worst value."""
     for values in ([133.0], [133.0, math.inf], [133.0, 150.0], [59.0, 133.0, math.inf]):
         scale = Scale.of("sqnr_db", [NodeValue(sqnr_db=value) for value in values])
         assert scale.level(133.0) < 0.1, values
         assert scale.level(math.inf) == scale.level(150.0) == 0
 
 
-def test_times_are_coloured_from_zero():
+def test_scale_colours_times_from_zero():
     scale = Scale.of("time_ns", [NodeValue(time_ns=50.0), NodeValue(time_ns=100.0)])
     assert scale.level(50.0) == 0.5
 
 
 @pytest.mark.parametrize("metric", ["max_abs", "sqnr_db", "time_ns", "outcome", "placement"])
 @pytest.mark.parametrize("value", [0.0, 1.0, math.inf, -math.inf, 5e-324, 1.7e308])
-def test_a_single_value_of_any_size_has_a_colour(metric, value):
+def test_scale_colours_single_value_of_any_size(metric, value):
     one = NodeValue("FAIL", max_abs=value, sqnr_db=value, time_ns=value, placement="cpu")
     scale = Scale.of(metric, [one])
     assert len(scale.colour(one)) == 7
     assert scale.legend()
 
 
-def test_outcomes_and_devices_have_colours_of_their_own():
+def test_scale_uses_distinct_outcome_and_device_colours():
     scale = Scale.of("outcome", [])
     colours = {word: scale.colour(NodeValue(word)) for word in ("PASS", "FAIL", "COMPILE_ERROR", "SKIP")}
     assert len(set(colours.values())) == 4
@@ -187,7 +187,7 @@ def test_outcomes_and_devices_have_colours_of_their_own():
     assert devices.colour(NodeValue(placement="a")) != devices.colour(NodeValue(placement="b"))
 
 
-def test_what_is_written_on_a_colour_can_be_read():
+def test_text_on_colour_has_readable_contrast():
     def light(colour):
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]

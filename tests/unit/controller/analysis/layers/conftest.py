@@ -1,4 +1,4 @@
-"""Models taken apart, and what the reference computed within them."""
+"""Fixtures for splitting models into layers and computing reference activations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def imported(tmp_path: Path, isolated: Isolated) -> Imported:
 
 @pytest.fixture
 def context(settings: dict[str, Any]) -> dict[str, Any]:
-    """What taking a model apart needs."""
+    """Return the arguments for ``layers_of``."""
     return {name: settings[name] for name in ("cache", "isolated", "log")}
 
 

@@ -1,4 +1,4 @@
-"""Layers with constants that hil computed are run beside what the model computed."""
+"""Compare layers with folded constants with the whole model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
 
 
 def computed_weight(folder: Path) -> Path:
-    """A model whose second node adds a constant that is computed from another."""
+    """Save a model whose second node adds a constant computed from another constant."""
     nodes = [node("Neg", ["x"], ["h"]), node("Sqrt", ["w"], ["root"]), node("Add", ["h", "root"], ["y"])]
     weight = {"w": np.array([1, 4, 9, 16], np.float32)}
     onnx.save(model_of(nodes, [("x", FLOAT, (2, 4))], [("y", FLOAT, (2, 4))], weight), folder / "model.onnx")
@@ -34,7 +34,7 @@ def with_other_constant(layer: Layer, folder: Path) -> Layer:
     return replace(layer, path=folder / "other.onnx")
 
 
-def test_changed_layers_names_a_layer_whose_constant_is_wrong(
+def test_changed_layers_names_layer_with_wrong_constant(
     tmp_path: Path, settings: dict[str, Any], isolated: Isolated
 ) -> None:
     model = import_model(computed_weight(tmp_path), isolated=isolated)

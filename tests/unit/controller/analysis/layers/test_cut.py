@@ -1,4 +1,4 @@
-"""Parts of a model, from one place to another."""
+"""Cut part of a model between two tensors, nodes or layers."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def cut_out(imported: Any, context: dict[str, Any]) -> Cut:
         ("r1", "sum", ["block/conv1", "block/relu1", "block/conv2", "block/add"]),
     ],
 )
-def test_tensors_nodes_and_layers_say_where(cut_out: Cut, start: str, end: str, nodes: list[str]) -> None:
+def test_cut_accepts_tensors_nodes_and_layers(cut_out: Cut, start: str, end: str, nodes: list[str]) -> None:
     assert cut_out(residual_cnn(), start, end).nodes == tuple(nodes)
 
 
-def test_layers_of_a_group_say_where_too(cut_out: Cut) -> None:
+def test_cut_accepts_fused_layers(cut_out: Cut) -> None:
     part = cut_out(residual_cnn(), "Conv+Relu_block_conv1", "Conv+Add+Relu_block_conv2", group="fused")
     assert part.nodes[0] == "block/conv1" and part.nodes[-1] == "block/relu2"
 
 
-def test_a_layer_begins_and_ends_a_cut_with_what_dequantises_for_it(isolated: Any, context: dict[str, Any]) -> None:
+def test_cut_includes_dequantizing_nodes_of_layer(isolated: Any, context: dict[str, Any]) -> None:
     model = import_model(DIGITS / "digits_cnn_int8.onnx", isolated=isolated)
     layers = {layer.name: layer for layer in layers_of(model, **context)}
     conv, pool = "DequantizeLinear+Conv+QuantizeLinear_conv2", "DequantizeLinear+MaxPool+QuantizeLinear_pool2"
@@ -67,7 +67,7 @@ def test_a_layer_begins_and_ends_a_cut_with_what_dequantises_for_it(isolated: An
     assert both.outputs == layers[pool].outputs
 
 
-def test_what_comes_in_from_aside_is_an_input_too(cut_out: Cut) -> None:
+def test_cut_adds_side_inputs(cut_out: Cut) -> None:
     part = cut_out(residual_cnn(), "r2", "r3")
     assert part.inputs == ("r2", "r1") and part.outputs == ("r3",)
     assert part.name == "cut_r2_to_r3" and part.op == "Conv+Add+Relu"
@@ -76,7 +76,7 @@ def test_what_comes_in_from_aside_is_an_input_too(cut_out: Cut) -> None:
     ]  # fmt: skip
 
 
-def test_a_part_computes_what_it_computes_in_the_whole(
+def test_cut_computes_same_values_as_whole_model(
     imported: Any, inputs_of: Callable[[Model], dict[str, Array]], context: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     model = imported(branches_and_loops())
@@ -89,7 +89,7 @@ def test_a_part_computes_what_it_computes_in_the_whole(
         np.testing.assert_allclose(made[name], value, rtol=1e-6)
 
 
-def test_dimensions_are_fixed_by_inputs_here_too(cut_out: Cut) -> None:
+def test_cut_fixes_dimensions_from_inputs(cut_out: Cut) -> None:
     part = cut_out(dynamic_batch(), "r", "flat", inputs={"x": np.zeros((6, 3, 4), np.float32)})
     assert [str(spec) for side in layer_specs(part) for spec in side] == ["r: 6x3x4 float32", "flat: 6x12 float32"]
 
@@ -105,20 +105,20 @@ def test_dimensions_are_fixed_by_inputs_here_too(cut_out: Cut) -> None:
         ("w1", "", "no tensor, node or layer 'w1' that depends on its inputs", "`hil layers MODEL` lists"),
     ],
 )
-def test_places_that_cannot_be_meant(cut_out: Cut, start: str, end: str, message: str, hint: str) -> None:
+def test_cut_rejects_unknown_or_reversed_ends(cut_out: Cut, start: str, end: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
         cut_out(residual_cnn(), start, end)
     assert message in refused.value.message and hint in refused.value.hint
 
 
-def test_a_cut_through_what_is_no_tensor_or_leads_nowhere(cut_out: Cut) -> None:
+def test_cut_rejects_non_tensor_edge_and_dead_end(cut_out: Cut) -> None:
     with pytest.raises(UsageError, match="'list', which would be at the edge of the cut, is no tensor"):
         cut_out(sequences(), "x", "list")
     with pytest.raises(UsageError, match="no output of the model depends on 'nothing'"):
         cut_out(folded(), "nothing", "")
 
 
-def test_the_whole_model_is_a_part_of_itself(cut_out: Cut, imported: Any, context: dict[str, Any]) -> None:
+def test_cut_without_ends_returns_whole_model(cut_out: Cut, imported: Any, context: dict[str, Any]) -> None:
     whole = cut_out(residual_cnn(), "", "")
     assert whole.nodes == tuple(
         name for layer in layers_of(imported(residual_cnn()), **context) for name in layer.nodes

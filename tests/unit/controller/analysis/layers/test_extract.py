@@ -1,4 +1,4 @@
-"""Which layers a model has, and what is in each."""
+"""Split a model into layers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def operators(layer: Layer) -> list[str]:
     return [one.op_type for one in onnx.load(layer.path).graph.node]
 
 
-def test_every_node_of_a_plain_model_is_a_layer_with_its_own_name(isolated: Isolated, context: dict[str, Any]) -> None:
+def test_layers_split_plain_model_by_node(isolated: Isolated, context: dict[str, Any]) -> None:
     layers = layers_of(import_model(DIGITS / "digits_cnn.onnx", isolated=isolated), **context)
     assert [layer.name for layer in layers] == [
         "Conv_conv1", "Relu_relu1", "MaxPool_pool1", "Conv_conv2", "Relu_relu2", "MaxPool_pool2", "Flatten_flatten",
@@ -61,13 +61,13 @@ def test_every_node_of_a_plain_model_is_a_layer_with_its_own_name(isolated: Isol
     assert ends(layers[0]) == ["image: 1x1x8x8 float32", "conv1.out: 1x16x8x8 float32"]
 
 
-def test_each_layer_is_a_valid_model_of_static_shapes(taken_apart: TakenApart) -> None:
+def test_layers_are_valid_models_with_static_shapes(taken_apart: TakenApart) -> None:
     for layer in taken_apart(residual_cnn()).values():
         onnx.checker.check_model(layer.path, full_check=True)
         assert all(spec.is_static for side in layer_specs(layer) for spec in side)
 
 
-def test_fused_groups_are_what_compilers_make_one_of(taken_apart: TakenApart) -> None:
+def test_layers_fuse_groups_like_compilers(taken_apart: TakenApart) -> None:
     layers = taken_apart(residual_cnn(), "fused")
     assert [layer.op for layer in layers.values()] == [
         "Conv+BatchNormalization+Relu", "Conv+Relu", "Conv+Add+Relu", "GlobalAveragePool", "Flatten",
@@ -78,7 +78,7 @@ def test_fused_groups_are_what_compilers_make_one_of(taken_apart: TakenApart) ->
     assert block.inputs == ("r2", "r1") and block.outputs == ("r3",)
 
 
-def test_a_value_that_is_used_elsewhere_too_is_not_fused_away(taken_apart: TakenApart) -> None:
+def test_layers_do_not_fuse_value_used_twice(taken_apart: TakenApart) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["c"], "conv"),
         node("Relu", ["c"], ["r"], "relu"),
@@ -91,7 +91,7 @@ def test_a_value_that_is_used_elsewhere_too_is_not_fused_away(taken_apart: Taken
     ]  # fmt: skip
 
 
-def test_what_quantises_and_dequantises_stays_with_its_operator(isolated: Isolated, context: dict[str, Any]) -> None:
+def test_layers_keep_quantize_nodes_with_operator(isolated: Isolated, context: dict[str, Any]) -> None:
     model = import_model(DIGITS / "digits_cnn_int8.onnx", isolated=isolated)
     for group in ("node", "fused"):
         layers = {layer.name: layer for layer in layers_of(model, group=group, **context)}
@@ -102,11 +102,11 @@ def test_what_quantises_and_dequantises_stays_with_its_operator(isolated: Isolat
             "relu2.out_QuantizeLinear_Output: 1x32x4x4 int8",
         ]
         assert ends(layers["DequantizeLinear+Gemm+QuantizeLinear+DequantizeLinear_fc1"])[-1] == "logits: 1x10 float32"
-        # The int8 weights are still that: nothing was dequantised beforehand.
+        # The weights remain int8: extraction does not dequantize them.
         assert {tensor.data_type for tensor in onnx.load(conv.path).graph.initializer} >= {TensorProto.INT8}
 
 
-def test_a_value_dequantised_for_several_is_dequantised_in_each(taken_apart: TakenApart) -> None:
+def test_layers_repeat_shared_dequantize_in_each_user(taken_apart: TakenApart) -> None:
     scale = {"scale": np.float32(0.1), "zero": np.int8(3)}
     nodes = [
         node("QuantizeLinear", ["x", "scale", "zero"], ["q"], "q"),
@@ -125,7 +125,7 @@ def test_a_value_dequantised_for_several_is_dequantised_in_each(taken_apart: Tak
     assert layers["DequantizeLinear+Add_add"].inputs == ("q", "rq")
 
 
-def test_an_activation_within_a_quantised_operator_stays_there_too(taken_apart: TakenApart) -> None:
+def test_layers_keep_activation_in_quantized_operator(taken_apart: TakenApart) -> None:
     constants = {"scale": np.float32(0.1), "zero": np.int8(0), "w": np.ones((4, 4), np.float32)}
     nodes = [
         node("QuantizeLinear", ["x", "scale", "zero"], ["q"], "q"),
@@ -138,7 +138,7 @@ def test_an_activation_within_a_quantised_operator_stays_there_too(taken_apart: 
     assert list(layers) == ["QuantizeLinear_q", "DequantizeLinear+MatMul+Relu+QuantizeLinear_product"]
 
 
-def test_constants_are_folded_in_and_what_nothing_needs_is_left_out(taken_apart: TakenApart) -> None:
+def test_layers_fold_constants_and_drop_dead_nodes(taken_apart: TakenApart) -> None:
     layers = taken_apart(folded())
     assert list(layers) == ["MatMul_product", "Identity_same"]
     product = onnx.load(layers["MatMul_product"].path).graph
@@ -147,7 +147,7 @@ def test_constants_are_folded_in_and_what_nothing_needs_is_left_out(taken_apart:
     np.testing.assert_array_equal(weight, numpy_helper.to_array(constant.attribute[0].t).T * np.float32(0.5))
 
 
-def test_shapes_are_folded_in_when_the_dimension_is_fixed(imported: Any, context: dict[str, Any]) -> None:
+def test_layers_fold_shapes_of_fixed_dimensions(imported: Any, context: dict[str, Any]) -> None:
     fixed = layers_of(imported(dynamic_batch(), N=5), **context)
     assert [layer.op for layer in fixed] == ["Relu", "Reshape", "MatMul"]
     assert ends(fixed[1]) == ["r: 5x3x4 float32", "flat: 5x12 float32"]
@@ -155,25 +155,25 @@ def test_shapes_are_folded_in_when_the_dimension_is_fixed(imported: Any, context
     assert [ends(layer) for layer in from_inputs] == [ends(layer) for layer in fixed]
 
 
-def test_a_dimension_left_open_stays_open(imported: Any, context: dict[str, Any]) -> None:
+def test_layers_keep_open_dimensions(imported: Any, context: dict[str, Any]) -> None:
     layers = {layer.op: layer for layer in layers_of(imported(dynamic_batch()), **context)}
     assert ends(layers["Relu"]) == ["x: Nx3x4 float32", "r: Nx3x4 float32"]
     assert "Gather" in layers
 
 
-def test_shapes_that_only_a_run_tells(taken_apart: TakenApart) -> None:
+def test_layers_get_shapes_from_run(taken_apart: TakenApart) -> None:
     layers = taken_apart(of_onnxruntime_alone())
     assert ends(layers["FusedMatMul_fused"]) == ["x: 2x3 float32", "h: 2x4 float32"]
     assert ends(layers["Relu_act"]) == ["h: 2x4 float32", "r: 2x4 float32"]
 
 
-def test_a_shape_that_differs_from_run_to_run_stays_open(taken_apart: TakenApart) -> None:
+def test_layers_keep_data_dependent_shapes_open(taken_apart: TakenApart) -> None:
     inputs, outputs = layer_specs(taken_apart(indices_of_nonzero())["Cast_cast"])
     assert inputs[0].shape[0] == 2 and not isinstance(inputs[0].shape[1], int)
     assert not outputs[0].is_static
 
 
-def test_same_layers_are_marked_whatever_their_weights_and_names(taken_apart: TakenApart) -> None:
+def test_layers_mark_repeats_despite_weights_and_names(taken_apart: TakenApart) -> None:
     layers = taken_apart(repeated())
     same = {name: layer.same_as for name, layer in layers.items() if layer.same_as}
     assert same == {
@@ -191,7 +191,7 @@ def copies(layers: dict[str, Layer]) -> dict[str, str]:
 
 
 def two_products(second: np.ndarray, taken: str = "x") -> onnx.ModelProto:
-    """Two MatMuls of one shape, and a Relu of each result."""
+    """Return two MatMuls of the same shape, each followed by a Relu."""
     nodes = [
         node("MatMul", ["x", "w1"], ["a"], "first"),
         node("Relu", ["a"], ["b"], "first_relu"),
@@ -202,25 +202,25 @@ def two_products(second: np.ndarray, taken: str = "x") -> onnx.ModelProto:
     return model_of(nodes, [("x", FLOAT, (2, 4))], outputs, {"w1": weights(4, 4), "w2": second})
 
 
-def test_a_layer_of_the_same_weights_and_inputs_is_a_copy_and_so_is_what_follows(taken_apart: TakenApart) -> None:
+def test_layers_with_same_weights_and_inputs_are_copies(taken_apart: TakenApart) -> None:
     expected = {"MatMul_second": "MatMul_first", "Relu_second_relu": "Relu_first_relu"}
     assert copies(taken_apart(two_products(weights(4, 4)))) == expected
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_layer_of_other_weights_is_no_copy(taken_apart: TakenApart, large: bool) -> None:
+def test_layers_with_other_weights_are_not_copies(taken_apart: TakenApart, large: bool) -> None:
     second = weights(4, 4) * np.float32(1e30) if large else np.nextafter(weights(4, 4), np.float32(1))
     layers = taken_apart(two_products(second))
     assert layers["MatMul_second"].same_as == "MatMul_first" and not copies(layers)
 
 
 @pytest.mark.parametrize("taken", ["a", "b"])
-def test_a_layer_of_other_inputs_is_no_copy(taken_apart: TakenApart, taken: str) -> None:
+def test_layers_with_other_inputs_are_not_copies(taken_apart: TakenApart, taken: str) -> None:
     layers = taken_apart(two_products(weights(4, 4), taken))
     assert layers["MatMul_second"].same_as == "MatMul_first" and not copies(layers)
 
 
-def test_chance_makes_no_copies(taken_apart: TakenApart) -> None:
+def test_random_layers_are_not_copies(taken_apart: TakenApart) -> None:
     nodes = [
         node("RandomNormalLike", ["x"], ["a"], "one"),
         node("RandomNormalLike", ["x"], ["b"], "two"),
@@ -231,8 +231,8 @@ def test_chance_makes_no_copies(taken_apart: TakenApart) -> None:
     assert layers["Neg_neg_two"].same_as == "Neg_neg_one" and not copies(layers)
 
 
-def test_large_constants_strings_and_bodies_make_no_copies_where_they_differ(taken_apart: TakenApart) -> None:
-    """What a signature leaves out of constants: long lists of integers, and whatever stands in a body."""
+def test_layers_with_other_large_constants_are_not_copies(taken_apart: TakenApart) -> None:
+    """Layer signatures omit long integer constants and constants of subgraphs."""
 
     def body(name: str, value: float) -> onnx.GraphProto:
         held = numpy_helper.from_array(np.full(100, value, np.float32), f"{name}.held")
@@ -263,13 +263,13 @@ def scaled(first: np.ndarray, second: np.ndarray) -> onnx.ModelProto:
     return model_of(nodes, [("x", FLOAT, (2, 3))], outputs, {"scale1": first, "scale2": second})
 
 
-def test_how_it_is_quantised_counts_but_not_by_how_much(taken_apart: TakenApart) -> None:
+def test_same_layer_ignores_scale_value_but_not_shape(taken_apart: TakenApart) -> None:
     one, two, each = np.float32(0.1), np.float32(0.2), np.array([0.1, 0.2], np.float32)
     assert taken_apart(scaled(one, two))["QuantizeLinear_two"].same_as == "QuantizeLinear_one"
     assert taken_apart(scaled(one, each))["QuantizeLinear_two"].same_as == ""
 
 
-def test_a_constant_that_says_what_an_operator_does_counts(taken_apart: TakenApart) -> None:
+def test_same_layer_compares_constants_of_operators(taken_apart: TakenApart) -> None:
     nodes = [node("Pow", ["x", "two"], ["a"], "square"), node("Pow", ["a", "half"], ["y"], "root")]
     constants = {"two": np.float32(2), "half": np.float32(0.5)}
     layers = taken_apart(model_of(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], constants))
@@ -277,7 +277,7 @@ def test_a_constant_that_says_what_an_operator_does_counts(taken_apart: TakenApa
 
 
 @pytest.mark.parametrize(("number", "same_as"), [(1, "If_one"), (2, "")])
-def test_so_does_one_within_a_body(taken_apart: TakenApart, number: int, same_as: str) -> None:
+def test_same_layer_compares_constants_in_subgraphs(taken_apart: TakenApart, number: int, same_as: str) -> None:
     def choose(value: str, result: str, end: int, name: str) -> onnx.NodeProto:
         def branch(op: str) -> onnx.GraphProto:
             nodes = [
@@ -296,7 +296,7 @@ def test_so_does_one_within_a_body(taken_apart: TakenApart, number: int, same_as
     assert layers["If_two"].same_as == same_as
 
 
-def test_layers_that_draw_random_numbers_say_so(taken_apart: TakenApart) -> None:
+def test_layers_report_random_numbers(taken_apart: TakenApart) -> None:
     layers = taken_apart(noisy())
     assert [name for name, layer in layers.items() if layer.by_chance] == [
         "RandomNormalLike_noise", "If_choose", "Dropout_drop",
@@ -304,32 +304,32 @@ def test_layers_that_draw_random_numbers_say_so(taken_apart: TakenApart) -> None
     assert layers["Sum_sum"].inputs == ("a", "u", "d") and layers["If_choose"].inputs == ()
 
 
-def test_branches_and_loops_are_layers_with_what_they_capture(taken_apart: TakenApart) -> None:
+def test_layers_include_captured_values_of_subgraphs(taken_apart: TakenApart) -> None:
     layers = taken_apart(branches_and_loops())
     choose, repeat = layers["If_choose"], layers["Loop_repeat"]
     assert choose.inputs == ("positive", "h") and choose.outputs == ("chosen",)
     assert repeat.inputs == ("chosen", "h") and repeat.outputs == ("last", "every")
-    # A captured constant is one of the layer.
+    # The layer contains a captured constant.
     assert [tensor.name for tensor in onnx.load(choose.path).graph.initializer] == ["two"]
     assert choose.depth == 2 and repeat.depth == 3
 
 
-def test_values_that_are_no_tensors_are_not_cut(taken_apart: TakenApart) -> None:
+def test_layers_do_not_cut_sequences(taken_apart: TakenApart) -> None:
     layers = taken_apart(sequences())
     joined = layers["SequenceConstruct+SequenceInsert+ConcatFromSequence_pack"]
     assert joined.inputs == ("r", "x", "n")
-    # What it takes comes before it, though it lies between its nodes in the model.
+    # Inputs of the group precede the group, although the model lists them between its nodes.
     assert list(layers).index("Neg_neg") < list(layers).index(joined.name)
 
 
-def test_a_list_of_constants_stays_one(taken_apart: TakenApart) -> None:
+def test_layers_keep_constant_sequences(taken_apart: TakenApart) -> None:
     one, three = taken_apart(constant_sequences()).values()
     assert operators(one)[0] == "SequenceEmpty" and operators(three)[0] == "SequenceConstruct"
     for layer in (one, three):
         onnx.checker.check_model(layer.path, full_check=True)
 
 
-def test_optional_inputs_and_unused_outputs(taken_apart: TakenApart) -> None:
+def test_layers_keep_optional_inputs_and_unused_outputs(taken_apart: TakenApart) -> None:
     layers = taken_apart(optional_and_split())
     assert layers["Split_split"].outputs == ("a", "b")
     assert list(onnx.load(layers["Split_split"].path).graph.node[0].output) == ["a", "b", "unused"]
@@ -337,21 +337,21 @@ def test_optional_inputs_and_unused_outputs(taken_apart: TakenApart) -> None:
     assert layers["Add_double"].inputs == ("a",)
 
 
-def test_a_recurrent_layer_and_a_shared_weight(taken_apart: TakenApart) -> None:
+def test_layers_split_lstm_and_shared_weight(taken_apart: TakenApart) -> None:
     assert taken_apart(lstm())["LSTM_lstm"].outputs == ("all", "last")
     shared = taken_apart(shared_weight())
     assert [tensor.dims for tensor in onnx.load(shared["Gather_embed"].path).graph.initializer] == [[7, 4]]
     assert [tensor.dims for tensor in onnx.load(shared["MatMul_unembed"].path).graph.initializer] == [[4, 7]]
 
 
-def test_functions_of_the_models_own_are_taken_apart_too(taken_apart: TakenApart) -> None:
+def test_layers_split_model_functions(taken_apart: TakenApart) -> None:
     layers = taken_apart(local_function())
     assert [layer.op for layer in layers.values()] == ["Mul", "Tanh", "Mul", "Tanh"]
     assert [bool(layer.same_as) for layer in layers.values()] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("names", [["/a/b", "/a b", "a_b"], ["日本", "ж", ""], ["x" * 300, "x" * 299]])
-def test_names_are_safe_and_unique(taken_apart: TakenApart, names: list[str]) -> None:
+def test_layer_names_are_safe_and_unique(taken_apart: TakenApart, names: list[str]) -> None:
     values = ["x", *(f"v{number}" for number in range(len(names)))]
     nodes = [node("Relu", [values[i]], [values[i + 1]], name) for i, name in enumerate(names)]
     layers = taken_apart(model_of(nodes, [("x", FLOAT, (2,))], [(values[-1], FLOAT, (2,))]))
@@ -361,7 +361,7 @@ def test_names_are_safe_and_unique(taken_apart: TakenApart, names: list[str]) ->
         assert all(char.isascii() and (char.isalnum() or char in "._+-") for char in name)
 
 
-def test_groups_that_take_from_each_other_are_one(taken_apart: TakenApart) -> None:
+def test_layers_merge_interdependent_groups(taken_apart: TakenApart) -> None:
     """Two sequences, each of which the other's tensors go into: neither can be computed before the other."""
     nodes = [
         node("SequenceConstruct", ["x"], ["s1"], "s1"),
@@ -378,7 +378,7 @@ def test_groups_that_take_from_each_other_are_one(taken_apart: TakenApart) -> No
     assert layer.inputs == ("x",) and layer.outputs == ("y1", "y2")
 
 
-def test_weights_in_a_file_of_their_own(tmp_path: Path, isolated: Isolated, context: dict[str, Any]) -> None:
+def test_layers_embed_external_weights(tmp_path: Path, isolated: Isolated, context: dict[str, Any]) -> None:
     path = tmp_path / "outside.onnx"
     onnx.save(residual_cnn(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     inside, outside = tmp_path / "inside.onnx", import_model(path, isolated=isolated)
@@ -386,12 +386,12 @@ def test_weights_in_a_file_of_their_own(tmp_path: Path, isolated: Isolated, cont
     assert len(outside.files) == 2
     mine, theirs = (layers_of(model, **context) for model in (outside, import_model(inside, isolated=isolated)))
     for one, other in zip(mine, theirs, strict=True):
-        # Each layer has its weights in it and needs no other file.
+        # Each layer embeds its weights and needs no other file.
         assert import_model(one.path, isolated=isolated).files.keys() == {one.path.name}
         assert onnx.load(one.path).graph == onnx.load(other.path).graph
 
 
-def test_layers_are_kept_by_model_dims_and_group(imported: Any, context: dict[str, Any]) -> None:
+def test_layers_are_cached_by_model_dims_and_group(imported: Any, context: dict[str, Any]) -> None:
     model = imported(dynamic_batch(), N=2)
     first = layers_of(model, **context)
     closed = Isolated(1)
@@ -404,7 +404,7 @@ def test_layers_are_kept_by_model_dims_and_group(imported: Any, context: dict[st
         layers_of(model, group="fused", **without)
 
 
-def test_only_onnx_models_have_layers_and_groups_have_names(
+def test_layers_reject_unknown_group_and_other_formats(
     tmp_path: Path, imported: Any, context: dict[str, Any], isolated: Isolated
 ) -> None:
     with pytest.raises(UsageError, match="no group 'every'"):

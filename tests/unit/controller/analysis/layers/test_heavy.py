@@ -1,4 +1,4 @@
-"""Weights that are too many for one file, with the limits lowered: they are copied from file to file."""
+"""Weights above the (lowered) limits are copied between files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outputs_of(path: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
 
 
-def test_large_weights_go_into_a_file_beside_the_layer(heavy: Path, tmp_path: Path) -> None:
+def test_save_moves_large_weights_to_data_file(heavy: Path, tmp_path: Path) -> None:
     graph = Graph(heavy, {}, {})
     block = [number for number in graph.live if graph.nodes[number].name.startswith("block/conv")]
     graph.save(block[:1], ["r1"], ["c2"], tmp_path / "conv.onnx")
@@ -50,7 +50,7 @@ def test_large_weights_go_into_a_file_beside_the_layer(heavy: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("oracle", ["onnxruntime", "onnx-reference"])
-def test_values_inside_are_computed_with_weights_left_in_their_files(heavy: Path, tmp_path: Path, oracle: str) -> None:
+def test_activations_read_weights_from_external_file(heavy: Path, tmp_path: Path, oracle: str) -> None:
     image = np.random.default_rng(4).standard_normal((1, 3, 8, 8)).astype(np.float32)
     save_tensors(tmp_path / "in", {"image": image})
     run(str(heavy), {}, oracle, str(tmp_path / "in"), str(tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""What the reference computes inside a model, and what layers are run on."""
+"""Reference activations inside a model, and layer inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ InputsOf = Callable[[Model], dict[str, Array]]
 
 
 def close(actual: Array, wanted: Array) -> None:
-    """Equal but for the order in which floats were added up: what is left of large ones is as far off as they are."""
+    """Assert equality up to summation order; the absolute tolerance scales with the largest value."""
     assert (actual.shape, actual.dtype) == (wanted.shape, wanted.dtype)
     if wanted.dtype.kind in "fcV":
         exact = wanted.astype(np.float64)
@@ -50,7 +50,7 @@ def close(actual: Array, wanted: Array) -> None:
 
 
 def check_that_layers_make_the_model(model: Model, inputs: dict[str, Array], settings: dict[str, Any]) -> None:
-    """Each layer on its own gives what it gave in the whole, and layer after layer give what the whole gives."""
+    """Assert that layers reproduce their activations, alone and chained."""
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
     whole = activations(model, inputs, **settings)
     wanted = run_reference_with_fallback(model, inputs, **settings)[0].outputs
@@ -71,31 +71,35 @@ def check_that_layers_make_the_model(model: Model, inputs: dict[str, Array], set
                 close(alone[name], value)
             made |= run_reference_with_fallback(own, {name: made[name] for name in layer.inputs}, **settings)[0].outputs
         for name, value in wanted.items():
-            # What is no layer's result is a constant, the same in every run.
+            # An output that no layer computes is a constant and equal in every run.
             close(made.get(name, whole[name]), value)
         assert made.keys() & wanted.keys()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_layers_make_the_model(name: str, imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
+def test_layers_compute_same_values_as_model(
+    name: str, imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
+) -> None:
     model = imported(MODELS[name]())
     check_that_layers_make_the_model(model, inputs_of(model), settings)
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "digits_cnn_int8"])
-def test_layers_make_the_digits(name: str, isolated: Isolated, settings: dict[str, Any]) -> None:
+def test_layers_compute_same_values_as_digits_models(name: str, isolated: Isolated, settings: dict[str, Any]) -> None:
     image = np.load(DIGITS / "digits_test.npz")["image"][:1]
     model = import_model(DIGITS / f"{name}.onnx", isolated=isolated)
     check_that_layers_make_the_model(model, {"image": image}, settings)
 
 
 @pytest.mark.parametrize("dims", [{}, {"N": 4}])
-def test_layers_make_a_model_of_open_or_fixed_batch(dims: dict[str, int], imported: Any, settings: Any) -> None:
+def test_layers_compute_same_values_for_open_or_fixed_batch(dims: dict[str, int], imported: Any, settings: Any) -> None:
     x = np.random.default_rng(0).standard_normal((4, 3, 4)).astype(np.float32)
     check_that_layers_make_the_model(imported(dynamic_batch(), **dims), {"x": x}, settings)
 
 
-def test_layers_make_a_quantised_model(tmp_path: Path, isolated: Isolated, settings: dict[str, Any]) -> None:
+def test_layers_compute_same_values_as_quantized_model(
+    tmp_path: Path, isolated: Isolated, settings: dict[str, Any]
+) -> None:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -119,7 +123,7 @@ def test_layers_make_a_quantised_model(tmp_path: Path, isolated: Isolated, setti
     assert not any(layer.op in ("Conv", "Add", "MatMul", "DequantizeLinear") for layer in layers)
 
 
-def test_every_value_inside_is_there_and_is_read_when_it_is_asked_for(
+def test_activations_contain_every_intermediate_value(
     imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
 ) -> None:
     model = imported(residual_cnn())
@@ -132,7 +136,9 @@ def test_every_value_inside_is_there_and_is_read_when_it_is_asked_for(
     assert {spec.name: spec.shape for spec in found.specs()}["c1"] == (1, 8, 8, 8)
 
 
-def test_values_are_kept_by_model_and_inputs(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
+def test_activations_are_cached_by_model_and_inputs(
+    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
+) -> None:
     model = imported(residual_cnn())
     inputs = inputs_of(model)
     first = activations(model, inputs, **settings)
@@ -142,13 +148,11 @@ def test_values_are_kept_by_model_and_inputs(imported: Any, inputs_of: InputsOf,
     np.testing.assert_array_equal(again["scores"], first["scores"])
     for other in ({"recompute": True}, {"inputs": {"image": inputs["image"] + 1}}):
         arguments = {"inputs": inputs, **settings, "isolated": closed, **other}
-        with pytest.raises(ReferenceFailed, match="have been stopped"):
+        with pytest.raises(ReferenceFailed, match="were stopped"):
             activations(model, **arguments)
 
 
-def test_onnx_own_evaluator_answers_where_onnxruntime_cannot(
-    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
-) -> None:
+def test_activations_fall_back_to_onnx_reference(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     model = imported(of_bfloat16())
     found = activations(model, inputs_of(model), **settings)
     assert found.source.startswith("onnx-reference ")
@@ -157,9 +161,7 @@ def test_onnx_own_evaluator_answers_where_onnxruntime_cannot(
     assert dtype_name(found["m"].dtype) == "bfloat16"
 
 
-def test_the_reference_that_is_named_computes_the_values(
-    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
-) -> None:
+def test_activations_use_named_reference(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     model = imported(residual_cnn())
     found = activations(model, inputs_of(model), references=["onnx-reference"], **settings)
     assert found.source.startswith("onnx-reference") and not found.refused
@@ -168,23 +170,19 @@ def test_the_reference_that_is_named_computes_the_values(
     assert caught.value.hint == "one of onnxruntime, onnx-reference"
 
 
-def test_the_models_own_outputs_are_told_from_the_rest(
-    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
-) -> None:
+def test_activations_list_model_outputs(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     model = imported(folded())
     found = activations(model, inputs_of(model), **settings)
     assert found.outputs == ("y", "count", "same")
     assert found.spec("y").shape == (2, 4) and "nothing" in found
 
 
-def test_lists_of_tensors_are_not_among_the_values(
-    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
-) -> None:
+def test_activations_omit_tensor_sequences(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     model = imported(sequences())
     assert set(activations(model, inputs_of(model), **settings)) == {"x", "r", "n", "joined", "y"}
 
 
-def test_no_reference_can_answer(imported: Any, settings: dict[str, Any]) -> None:
+def test_activations_fail_when_every_reference_fails(imported: Any, settings: dict[str, Any]) -> None:
     nodes = [node("Reshape", ["x", "shape"], ["y"], "reshape")]
     model = imported(model_of(nodes, [("x", FLOAT, (4,)), ("shape", INT64, (1,))], [("y", FLOAT, ("M",))]))
     wrong = {"x": np.ones(4, np.float32), "shape": np.array([3], np.int64)}
@@ -193,7 +191,7 @@ def test_no_reference_can_answer(imported: Any, settings: dict[str, Any]) -> Non
     assert failed.value.stage == "refer"
 
 
-def test_values_that_take_too_long(imported: Any, settings: dict[str, Any]) -> None:
+def test_activations_time_out(imported: Any, settings: dict[str, Any]) -> None:
     body = helper.make_graph(
         [node("Identity", ["on"], ["still"]), node("Sin", ["state"], ["next"])],
         "body",
@@ -203,12 +201,14 @@ def test_values_that_take_too_long(imported: Any, settings: dict[str, Any]) -> N
     nodes = [node("Loop", ["turns", "", "x"], ["y"], "repeat", body=body)]
     model = imported(model_of(nodes, [("x", FLOAT, ()), ("turns", INT64, ())], [("y", FLOAT, ())]))
     inputs = {"x": np.array(1, np.float32), "turns": np.array(10**12)}
-    with pytest.raises(StageTimeout, match=r"the values inside model\.onnx gave no result within 1 s") as late:
+    with pytest.raises(StageTimeout, match=r"the values inside model\.onnx timed out after 1 s") as late:
         activations(model, inputs, **{**settings, "timeout": 1.0})
     assert late.value.stage == "refer"
 
 
-def test_a_layer_that_these_values_do_not_reach(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
+def test_layer_inputs_reject_missing_values_and_unknown_mode(
+    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
+) -> None:
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
     (*_, last) = layers_of(imported(residual_cnn()), **context)
     other = imported(branches_and_loops())
@@ -218,9 +218,7 @@ def test_a_layer_that_these_values_do_not_reach(imported: Any, inputs_of: Inputs
         layer_inputs(last, {}, mode="zero")
 
 
-def test_random_inputs_lie_within_what_was_observed(
-    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
-) -> None:
+def test_random_inputs_stay_in_observed_range(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
     for proto in (residual_cnn(), branches_and_loops(), shared_weight(), of_bfloat16()):
         model = imported(proto)
@@ -251,7 +249,7 @@ def test_random_inputs_lie_within_what_was_observed(
     ],
     ids=lambda value: f"{value.dtype}{list(value.shape)}",
 )
-def test_random_inputs_of_every_kind_of_value(value: Array, imported: Any, context: dict[str, Any]) -> None:
+def test_random_inputs_match_any_dtype_and_shape(value: Array, imported: Any, context: dict[str, Any]) -> None:
     nodes = [node("Identity", ["x"], ["y"], "same")]
     (layer,) = layers_of(imported(model_of(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])), **context)
     drawn = layer_inputs(layer, {"x": value}, mode="random")["x"]
@@ -261,7 +259,9 @@ def test_random_inputs_of_every_kind_of_value(value: Array, imported: Any, conte
         assert np.isfinite(drawn).all() and drawn.min() >= finite.min() and drawn.max() <= finite.max()
 
 
-def test_only_onnx_models_show_what_is_inside(tmp_path: Path, isolated: Isolated, settings: dict[str, Any]) -> None:
+def test_activations_reject_models_other_than_onnx(
+    tmp_path: Path, isolated: Isolated, settings: dict[str, Any]
+) -> None:
     path = tmp_path / "same.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     with pytest.raises(UsageError, match="only ONNX models can be taken apart"):

@@ -31,7 +31,7 @@ def iree(request: pytest.FixtureRequest, settings: dict[str, Any], tmp_path: Pat
     assert not notes
 
 
-def test_rows_of_iree_join_events_nodes_and_estimates(iree: list[OpRow]) -> None:
+def test_iree_rows_join_events_nodes_and_estimates(iree: list[OpRow]) -> None:
     assert {(row.run, row.board, row.runtime, row.clock) for row in iree} == {("night", "sim", "iree", "board")}
     assert [row.start_ns for row in iree] == sorted(row.start_ns for row in iree)
     for iteration in range(RUNS):
@@ -54,7 +54,7 @@ def test_rows_of_iree_join_events_nodes_and_estimates(iree: list[OpRow]) -> None
     assert not [row for row in others if row.onnx_nodes or row.flops is not None or row.bound_estimate]
 
 
-def test_rows_of_iree_without_known_sites_keep_their_times_and_say_so(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_iree_rows_without_sites_keep_times_and_add_note(settings: dict[str, Any], tmp_path: Path) -> None:
     run = profile_iree(DIGITS / "digits_cnn.onnx", tmp_path, settings, runs=RUNS)
     given = {name: settings[name] for name in ("isolated", "timeout", "log")}
     events = read_ireeprof(run.profile, folder=tmp_path, iterations=RUNS, **given)
@@ -66,7 +66,7 @@ def test_rows_of_iree_without_known_sites_keep_their_times_and_say_so(settings: 
     assert note.startswith("6 dispatches, such as digits_cnn$async_dispatch_0_slow_memcpy, are called at no known site")
 
 
-def test_rows_of_onnxruntime_join_kernels_nodes_and_estimates(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_onnxruntime_rows_join_kernels_nodes_and_estimates(settings: dict[str, Any], tmp_path: Path) -> None:
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     given = {name: settings[name] for name in ("isolated", "timeout", "log")}
     path = profile_onnxruntime(model.path, tmp_path, WARMUP + RUNS)
@@ -78,18 +78,18 @@ def test_rows_of_onnxruntime_join_kernels_nodes_and_estimates(settings: dict[str
     assert conv.op_types == ("Conv", "Relu")
     assert conv.flops == 2 * 16 * 64 * 9 + 16 * 64
     assert conv.tiles is None
-    # A kernel that only brings values into another order is not told to compute what made them.
+    # A kernel that only reorders values does not claim the computation of its nodes.
     moving = [row for row in rows if row.op.startswith("Reorder")]
     assert not [row for row in moving if row.flops is not None]
 
 
-def test_a_folder_is_made(tmp_path: Path) -> None:
+def test_check_folder_creates_directory(tmp_path: Path) -> None:
     check_folder(tmp_path / "new" / "out", "run")
     assert (tmp_path / "new" / "out").is_dir()
 
 
 @pytest.mark.parametrize(("kind", "held"), [("run", "profile.json"), ("run", "raw"), ("compile", "passes.csv")])
-def test_an_older_profile_of_the_kind_may_be_replaced(tmp_path: Path, kind: str, held: str) -> None:
+def test_check_folder_accepts_older_profile_of_same_kind(tmp_path: Path, kind: str, held: str) -> None:
     (tmp_path / held).touch()
     check_folder(tmp_path, kind)
 
@@ -103,14 +103,14 @@ def test_an_older_profile_of_the_kind_may_be_replaced(tmp_path: Path, kind: str,
         ("compile", ["passes.csv", "ops.csv"]),
     ],
 )
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, kind: str, held: list[str]) -> None:
+def test_check_folder_rejects_directory_with_other_files(tmp_path: Path, kind: str, held: list[str]) -> None:
     for name in held:
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match="holds other things"):
         check_folder(tmp_path, kind)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_check_folder_reports_unusable_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be a profile's folder"):
         check_folder(tmp_path / "file" / "below", "run")

@@ -45,7 +45,7 @@ def inside(span: Span, outer: Span) -> bool:
     return outer.start_ns <= span.start_ns and span.end_ns <= outer.end_ns
 
 
-def test_a_compilation_is_told_by_phase_pass_dispatch_and_executable(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_profile_lists_phases_passes_dispatches_executables(settings: dict[str, Any], tmp_path: Path) -> None:
     before = now_ns()
     told = profile(digits(settings), tmp_path / "out" / "deep", settings)
     after = now_ns()
@@ -91,7 +91,7 @@ def test_a_compilation_is_told_by_phase_pass_dispatch_and_executable(settings: d
     assert sum(float(row["share_of_program"]) for row in executables) == pytest.approx(1, abs=1e-3)
 
 
-def test_spans_nest(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_profile_spans_nest(settings: dict[str, Any], tmp_path: Path) -> None:
     open_spans: list[Span] = []
     for span in profile(digits(settings), tmp_path, settings).spans:
         while open_spans and span.start_ns >= open_spans[-1].end_ns:
@@ -100,11 +100,9 @@ def test_spans_nest(settings: dict[str, Any], tmp_path: Path) -> None:
         open_spans.append(span)
 
 
-def test_passes_that_take_longer_than_their_phase_on_several_threads_keep_their_shares(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_profile_preserves_ratio_of_parallel_passes(settings: dict[str, Any], tmp_path: Path) -> None:
     told = profile(digits(settings), tmp_path, settings)
-    # A pass that runs a pipeline of its own, which the compiler tells beside it, not within it.
+    # The compiler reports the pipeline of this pass after the pass, not inside it.
     outer = next(span for span in told.spans if span.name == "AutoInputConversionPipelinePass")
     inner = next(span for span in told.spans if span.start_ns == outer.end_ns)
     lengths = [span.end_ns - span.start_ns for span in (outer, inner)]
@@ -113,7 +111,7 @@ def test_passes_that_take_longer_than_their_phase_on_several_threads_keep_their_
     )
 
 
-def test_onnxruntime_compiles_nothing_and_its_session_is_told(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_profile_of_onnxruntime_reports_session_time(settings: dict[str, Any], tmp_path: Path) -> None:
     told = profile(digits(settings), tmp_path, settings, (), runtime="onnxruntime")
     assert [span.name for span in told.spans][1:] == ["model_loading_uri", "session_initialization"]
     assert "compiles nothing" in told.notes[0]
@@ -121,7 +119,7 @@ def test_onnxruntime_compiles_nothing_and_its_session_is_told(settings: dict[str
     assert len(table(tmp_path / PASSES)) == 2
 
 
-def test_an_mlir_model_is_told_too(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_profile_accepts_mlir_model(settings: dict[str, Any], tmp_path: Path) -> None:
     module = tmp_path / "model.mlir"
     module.write_text(
         "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
@@ -132,7 +130,7 @@ def test_an_mlir_model_is_told_too(settings: dict[str, Any], tmp_path: Path) -> 
 
 
 @pytest.mark.ci
-def test_what_is_wrong_is_told_as_by_the_compiler(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_profile_reports_compiler_usage_and_timeout_errors(settings: dict[str, Any], tmp_path: Path) -> None:
     model = digits(settings)
     with pytest.raises(UsageError, match="--no-such-flag"):
         profile(model, tmp_path, settings, [*HOST, "--no-such-flag"])
@@ -144,7 +142,7 @@ def test_what_is_wrong_is_told_as_by_the_compiler(settings: dict[str, Any], tmp_
         profile(replace(model, format="vmfb"), tmp_path, settings)
 
 
-def test_a_model_that_the_compiler_refuses_is_told_with_its_words(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_profile_reports_compiler_error_text(settings: dict[str, Any], tmp_path: Path) -> None:
     module = tmp_path / "model.mlir"
     module.write_text(
         "func.func private @nowhere(%a: tensor<4xf32>) -> tensor<4xf32>\n"
@@ -158,7 +156,7 @@ def test_a_model_that_the_compiler_refuses_is_told_with_its_words(settings: dict
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_told(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_profile_reports_unwritable_directory(settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written to"):
         profile(digits(settings), tmp_path / "file" / "out", settings, (), runtime="onnxruntime")

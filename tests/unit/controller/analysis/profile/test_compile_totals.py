@@ -1,4 +1,4 @@
-"""A compilation's profile summed up: phases, passes without what ran within them, estimated operations."""
+"""Totals of a compilation profile: phases, passes without nested passes, estimated operations."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_is_summed_up(folder):
+def test_read_compilation_sums_phases_passes_and_operations(folder):
     found = read_compilation(folder)
     assert is_compile_profile(folder) and not is_compile_profile(folder / "none")
     assert found.seconds == pytest.approx(0.04)
     assert [(one.name, one.share) for one in found.phases] == [("Input", 0.25), ("Codegen", 0.75)]
-    # "Import Pipeline" only runs others; the first CSE's 2 ms and the second's 1 ms are one pass of the phase.
+    # "Import Pipeline" only runs other passes; the two CSE runs (2 ms and 1 ms) are merged per phase.
     assert [(one.phase, one.name, round(one.seconds * 1e3, 9), one.runs) for one in found.passes] == [
         ("Codegen", "Deep", 5, 1),
         ("Input", "Canonicalizer", 3, 1),
@@ -66,13 +66,13 @@ def test_it_is_summed_up(folder):
         ("executables.csv", "bytes\n-\n"),
     ],
 )
-def test_a_damaged_table_is_told(folder, name, text):
+def test_read_compilation_rejects_damaged_table(folder, name, text):
     (folder / name).write_text(text)
     with pytest.raises(UsageError, match="cannot be read"):
         read_compilation(folder)
 
 
-def test_a_missing_table_is_told(folder):
+def test_read_compilation_rejects_missing_table(folder):
     (folder / "executables.csv").unlink()
     with pytest.raises(UsageError, match=r"executables.csv cannot be read"):
         read_compilation(folder)

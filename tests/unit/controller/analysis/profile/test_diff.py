@@ -1,4 +1,4 @@
-"""Two profiles compared: what is joined with what, what is called a change, and what is noise."""
+"""Compare two profiles: join operations, detect changes, ignore noise."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def measured(
     timed: Sequence[int] | None = None,
     runtime: str = "iree 3.13",
 ) -> Profile:
-    """A profile of operations that take these times, an iteration each; named so, as are their nodes.
+    """Return a profile of operations with the given times per iteration, named like their nodes.
 
-    The timed runs take as long as the profiled ones where nothing else is said.
+    The timed runs take as long as the profiled runs unless ``timed`` is given.
     """
     known = nodes or {}
     rows = [
@@ -51,7 +51,7 @@ def by_name(diff: ProfileDiff) -> dict[str, OpDiff]:
     return {one.name: one for one in diff.ops}
 
 
-def test_operations_are_joined_by_their_nodes_whatever_they_are_called():
+def test_diff_joins_operations_by_nodes():
     a = measured({"dispatch_3": [100] * 9, "copy": [5] * 9}, nodes={"dispatch_3": ("conv1", "relu1"), "copy": ()})
     b = measured({"dispatch_7": [100] * 9, "copy": [5] * 9}, nodes={"dispatch_7": ("conv1", "relu1"), "copy": ()})
     diff = by_name(compare_profiles(a, b))
@@ -60,7 +60,7 @@ def test_operations_are_joined_by_their_nodes_whatever_they_are_called():
     assert all(one.ratio == 1.0 and one.change == "" for one in diff.values())
 
 
-def test_what_one_compiler_fused_is_compared_with_its_parts():
+def test_diff_compares_fused_operation_with_parts():
     fused = measured({"all": [90] * 9, "x": [7] * 9}, nodes={"all": ("conv1", "relu1", "pool1")})
     apart = measured(
         {"one": [60] * 9, "two": [20] * 9, "three": [10] * 9, "x": [7] * 9},
@@ -75,7 +75,7 @@ def test_what_one_compiler_fused_is_compared_with_its_parts():
         assert (whole.a.p50_ns, whole.b.p50_ns, whole.ratio, whole.change) == (90, 90, 1.0, "")
 
 
-def test_operations_of_one_profile_only_are_told_apart():
+def test_diff_marks_operations_missing_in_a_profile():
     a = measured({"same": [50] * 9, "gone": [30] * 9, "left": [1] * 9}, nodes={"gone": ("n", "m"), "left": ("m",)})
     b = measured({"same": [50] * 9, "new": [80] * 9})
     diff = compare_profiles(a, b)
@@ -90,7 +90,7 @@ def test_operations_of_one_profile_only_are_told_apart():
     assert (diff.total.kind, diff.total.a_ops, diff.total.change_ns) == ("total", (), 49)
 
 
-def test_an_operation_that_runs_twice_in_an_iteration_takes_their_sum():
+def test_diff_sums_operation_run_twice_per_iteration():
     rows = [row("a", 10 * at, 3 + at, iteration=at // 2) for at in range(6)]
     rows.append(row("rare", 100, 2, iteration=1))
     one = by_name(compare_profiles(profile(rows), profile(rows)))
@@ -103,9 +103,9 @@ def test_an_operation_that_runs_twice_in_an_iteration_takes_their_sum():
     )
 
 
-def test_shares_are_of_the_medians_that_are_shown_as_a_profile_alone_has_them():
+def test_diff_computes_shares_of_medians():
     rows = [row(op, 1000 * at, took, iteration=at) for op, took in (("a", 60), ("b", 40)) for at in range(5)]
-    rows[0] = row("a", 0, 6000)  # one wild iteration: by their means the first has nearly all
+    rows[0] = row("a", 0, 6000)  # one outlier: by mean times the first operation has nearly the whole share
     alone = {one.name: one.share for one in totals(rows)}
     compared = compare_profiles(profile(rows), profile(rows))
     shares = {one.name: one.a.share for one in compared.ops if one.a}
@@ -114,7 +114,7 @@ def test_shares_are_of_the_medians_that_are_shown_as_a_profile_alone_has_them():
 
 
 @pytest.mark.ci
-def test_noise_is_no_change_and_a_change_is_found():
+def test_diff_ignores_noise_and_detects_changes():
     """A hundred operations each time: with intervals of 95 % each, five of them would be false alarms."""
     dice = random.Random(1)
     alarms = 0
@@ -127,7 +127,7 @@ def test_noise_is_no_change_and_a_change_is_found():
     assert alarms <= 3, "one in twenty is what 95 % of all together allow"
 
 
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
+def test_diff_interval_covers_true_ratio_at_stated_rate():
     dice = random.Random(2)
     held = 0
     for _ in range(400):
@@ -137,11 +137,11 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
         assert one.low is not None and one.high is not None and one.ratio is not None
         assert one.low <= one.ratio <= one.high
         held += one.low <= 1.1 <= one.high
-    # That of the total is the same here, so each is at 90 %.
+    # The total uses the same interval here, so each interval has a level of 90 %.
     assert 0.87 <= held / 400 <= 0.95
 
 
-def test_the_interval_is_that_of_the_tables_of_ranks():
+def test_diff_interval_matches_rank_tables():
     """For 5 and 5 at 5 % (of two intervals 10 %) they say 2: so many ratios are left out at each end."""
     a, b = [1000, 1007, 1031, 1100, 1211], [2003, 2100, 2201, 2333, 2500]
     ratios = sorted(theirs / mine for mine in a for theirs in b)
@@ -149,7 +149,7 @@ def test_the_interval_is_that_of_the_tables_of_ranks():
     assert (one.low, one.ratio, one.high) == pytest.approx((ratios[2], ratios[12], ratios[-3]))
 
 
-def test_many_iterations_are_judged_as_few_are():
+def test_diff_interval_narrows_with_more_iterations():
     dice = random.Random(3)
     few, many = (
         compare_profiles(measured({"x": noisy(dice, 100 * US, n)}), measured({"x": noisy(dice, 103 * US, n)})).ops[0]
@@ -160,7 +160,7 @@ def test_many_iterations_are_judged_as_few_are():
     assert many.high - many.low < few.high - few.low
 
 
-def test_a_change_within_the_margin_is_none():
+def test_diff_ignores_change_within_margin():
     a, b = measured({"x": [100, 101, 102] * 9}), measured({"x": [104, 105, 106] * 9})
     (within,) = compare_profiles(a, b).ops
     (beyond,) = compare_profiles(a, b, margin=0.01).ops
@@ -169,12 +169,12 @@ def test_a_change_within_the_margin_is_none():
     assert (within.change, beyond.change, less.change) == ("", "slower", "faster")
 
 
-def test_too_few_iterations_tell_nothing():
+def test_diff_needs_enough_iterations():
     (one,) = compare_profiles(measured({"x": [100] * 3}), measured({"x": [900] * 3})).ops
     assert (one.ratio, one.low, one.high, one.change) == (pytest.approx(9.0), None, None, "")
 
 
-def test_times_of_nothing_are_no_trouble():
+def test_diff_accepts_zero_times_and_empty_profiles():
     nothing, something = measured({"x": [0] * 9}), measured({"x": [0] * 9}, timed=[5] * 9)
     assert [one.change for one in compare_profiles(nothing, nothing).ops] == [""]
     (one,) = compare_profiles(something, something).ops
@@ -183,8 +183,8 @@ def test_times_of_nothing_are_no_trouble():
     assert (nothing.ops, nothing.total.ratio) == ([], None)
 
 
-def test_the_timed_runs_decide_whatever_the_profilers_cost():
-    """One profiler costs 5 %, the other 300 %: the faster run looks twice as slow."""
+def test_diff_verdict_uses_timed_runs():
+    """One profiler adds 5 %, the other 300 %: the faster run looks twice as slow."""
     a = measured({"conv": [90 * US] * 12, "fc": [15 * US] * 12}, timed=[100 * US, 101 * US] * 6)
     b = measured(
         {"conv": [150 * US] * 12, "fc": [50 * US] * 12}, timed=[50 * US, 51 * US] * 6, runtime="onnxruntime 1.31"
@@ -204,15 +204,15 @@ def test_the_timed_runs_decide_whatever_the_profilers_cost():
 
 
 @pytest.mark.parametrize("changed", [0, 1])
-def test_operations_under_a_profiler_that_costs_much_are_not_compared(changed):
-    """The same runtime, but one was profiled at a price."""
+def test_diff_skips_operations_with_high_overhead(changed):
+    """The same runtime, but one profile has a high overhead."""
     sides = [measured({"x": [100 * US] * 12}), measured({"x": [125 * US] * 12}, timed=[100 * US] * 12)]
     diff = compare_profiles(*(sides if changed else sides[::-1]))
     assert (diff.timed.change, diff.ops[0].change, diff.ops[0].ratio) == ("", "", None)
     assert diff.incomparable == f"the profiler adds 25% to {'AB'[changed]}'s runs"
 
 
-def test_what_the_profiler_may_have_added_is_no_change_of_an_operation():
+def test_diff_ignores_change_within_profiler_overhead():
     dear = measured({"x": [115 * US] * 12}, timed=[100 * US] * 12)
     (one,) = compare_profiles(measured({"x": [100 * US] * 12}), dear).ops
     assert (one.ratio, one.change) == (pytest.approx(1.15), "")
@@ -227,12 +227,12 @@ def test_what_the_profiler_may_have_added_is_no_change_of_an_operation():
         ([100, 101] * 9, [101, 100] * 9, "no difference between the timed runs was shown"),
     ],
 )
-def test_nothing_is_claimed_where_the_timed_runs_do_not_tell(a, b, verdict):
+def test_diff_leaves_verdict_open_without_enough_timed_runs(a, b, verdict):
     diff = compare_profiles(measured({"x": [100] * 12}, timed=a), measured({"x": [900] * 12}, timed=b))
     assert diff.verdict == verdict and diff.timed.change == ""
 
 
-def test_the_comparison_can_be_told_as_json():
+def test_diff_serializes_to_json():
     diff = compare_profiles(run_on(run="a", iterations=12), run_on(run="b", iterations=12, slower=1.5, seed=1))
     told = json.loads(json.dumps(diff.as_json(), allow_nan=False))
     assert (told["a"], told["b"], told["confidence"], told["margin"]) == ("a", "b", 0.95, 0.05)

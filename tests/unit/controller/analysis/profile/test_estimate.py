@@ -61,11 +61,13 @@ def estimates(path: Path, settings: dict[str, Any], **dims: int) -> Estimates:
         ("NobodyKnows", [(4,)], [(4,)], {}, None),
     ],
 )
-def test_operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any], expected: int | None) -> None:
+def test_operations_counts_flops_by_operator(
+    op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any], expected: int | None
+) -> None:
     assert operations(op_type, ins, outs, given) == expected
 
 
-def test_nodes_together_do_not_move_what_goes_from_one_to_the_other(settings: dict[str, Any]) -> None:
+def test_estimate_omits_traffic_between_joined_nodes(settings: dict[str, Any]) -> None:
     found = estimates(DIGITS / "digits_cnn.onnx", settings)
     image, filters, bias, between = 4 * 64, 4 * 16 * 9, 4 * 16, 4 * 16 * 64
     assert found.of(["conv1"]).bytes == image + filters + bias + between
@@ -76,15 +78,13 @@ def test_nodes_together_do_not_move_what_goes_from_one_to_the_other(settings: di
     assert together.shapes == "1x1x8x8xf32, 16x1x3x3xf32, 16xf32 -> 1x16x8x8xf32"
 
 
-def test_the_whole_model_moves_its_inputs_its_weights_and_its_outputs(settings: dict[str, Any]) -> None:
+def test_estimate_of_whole_model_counts_inputs_weights_outputs(settings: dict[str, Any]) -> None:
     found = estimates(DIGITS / "digits_cnn.onnx", settings)
     weights = 16 * 9 + 16 + 32 * 16 * 9 + 32 + 128 * 10 + 10
     assert found.of(found.nodes).bytes == 4 * (64 + weights + 10)
 
 
-def test_what_is_seen_otherwise_is_not_moved_and_what_is_picked_not_read_whole(
-    save_onnx: Save, settings: dict[str, Any]
-) -> None:
+def test_estimate_skips_views_and_unread_table_rows(save_onnx: Save, settings: dict[str, Any]) -> None:
     table = numpy_helper.from_array(np.zeros((1000, 8), np.float32), "table")
     shape = numpy_helper.from_array(np.array([16], np.int64), "shape")
     nodes = [
@@ -98,19 +98,19 @@ def test_what_is_seen_otherwise_is_not_moved_and_what_is_picked_not_read_whole(
     assert found.of(["pick", "flat"]).flops == 0
 
 
-def test_sizes_given_to_symbols_count(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_estimate_uses_given_symbol_sizes(save_onnx: Save, settings: dict[str, Any]) -> None:
     path = save_onnx([helper.make_node("Relu", ["x"], ["y"], name="r")], [("x", FLOAT, ("N", 4))], [("y", FLOAT, None)])
     assert estimates(path, settings).of(["r"]) == Estimate(None, None, "? -> ?")
     assert estimates(path, settings, N=3).of(["r"]) == Estimate(12, 96, "3x4xf32 -> 3x4xf32")
 
 
-def test_names_of_no_node_are_passed_over(settings: dict[str, Any]) -> None:
+def test_estimate_ignores_unknown_node_names(settings: dict[str, Any]) -> None:
     found = estimates(DIGITS / "digits_cnn.onnx", settings)
     assert found.of(["no such node"]) == Estimate(None, None)
     assert found.of(["fc1", "no such node"]) == found.of(["fc1"])
 
 
-def test_other_models_have_no_estimates(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_estimate_skips_other_formats(settings: dict[str, Any], tmp_path: Path) -> None:
     module = tmp_path / "model.mlir"
     module.write_text("func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }\n")
     assert not estimates(module, settings).nodes
@@ -127,5 +127,5 @@ def test_other_models_have_no_estimates(settings: dict[str, Any], tmp_path: Path
         (100, 0, ""),
     ],
 )
-def test_the_ridge_tells_what_should_limit_it(flops: int | None, moved: int | None, bound: str) -> None:
+def test_estimate_bound_depends_on_ridge(flops: int | None, moved: int | None, bound: str) -> None:
     assert Estimate(flops, moved).bound == bound

@@ -27,7 +27,7 @@ from hil.controller.storage.isolated import Isolated
 from hil.errors import RunFailed, StageTimeout
 
 RUNS = 5
-# The number that IREE writes for an unknown value.
+# IREE writes this number for an unknown value.
 NONE = 0xFFFFFFFF
 
 DISPATCH, ALLOCA = 0, 1
@@ -57,7 +57,7 @@ def read(digits: Profiled, isolated: Isolated, tmp_path: Path) -> Iterator[Any]:
     yield read
 
 
-def test_every_run_has_the_same_dispatches_in_the_order_of_the_program(read: Any) -> None:
+def test_events_repeat_dispatches_in_program_order(read: Any) -> None:
     events = read(iterations=RUNS)
     assert events.iterations == RUNS
     assert not events.notes
@@ -69,7 +69,7 @@ def test_every_run_has_the_same_dispatches_in_the_order_of_the_program(read: Any
     assert dispatches[-1].endswith("matmul_1x10x128_f32")
 
 
-def test_events_come_in_the_order_of_their_start_with_what_the_driver_tells(read: Any) -> None:
+def test_events_are_sorted_and_carry_driver_fields(read: Any) -> None:
     events = list(read(iterations=RUNS).events())
     starts = [event.start_ns for event in events]
     assert starts == sorted(starts)
@@ -88,7 +88,7 @@ def test_events_come_in_the_order_of_their_start_with_what_the_driver_tells(read
     assert 10 * 4 in allocated  # the logits
 
 
-def test_dispatches_lie_within_the_execution_of_their_submission(read: Any) -> None:
+def test_dispatches_lie_within_execution_of_submission(read: Any) -> None:
     events = list(read(iterations=RUNS).events())
     executed = {(event.iteration, event.submission): event for event in events if event.op == "execute"}
     assert len(executed) == RUNS
@@ -99,7 +99,7 @@ def test_dispatches_lie_within_the_execution_of_their_submission(read: Any) -> N
             assert event.start_ns + event.duration_ns <= around.start_ns + around.duration_ns
 
 
-def test_warm_up_belongs_to_no_iteration(read: Any) -> None:
+def test_warmup_events_get_iteration_minus_1(read: Any) -> None:
     events = read(warmup=2, iterations=RUNS - 2)
     assert events.iterations == RUNS - 2
     runs = Counter(event.iteration for event in events.events() if event.op == "execute")
@@ -108,7 +108,7 @@ def test_warm_up_belongs_to_no_iteration(read: Any) -> None:
     assert executed == [-1, -1, 0, 1, 2], "in the order of their start"
 
 
-def test_times_are_mapped_to_another_clock(read: Any) -> None:
+def test_event_times_map_to_other_clock(read: Any) -> None:
     own = list(read(iterations=RUNS).events())
     first, last = own[0].start_ns, own[-1].start_ns
     twice_as_fast = [(first, 1_000), (last, 1_000 + 2 * (last - first))]
@@ -118,7 +118,7 @@ def test_times_are_mapped_to_another_clock(read: Any) -> None:
         assert after.duration_ns == 2 * before.duration_ns
 
 
-def test_memory_is_told_at_every_change_and_given_back_at_the_end(read: Any) -> None:
+def test_memory_samples_follow_each_change(read: Any) -> None:
     samples = list(read(iterations=RUNS).memory())
     assert [sample.at_ns for sample in samples] == sorted(sample.at_ns for sample in samples)
     assert {sample.unit for sample in samples} == {"bytes"}
@@ -128,30 +128,30 @@ def test_memory_is_told_at_every_change_and_given_back_at_the_end(read: Any) -> 
 
 
 @pytest.mark.parametrize("keep", [0, 40, 4000, -3])
-def test_a_profile_that_is_cut_off_is_told(read: Any, digits: Profiled, tmp_path: Path, keep: int) -> None:
+def test_read_rejects_truncated_profile(read: Any, digits: Profiled, tmp_path: Path, keep: int) -> None:
     cut = tmp_path / "cut.ireeprof"
     cut.write_bytes(digits.profile.read_bytes()[:keep])
     with pytest.raises(RunFailed, match=r"cut\.ireeprof cannot be read"):
         read(cut)
 
 
-def test_another_kind_of_file_is_told(read: Any) -> None:
+def test_read_rejects_other_file_format(read: Any) -> None:
     with pytest.raises(RunFailed, match="invalid IREE HAL profile file magic"):
         read(DIGITS / "digits_cnn.onnx")
 
 
-def test_a_missing_profile_is_told(read: Any, tmp_path: Path) -> None:
+def test_read_rejects_missing_profile(read: Any, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"no profile none\.ireeprof"):
         read(tmp_path / "none.ireeprof")
 
 
-def test_reading_ends_at_the_time_limit(read: Any) -> None:
-    # A process that has yet to start cannot have done it while this one was not looking.
-    with Isolated(1) as fresh, pytest.raises(StageTimeout, match="profile gave no result within"):
+def test_read_times_out(read: Any) -> None:
+    # A fresh process cannot finish before the time limit is checked.
+    with Isolated(1) as fresh, pytest.raises(StageTimeout, match="profile timed out after"):
         read(isolated=fresh, timeout=1e-6)
 
 
-def test_a_driver_that_tells_no_commands_gives_the_same_dispatches(
+def test_driver_without_commands_gives_same_dispatches(
     digits: Profiled, read: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     own = read(iterations=RUNS).submitted()
@@ -175,18 +175,16 @@ def rows(*events: tuple[int, int, int, int]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("commands", "expected"),
     [
-        ([4, 2, 9], [1, 0, 2]),  # done side by side: the one that was told first is not the first
+        ([4, 2, 9], [1, 0, 2]),  # concurrent: the first event is not the first command
         ([NONE, NONE, NONE], [0, 1, 2]),
     ],
 )
-def test_dispatches_have_their_place_by_command_or_else_in_the_order_told(
-    commands: list[int], expected: list[int]
-) -> None:
+def test_ordinals_follow_command_or_event_order(commands: list[int], expected: list[int]) -> None:
     events = rows((ALLOCA, 7, NONE, 0), *((DISPATCH, 7, command, 1) for command in commands))
     assert ordinals_of(events, DISPATCH).tolist() == [-1, *expected]
 
 
-def test_submissions_that_do_the_same_are_of_one_kind() -> None:
+def test_equal_submissions_have_same_kind() -> None:
     same = [(ALLOCA, 0, NONE, 5), (DISPATCH, 1, 2, 9), (DISPATCH, 1, 4, 8), (ALLOCA, 2, NONE, 20), (DISPATCH, 3, 2, 30)]
     events = rows(*same, (DISPATCH, 3, 4, 31))
     numbers, kinds = submissions_of(events, ordinals_of(events, DISPATCH))
@@ -196,18 +194,18 @@ def test_submissions_that_do_the_same_are_of_one_kind() -> None:
     assert kinds[0] != kinds[1]
 
 
-def test_the_order_of_dispatches_makes_another_kind() -> None:
+def test_dispatch_order_changes_submission_kind() -> None:
     events = rows((DISPATCH, 0, 1, 0), (DISPATCH, 0, 2, 1), (DISPATCH, 1, 1, 2), (DISPATCH, 1, 2, 3))
     events["key"] = [10, 11, 11, 10]
     kinds = submissions_of(events, ordinals_of(events, DISPATCH))[1]
     assert kinds[0] != kinds[1]
 
 
-def test_submissions_are_counted_within_their_iteration() -> None:
+def test_within_counts_submissions_per_iteration() -> None:
     assert within(np.array([-1, -1, 0, 0, 0, 1, 1, 1])).tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
 
 
-def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
+def test_mapped_rows_accepts_empty_file(tmp_path: Path) -> None:
     (tmp_path / "events.bin").write_bytes(b"")
     assert len(mapped_rows(tmp_path / "events.bin", EVENT)) == 0
 
@@ -223,41 +221,41 @@ def told(kinds: str, iterations: int | None) -> tuple[str, str]:
         ("abab", 2, "0011"),
         ("aaaa", 2, "0011"),  # a loop of two turns, twice
         ("aaaa", 4, "0123"),
-        ("xyabcabcabc", 3, "--000111222"),  # what comes before is initialisation
+        ("xyabcabcabc", 3, "--000111222"),  # events before the repeated sequence are initialization
         ("xabbabbabb", 3, "-000111222"),
         ("abcabcab", 2, "--000111"),
         ("abc", 1, "000"),
         ("", 3, ""),
     ],
 )
-def test_runs_are_the_equal_sequences_at_the_end(kinds: str, iterations: int, expected: str) -> None:
+def test_runs_are_equal_sequences_at_end(kinds: str, iterations: int, expected: str) -> None:
     assert told(kinds, iterations)[0] == expected
 
 
-def test_a_known_number_of_runs_leaves_no_doubt() -> None:
+def test_runs_of_known_count_are_certain() -> None:
     assert told("xabab", 2)[1] == ""
 
 
-def test_without_their_number_runs_are_told_by_the_shortest_repetition_and_that_is_said() -> None:
+def test_runs_of_unknown_count_use_shortest_repetition() -> None:
     found, doubt = told("abbabbabb", None)
     assert found == "000111222"
     assert "3 by what is repeated" in doubt
     assert told("abc", None)[0] == "000"
 
 
-def test_runs_that_differ_are_told_apart_by_counting_and_that_is_said() -> None:
+def test_unequal_runs_are_split_by_count_with_note() -> None:
     found, doubt = told("abcabd", 2)
     assert found == "000111"
     assert "counting" in doubt
 
 
-def test_what_cannot_be_told_apart_is_one_run_and_that_is_said() -> None:
+def test_inseparable_runs_become_single_run_with_note() -> None:
     found, doubt = told("abcde", 2)
     assert found == "00000"
     assert "cannot be told apart" in doubt
 
 
-def test_a_long_profile_that_never_repeats_is_settled_in_linear_time() -> None:
+def test_runs_are_found_in_linear_time() -> None:
     kinds = np.arange(200_000)
     found, doubt = by_repetition(kinds, 7)
     assert doubt

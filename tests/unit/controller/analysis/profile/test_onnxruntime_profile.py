@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,13 @@ from support.profiles import profile_onnxruntime
 
 from hil.controller.analysis.profile.collect import onnxruntime_rows
 from hil.controller.analysis.profile.estimate import estimate
-from hil.controller.analysis.profile.onnxruntime_profile import KernelEvent, OnnxRuntimeEvents, read_onnxruntime
+from hil.controller.analysis.profile.onnxruntime_profile import (
+    KernelEvent,
+    KernelNodes,
+    OnnxRuntimeEvents,
+    by_name,
+    read_onnxruntime,
+)
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -41,7 +48,7 @@ def first_run(events: OnnxRuntimeEvents) -> list[KernelEvent]:
     return [event for event in events.events() if event.iteration == 0]
 
 
-def test_runs_and_their_kernels_in_order(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_events_list_runs_and_kernels_in_order(settings: dict[str, Any], tmp_path: Path) -> None:
     events = profiled(DIGITS / "digits_cnn.onnx", settings, tmp_path)
     assert events.iterations == RUNS
     assert not events.notes
@@ -55,15 +62,13 @@ def test_runs_and_their_kernels_in_order(settings: dict[str, Any], tmp_path: Pat
         assert sum(kernel.duration_ns for kernel in run) <= end - begin
 
 
-def test_a_fused_kernel_names_the_nodes_it_replaces(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_fused_kernel_names_replaced_nodes(settings: dict[str, Any], tmp_path: Path) -> None:
     kernels = first_run(profiled(DIGITS / "digits_cnn.onnx", settings, tmp_path))
     computed = [kernel.nodes for kernel in kernels if kernel.computes]
     assert computed == [("conv1", "relu1"), ("pool1",), ("conv2", "relu2"), ("pool2",), ("flatten",), ("fc1",)]
 
 
-def test_kernels_of_a_quantised_model_name_the_nodes_around_the_operator(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_quantized_kernel_names_surrounding_nodes(settings: dict[str, Any], tmp_path: Path) -> None:
     kernels = first_run(profiled(DIGITS / "digits_cnn_int8.onnx", settings, tmp_path))
     conv = next(kernel for kernel in kernels if "conv1" in kernel.nodes and kernel.computes)
     assert conv.op_type == "QLinearConv"
@@ -71,7 +76,7 @@ def test_kernels_of_a_quantised_model_name_the_nodes_around_the_operator(
     assert all(kernel.nodes for kernel in kernels)
 
 
-def test_kernels_of_a_fused_pattern_name_all_of_it(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_pattern_kernel_names_all_fused_nodes(settings: dict[str, Any], tmp_path: Path) -> None:
     model = next(
         each for each in zoo_models(RunContext(settings["cache"], settings["isolated"])) if each.name == "transformer"
     )
@@ -80,26 +85,22 @@ def test_kernels_of_a_fused_pattern_name_all_of_it(settings: dict[str, Any], tmp
     assert ("Div_2", "Erf_1", "Add_8", "Mul_1", "Mul_2") in by_nodes  # a Gelu
     assert ("MatMul_7", "Add_7") in by_nodes
     assert all(kernel.nodes for kernel in kernels)
-    # What only changes a value's order for the next kernel computes nothing, whatever it is called.
+    # Kernels that only reorder values for the next kernel compute nothing.
     assert {kernel.op_type for kernel in kernels if not kernel.computes} <= {"Reshape", "ReorderOutput"}
 
 
-def test_what_is_added_behind_a_convolution_is_fused_into_it_not_into_the_next(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_addition_fuses_into_preceding_convolution(settings: dict[str, Any], tmp_path: Path) -> None:
     model = next(
         each for each in zoo_models(RunContext(settings["cache"], settings["isolated"])) if each.name == "resnet"
     )
     kernels = first_run(profiled(model.path, settings, tmp_path))
     behind = next(kernel.nodes for kernel in kernels if kernel.computes and "Conv_7" in kernel.nodes)
-    assert behind[0] == "Conv_7"  # what it reads is the Relu_5 of a sum
+    assert behind[0] == "Conv_7"  # reads the Relu_5 of a sum
     (summing,) = [kernel.nodes for kernel in kernels if kernel.computes and "Relu_5" in kernel.nodes]
     assert "Add_2" in summing
 
 
-def test_nodes_without_names_are_called_by_type_and_place(
-    save_onnx: Save, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_unnamed_nodes_are_named_by_type_and_index(save_onnx: Save, settings: dict[str, Any], tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Exp", ["x"], ["a"]),
         helper.make_node("Identity", ["a"], ["b"]),
@@ -111,9 +112,7 @@ def test_nodes_without_names_are_called_by_type_and_place(
     assert kernels[0].shapes == "4x8xf32 -> 4x8xf32"
 
 
-def test_what_holds_other_kernels_is_no_operation_of_its_own(
-    save_onnx: Save, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_control_flow_kernel_becomes_runtime_row(save_onnx: Save, settings: dict[str, Any], tmp_path: Path) -> None:
     def branch(op_type: str) -> Any:
         node = helper.make_node(op_type, ["x"], [f"{op_type}.y"], name=op_type.lower())
         return helper.make_graph([node], op_type, [], [helper.make_tensor_value_info(f"{op_type}.y", FLOAT, (4,))])
@@ -140,7 +139,7 @@ def test_what_holds_other_kernels_is_no_operation_of_its_own(
     assert "neg" not in rows
 
 
-def test_warm_up_is_left_out_and_times_are_mapped(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_events_skip_warmup_and_map_clock(settings: dict[str, Any], tmp_path: Path) -> None:
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     path = profile_onnxruntime(model.path, tmp_path, RUNS)
     every = read(path, model, settings)
@@ -153,7 +152,7 @@ def test_warm_up_is_left_out_and_times_are_mapped(settings: dict[str, Any], tmp_
     assert [(event.iteration, event.start_ns) for event in last.events()] == expected
 
 
-def test_of_a_profile_that_is_cut_off_the_whole_runs_are_kept(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_truncated_profile_preserves_complete_runs(settings: dict[str, Any], tmp_path: Path) -> None:
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     path = profile_onnxruntime(model.path, tmp_path, RUNS)
     text = path.read_text()
@@ -175,7 +174,7 @@ def test_of_a_profile_that_is_cut_off_the_whole_runs_are_kept(settings: dict[str
         b'{"name": "model_run", "cat": "", "ts": "soon", "dur": 1, "args": {}}',
     ],
 )
-def test_a_file_without_a_run_is_told(settings: dict[str, Any], tmp_path: Path, content: bytes) -> None:
+def test_read_rejects_file_without_runs(settings: dict[str, Any], tmp_path: Path, content: bytes) -> None:
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     path = tmp_path / "bad.json"
     path.write_bytes(content)
@@ -185,17 +184,15 @@ def test_a_file_without_a_run_is_told(settings: dict[str, Any], tmp_path: Path, 
         read(tmp_path / "missing.json", model, settings)
 
 
-def test_finding_the_nodes_ends_at_the_time_limit(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_node_lookup_times_out(settings: dict[str, Any], tmp_path: Path) -> None:
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     path = profile_onnxruntime(model.path, tmp_path, 1)
-    # A process that has yet to start cannot have done it while this one was not looking.
+    # A fresh process cannot finish before the time limit is checked.
     with Isolated(1) as fresh, pytest.raises(StageTimeout, match="kernels' nodes"):
         read(path, model, settings, isolated=fresh, timeout=1e-6)
 
 
-def test_kernels_are_known_by_their_names_where_the_model_cannot_be_optimised_here(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_kernels_fall_back_to_names_for_unoptimized_model(settings: dict[str, Any], tmp_path: Path) -> None:
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     path = profile_onnxruntime(model.path, tmp_path, 1)
     proto = onnx.load(model.path)
@@ -205,3 +202,42 @@ def test_kernels_are_known_by_their_names_where_the_model_cannot_be_optimised_he
     events = read(path, replace(model, path=tmp_path / "unknown.onnx"), settings)
     assert "by their names alone" in events.notes[0]
     assert ("fc1",) in [kernel.nodes for kernel in events.events()]
+
+
+def event(name: str = "K_kernel_time", ts: int = 1, **args: Any) -> bytes:
+    fields = {"op_name": "K", "node_index": "0", **args}
+    return json.dumps({"name": name, "cat": "Node", "ts": ts, "dur": 1, "args": fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        (b'{"name":' + b"[" * 100_000, 0),
+        (b"[" + b"[]," * 200_000, 0),
+        (event("x" * (1 << 21)), 0),
+        (event(ts=10**4000), 0),
+        (event("K_" + "9" * 4400 + "_kernel_time", node_index="9" * 4400), 1),
+        (event(op_name=[1], node_index=None), 1),
+        (event(input_type_shape=None, output_type_shape=3), 1),
+        (event(input_type_shape=[{"float": ["x", None, -5]}, 3], output_type_shape={"float": [1]}), 1),
+    ],
+)
+def test_read_tolerates_hostile_profile(line: bytes, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    run = b'{"name":"model_run","cat":"Session","ts":0,"dur":10,"args":{}}'
+    path.write_bytes(b"[\n" + line + b",\n" + run + b"\n]")
+    nodes = KernelNodes({}, {}, [["n", "K"]])
+    assert len(list(OnnxRuntimeEvents(path, nodes, 0, 1, [(0, 10)], [(0, 0)]).events())) == count
+
+
+def test_kernels_without_nodes_take_linear_time() -> None:
+    # In quadratic time it does not end within the test's limit.
+    run = [KernelEvent(0, "k", "K", (), False, at, 1, " -> ") for at in range(200_000)]
+    last = KernelEvent(0, "k", "K", ("n",), True, len(run), 1, " -> ")
+    found = list(OnnxRuntimeEvents._with_layouts([*run, last]))
+    assert found[0].nodes == found[-1].nodes == ("n",)
+
+
+def test_long_kernel_names_take_linear_time() -> None:
+    assert by_name("a" + "_1" * 1_000_000, {"a": "a"}) == []
+    assert by_name("a" + "_1" * 2000, {"a": "node"}) == ["node"]

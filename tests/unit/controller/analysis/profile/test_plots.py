@@ -39,7 +39,7 @@ def changed(name: str, a: float, b: float, change: str = "slower") -> OpDiff:
 
 
 @pytest.mark.parametrize("by", GROUPS)
-def test_it_names_what_took_the_time_and_how_much(tmp_path, by):
+def test_plot_profile_shows_names_and_times(tmp_path, by):
     plot_profile(tmp_path / "p.svg", example(), by=by)
     found = texts(tmp_path / "p.svg")
     names = {"op": "matmul_0 (fc1, relu1)", "node": "fc1, relu1", "type": "Gemm+Relu"}
@@ -49,7 +49,7 @@ def test_it_names_what_took_the_time_and_how_much(tmp_path, by):
     assert "digits_cnn on sim, iree 3.13.0 on local-task, timed p50 80 us" in found
 
 
-def test_png_is_drawn_in_a_size_that_fits_the_bars(tmp_path):
+def test_plot_profile_png_height_fits_bars(tmp_path):
     few, many = tmp_path / "few.png", tmp_path / "many.png"
     rows = [replace(row, op=f"{row.op}_{n}") for n in range(30) for row in example().rows]
     plot_profile(few, example())
@@ -59,13 +59,13 @@ def test_png_is_drawn_in_a_size_that_fits_the_bars(tmp_path):
     assert heights[1] > 2 * heights[0]
 
 
-def test_without_estimates_there_is_no_roofline(tmp_path):
+def test_plot_profile_without_estimates_omits_roofline(tmp_path):
     rows = [replace(row, flops=None, bytes=None, bound_estimate="") for row in example().rows]
     plot_profile(tmp_path / "p.svg", replace(example(), rows=rows))
     assert "operations a byte" not in texts(tmp_path / "p.svg")
 
 
-def test_names_of_any_kind_are_drawn_as_they_are(tmp_path):
+def test_plot_profile_draws_markup_names_literally(tmp_path):
     rows = [replace(row, op="$\\frac{a}$ <b> _x_", onnx_nodes=("n$1$",)) for row in example().rows]
     plot_profile(tmp_path / "p.svg", replace(example(), rows=rows, model="a$b$"))
     found = texts(tmp_path / "p.svg")
@@ -73,13 +73,13 @@ def test_names_of_any_kind_are_drawn_as_they_are(tmp_path):
     assert any(text.startswith("a$b$ on sim") for text in found)
 
 
-def test_rows_that_took_no_time_are_drawn(tmp_path):
+def test_plot_profile_accepts_zero_durations(tmp_path):
     rows = [replace(row, duration_ns=0, start_ns=5) for row in example().rows]
     plot_profile(tmp_path / "p.png", replace(example(), rows=rows))
     assert (tmp_path / "p.png").stat().st_size
 
 
-def test_what_changed_is_drawn_with_its_ratio(tmp_path):
+def test_plot_diff_shows_ratios(tmp_path):
     ops = [changed("conv1", 10, 25), changed("fc2", 9, 3, "faster"), changed("relu", 1, 1, "")]
     plot_diff(tmp_path / "d.svg", difference(*ops))
     found = texts(tmp_path / "d.svg")
@@ -88,14 +88,14 @@ def test_what_changed_is_drawn_with_its_ratio(tmp_path):
         assert text in found
 
 
-def test_where_times_are_not_comparable_shares_are_drawn(tmp_path):
+def test_plot_diff_shows_shares_for_incomparable_times(tmp_path):
     plot_diff(tmp_path / "d.svg", difference(changed("conv1", 10, 25), incomparable="the profiler adds 300% to B"))
     found = texts(tmp_path / "d.svg")
     assert {"conv1", "A", "B"} <= set(found) and "conv1 x2.5" not in found
     assert "% of its own run's operations; times are not comparable: the profiler adds 300% to B" in found
 
 
-def test_what_cannot_be_drawn_is_told(tmp_path, monkeypatch):
+def test_plots_report_missing_data_file_and_library(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no operation to draw") as caught:
         plot_profile(tmp_path / "p.png", replace(example(), rows=[], notes=["the runtime has no profiler"]))
     assert caught.value.hint == "the runtime has no profiler"
@@ -107,6 +107,6 @@ def test_what_cannot_be_drawn_is_told(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="cannot write"):
         plot_profile(tmp_path / "missing" / "p.png", example())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UsageError, match="matplotlib is needed") as caught:
+    with pytest.raises(UsageError, match="require matplotlib") as caught:
         plot_profile(tmp_path / "p.png", example())
     assert "hil[plot]" in caught.value.hint

@@ -1,4 +1,4 @@
-"""The table of operations: what is written is what is read, and what is no such table is told."""
+"""Read and write the operations table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hil.controller.analysis.profile.rows import COLUMNS, join_list, read_csv, s
 from hil.core.timeline import OpRow
 from hil.errors import UsageError
 
-# UTF-8 has no half characters; names of boards, runtimes and their operations hold neither of the other two.
+# UTF-8 has no lone surrogates; names of boards, runtimes and operations contain neither NUL nor CR.
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"))
 NODES = st.lists(
     st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.text(";\\,\"'\n\r\0en")), max_size=4
@@ -39,12 +39,12 @@ ROWS = st.builds(
     flops=st.none() | COUNTS,
     bound_estimate=st.sampled_from(["", "compute", "memory"]),
 )
-# Each example writes its file anew.
+# Each example rewrites its file.
 ANEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @given(NODES)
-def test_any_names_can_stand_in_one_cell(names):
+def test_join_list_round_trips_any_names(names):
     assert split_list(join_list(names)) == names
 
 
@@ -58,20 +58,20 @@ def test_any_names_can_stand_in_one_cell(names):
         (("a\nb",), "a\\nb"),
     ],
 )
-def test_a_cell_of_names_reads_well(names, cell):
+def test_join_list_writes_readable_cell(names, cell):
     assert join_list(names) == cell
 
 
 @ANEW
 @given(rows=st.lists(ROWS, max_size=4))
-def test_rows_are_read_as_they_were_written(tmp_path, rows):
+def test_csv_round_trips_rows(tmp_path, rows):
     assert write_csv(rows, tmp_path / "ops.csv") == len(rows)
     assert list(read_csv(tmp_path / "ops.csv")) == rows
 
 
 @ANEW
 @given(rows=st.lists(ROWS, max_size=4))
-def test_parquet_holds_the_same(tmp_path, rows):
+def test_parquet_round_trips_rows(tmp_path, rows):
     parquet = pytest.importorskip("pyarrow.parquet")
     write_parquet(rows, tmp_path / "ops.parquet")
     table = parquet.read_table(tmp_path / "ops.parquet")
@@ -81,7 +81,7 @@ def test_parquet_holds_the_same(tmp_path, rows):
     assert read == rows
 
 
-def test_a_table_reads_with_any_tool(tmp_path):
+def test_csv_has_named_columns_and_plain_cells(tmp_path):
     rows = run_on(iterations=1).rows
     write_csv(rows, tmp_path / "ops.csv")
     with (tmp_path / "ops.csv").open(newline="", encoding="utf-8") as file:
@@ -91,7 +91,7 @@ def test_a_table_reads_with_any_tool(tmp_path):
     assert (last["kind"], last["onnx_nodes"], last["tiles"], last["bytes"]) == ("runtime", "", "", "")
 
 
-def test_a_table_that_was_cut_off_is_told_wherever_it_was_cut(tmp_path):
+def test_read_csv_rejects_table_truncated_in_a_row(tmp_path):
     rows = [row('a\n"b"', 5, 7, shapes="1x2 -> 3"), row("c", 12, 1)]
     path = tmp_path / "ops.csv"
     write_csv(rows, path)
@@ -104,7 +104,7 @@ def test_a_table_that_was_cut_off_is_told_wherever_it_was_cut(tmp_path):
             ends.append(size)
         except UsageError as error:
             assert str(path) in error.message
-    # Nothing but whole lines can pass for a table: the first, and those of both rows but the last's.
+    # Only complete lines parse as a table: the header, and each row.
     assert len(ends) == 3
 
 
@@ -119,14 +119,14 @@ def test_a_table_that_was_cut_off_is_told_wherever_it_was_cut(tmp_path):
         ("\xff\xfe\n", "its columns are"),
     ],
 )
-def test_another_table_is_told(tmp_path, text, said):
+def test_read_csv_rejects_other_tables(tmp_path, text, said):
     path = tmp_path / "ops.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=said):
         list(read_csv(path))
 
 
-def test_what_is_no_text_is_told(tmp_path):
+def test_read_csv_rejects_binary_and_missing_files(tmp_path):
     (tmp_path / "ops.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="no profile's table"):
         list(read_csv(tmp_path / "ops.csv"))
@@ -135,7 +135,7 @@ def test_what_is_no_text_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
-def test_a_table_that_failed_half_way_leaves_the_one_before(tmp_path: Path, write):
+def test_failed_write_preserves_previous_table(tmp_path: Path, write):
     if write is write_parquet:
         pytest.importorskip("pyarrow")
     path = tmp_path / "ops"
@@ -150,3 +150,8 @@ def test_a_table_that_failed_half_way_leaves_the_one_before(tmp_path: Path, writ
         write(failing(), path)
     assert [file.name for file in tmp_path.iterdir()] == ["ops"]
     assert path.read_bytes() == before
+
+
+def test_split_list_takes_linear_time() -> None:
+    long = "a" * 130_000
+    assert split_list(f"x;{long}\\") == ("x", f"{long}\\")

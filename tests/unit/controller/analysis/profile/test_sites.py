@@ -46,10 +46,10 @@ def nodes(matched: Sequence[Sequence[Site]]) -> list[list[tuple[str, ...]]]:
     return [[site.nodes for site in sites] for sites in matched]
 
 
-def test_a_dispatch_names_all_nodes_that_were_fused_into_it(settings: dict[str, Any]) -> None:
+def test_dispatch_names_all_fused_nodes(settings: dict[str, Any]) -> None:
     sites = sites_of(DIGITS / "digits_cnn.onnx", settings)
     assert [site.nodes for site in flat(sites)] == [
-        ("conv1",),  # its input is padded
+        ("conv1",),  # padding of its input
         ("conv1", "relu1"),
         ("pool1",),
         ("conv2", "relu2"),
@@ -60,7 +60,7 @@ def test_a_dispatch_names_all_nodes_that_were_fused_into_it(settings: dict[str, 
     assert flat(sites)[-1].shapes == "1x128xf32, 10x128xf32 -> 1x10xf32"
 
 
-def test_who_only_shares_a_constant_with_a_dispatch_is_no_part_of_it(settings: dict[str, Any]) -> None:
+def test_dispatch_excludes_nodes_sharing_only_a_constant(settings: dict[str, Any]) -> None:
     sites = sites_of(DIGITS / "digits_cnn_int8.onnx", settings)
     assert [site.nodes for site in flat(sites)][:3] == [
         ("image_QuantizeLinear",),
@@ -69,7 +69,7 @@ def test_who_only_shares_a_constant_with_a_dispatch_is_no_part_of_it(settings: d
     ]
 
 
-def test_estimates_are_of_what_the_dispatch_itself_computes(settings: dict[str, Any]) -> None:
+def test_dispatch_estimates_count_fused_computation(settings: dict[str, Any]) -> None:
     conv = flat(sites_of(DIGITS / "digits_cnn.onnx", settings))[1]
     outputs = 16 * 8 * 8
     # Nine multiplications and additions each, then the bias, and the comparison and the choice of the Relu.
@@ -77,8 +77,8 @@ def test_estimates_are_of_what_the_dispatch_itself_computes(settings: dict[str, 
     assert conv.bytes == 4 * (10 * 10 + 16 * 9 + outputs)
 
 
-def test_calls_of_one_executable_are_told_apart(save_onnx: Save, settings: dict[str, Any]) -> None:
-    # Large enough that the compiler does not write them into the dispatch itself.
+def test_sites_separate_calls_of_same_executable(save_onnx: Save, settings: dict[str, Any]) -> None:
+    # Large enough that the compiler does not inline them into the dispatch.
     draw = np.random.default_rng(0)
     weights = [numpy_helper.from_array(draw.random((64, 64), np.float32), name) for name in ("w1", "w2", "w3")]
     calls = [
@@ -94,7 +94,7 @@ def test_calls_of_one_executable_are_told_apart(save_onnx: Save, settings: dict[
     assert [site.nodes for site in sites] == [("first",), ("second",), ("third",)]
 
 
-def test_loops_are_told_from_one_another(settings: dict[str, Any]) -> None:
+def test_sites_separate_loops(settings: dict[str, Any]) -> None:
     workshop = RunContext(settings["cache"], settings["isolated"])
     gru = next(model for model in zoo_models(workshop) if model.name == "gru")
     regions = sites_of(gru.path, settings).regions
@@ -104,7 +104,7 @@ def test_loops_are_told_from_one_another(settings: dict[str, Any]) -> None:
     assert regions[0].loop != regions[1].loop
 
 
-def test_nodes_without_names_are_called_by_type_and_place(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_unnamed_nodes_are_named_by_type_and_index(save_onnx: Save, settings: dict[str, Any]) -> None:
     path = save_onnx(
         [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Softmax", ["a"], ["y"])],
         [("x", FLOAT, (4, 8))],
@@ -114,7 +114,7 @@ def test_nodes_without_names_are_called_by_type_and_place(save_onnx: Save, setti
     assert named == {"Exp_0", "Softmax_1"}
 
 
-def test_mlir_tells_its_own_locations_and_lines_without_them(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_mlir_sites_use_locations_or_line_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
     module = tmp_path / "model.mlir"
     text = """func.func @main(%a: tensor<4x8xf32>, %b: tensor<8x16xf32>) -> tensor<4x16xf32> {
   %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
@@ -128,7 +128,7 @@ def test_mlir_tells_its_own_locations_and_lines_without_them(settings: dict[str,
     assert set(site.nodes) == {"activation", "line 2"}
 
 
-def test_a_program_that_is_not_of_one_model_has_no_sites_and_says_so(settings: dict[str, Any]) -> None:
+def test_sites_of_precompiled_or_merged_program_are_empty(settings: dict[str, Any]) -> None:
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     given = {name: settings[name] for name in ("cache", "isolated", "timeout", "log")}
     sites = dispatch_sites(replace(model, format="vmfb"), artifact(model), **given)
@@ -141,7 +141,7 @@ def test_a_program_that_is_not_of_one_model_has_no_sites_and_says_so(settings: d
         dispatch_sites(model, replace(artifact(model), runtime="onnxruntime"), **given)
 
 
-def test_a_wrong_flag_and_a_refused_model_are_told(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_sites_report_invalid_flag_and_refused_model(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--no-such-flag"):
         sites_of(DIGITS / "digits_cnn.onnx", settings, [*HOST, "--no-such-flag"])
     bad = tmp_path / "bad.mlir"
@@ -150,49 +150,49 @@ def test_a_wrong_flag_and_a_refused_model_are_told(settings: dict[str, Any], tmp
         sites_of(bad, settings, ["--iree-hal-target-device=local"])
 
 
-def test_sites_are_kept_in_the_cache(settings: dict[str, Any]) -> None:
+def test_sites_are_cached(settings: dict[str, Any]) -> None:
     first = sites_of(DIGITS / "digits_cnn.onnx", settings)
     settings["log"].write_text("")
     assert sites_of(DIGITS / "digits_cnn.onnx", settings) == first
     assert settings["log"].read_text() == ""
 
 
-def test_a_submission_is_known_by_its_dispatches() -> None:
+def test_match_identifies_submission_by_dispatches() -> None:
     sites = Sites([region(("a", "A"), ("b", "B")), region(("c", "C"))], {})
     matched, doubts = sites.match([(), ("c",), ("a", "b"), ("c",)])
     assert nodes(matched) == [[], [("C",)], [("A",), ("B",)], [("C",)]]
     assert not doubts
 
 
-def test_equal_submissions_outside_of_loops_are_told_by_their_order() -> None:
+def test_match_orders_equal_submissions_outside_loops() -> None:
     sites = Sites([region(("a", "A1")), region(("b", "B")), region(("a", "A2"))], {})
     matched, doubts = sites.match([("a",), ("b",), ("a",)])
     assert nodes(matched) == [[("A1",)], [("B",)], [("A2",)]]
     assert not doubts
 
 
-def test_equal_submissions_of_one_loop_take_turns() -> None:
+def test_match_alternates_equal_submissions_in_same_loop() -> None:
     sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.1")], {})
     matched, doubts = sites.match([("a",)] * 4)
     assert nodes(matched) == [[("A1",)], [("A2",)], [("A1",)], [("A2",)]]
     assert not doubts
 
 
-def test_equal_submissions_of_two_loops_come_one_loop_after_the_other_and_that_is_said() -> None:
+def test_match_orders_equal_submissions_of_two_loops() -> None:
     sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.3")], {})
     matched, doubts = sites.match([("a",)] * 4)
     assert nodes(matched) == [[("A1",)], [("A1",)], [("A2",)], [("A2",)]]
     assert "have equally many turns" in doubts[0]
 
 
-def test_what_cannot_be_told_apart_names_all_nodes_that_it_may_be() -> None:
+def test_match_names_all_candidates_if_ambiguous() -> None:
     sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.3")], {})
     matched, doubts = sites.match([("a",)] * 3)
     assert nodes(matched) == [[("A1", "A2")]] * 3
     assert "nodes of all of them" in doubts[0]
 
 
-def test_a_submission_of_no_region_is_known_by_its_dispatches_names_alone() -> None:
+def test_match_falls_back_to_dispatch_names() -> None:
     sites = Sites([region(("a", "A"), ("b", "B")), region(("b", "B2"))], {})
     matched, doubts = sites.match([("b", "a"), ("z",)])
     assert nodes(matched) == [[("B", "B2"), ("A",)], [()]]
@@ -201,9 +201,7 @@ def test_a_submission_of_no_region_is_known_by_its_dispatches_names_alone() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["local-task", "local-sync"])
-def test_every_dispatch_of_every_model_of_the_zoo_has_its_nodes(
-    settings: dict[str, Any], tmp_path: Path, device: str
-) -> None:
+def test_sites_cover_every_dispatch_of_zoo_models(settings: dict[str, Any], tmp_path: Path, device: str) -> None:
     given = {name: settings[name] for name in ("isolated", "timeout", "log")}
     profiled = 0
     for model in zoo_models(RunContext(settings["cache"], settings["isolated"])):
@@ -212,7 +210,7 @@ def test_every_dispatch_of_every_model_of_the_zoo_has_its_nodes(
         try:
             run = profile_iree(model.path, folder, settings, device=device, runs=3, **model.dims)
         except CompileFailed:
-            continue  # the suite says of which models that is expected
+            continue  # the suite lists the models with expected compile errors
         sites = dispatch_sites(run.model, run.artifact, cache=settings["cache"], **given)
         events = read_ireeprof(run.profile, folder=folder, warmup=1, iterations=2, **given)
         notes: list[str] = list(events.notes)
@@ -240,5 +238,5 @@ def test_every_dispatch_of_every_model_of_the_zoo_has_its_nodes(
         ("loc(unknown)", []),
     ],
 )
-def test_names_in_locations(location: str, expected: list[str]) -> None:
+def test_names_in_parses_locations(location: str, expected: list[str]) -> None:
     assert names_in(location) == expected

@@ -1,4 +1,4 @@
-"""A profile's folder: read back it is the profile that was written, and what is no such folder is told."""
+"""Read and write profile directories."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "out" / "m"
 
 
-def test_a_profile_is_read_as_it_was_written(folder):
+def test_profile_round_trips(folder):
     read = read_profile(folder)
     assert replace(read, rows=list(read.rows)) == run_on()
     assert gzip.decompress((folder / TRACE).read_bytes())
 
 
-def test_notes_and_odd_values_are_kept(tmp_path):
+def test_profile_preserves_notes_and_odd_values(tmp_path):
     odd = profile(counters=[Sample(3, "load", float("inf"), "é"), Sample(4, "load", 0.1, "é")], notes=("no 'tool'",))
     write_profile(odd, tmp_path)
     read = read_profile(tmp_path)
     assert (read.counters, read.notes, list(read.rows)) == (odd.counters, odd.notes, [])
 
 
-def test_rows_can_be_had_in_part(folder):
+def test_profile_rows_support_slices(folder):
     rows, all_of_them = read_profile(folder).rows, list(run_on().rows)
     assert (len(rows), rows[0], rows[-1]) == (len(all_of_them), all_of_them[0], all_of_them[-1])
     assert (rows[2:9:3], rows[::-1], rows[-2:]) == (all_of_them[2:9:3], all_of_them[::-1], all_of_them[-2:])
@@ -43,12 +43,12 @@ def test_rows_can_be_had_in_part(folder):
         rows[len(all_of_them)]
 
 
-def test_a_folder_is_written_anew(folder):
+def test_write_replaces_previous_profile(folder):
     write_profile(profile([row("a", 1, 2)]), folder)
     assert [one.op for one in read_profile(folder).rows] == ["a"]
 
 
-def test_a_trace_that_cannot_be_written_loses_nothing(folder):
+def test_write_preserves_rows_if_trace_fails(folder):
     early = profile([row("a", -5, 2)])
     with pytest.raises(HilError, match="no trace"):
         write_profile(early, folder)
@@ -56,20 +56,20 @@ def test_a_trace_that_cannot_be_written_loses_nothing(folder):
     assert not {TRACE, PARQUET} & {file.name for file in folder.iterdir()}, "of the profile that was there before"
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_write_reports_unwritable_directory(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="cannot write to"):
         write_profile(run_on(), tmp_path / "file" / "out")
 
 
-def test_a_folder_that_is_none_is_told(tmp_path):
+def test_read_rejects_missing_or_empty_directory(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         read_profile(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="no profile in"):
         read_profile(tmp_path)
 
 
-def test_a_profile_that_was_cut_off_is_told(folder):
+def test_read_rejects_truncated_profile(folder):
     whole = (folder / HEAD).read_bytes()
     for size in range(0, len(whole) - 1, 7):
         (folder / HEAD).write_bytes(whole[:size])
@@ -78,7 +78,7 @@ def test_a_profile_that_was_cut_off_is_told(folder):
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"schema": "one"}', '{"schema": 1, "rows": null}'])
-def test_another_json_is_told(folder, text):
+def test_read_rejects_other_json(folder, text):
     (folder / HEAD).write_text(text)
     with pytest.raises(UsageError, match="or no profile"):
         read_profile(folder)
@@ -93,7 +93,7 @@ def test_another_json_is_told(folder, text):
         ("model", None),
     ],
 )
-def test_what_is_no_number_or_no_text_is_told(folder, part, values):
+def test_read_rejects_wrong_types(folder, part, values):
     head = json.loads((folder / HEAD).read_text())
     head[part] = {**head[part], **values} if part == "clock" else values
     (folder / HEAD).write_text(json.dumps(head))
@@ -101,14 +101,14 @@ def test_what_is_no_number_or_no_text_is_told(folder, part, values):
         read_profile(folder)
 
 
-def test_a_newer_profile_is_told(folder):
+def test_read_rejects_newer_schema(folder):
     head = json.loads((folder / HEAD).read_text())
     (folder / HEAD).write_text(json.dumps({**head, "schema": SCHEMA + 1}))
     with pytest.raises(UsageError, match="newer hil"):
         read_profile(folder)
 
 
-def test_a_table_of_another_length_is_told(folder):
+def test_read_rejects_table_of_wrong_length(folder):
     rows = list(run_on().rows)
     read = read_profile(folder)
     write_csv(rows[:-1], folder / TABLE)

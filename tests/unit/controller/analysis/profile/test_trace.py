@@ -1,4 +1,4 @@
-"""What stands in a trace, asked of Perfetto's own trace processor."""
+"""Contents of traces, queried with Perfetto's trace processor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SLICES = """
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[[Path], Ask]]:
-    """Reads a trace, once it is sure that nothing in it was amiss; what it gives answers queries."""
+    """Return a function that opens a trace, checks it for import errors and returns a query function."""
 
     def read(path: Path) -> Ask:
         processor = processors.enter_context(TraceProcessor(path))
@@ -75,7 +75,7 @@ def names(rows: list[dict[str, Any]], column: str = "name") -> list[Any]:
 
 
 @pytest.mark.daily
-def test_the_operations_are_the_rows_of_the_table(opened, tmp_path):
+def test_trace_operations_match_table_rows(opened, tmp_path):
     made = run_on()
     write_profile(made, tmp_path)
     ask = opened(tmp_path / TRACE)
@@ -103,7 +103,7 @@ def test_the_operations_are_the_rows_of_the_table(opened, tmp_path):
 
 
 @pytest.mark.daily
-def test_each_side_is_a_process(traced):
+def test_trace_has_process_for_each_side(traced):
     ask = traced(run_on())
     assert names(ask("SELECT name FROM process WHERE name != '' ORDER BY pid")) == [
         "controller",
@@ -123,7 +123,7 @@ def test_each_side_is_a_process(traced):
 
 
 @pytest.mark.parametrize("drift", [200e-6, -200e-6, 0.0])
-def test_all_that_the_board_does_lies_within_what_the_host_asked_for(traced, drift):
+def test_trace_nests_board_slices_in_host_slices(traced, drift):
     ask = traced(run_on(drift=drift))
     outside = """
         SELECT inner.name FROM told AS inner WHERE inner.track = '{0}' AND NOT EXISTS
@@ -139,7 +139,7 @@ def test_all_that_the_board_does_lies_within_what_the_host_asked_for(traced, dri
     assert ask(outside.format("iterations", "operations", "")) != [], "the query can fail"
 
 
-def test_an_arrow_leads_from_each_invoke_to_the_boards_run(traced):
+def test_trace_links_invoke_to_board_run(traced):
     ask = traced(run_on(), run_on("other", offset_ns=-5 * MS, seed=1))
     arrows = ask(
         """
@@ -157,7 +157,7 @@ def test_an_arrow_leads_from_each_invoke_to_the_boards_run(traced):
     assert all(abs(arrow["delay"] - 10 * MS) <= STEP_NS + 1 for arrow in arrows), "the link's delay"
 
 
-def test_stages_hold_the_calls_made_in_them(traced):
+def test_trace_nests_calls_in_stages(traced):
     ask = traced(run_on())
     nested = ask(
         "SELECT s.name, parent.name AS inside FROM slice s LEFT JOIN slice parent ON parent.id = s.parent_id "
@@ -172,7 +172,7 @@ def test_stages_hold_the_calls_made_in_them(traced):
     ]
 
 
-def test_counters_have_values_and_units(traced):
+def test_trace_counters_have_values_and_units(traced):
     made = run_on()
     ask = traced(made)
     counters = ask(
@@ -202,8 +202,8 @@ def test_counters_have_values_and_units(traced):
 
 
 @pytest.mark.parametrize("drift", [1e-2, -1e-2, 37e-6])
-def test_drift_puts_no_slice_off_its_place_nor_inside_out(traced, drift):
-    """Operations as short as what the clocks' steps move them by, and as close together; and far ones."""
+def test_trace_preserves_slice_order_despite_drift(traced, drift):
+    """Includes operations as short and as close together as the step of the clock, and distant ones."""
     dice, at, rows = random.Random(drift), 5 * MS, []
     for number in range(4000):
         at += dice.choice([0, 1, 30, 90]) if number % 500 else dice.choice([300, 20 * US, 1000 * MS])
@@ -222,7 +222,7 @@ def test_drift_puts_no_slice_off_its_place_nor_inside_out(traced, drift):
     assert [one["ts"] for one in shown] == sorted(one["ts"] for one in shown)
 
 
-def test_operations_at_the_same_time_stand_on_tracks_of_their_own(traced):
+def test_trace_separates_overlapping_operations(traced):
     rows = [
         row("outer", 1000, 100),
         row("within", 1010, 50, op_types=("If",)),
@@ -247,14 +247,14 @@ def test_operations_at_the_same_time_stand_on_tracks_of_their_own(traced):
     assert tracks["outer"] == tracks["within"] == tracks["last"] == tracks["next"] != tracks["beside"]
 
 
-def test_threads_at_work_are_those_of_all_operations_of_the_moment(traced):
+def test_trace_sums_threads_of_concurrent_operations(traced):
     rows = [row("a", 1000, 100, tile_time_ns=250), row("b", 1050, 100, tile_time_ns=100), row("c", 1100, 10)]
     ask = traced(profile(rows))
     values = ask("SELECT ts, value FROM counter JOIN counter_track t ON t.id = track_id ORDER BY ts")
     assert [(one["ts"], one["value"]) for one in values] == [(1000, 2.5), (1050, 3.5), (1100, 1.0), (1150, 0.0)]
 
 
-def test_iterations_are_shown_where_only_the_operations_tell_of_them(traced):
+def test_trace_derives_iterations_from_operations(traced):
     rows = [row("a", 1000, 100), row("b", 1050, 30), row("a", 1200, 100, iteration=1), row("b", 1300, 5, iteration=1)]
     call = Call("profiled", Span("Invoke", 900, 1500), Span("run", 950, 1400))
     ask = traced(profile(rows, calls=[call]))
@@ -262,7 +262,7 @@ def test_iterations_are_shown_where_only_the_operations_tell_of_them(traced):
     assert shown == [{"name": "iteration 0", "ts": 1000, "end": 1100}, {"name": "iteration 1", "ts": 1200, "end": 1305}]
 
 
-def test_operations_are_shown_by_type_besides_where_they_are_not_too_many(traced):
+def test_trace_groups_few_operations_by_type(traced):
     few = [
         row(name, 100 * at, 50, op_types=(kind,))
         for at, (name, kind) in enumerate([("a", "Conv"), ("b", "Gemm"), ("c", "Conv")])
@@ -279,8 +279,8 @@ def test_operations_are_shown_by_type_besides_where_they_are_not_too_many(traced
     assert group == {"name": "operations by type"}
 
 
-def test_a_trace_of_very_many_names_is_whole_and_shows_each_operation_once(traced, monkeypatch):
-    """So many that the writer forgets them on its way, and few of what is many for a trace."""
+def test_trace_of_many_names_lists_each_operation_once(traced, monkeypatch):
+    """Enough names to overflow the interning table of the writer, with the limit for type tracks lowered."""
     rows = [row(f"op {number}", 100 * number, 50) for number in range(30_000)]
     monkeypatch.setattr("hil.controller.analysis.profile.trace.BY_TYPE_LIMIT", len(rows) - 1)
     ask = traced(profile(rows))
@@ -293,7 +293,7 @@ def test_a_trace_of_very_many_names_is_whole_and_shows_each_operation_once(trace
     ]
 
 
-def test_boards_stand_side_by_side_each_by_its_own_clock(traced):
+def test_trace_maps_each_board_by_separate_clock(traced):
     boards = [
         run_on("rpi", offset_ns=-3 * MS, drift=-50e-6, seed=1),
         run_on("rpi", run="second", seed=2, offset_ns=7),
@@ -318,7 +318,7 @@ def test_boards_stand_side_by_side_each_by_its_own_clock(traced):
         assert ask(f"SELECT COUNT(*) AS n FROM told WHERE track = 'stages: {label}'") == [{"n": 5}]
 
 
-def test_several_models_of_one_run_are_told_apart(traced):
+def test_trace_separates_models_of_same_run(traced):
     first, second = run_on(seed=1), replace(run_on(seed=2), model="other")
     ask = traced(first, second)
     assert names(ask("SELECT name FROM process WHERE name GLOB 'board*' ORDER BY pid")) == [
@@ -327,7 +327,7 @@ def test_several_models_of_one_run_are_told_apart(traced):
     ]
 
 
-def test_two_runs_compared_both_start_at_zero_where_they_take_as_long(opened, tmp_path):
+def test_comparison_starts_both_runs_at_zero(opened, tmp_path):
     later = run_on(run="b")
     ahead = 500 * MS
     later = replace(
@@ -353,8 +353,8 @@ def test_two_runs_compared_both_start_at_zero_where_they_take_as_long(opened, tm
     ]
 
 
-def test_two_runs_compared_have_their_first_operations_at_the_same_time(opened, tmp_path):
-    """However long each took to compile: what is compared stands below each other."""
+def test_comparison_aligns_first_operations(opened, tmp_path):
+    """Alignment does not depend on compile time."""
     first, *rest = run_on(run="b").stages
     longer = replace(run_on(run="b"), stages=[replace(first, start_ns=first.start_ns - 50 * MS), *rest])
     for a, b in ((run_on(run="a"), longer), (longer, run_on(run="a"))):
@@ -366,7 +366,7 @@ def test_two_runs_compared_have_their_first_operations_at_the_same_time(opened, 
         assert names(starts, "ts") == ([50 * MS, 0] if b is longer else [0, 50 * MS])
 
 
-def test_a_compilation_is_shown_in_a_process_of_its_own(traced, tmp_path):
+def test_trace_shows_compilation_as_process(traced, tmp_path):
     spans = [Span("flow", BEGIN, BEGIN + 9 * MS), Span("CSE", BEGIN + MS, BEGIN + 2 * MS, {"runs": 3})]
     ask = traced(run_on(), compilations={"m": spans})
     shown = ask(
@@ -378,19 +378,19 @@ def test_a_compilation_is_shown_in_a_process_of_its_own(traced, tmp_path):
     ]
 
 
-def test_a_compilation_can_be_shown_alone(traced, tmp_path):
+def test_trace_accepts_compilation_only(traced, tmp_path):
     ask = traced(compilations={"m": [Span("flow", BEGIN, BEGIN + 9 * MS)]})
     assert ask("SELECT name, process FROM told") == [{"name": "flow", "process": "compiler"}]
 
 
-def test_what_is_known_of_a_board_stands_beside_its_name(traced):
+def test_trace_labels_board_with_known_facts(traced):
     ask = traced(profile(clock=ClockFit(0, 0.0, 0, 7000, jumped_ns=3 * MS)))
     labels = ask("SELECT string_value FROM args WHERE key GLOB 'chrome.process_label*'")
     known = ["m", "iree 3.13", "clock known to 7000 ns", "the clock jumped by 3000000 ns"]
     assert names(labels, "string_value") == known
 
 
-def test_a_profiler_that_distorts_the_times_is_told_beside_them(traced):
+def test_trace_labels_profiler_overhead(traced):
     times = {"timed": 25 * US, "profiled": 100 * US}
     whole = Span("run", 0, MS)
     calls = [Call(kind, whole, whole, 0, [(1000, 1000 + time)]) for kind, time in times.items()]
@@ -399,18 +399,18 @@ def test_a_profiler_that_distorts_the_times_is_told_beside_them(traced):
     assert "the profiler adds 300%" in names(labels, "string_value")
 
 
-def test_a_profile_of_nothing_is_a_trace(traced):
+def test_trace_accepts_empty_profile(traced):
     ask = traced(profile())
     assert ask("SELECT COUNT(*) AS n FROM slice") == [{"n": 0}]
 
 
-def test_times_before_the_hosts_clock_began_are_shown(traced):
+def test_trace_accepts_times_before_host_clock_start(traced):
     ask = traced(profile([row("a", 5, 2)], stages=[Span("run", 1, 9)], clock=ClockFit(1000, 0.0, 0, 0)))
     starts = {one["name"]: one["ts"] for one in ask("SELECT name, ts FROM told")}
     assert starts["run"] - starts["a"] == 1 - (5 - 1000)
 
 
-def test_the_same_profile_is_the_same_file_and_packed_it_holds_the_same(tmp_path):
+def test_trace_files_are_reproducible(tmp_path):
     for name in ("a.pftrace", "b.pftrace", "a.pftrace.gz", "b.pftrace.gz"):
         write_trace([run_on()], tmp_path / name)
     plain, packed = (tmp_path / "a.pftrace").read_bytes(), (tmp_path / "a.pftrace.gz").read_bytes()
@@ -419,7 +419,7 @@ def test_the_same_profile_is_the_same_file_and_packed_it_holds_the_same(tmp_path
 
 
 @pytest.mark.parametrize("name", ["pipe.pftrace", "pipe.pftrace.gz"])
-def test_a_pipe_is_written_to_and_stays_one(tmp_path, name):
+def test_write_trace_preserves_named_pipe(tmp_path, name):
     pipe = tmp_path / name
     os.mkfifo(pipe)
     small = profile([row("a", 1, 2)])
@@ -434,7 +434,7 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path, name):
     assert read == (tmp_path / f"file-{name}").read_bytes()
 
 
-def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path):
+def test_failed_write_leaves_empty_directory(tmp_path):
     with pytest.raises(StorageError):
         write_trace([run_on()], tmp_path / "nowhere" / "trace.pftrace")
     with pytest.raises(HilError, match="no trace can hold"):

@@ -1,4 +1,4 @@
-"""Planes of tensors and their maps, beside what a loop over every element finds."""
+"""Planes of tensors and their maps, compared with a loop over all elements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numbers(shape: tuple[int, ...], seed: int = 0, dtype: Any = np.float32) -> n
 
 
 def cells_of(array: np.ndarray, plane: Plane, window: Window) -> dict[tuple[int, int], list[tuple[int, ...]]]:
-    """Cell -> the indices of its elements, found one by one."""
+    """Return the indices of the elements of each cell, found with a loop."""
     height, width = min(window.rows, MOST_CELLS), min(window.columns, MOST_CELLS)
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for row, column in itertools.product(range(window.rows), range(window.columns)):
@@ -69,7 +69,7 @@ PLANES = [
 
 @pytest.mark.parametrize(("shape", "rows", "columns"), PLANES)
 @pytest.mark.parametrize("layout", ["C", "F", ">f4"])
-def test_a_map_of_errors_has_the_largest_of_each_cell(shape, rows, columns, layout):
+def test_error_map_shows_largest_error_of_each_cell(shape, rows, columns, layout):
     a, b = numbers(shape), numbers(shape, 1)
     if layout == "F":
         a = np.asarray(a, order="F")
@@ -91,7 +91,7 @@ def test_a_map_of_errors_has_the_largest_of_each_cell(shape, rows, columns, layo
     )
 
 
-def test_every_element_of_reading_order_is_in_the_plane_once():
+def test_plane_contains_every_element_once():
     plane = plane_of((1000,))
     assert (plane.rows, plane.columns) == (32, 32)
     indices = [plane.index_of(row, column) for row in range(plane.rows) for column in range(plane.columns)]
@@ -101,7 +101,7 @@ def test_every_element_of_reading_order_is_in_the_plane_once():
 
 
 @pytest.mark.parametrize(("window", "layout"), [*itertools.product([(100, 3, 50, 7), (699, 0, 1, 1)], "CF")])
-def test_a_window_is_a_map_of_its_own(window, layout):
+def test_error_map_of_window_shows_each_element(window, layout):
     a, b = (np.asarray(numbers((700, 11), seed), order=layout) for seed in (0, 1))
     plane = plane_of(a.shape)
     part = plane.clipped(*window)
@@ -111,7 +111,7 @@ def test_a_window_is_a_map_of_its_own(window, layout):
     assert np.allclose(found, np.abs(a - b)[top : top + rows, left : left + columns])
 
 
-def test_one_wrong_element_of_a_million_is_seen():
+def test_error_map_shows_single_wrong_element():
     b = numbers((1000, 1000))
     a = b.copy()
     a[777, 333] += 1
@@ -125,7 +125,7 @@ def test_one_wrong_element_of_a_million_is_seen():
 
 
 @pytest.mark.parametrize("pool", ["mean", "min", "max"])
-def test_nan_and_infinities_are_told_beside_the_numbers(pool):
+def test_maps_mark_nan_and_infinity(pool):
     a = numbers((1000, 1000))
     b = a.copy()
     a[10, 20], a[500, 500], b[900, 900], b[30, 30], a[990, 5], b[990, 5] = NAN, INF, NAN, -INF, NAN, NAN
@@ -152,7 +152,7 @@ def test_nan_and_infinities_are_told_beside_the_numbers(pool):
     assert (alone.codes == values.codes).all()
 
 
-def test_a_cell_without_a_finite_element_has_no_number():
+def test_cell_without_finite_elements_has_nan():
     plane = plane_of((2, 2))
     a = np.array([[NAN, 1], [INF, -INF]], np.float32)
     found = value_map(a, plane, plane.whole)
@@ -164,7 +164,7 @@ DTYPES = ["float16", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_has_maps(dtype):
+def test_maps_accept_every_dtype(dtype):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     a, b = (np.random.default_rng(seed).integers(0, 2, (20, 30)).astype(kind) for seed in (0, 1))
     plane = plane_of(a.shape)
@@ -173,13 +173,13 @@ def test_every_dtype_has_maps(dtype):
     assert (value_map(a, plane, plane.whole).numbers == a.astype(np.float64)).all()
 
 
-def test_64_bit_integers_that_float64_rounds_together_differ():
+def test_difference_separates_large_64_bit_integers():
     a, b = (np.array([[value]], np.int64) for value in (2**62, 2**62 + 1))
     assert difference(a, b).tolist() == [[1.0]]
     assert difference(np.array([-(2**63)]), np.array([2**63 - 1])).tolist() == [float(2**64)]
 
 
-def test_complex_numbers_are_drawn_by_their_parts():
+def test_maps_draw_parts_of_complex_numbers():
     a, b = np.array([[1 + 2j]], np.complex64), np.array([[1 - 1j]], np.complex64)
     plane = plane_of(a.shape)
     found = {
@@ -191,7 +191,7 @@ def test_complex_numbers_are_drawn_by_their_parts():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_ulps_count_the_values_between(dtype):
+def test_ulps_count_values_between(dtype):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     one = np.array([1.0], kind)
     up = one.copy()
@@ -204,14 +204,14 @@ def test_ulps_count_the_values_between(dtype):
     assert ulps(np.array([NAN], kind), one).tolist() == [0]
 
 
-def test_ulps_of_complex_numbers_are_the_larger_part_s():
+def test_ulps_of_complex_numbers_use_larger_part():
     a = np.array([[1 + 1j]], np.complex64)
     b = np.array([[complex(1, np.nextafter(np.float32(1), np.float32(2)))]], np.complex64)
     plane = plane_of(a.shape)
     assert ulp_map(a, b, plane, plane.whole).numbers.tolist() == [[1.0]]
 
 
-def test_two_finite_numbers_are_never_told_as_infinite():
+def test_difference_of_finite_numbers_stays_finite():
     a, b = np.array([3e38], np.float32), np.array([-3e38], np.float32)
     plane = plane_of(a.shape)
     assert error_map(a, b, plane, plane.whole).ends == (pytest.approx(6e38),) * 2
@@ -219,13 +219,13 @@ def test_two_finite_numbers_are_never_told_as_infinite():
     assert nonfinite(a, b).tolist() == [FINITE]
 
 
-def test_slices_that_are_not_there_are_refused():
+def test_plane_rejects_invalid_slices():
     for given in ({"columns": 2}, {"columns": 1, "rows": 1}, {"columns": 0, "index": (0, 9)}):
         with pytest.raises(ValueError, match=r"axis 2|both rows and columns|9"):
             plane_of((4, 5), **given)
 
 
-def test_nothing_is_drawn_of_no_elements():
+def test_error_map_of_empty_tensor_has_ends_none():
     plane = plane_of((0, 4))
     assert (plane.elements, plane.rows) == (0, 0)
     assert error_map(np.empty((0, 4)), np.empty((0, 4)), plane, plane.whole).ends is None
@@ -233,7 +233,7 @@ def test_nothing_is_drawn_of_no_elements():
 
 @pytest.mark.parametrize("shape", [(3000, 1000), (3_000_000,), (30, 100_000), (100_000, 30), (1_500_000, 2)])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_memory_does_not_grow_with_the_tensors(shape, order):
+def test_maps_use_bounded_memory(shape, order):
     a, b = (np.asarray(numbers(shape, seed), order=order) for seed in (0, 1))
     a.reshape(-1, order=order)[5] = NAN
     plane = plane_of(shape)

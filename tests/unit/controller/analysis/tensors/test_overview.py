@@ -1,4 +1,4 @@
-"""Counts of all elements, the worst of them, and pictures, beside what plain numpy finds."""
+"""Overview counts, worst elements and images, compared with numpy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pair(size: int = 3 * PIECE + 7) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
-def test_all_elements_are_counted():
+def test_overview_counts_all_elements():
     a, b = pair()
     found = overview(a, b)
     finite = a[np.isfinite(a)].astype(np.float64)
@@ -61,14 +61,14 @@ def test_all_elements_are_counted():
         assert bar.counts[0] == np.count_nonzero((apart >= bar.low * (1 - 1e-12)) & (apart < bar.high * (1 - 1e-12)))
 
 
-def test_what_is_equal_lies_on_the_line():
+def test_overview_scatter_puts_equal_values_on_diagonal():
     a = np.linspace(-1, 1, 1000)
     scatter = overview(a, a).scatter
     assert scatter is not None and scatter.shape == (SCATTER_CELLS, SCATTER_CELLS)
     assert (np.diag(scatter).sum(), scatter.sum()) == (1000, 1000)
 
 
-def test_few_whole_values_have_a_bar_each():
+def test_overview_gives_whole_values_a_bar_each():
     found = overview(np.array([-2, 1, 1, 3], np.int8))
     assert [(bar.low, bar.high, bar.counts[0]) for bar in found.values if bar.counts[0]] == [
         (-2.5, -1.5, 1),
@@ -78,13 +78,13 @@ def test_few_whole_values_have_a_bar_each():
 
 
 @pytest.mark.parametrize("values", [[], [NAN, INF], [1e308, -1e308], [5e-324], [0.0]])
-def test_odd_values_are_counted_too(values):
+def test_overview_accepts_odd_values(values):
     a = np.array(values)
     found = overview(a, a)
     assert found.sides[0].elements == len(values) and found.equal == len(values)
 
 
-def test_the_worst_elements_are_those_that_hil_compare_finds():
+def test_worst_elements_match_compare_output():
     a, b = pair()
     a[5] = b[5]
     b[9] = a[9]
@@ -98,16 +98,16 @@ def test_the_worst_elements_are_those_that_hil_compare_finds():
     assert all(one.mismatch for one in found) and found[0].ulp is not None
 
 
-def test_within_tolerance_the_worst_element_is_the_one_that_takes_most_of_it():
-    """Not the one with the smallest tolerance, of which it takes nearly nothing."""
+def test_worst_elements_rank_by_share_of_tolerance():
+    """The element with the smallest tolerance uses nearly none of its tolerance."""
     b = np.array([1000.0, 100.0, 0.0, 2000.0])
-    a = b + np.array([0.07, 0.001, 0.0, 2.5])  # 7 %, 1 %, nothing, out of it
+    a = b + np.array([0.07, 0.001, 0.0, 2.5])  # uses 7 %, 1 %, none, more than all of the tolerance
     found = worst_elements(a, b, Tolerance(1e-3, 1e-6))
     assert [(one.index[0], one.mismatch) for one in found] == [(3, True), (0, False), (1, False)]
 
 
 @pytest.mark.parametrize("by", ["excess", "abs", "rel", "ulp"])
-def test_what_is_not_finite_in_one_alone_is_the_worst(by):
+def test_worst_elements_rank_nonfinite_mismatch_first(by):
     a, b = pair()
     found = worst_elements(a, b, None, by=by, most=4)
     assert [one.index for one in found[:2]] == [(5,), (9,)]
@@ -118,14 +118,14 @@ def test_what_is_not_finite_in_one_alone_is_the_worst(by):
         assert found[2].index[0] == int(np.nanargmax(scores))
 
 
-def test_equal_elements_are_not_among_the_worst():
+def test_worst_elements_omit_equal_elements():
     a = np.array([1.0, NAN, INF])
     assert worst_elements(a, a.copy(), None) == []
     plane = plane_of(a.shape)
     assert worst_in(a, a, plane, plane.whole, "abs") is None
 
 
-def test_a_value_is_told_exactly():
+def test_exact_shows_bits_of_value():
     payload = np.array([0x7FC01234, 0x3F800001], np.uint32).view(np.float32)
     assert exact(payload, (0,)) == "nan (bits 0x7fc01234)"
     assert np.float32(exact(payload, (1,))) == payload[1]
@@ -133,7 +133,7 @@ def test_a_value_is_told_exactly():
     assert exact(np.array(["a\x1b"]), (0,)) == "'a\\x1b'"
 
 
-def test_a_tolerance_that_is_tried_is_judged_as_hil_judges_it():
+def test_judge_within_applies_given_tolerance():
     b = np.linspace(1, 2, 100, dtype=np.float32)
     a = b + np.float32(0.01)
     assert judge_within("y", a, b).outcome is Outcome.FAIL
@@ -145,7 +145,7 @@ def test_a_tolerance_that_is_tried_is_judged_as_hil_judges_it():
     assert judge_within("y", a, b, rtol=0.0, atol=INF).comparison is None
 
 
-def test_a_record_is_judged_within_its_own_tolerance():
+def test_judge_recorded_uses_recorded_tolerance():
     b = np.linspace(1, 2, 100, dtype=np.float32)
     a = b + np.float32(0.01)
     usual = compare_output("y", a, b)
@@ -157,7 +157,7 @@ def test_a_record_is_judged_within_its_own_tolerance():
 
 
 def unpacked(data: bytes) -> tuple[np.ndarray, bytes]:
-    """The indices and the palette of a PNG of one byte a pixel."""
+    """Return the indices and the palette of a PNG with one byte per pixel."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, at = {}, 8
     while at < len(data):
@@ -170,7 +170,7 @@ def unpacked(data: bytes) -> tuple[np.ndarray, bytes]:
     return lines[:, 1:], chunks[b"PLTE"]
 
 
-def test_a_picture_has_the_colours_of_its_cells():
+def test_paint_colours_cells_by_value():
     a, b = np.zeros((4, 5)), np.zeros((4, 5))
     a[1, 2], a[2, 3], a[3, 4] = 1.0, 1e-3, NAN
     plane = plane_of(a.shape)
@@ -183,7 +183,7 @@ def test_a_picture_has_the_colours_of_its_cells():
 
 
 @pytest.mark.parametrize(("scale", "words"), [("inferno", NONFINITE), ("viridis", NONFINITE_ALONE)])
-def test_what_is_not_finite_has_no_colour_of_a_number(scale, words):
+def test_nonfinite_colours_differ_from_number_colours(scale, words):
     numbers = np.frombuffer(palette(scale), np.uint8).reshape(-1, 3)[:STEPS].astype(int)
     for code in words:
         apart = np.abs(numbers - list(bytes.fromhex(COLOURS[code]))).sum(axis=1)
@@ -191,7 +191,7 @@ def test_what_is_not_finite_has_no_colour_of_a_number(scale, words):
 
 
 @pytest.mark.parametrize("small", [10, 1000])
-def test_what_is_half_nan_is_not_drawn_as_nan_alone(small):
+def test_paint_mixes_nan_and_numbers_in_a_cell(small):
     values = np.ones((small, 1000))
     values[:, ::2] = NAN
     values[3, 4] = values[7, 401] = -np.inf
@@ -208,7 +208,7 @@ def test_what_is_half_nan_is_not_drawn_as_nan_alone(small):
             assert 0.45 < share < 0.55
 
 
-def test_one_nan_among_many_numbers_is_drawn():
+def test_paint_shows_single_nan():
     for place in ((0, 0), (3, 4), (501, 500), (999, 997)):
         values = np.ones((1000, 1000))
         values[place] = NAN
@@ -217,7 +217,7 @@ def test_one_nan_among_many_numbers_is_drawn():
         assert np.count_nonzero(paint(found, value_scale([found])) == STEPS + 1 + NAN_HERE) == 1
 
 
-def test_what_is_beyond_the_end_is_transparent():
+def test_paint_leaves_cells_past_end_transparent():
     a = np.arange(70.0)
     plane = plane_of(a.shape)
     found = value_map(a, plane, plane.whole)
@@ -225,13 +225,13 @@ def test_what_is_beyond_the_end_is_transparent():
     assert cells.shape == (8, 9) and (cells.reshape(-1)[70:] == EMPTY).all() and (cells.reshape(-1)[:70] < STEPS).all()
 
 
-def test_lightness_grows_along_a_scale():
+def test_palette_lightness_increases():
     for name in ("viridis", "inferno"):
         colours = np.frombuffer(palette(name), np.uint8).reshape(256, 3)[:STEPS] / 255
         light = colours @ [0.2126, 0.7152, 0.0722]
         assert (np.diff(light) > -0.004).all() and light[-1] - light[0] > 0.6
 
 
-def test_texts_are_rows():
+def test_text_rows_mark_differences():
     a, b = np.array([["a", "b"], ["c", "d"]]), np.array([["a", "b"], ["c", "x"]])
     assert [(row.index, row.differ) for row in text_rows([a, b], 2, 9)] == [((1, 0), False), ((1, 1), True)]

@@ -60,7 +60,7 @@ def linear(save: Save, **options: Any) -> Path:
     return save(nodes, [("in put:0", FLOAT, ("N", 4))], [("out", FLOAT, ("N", 3))], [weight], **options)
 
 
-def test_an_onnx_model_keeps_names_and_dtypes_in_the_program(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_compiled_onnx_model_preserves_names_and_dtypes(save_onnx: Save, settings: dict[str, Any]) -> None:
     artifact = build(linear(save_onnx), settings, dims={"N": 2})
     assert (artifact.runtime, artifact.main, artifact.function) == ("iree", "main.vmfb", "net")
     assert artifact.compiler.startswith("iree 3.") and not artifact.cached and artifact.seconds > 0
@@ -70,7 +70,7 @@ def test_an_onnx_model_keeps_names_and_dtypes_in_the_program(save_onnx: Save, se
     assert artifact.log is not None and "iree-compile" in artifact.log.read_text()
 
 
-def test_the_second_time_comes_from_the_cache(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_second_compilation_uses_cache(save_onnx: Save, settings: dict[str, Any]) -> None:
     path = linear(save_onnx)
     first = build(path, settings)
     again = build(path, settings)
@@ -80,7 +80,7 @@ def test_the_second_time_comes_from_the_cache(save_onnx: Save, settings: dict[st
     assert not build(path, settings, dims={"N": 1}).cached
 
 
-def test_files_that_flags_name_are_part_of_the_key(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_cache_key_includes_files_named_by_flags(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.mlir").write_text(ADD)
     link = tmp_path / "library.bc"
     link.write_text("one")
@@ -91,15 +91,15 @@ def test_files_that_flags_name_are_part_of_the_key(tmp_path: Path, settings: dic
     assert not build(tmp_path / "m.mlir", settings, flags).cached
 
 
-def test_float64_stays_float64_unless_asked(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_float64_stays_float64_without_demote_flag(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.mlir").write_text(ADD.replace("f32", "f64"))
     assert "xf64>" in reflection(build(tmp_path / "m.mlir", settings))["iree.abi.declaration"]
     narrowed = build(tmp_path / "m.mlir", settings, [*HOST, "--iree-input-demote-f64-to-f32"])
     assert "xf32>" in reflection(narrowed)["iree.abi.declaration"]
 
 
-def test_model_without_float64_compiles_as_stock_iree_does(save_onnx: Save, settings: dict[str, Any]) -> None:
-    # IREE lowers this padding through float64, which it cannot compile with the flag that keeps float64.
+def test_model_without_float64_compiles_with_default_flags(save_onnx: Save, settings: dict[str, Any]) -> None:
+    # IREE lowers this padding through float64, which fails with the flag that keeps float64.
     attributes = {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}
     node = helper.make_node("MaxPool", ["x"], ["y"], **attributes)
     path = save_onnx([node], [("x", FLOAT, (1, 4, 16, 16))], [("y", FLOAT, (1, 4, 8, 8))])
@@ -109,7 +109,7 @@ def test_model_without_float64_compiles_as_stock_iree_does(save_onnx: Save, sett
         build(path, settings, [*HOST, iree_program.KEEP_FLOAT64])
 
 
-def test_unsigned_and_bool_keep_their_sign(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_unsigned_and_bool_types_keep_signedness(save_onnx: Save, settings: dict[str, Any]) -> None:
     node = helper.make_node("Greater", ["a", "b"], ["c"])
     path = save_onnx(
         [node],
@@ -120,9 +120,7 @@ def test_unsigned_and_bool_keep_their_sign(save_onnx: Save, settings: dict[str, 
     assert declared.endswith("(%a: tensor<2xui8>, %b: tensor<2xui8>) -> (%c: tensor<2xi1>)")
 
 
-def test_intermediate_forms_are_dumped_with_the_nodes_names(
-    save_onnx: Save, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_debug_ir_contains_node_names(save_onnx: Save, settings: dict[str, Any], tmp_path: Path) -> None:
     path = linear(save_onnx)
     build(path, settings)
     build(path, settings, debug_ir=tmp_path / "ir")
@@ -131,7 +129,7 @@ def test_intermediate_forms_are_dumped_with_the_nodes_names(
     assert list((tmp_path / "ir" / "phases").glob("*.flow.mlir")) and list((tmp_path / "ir" / "executables").iterdir())
 
 
-def test_older_opsets_and_functions_in_the_model(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_compiler_accepts_old_opsets_and_model_functions(save_onnx: Save, settings: dict[str, Any]) -> None:
     old = save_onnx([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))], opset=9)
     build(old, settings)
     double = helper.make_function(
@@ -146,7 +144,7 @@ def test_older_opsets_and_functions_in_the_model(save_onnx: Save, settings: dict
     assert run_reference("iree-llvm-cpu", model, {"x": x}, **settings).outputs["y"].tolist() == (x + x).tolist()
 
 
-def test_subgraphs_no_inputs_scalars_and_many_outputs(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_compiler_accepts_model_without_inputs(save_onnx: Save, settings: dict[str, Any]) -> None:
     constant = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float32(3)))
     many = [helper.make_node("Identity", ["c"], [f"y{i}"]) for i in range(100)]
     path = save_onnx([constant, *many], [], [(f"y{i}", FLOAT, ()) for i in range(100)])
@@ -157,7 +155,7 @@ def test_subgraphs_no_inputs_scalars_and_many_outputs(save_onnx: Save, settings:
     )
 
 
-def test_an_operator_without_a_lowering_is_named_with_its_node(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_unsupported_operator_error_names_node(save_onnx: Save, settings: dict[str, Any]) -> None:
     node = helper.make_node("Frobnicate", ["x"], ["y"], name="odd", domain="com.acme")
     path = save_onnx([node], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))], domains=("com.acme",))
     with pytest.raises(CompileFailed) as caught:
@@ -166,7 +164,7 @@ def test_an_operator_without_a_lowering_is_named_with_its_node(save_onnx: Save, 
     assert settings["log"].read_text() and settings["cache"].ls() == []
 
 
-def test_strings_and_dtypes_that_mlir_lacks_are_refused_in_words(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_compiler_rejects_dtypes_missing_in_mlir(save_onnx: Save, settings: dict[str, Any]) -> None:
     path = save_onnx(
         [helper.make_node("Identity", ["x"], ["y"])],
         [("x", TensorProto.STRING, (4,))],
@@ -177,7 +175,7 @@ def test_strings_and_dtypes_that_mlir_lacks_are_refused_in_words(save_onnx: Save
 
 
 @pytest.mark.parametrize("flag", ["--no-such-flag", "--iree-opt-level=fast"])
-def test_a_wrong_flag_is_bad_usage_in_the_compilers_words(tmp_path: Path, settings: dict[str, Any], flag: str) -> None:
+def test_compiler_reports_invalid_flag_as_usage_error(tmp_path: Path, settings: dict[str, Any], flag: str) -> None:
     (tmp_path / "m.mlir").write_text(ADD)
     with pytest.raises(UsageError, match=flag.split("=")[0]):
         build(tmp_path / "m.mlir", settings, [flag])
@@ -198,7 +196,7 @@ ARM = [*HOST[:2], "--iree-llvmcpu-target-triple=aarch64-unknown-linux-gnu"]
         ),
     ],
 )
-def test_a_target_that_the_compiler_does_not_know_is_refused_and_not_ignored(
+def test_compiler_rejects_unknown_target(
     tmp_path: Path, settings: dict[str, Any], flags: list[str], words: str, hint: str
 ) -> None:
     (tmp_path / "m.mlir").write_text(ADD)
@@ -222,7 +220,7 @@ def test_a_target_that_the_compiler_does_not_know_is_refused_and_not_ignored(
         ("time.sleep(600)", StageTimeout, "1 s"),
     ],
 )
-def test_a_compiler_that_dies_hangs_or_refuses(
+def test_compiler_crash_failure_and_timeout_raise_errors(
     tmp_path: Path,
     settings: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +242,7 @@ def test_a_compiler_that_dies_hangs_or_refuses(
     assert settings["cache"].ls() == []
 
 
-def test_errors_are_picked_out_of_what_the_compiler_says() -> None:
+def test_errors_in_extracts_messages_and_locations() -> None:
     said = (
         'loc("fc1"): error: loc("fc1"): failed to legalize operation \'torch.operator\' that was explicitly marked '
         'illegal: %0 = "torch.operator"(%arg0) <{name = "onnx.Foo"}> : () -> ()\n'
@@ -257,21 +255,21 @@ def test_errors_are_picked_out_of_what_the_compiler_says() -> None:
     ]
 
 
-def test_the_host_cpu_has_an_identity() -> None:
+def test_host_cpu_returns_stable_identity() -> None:
     assert len(host_cpu()) > 3 and host_cpu() == host_cpu()
 
 
-# --- no compiler ---
+# --- without a compiler ---
 
 
-def test_onnxruntime_takes_the_files_as_they_are(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_onnxruntime_program_uses_model_files(save_onnx: Save, settings: dict[str, Any]) -> None:
     path = linear(save_onnx)
     artifact = build(path, settings, [], compiler="none", runtime="onnxruntime")
     assert (artifact.main, dict(artifact.files)) == ("model.onnx", {"model.onnx": path})
     assert artifact.digests == {"model.onnx": digest_file(path)} and artifact.compiler == "none"
 
 
-def test_a_vmfb_passes_through_both_compilers(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_vmfb_passes_through_both_compilers(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.vmfb").write_bytes(b"PK\x03\x04" + bytes(100))
     for compiler in ("none", "iree"):
         artifact = build(tmp_path / "m.vmfb", settings, compiler=compiler)
@@ -286,7 +284,7 @@ def test_a_vmfb_passes_through_both_compilers(tmp_path: Path, settings: dict[str
         ("gcc", "iree", "no compiler 'gcc'"),
     ],
 )
-def test_what_does_not_fit_together_is_bad_usage(
+def test_compiler_rejects_mismatched_runtime_and_format(
     save_onnx: Save, settings: dict[str, Any], compiler: str, runtime: str, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
@@ -340,26 +338,26 @@ def check_large(folder: Path, settings: dict[str, Any], columns: int) -> None:
         assert run_reference(name, model, {"x": x}, **settings).outputs["y"].tolist() == [[6.0]]
 
 
-def test_large_weights_go_into_a_parameter_file(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_large_weights_go_to_parameter_file(tmp_path: Path, settings: dict[str, Any]) -> None:
     check_large(tmp_path, settings, 17 << 10)
 
 
 @pytest.mark.slow
-def test_a_model_beyond_two_gigabytes(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_model_above_two_gigabytes_compiles(tmp_path: Path, settings: dict[str, Any]) -> None:
     with Isolated(1) as pool:
         check_large(tmp_path, {**settings, "isolated": pool, "timeout": 600.0}, 130 << 10)
-    # In KiB on Linux, in bytes on macOS; of the largest child that has ended.
+    # Peak of the largest finished child, in KiB on Linux and in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit < 12 << 30
 
 
-def test_a_list_of_features_that_is_too_long_for_a_files_name_is_a_flag_like_others(save_onnx: Save, settings) -> None:
+def test_very_long_feature_list_compiles_as_flag(save_onnx: Save, settings) -> None:
     model = import_model(linear(save_onnx), isolated=settings["isolated"])
     features = f"--iree-llvmcpu-target-cpu-features={','.join(['+avx'] * 80)}"
     assert recipe_of(model, [features]).flags[-1] == features
 
 
-def test_a_folder_for_the_ir_that_cannot_be_made_is_bad_usage(save_onnx: Save, settings, tmp_path: Path) -> None:
+def test_unusable_ir_directory_raises_usage_error(save_onnx: Save, settings, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     with pytest.raises(UsageError, match="taken cannot be made: File exists"):
         build(linear(save_onnx), settings, debug_ir=tmp_path / "taken")

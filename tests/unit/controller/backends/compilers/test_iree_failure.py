@@ -38,7 +38,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %y : tensor<4xf32>
 }
 """
-# IREE computes what is constant while it compiles, on one core: here for minutes.
+# IREE folds constants at compile time on one core, which takes minutes here.
 FOLDED = """
 func.func @main(%x: tensor<256x256xf32>) -> tensor<256x256xf32> {
   %a = arith.constant dense<1.5> : tensor<256x8000000xf32>
@@ -53,7 +53,7 @@ ADD += " return %0 : tensor<4xf32>\n}\n"
 
 
 def failing(path: Path, settings: dict[str, Any], kind: type[StageError], *flags: str, **more: Any) -> Any:
-    """The error of compiling a model, and the folder of what is kept of it."""
+    """Compile a model that fails; return the error and the failure directory."""
     model = import_model(path, isolated=settings["isolated"])
     order: Any = {"runtime": "iree", "flags": [*HOST, *flags], "debug_ir": None, **settings, **more}
     with pytest.raises(kind) as caught:
@@ -62,7 +62,7 @@ def failing(path: Path, settings: dict[str, Any], kind: type[StageError], *flags
 
 
 def run_script(folder: Path, *words: str, limit: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Run the script from elsewhere, after its folder was moved."""
+    """Run the reproducer script after moving its directory."""
     moved = shutil.move(folder, folder.with_name(f"moved{len(words)}"))
     quick = os.environ | {"LLVM_DISABLE_SYMBOLIZATION": "1"}
     command = ["sh", f"{moved}/{SCRIPT}", *words]
@@ -71,9 +71,7 @@ def run_script(folder: Path, *words: str, limit: float = 60.0) -> subprocess.Com
     return done
 
 
-def test_a_compiler_that_dies_tells_its_phase_and_its_pass_and_both_tools_show_it_again(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_compiler_crash_reports_pass_and_writes_reproducer(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "cast.mlir").write_text(CAST)
     error, kept = failing(tmp_path / "cast.mlir", settings, CompileCrashed)
     assert (
@@ -88,7 +86,7 @@ def test_a_compiler_that_dies_tells_its_phase_and_its_pass_and_both_tools_show_i
     assert "iree-opt --run-reproducer" in (kept / SCRIPT).read_text()
 
 
-def test_a_compiler_that_refuses_a_model_tells_where_too(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_compiler_failure_reports_pass_and_writes_reproducer(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "custom.mlir").write_text(CUSTOM)
     error, kept = failing(tmp_path / "custom.mlir", settings, CompileFailed)
     assert "failed to legalize operation 'stablehlo.custom_call'" in error.message
@@ -99,7 +97,7 @@ def test_a_compiler_that_refuses_a_model_tells_where_too(tmp_path: Path, setting
         assert again.returncode == 1 and "failed to legalize operation 'stablehlo.custom_call'" in again.stderr
 
 
-def test_the_backends_death_leaves_the_ir_of_all_phases_before(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_backend_crash_leaves_ir_of_earlier_phases(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "add.mlir").write_text(ADD)
     error, kept = failing(tmp_path / "add.mlir", settings, CompileCrashed, "--opt-pipeline-trigger-crash")
     assert "of the phase hal" in error.message and "SerializeTargetExecutablesPass on hal.executable" in error.message
@@ -110,7 +108,7 @@ def test_the_backends_death_leaves_the_ir_of_all_phases_before(tmp_path: Path, s
     assert "trigger-crash" in run_script(kept, "pass").stderr
 
 
-def test_what_is_found_is_kept_for_the_next_time(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_failure_report_uses_cache_on_second_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "custom.mlir").write_text(CUSTOM)
     first, kept = failing(tmp_path / "custom.mlir", settings, CompileFailed)
     (kept / IR).mkdir()
@@ -120,9 +118,7 @@ def test_what_is_found_is_kept_for_the_next_time(tmp_path: Path, settings: dict[
     assert len(settings["cache"].ls()) == 1
 
 
-def test_a_model_that_the_importer_refuses_is_shown_by_iree_import_onnx(
-    save_onnx: Save, settings: dict[str, Any]
-) -> None:
+def test_importer_failure_reproduces_with_iree_import_onnx(save_onnx: Save, settings: dict[str, Any]) -> None:
     node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT4E2M1)
     last = helper.make_node("Cast", ["y"], ["z"], to=TensorProto.FLOAT)
     path = save_onnx([node, last], [("x", TensorProto.FLOAT, (4,))], [("z", TensorProto.FLOAT, (4,))])
@@ -133,7 +129,7 @@ def test_a_model_that_the_importer_refuses_is_shown_by_iree_import_onnx(
 
 
 @pytest.mark.slow
-def test_a_compiler_that_hangs_is_told_to_say_where(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_compiler_timeout_reports_current_pass(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "folded.mlir").write_text(FOLDED)
     error, kept = failing(tmp_path / "folded.mlir", settings, StageTimeout, timeout=5.0)
     assert "in JitGlobalsPass on builtin.module of the phase global-optimization" in error.message
@@ -142,7 +138,7 @@ def test_a_compiler_that_hangs_is_told_to_say_where(tmp_path: Path, settings: di
         run_script(kept, "pass", limit=5.0)
 
 
-def test_ir_by_pass_is_written_on_request(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_debug_ir_passes_writes_ir_by_pass(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "add.mlir").write_text(ADD)
     model = import_model(tmp_path / "add.mlir", isolated=settings["isolated"])
     order: CompileOrder = {"runtime": "iree", "flags": HOST, "debug_ir": tmp_path / "ir", **settings}
@@ -153,7 +149,7 @@ def test_ir_by_pass_is_written_on_request(tmp_path: Path, settings: dict[str, An
     assert artifact.files[artifact.main].read_bytes() == plain.files[plain.main].read_bytes()
 
 
-def test_ir_by_pass_of_a_compiler_that_shows_none_is_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_debug_ir_passes_needs_compiler_support(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "add.mlir").write_text(ADD)
     model = import_model(tmp_path / "add.mlir", isolated=settings["isolated"])
     order: Any = {"runtime": "iree", "flags": (), "debug_ir": tmp_path / "ir", **settings, "debug_ir_passes": True}
@@ -162,16 +158,16 @@ def test_ir_by_pass_of_a_compiler_that_shows_none_is_refused(tmp_path: Path, set
 
 
 class DyingPool:
-    """A worker that prints the phases that it is given, and dies."""
+    """A worker that prints the given phases and crashes."""
 
     def call(self, function: Any, phases: list[str], *, timeout: float | None, log: Path) -> None:
         with log.open("a") as file, contextlib.redirect_stdout(file):
             for phase in phases:
                 entering(phase)
-        raise IsolatedCrash("its process died of SIGSEGV", detail="the end of its log")
+        raise IsolatedCrash("the worker process died of SIGSEGV", detail="the end of its log")
 
 
-def test_any_compilers_death_tells_the_phase_that_it_entered_last(tmp_path: Path) -> None:
+def test_compiler_crash_reports_last_entered_phase(tmp_path: Path) -> None:
     how: Any = {"isolated": DyingPool(), "timeout": None, "log": tmp_path / "compile.log"}
     for phases, detail in ((["load", "lower"], "phase: lower\nthe end of its log"), ([], "the end of its log")):
         with pytest.raises(IsolatedCrash) as caught:

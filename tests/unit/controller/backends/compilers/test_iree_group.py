@@ -44,7 +44,7 @@ HOST = [
 # IREE's program of it reads out of bounds: each time another answer.
 UNSTEADY = ("gridsample_zeros_padding",)
 DTYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8, TensorProto.FLOAT16)
-# Operators that IREE has, that it refuses (some while importing, some in its last passes), and one that kills it.
+# Operators that IREE supports, that it rejects in early or late passes, and one that crashes it.
 NODES = """
 add argmax_default_axis_example averagepool_2d_default basic_conv_with_padding bitcast_2d_float32_to_int32 mvn
 cast_DOUBLE_to_FLOAT16 cast_FLOAT8E4M3FN_to_FLOAT16 concat_1d_axis_0 gemm_all_attributes hardswish relu slice sce_mean
@@ -78,7 +78,7 @@ def runs_of_the_compiler(settings: dict[str, Any]) -> int:
     return sum(line.startswith("$ ") for log in logs for line in log.read_text(errors="replace").splitlines())
 
 
-def test_every_model_of_a_group_is_found_in_the_cache_and_gives_what_it_gives_alone(
+def test_grouped_models_are_cached_and_match_single_builds(
     save_onnx: Save, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     models = imported([elementwise(save_onnx, number, dtype) for number, dtype in enumerate(DTYPES)], settings)
@@ -105,7 +105,7 @@ def test_every_model_of_a_group_is_found_in_the_cache_and_gives_what_it_gives_al
     assert together(models, settings) == Together(cached=tuple(models))
 
 
-def test_group_has_models_of_equal_flags(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_group_contains_models_with_equal_flags(save_onnx: Save, settings: dict[str, Any]) -> None:
     dtypes = (TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT) * 2
     models = imported([elementwise(save_onnx, number, dtype) for number, dtype in enumerate(dtypes)], settings)
     result = together(models, settings)
@@ -114,9 +114,7 @@ def test_group_has_models_of_equal_flags(save_onnx: Save, settings: dict[str, An
     assert [KEEP_FLOAT64 in one for one in flags] == [dtype == TensorProto.DOUBLE for dtype in dtypes]
 
 
-def test_whoever_did_not_ask_for_it_is_given_no_program_with_others_in_it(
-    save_onnx: Save, settings: dict[str, Any]
-) -> None:
+def test_shared_program_serves_only_callers_asking_for_groups(save_onnx: Save, settings: dict[str, Any]) -> None:
     models = imported([elementwise(save_onnx, number) for number in range(4)], settings)
     together(models, settings)
     shared = alone(models[0], settings)
@@ -124,13 +122,13 @@ def test_whoever_did_not_ask_for_it_is_given_no_program_with_others_in_it(
     own = alone(models[0], somebody_else)
     assert (shared.function, own.function) == ("net.0", "net") and not own.cached
     assert shared.digests != own.digests
-    # What is there by itself is taken by those who would share, too.
+    # A program compiled separately is also used by group compilation.
     again = {**settings, "cache": Cache(settings["cache"].root)}
     together(models, again)
     assert alone(models[0], again).function == "net" and alone(models[1], again).function == "net.1"
 
 
-def test_a_large_model_one_with_files_of_its_own_and_an_mlir_one_are_left_for_themselves(
+def test_group_excludes_large_external_and_mlir_models(
     save_onnx: Save, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     small = [elementwise(save_onnx, number) for number in range(3)]
@@ -155,12 +153,12 @@ def test_a_large_model_one_with_files_of_its_own_and_an_mlir_one_are_left_for_th
     assert {model.name for model in result.alone} == {"large", "external", "odd", "m"}
 
 
-def test_no_more_models_than_workers_are_quicker_alone(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_group_smaller_than_worker_count_compiles_separately(save_onnx: Save, settings: dict[str, Any]) -> None:
     models = imported([elementwise(save_onnx, number) for number in range(2)], settings)
     assert together(models, settings) == Together(alone=tuple(models)) and settings["cache"].ls() == []
 
 
-def test_the_same_content_is_compiled_once(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_group_compiles_equal_content_once(save_onnx: Save, settings: dict[str, Any]) -> None:
     paths = [elementwise(save_onnx, number) for number in range(3)]
     copies = [path.with_name(f"copy-of-{path.name}") for path in paths]
     for path, copy in zip(paths, copies, strict=True):
@@ -170,7 +168,7 @@ def test_the_same_content_is_compiled_once(save_onnx: Save, settings: dict[str, 
     assert all(alone(model, settings).cached for model in models)
 
 
-def test_operators_that_the_importer_writes_as_functions_do_not_meet(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_group_preserves_functions_of_importer_separate(save_onnx: Save, settings: dict[str, Any]) -> None:
     def normalised(number: int) -> Path:
         node = helper.make_node("MeanVarianceNormalization", ["x"], ["y"], axes=[number % 2])
         values = ([("x", TensorProto.FLOAT, (3, 4))], [("y", TensorProto.FLOAT, (3, 4))])
@@ -186,7 +184,7 @@ def test_operators_that_the_importer_writes_as_functions_do_not_meet(save_onnx: 
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-# --- what breaks a group ---
+# --- failures of a group ---
 
 
 def outcome(model: Model, settings: dict[str, Any]) -> str:
@@ -204,7 +202,7 @@ def node_tests(isolated: Isolated, shared_cache: Path) -> dict[str, CaseSpec]:
 
 
 def compare_outcomes(tests: Sequence[CaseSpec], settings: dict[str, Any], folder: Path) -> list[str]:
-    """What came of node tests in groups; asserts that it is what comes of each alone, outputs included."""
+    """Compile node tests in groups; assert the same outcomes and outputs as separate builds. Return the outcomes."""
     models, values = [], []
     for test in tests:
         place = folder / test.id
@@ -243,7 +241,7 @@ def _answer(model: Model, inputs: Mapping[str, Array], settings: dict[str, Any])
     return {name: (str(value.dtype), value.shape, value.tobytes()) for name, value in outputs.items()}
 
 
-def test_outcomes_and_outputs_do_not_depend_on_the_neighbours(
+def test_group_outcomes_do_not_depend_on_neighbours(
     node_tests: dict[str, CaseSpec], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     seen = compare_outcomes([node_tests[name] for name in NODES], settings, tmp_path)
@@ -254,7 +252,7 @@ def test_outcomes_and_outputs_do_not_depend_on_the_neighbours(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_outcomes_and_outputs_of_hundreds_of_node_tests_do_not_depend_on_the_neighbours(
+def test_group_outcomes_of_node_tests_match_single_builds(
     node_tests: dict[str, CaseSpec], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     tests = random.Random(0).sample(list(node_tests.values()), 300)
@@ -263,7 +261,7 @@ def test_outcomes_and_outputs_of_hundreds_of_node_tests_do_not_depend_on_the_nei
     assert len({said.split(":")[0] for said in seen}) >= 2
 
 
-def test_a_model_that_the_errors_name_is_left_out_at_once(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_group_drops_model_named_in_errors(save_onnx: Save, settings: dict[str, Any]) -> None:
     odd = helper.make_node("Frobnicate", ["x"], ["y"], name="odd", domain="com.acme")
     values = ([("x", TensorProto.FLOAT, (4,))], [("y", TensorProto.FLOAT, (4,))])
     broken = save_onnx([odd], *values, domains=("com.acme",), name="broken.onnx")
@@ -275,7 +273,7 @@ def test_a_model_that_the_errors_name_is_left_out_at_once(save_onnx: Save, setti
         alone(models[5], settings)
 
 
-def test_models_with_float64_are_in_groups_of_their_own(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_group_separates_models_with_float64(save_onnx: Save, settings: dict[str, Any]) -> None:
     paths = [
         elementwise(save_onnx, 10 * dtype + number, dtype)
         for dtype in (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -288,9 +286,7 @@ def test_models_with_float64_are_in_groups_of_their_own(save_onnx: Save, setting
 
 
 @pytest.mark.parametrize("flag", ["--iree-llvmcpu-target-cpu=skylark", "--no-such-flag"])
-def test_what_is_wrong_for_every_model_is_not_looked_for_among_them(
-    save_onnx: Save, settings: dict[str, Any], flag: str
-) -> None:
+def test_group_stops_early_for_errors_of_every_model(save_onnx: Save, settings: dict[str, Any], flag: str) -> None:
     models = imported([elementwise(save_onnx, number) for number in range(8)], settings)
     flags = [*HOST[:2], flag]
     result = together(models, settings, flags)
@@ -309,7 +305,7 @@ def test_what_is_wrong_for_every_model_is_not_looked_for_among_them(
         pytest.param("time.sleep(600)", id="the compiler hangs"),
     ],
 )
-def test_where_no_program_can_be_made_every_model_is_left_for_itself(
+def test_group_falls_back_to_separate_builds(
     save_onnx: Save, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     models = imported([elementwise(save_onnx, number) for number in range(4)], settings)
@@ -319,7 +315,7 @@ def test_where_no_program_can_be_made_every_model_is_left_for_itself(
     assert settings["cache"].ls() == [] and not list(settings["cache"].root.glob("making-*/*/*"))
 
 
-def test_ctrl_c_ends_the_compilers_at_once(
+def test_ctrl_c_stops_group_compilers(
     save_onnx: Save, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = imported([elementwise(save_onnx, number) for number in range(4)], settings)
@@ -341,7 +337,7 @@ def test_ctrl_c_ends_the_compilers_at_once(
 # --- the cache ---
 
 
-def test_recompute_makes_them_anew_once(save_onnx: Save, settings: dict[str, Any]) -> None:
+def test_recompute_rebuilds_group_once(save_onnx: Save, settings: dict[str, Any]) -> None:
     models = imported([elementwise(save_onnx, number) for number in range(3)], settings)
     first = [alone(model, settings) for model in models]
     anew = {**settings, "recompute": True}
@@ -353,7 +349,7 @@ def test_recompute_makes_them_anew_once(save_onnx: Save, settings: dict[str, Any
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_evicting_one_leaves_the_others(
+def test_evicting_grouped_program_leaves_others_cached(
     save_onnx: Save, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     if not links:

@@ -1,4 +1,4 @@
-"""What tfcompile is told of a graph, what its programs are linked with, and which targets there are. No TensorFlow."""
+"""tfcompile's config, link libraries and targets, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def config(feed=(2, 4), nodes=GRAPH):
     return make_config(nodes, feeds, fetches, variables)
 
 
-def test_a_variable_is_read_only_unless_its_handle_reaches_something_that_may_assign_it():
+def test_variable_without_assignment_becomes_read_only():
     assert assigned_variables(GRAPH) == {"fc1/kernel"}
     assert {port.node: port.read_only for port in config().variables} == {
         "fc1/kernel": False,
@@ -59,12 +59,12 @@ def test_a_variable_is_read_only_unless_its_handle_reaches_something_that_may_as
     }
 
 
-def test_a_handle_that_goes_into_a_function_counts_as_assigned():
+def test_variable_passed_to_function_counts_as_assigned():
     looped = [*GRAPH, Node("while", "While", ("moving/mean",))]
     assert assigned_variables(looped) == {"fc1/kernel", "moving/mean"}
 
 
-def test_names_with_scopes_become_identifiers_and_stay_apart():
+def test_config_turns_scoped_names_into_unique_identifiers():
     told = config()
     assert [port.name for port in told.variables] == ["param_fc1_kernel", "param_moving_mean", "param_fc1_kernel_2"]
     assert [port.spec.name for port in told.variables] == ["fc1/kernel", "moving/mean", "fc1.kernel"]
@@ -80,18 +80,18 @@ def test_names_with_scopes_become_identifiers_and_stay_apart():
 
 
 @pytest.mark.parametrize(("text", "parts"), [("a/b:1", ("a/b", 1)), ("a", ("a", 0)), ("while:12", ("while", 12))])
-def test_a_tensor_is_a_node_and_a_number(text, parts):
+def test_split_separates_node_and_output_index(text, parts):
     assert split(text) == parts
 
 
-def test_open_shapes_and_missing_nodes_are_refused():
+def test_config_rejects_open_shapes_and_missing_nodes():
     with pytest.raises(CompileFailed, match="needs every shape, but x: "):
         config(feed=("batch", 4))
     with pytest.raises(CompileFailed, match="no node 'function/loss'"):
         config(nodes=GRAPH[:-1])
 
 
-def test_only_what_a_program_calls_is_linked():
+def test_linker_includes_only_called_libraries():
     header = """
 #include "xla/backends/cpu/runtime/kernel_c_api.h"
 #include "xla/backends/cpu/runtime/dot_lib.h"
@@ -113,7 +113,7 @@ def test_only_what_a_program_calls_is_linked():
     assert needed == {"allocator", "rng_state_lib", "dot_lib_f32", "dot_lib_c128", "convolution_lib_f16_2d"}
 
 
-def test_a_call_of_unknown_type_brings_the_whole_library():
+def test_linker_includes_whole_library_for_unknown_type():
     included, variants = needed_variants(
         '#include "xla/backends/cpu/runtime/dot_lib.h"\ninternal::TypedMatMul<odd, odd>('
     )
@@ -121,7 +121,7 @@ def test_a_call_of_unknown_type_brings_the_whole_library():
     assert not is_needed("sort_lib", included, variants)
 
 
-def test_names_of_anybodys_model_stay_text_in_the_source():
+def test_glue_source_escapes_hostile_names():
     names = ("x)hil", '"; } int evil() { return 0; } //', "a\\", "ü\n")
     signature = Signature("step", (), tuple(TensorSpec(name, "float32", ()) for name in names))
     (line,) = [line for line in glue_of(write_signature(signature)).splitlines() if "hil_xla_signature" in line]
@@ -129,7 +129,7 @@ def test_names_of_anybodys_model_stay_text_in_the_source():
     assert literal and read_signature(json.loads(literal[1])) == signature
 
 
-def test_targets_are_this_machines_family_or_the_one_that_is_named():
+def test_target_defaults_to_host_architecture():
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     assert target_of([]).triple.split("-")[0] == machine
     arm = target_of(["--target-triple=aarch64-unknown-linux-gnu", "--target-cpu=cortex-a53", "--variables=outside"])
@@ -140,7 +140,7 @@ def test_targets_are_this_machines_family_or_the_one_that_is_named():
         target_of(tfcompile_target({"arch": "riscv64"}).flags)
 
 
-def test_a_graph_keeps_the_names_that_its_config_gives():
+def test_config_uses_given_port_names():
     feeds = {"function/x:0": TensorSpec("x", "float32", (2, 4))}
     fetches = {"function/loss:0": TensorSpec("loss", "float32", ())}
     variables = {name: TensorSpec(name, "float32", (3,)) for name in ("fc1/kernel", "moving/mean")}
@@ -153,7 +153,7 @@ def test_a_graph_keeps_the_names_that_its_config_gives():
     ]
 
 
-def test_the_class_is_the_one_that_is_asked_for_in_tfcompiles_own_spelling_too():
+def test_target_accepts_class_in_tfcompile_spelling():
     for flag in ("--cpp_class=mynamespace::MyComputation", "--cpp-class=mynamespace::MyComputation"):
         assert target_of([flag]).cpp_class == "mynamespace::MyComputation"
     assert "using Program = my::Step;" in glue_of("{}", "my::Step")
@@ -172,6 +172,6 @@ def test_the_class_is_the_one_that_is_asked_for_in_tfcompiles_own_spelling_too()
         ("--target-triple=x86_64-pc-windows-msvc", "cannot be linked for x86_64-pc-windows"),
     ],
 )
-def test_flags_that_mean_nothing_are_refused(flag, message):
+def test_target_rejects_invalid_flags(flag, message):
     with pytest.raises(UsageError, match=message):
         target_of([flag])

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from support.agents import ADD_MLIR
 from support.command_shell import LocalShell
+from support.memory_groups import join_group, memory_group, memory_used
 from support.waiting import eventually
 
 from hil.controller.devices.agentless import scripts
@@ -38,6 +39,8 @@ from hil.errors import (
     BoardBusy,
     BoardError,
     BoardLost,
+    BoardUnfit,
+    ErrorCode,
     LoadFailed,
     RanElsewhere,
     RunCrashed,
@@ -51,7 +54,7 @@ from hil.formats.iree_values import mlir_type
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the commands are those of a Linux board")
 
-# Every dtype that IREE passes; string and those of 2 bits are refused on the way to it.
+# Every dtype that IREE supports; string and 2-bit types are rejected earlier.
 DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bfloat16 "
     "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu int4 uint4"
@@ -71,7 +74,7 @@ def compile_mlir(text: str, folder: Path, name: str, *flags: str) -> Path:
 
 @pytest.fixture(scope="session")
 def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For each dtype a function that gives back what it takes: of three elements, and of two rows of any length."""
+    """Compile identity functions for each dtype: one of 3 elements, one of 2 rows of any length."""
     lines = []
     for dtype in DTYPES:
         for kind, shape in (("fixed", (3,)), ("rows", (2, None))):
@@ -197,7 +200,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.ci
-def test_every_dtype_comes_back_as_it_went(open_board, identities):
+def test_run_preserves_tensors_of_every_dtype(open_board, identities):
     board = open_board()
     values = np.array([0, 1, 3, 2, 5, 7], np.uint8)
     for dtype in DTYPES:
@@ -209,7 +212,7 @@ def test_every_dtype_comes_back_as_it_went(open_board, identities):
             assert output.tobytes() == given.tobytes(), function
 
 
-def test_numbers_come_back_as_they_went(open_board, functions):
+def test_run_preserves_scalars(open_board, functions):
     given = [
         np.array(-(2**63), np.int64),
         np.array(0.1, np.float32),
@@ -223,7 +226,7 @@ def test_numbers_come_back_as_they_went(open_board, functions):
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_numbers_that_are_none_come_back_too(open_board, functions, value):
+def test_run_preserves_nan_and_infinite_scalars(open_board, functions, value):
     given = [np.array(1), np.array(value, np.float32), np.array(value), np.array(False), np.array(1, np.int8)]
     result, _, _ = run(open_board(), artifact_of(functions, "numbers"), *given)
     outputs = list(result.outputs.values())
@@ -231,7 +234,7 @@ def test_numbers_that_are_none_come_back_too(open_board, functions, value):
     np.testing.assert_array_equal(outputs[2], given[2])
 
 
-def test_empty_tensors_no_inputs_and_several_outputs(open_board, functions):
+def test_run_accepts_empty_tensors_and_multiple_outputs(open_board, functions):
     board = open_board()
     result, _, _ = run(board, artifact_of(functions, "empty"), np.empty((0, 3), np.float32))
     assert next(iter(result.outputs.values())).shape == (0, 3)
@@ -243,15 +246,15 @@ def test_empty_tensors_no_inputs_and_several_outputs(open_board, functions):
     assert number == 8
 
 
-def test_outputs_take_the_names_of_the_model(open_board, functions):
+def test_run_names_outputs_like_the_model(open_board, functions):
     inputs = (np.ones(4, np.float32), np.array(4, np.int32))
     result, _, _ = run(open_board(), artifact_of(functions, "main"), *inputs, names=("sum", "twice"))
     assert list(result.outputs) == ["sum", "twice"]
 
 
-def test_what_a_command_cannot_pass_is_refused_before_it_is_run(open_board, functions):
+def test_load_rejects_signature_unsupported_by_command(open_board, functions):
     board = open_board()
-    for function, words in (("half", "no float16 numbers"), ("open", "not its shape")):
+    for function, words in (("half", "float16 numbers are unsupported"), ("open", "not its shape")):
         with pytest.raises(LoadFailed, match=words) as caught:
             board.load(artifact_of(functions, function))
         assert caught.value.stage == "load"
@@ -262,11 +265,11 @@ def test_what_a_command_cannot_pass_is_refused_before_it_is_run(open_board, func
     ("inputs", "words"),
     [
         ([np.ones(4, np.float32)], "takes 2 inputs, got 1"),
-        ([np.ones(4, np.float64), np.array(1, np.int32)], "does not take a 4 float64 tensor"),
-        ([np.ones(5, np.float32), np.array(1, np.int32)], "does not take a 5 float32 tensor"),
+        ([np.ones(4, np.float64), np.array(1, np.int32)], "does not accept a 4 float64 tensor"),
+        ([np.ones(5, np.float32), np.array(1, np.int32)], "does not accept a 5 float32 tensor"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(open_board, functions, inputs, words):
+def test_run_rejects_mismatched_inputs(open_board, functions, inputs, words):
     with pytest.raises(UsageError, match=words):
         run(open_board(), artifact_of(functions, "main"), *inputs)
 
@@ -274,7 +277,7 @@ def test_inputs_that_do_not_fit_are_refused(open_board, functions, inputs, words
 # ---- names
 
 
-def test_no_name_of_a_model_is_ever_read_as_shell(open_board, shell, functions, tmp_path):
+def test_shell_never_evaluates_model_names(open_board, shell, functions, tmp_path):
     for name in ("w $(touch pwned) 'b\".vmfb", "-rf", "new\nline;touch pwned.vmfb", "`touch pwned`.$HOME"):
         path = tmp_path / name
         shutil.copy(functions, path)
@@ -286,14 +289,14 @@ def test_no_name_of_a_model_is_ever_read_as_shell(open_board, shell, functions, 
     assert (shell.home / "$(touch pwned) -f" / "command" / "programs").is_dir()
 
 
-def test_an_output_pattern_keeps_what_fills_it_as_it_is():
+def test_fill_does_not_expand_values():
     assert fill("{file}={value}", {"file": "{value}", "value": "$(x)"}) == "{value}=$(x)"
 
 
 # ---- pushing
 
 
-def test_a_second_run_pushes_nothing(open_board, shell, functions):
+def test_second_push_sends_zero_bytes(open_board, shell, functions):
     artifact = artifact_of(functions, "none")
     first = open_board()
     assert first.push(artifact) == first.payload_bytes_sent > functions.stat().st_size
@@ -303,13 +306,13 @@ def test_a_second_run_pushes_nothing(open_board, shell, functions):
     assert len(shell.puts) == 3
 
 
-def test_progress_tells_how_much_of_how_much_was_sent(open_board, functions):
+def test_push_reports_progress(open_board, functions):
     told: list[tuple[int, int]] = []
     sent = open_board().push(artifact_of(functions, "none"), lambda done, total: told.append((done, total)))
     assert told[-1] == (sent, sent)
 
 
-def test_a_file_that_was_damaged_on_the_board_is_sent_again(open_board, shell, functions):
+def test_push_replaces_damaged_file(open_board, shell, functions):
     artifact = artifact_of(functions, "none")
     board = open_board()
     board.push(artifact)
@@ -321,17 +324,17 @@ def test_a_file_that_was_damaged_on_the_board_is_sent_again(open_board, shell, f
     assert file.read_bytes() == functions.read_bytes()
 
 
-def test_a_push_goes_on_over_a_new_link(open_board, shell, functions):
+def test_push_reconnects_and_continues(open_board, shell, functions):
     broken = replace(shell, puts=[], cut_at_put=2)
     said: list[str] = []
     board = open_board(shell=broken, reopen=lambda: shell, say=said.append)
     result, _, _ = run(board, artifact_of(functions, "none"))
     assert result.outputs
     assert broken.closed
-    assert any("connecting again" in text for text in said)
+    assert any("reconnecting" in text for text in said)
 
 
-def test_a_push_that_is_cut_for_good_loses_the_board(open_board, shell, functions):
+def test_push_fails_after_repeated_disconnects(open_board, shell, functions):
     broken = [replace(shell, puts=[], cut_at_put=1) for _ in range(4)]
     board = open_board(shell=broken[0], reopen=iter(broken[1:]).__next__)
     with pytest.raises(BoardLost) as caught:
@@ -340,13 +343,28 @@ def test_a_push_that_is_cut_for_good_loses_the_board(open_board, shell, function
     assert all(len(one.puts) == 1 for one in broken)
 
 
-def test_a_program_that_no_disk_holds_is_refused(open_board, shell):
+def test_make_room_rejects_program_larger_than_disk(open_board, shell):
     board = open_board()
-    with pytest.raises(LoadFailed, match="no room for the program"):
+    with pytest.raises(BoardUnfit, match=r"(?s)not enough disk space .*the program"):
         board.client.store.make_room(1 << 60)
 
 
-def test_programs_that_nobody_uses_make_room(open_board, shell, functions):
+@pytest.mark.parametrize("what", ["program", "inputs"])
+def test_read_only_board_raises_unfit(open_board, shell, functions, monkeypatch, what):
+    board, put = open_board(), LocalShell.put
+
+    def refuse(self: LocalShell, local: Path, remote: str, **options: object) -> None:
+        if ("/runs/" in remote) == (what == "inputs"):
+            raise BoardError(f"{remote} cannot be written: Read-only file system")
+        put(self, local, remote, **options)
+
+    monkeypatch.setattr(LocalShell, "put", refuse)
+    with pytest.raises(BoardUnfit, match=r"(?s)cannot write to .*Read-only file system") as caught:
+        run(board, artifact_of(functions, "main"), np.ones(4, np.float32), np.array(4, np.int32))
+    assert board.client.store.folder in caught.value.message and "read-only" in caught.value.hint
+
+
+def test_make_room_deletes_unused_programs(open_board, shell, functions):
     board = open_board()
     board.push(artifact_of(functions, "none"))
     old = Path(board.client.store.folder) / "programs" / "old"
@@ -357,7 +375,7 @@ def test_programs_that_nobody_uses_make_room(open_board, shell, functions):
     assert len(list((Path(board.client.store.folder) / "programs").iterdir())) == 3
 
 
-def test_a_program_that_had_to_make_room_is_sent_again(open_board, shell, functions, identities):
+def test_push_sends_evicted_program_again(open_board, shell, functions, identities):
     board = open_board()
     first, second = artifact_of(functions, "none"), artifact_of(identities, "int8_fixed")
     board.push(first)
@@ -367,10 +385,10 @@ def test_a_program_that_had_to_make_room_is_sent_again(open_board, shell, functi
     assert board.push(first) == functions.stat().st_size
 
 
-# ---- what is left behind
+# ---- cleanup
 
 
-def test_a_run_leaves_nothing_behind_and_nobody_else_can_look(open_board, functions):
+def test_run_cleans_up_and_uses_private_modes(open_board, functions):
     board = open_board()
     seen: list[int] = []
     argv = board.shell.run
@@ -390,7 +408,7 @@ def test_a_run_leaves_nothing_behind_and_nobody_else_can_look(open_board, functi
     assert modes == {0}
 
 
-def test_what_a_killed_controller_left_goes_when_the_board_is_opened_a_day_later(open_board, shell):
+def test_open_deletes_old_run_directories(open_board, shell):
     runs = Path(open_board().client.store.folder) / "runs"
     for name, age_s in (("old", 3 * 86400), ("young", 0)):
         (runs / name).mkdir()
@@ -403,7 +421,7 @@ def test_what_a_killed_controller_left_goes_when_the_board_is_opened_a_day_later
 # ---- results
 
 
-def test_the_answer_is_of_one_command_and_the_times_are_of_irees_tool(open_board, shell, functions):
+def test_run_takes_output_from_command_and_times_from_tool(open_board, shell, functions):
     said: list[str] = []
     board = open_board(say=said.append)
     artifact = artifact_of(functions, "main")
@@ -416,7 +434,7 @@ def test_the_answer_is_of_one_command_and_the_times_are_of_irees_tool(open_board
     (wall,) = result.provenance["command"]["wall_s"]
     assert wall > 0
     assert result.provenance["command"]["not_measured"] == ["peak memory", "clock"]
-    assert result.provenance["command"]["why"] == "its config asks for none"
+    assert result.provenance["command"]["why"] == "disabled in the board's config"
     assert result.provenance["machine"]["arch"] == platform.machine()
     assert 0 < call.warmup_ns < 1e9
     assert not any("device time" in text for text in said)
@@ -424,7 +442,7 @@ def test_the_answer_is_of_one_command_and_the_times_are_of_irees_tool(open_board
     assert program.log() == [], "what the tool says of itself is no log of the program"
 
 
-def test_a_time_that_cannot_be_measured_is_no_failure_of_the_program(open_board, shell, functions):
+def test_run_succeeds_if_timing_tool_fails(open_board, shell, functions):
     board = open_board()
     artifact = artifact_of(functions, "main")
     board.push(artifact)
@@ -435,10 +453,15 @@ def test_a_time_that_cannot_be_measured_is_no_failure_of_the_program(open_board,
     np.testing.assert_array_equal(next(iter(result.outputs.values())), F4 + F4)
     assert result.iterations_ns == ()
     assert "device time" in result.provenance["command"]["not_measured"]
-    assert any("device time could not be measured" in note for note in result.provenance["notes"])
+    assert any("device time not measured" in note for note in result.provenance["notes"])
 
 
-def test_an_answer_outlives_another_run_that_takes_the_board_before_it_is_timed(open_board, functions, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [BoardBusy("another run held the board"), BoardUnfit("out of memory: others use it")],
+    ids=["busy", "unfit"],
+)
+def test_run_succeeds_if_board_refuses_timing(open_board, functions, monkeypatch, error):
     board = open_board()
     artifact = artifact_of(functions, "main")
     board.push(artifact)
@@ -447,17 +470,17 @@ def test_an_answer_outlives_another_run_that_takes_the_board_before_it_is_timed(
 
         def once(loaded: object, argv: list[str], *arguments: object) -> object:
             if argv[0].endswith(PROFILE_TOOL):
-                raise BoardBusy("another run held the board for more than 60 s")
+                raise error
             return run_once(loaded, argv, *arguments)
 
         monkeypatch.setattr(board.client, "_once", once)
         result, _ = program.run({"a": F4, "n": N7})
     np.testing.assert_array_equal(next(iter(result.outputs.values())), F4 + F4)
     assert result.iterations_ns == ()
-    assert "the device time could not be measured: another run held the board" in "".join(result.provenance["notes"])
+    assert f"device time not measured: {error.message}" in result.provenance["notes"]
 
 
-def test_a_vendors_command_is_run_each_time_and_tells_no_device_time(open_board, shell, functions):
+def test_vendor_command_runs_each_iteration_without_device_time(open_board, shell, functions):
     said: list[str] = []
     own = own_tool(RUN_TOOL)
     board = open_board(RuntimeCommand(kind="command", program=str(own)), say=said.append)
@@ -470,7 +493,7 @@ def test_a_vendors_command_is_run_each_time_and_tells_no_device_time(open_board,
     assert any("device time" in text for text in said)
 
 
-def test_the_target_is_what_the_board_shows(shell, monkeypatch):
+def test_compile_target_follows_board_probe(shell, monkeypatch):
     monkeypatch.setattr("hil.controller.devices.ssh.connect.open_shell", lambda *_, **__: shell)
     config = BoardConfig("bare", "bare", connection=Connection(address="root@bare"))
     with connect_board(BoardChoice(config, without_agent="it has no Python")) as board:
@@ -480,16 +503,16 @@ def test_the_target_is_what_the_board_shows(shell, monkeypatch):
 # ---- ends
 
 
-def test_a_program_for_another_cpu_is_a_load_error(open_board, tmp_path):
+def test_program_for_other_cpu_raises_load_error(open_board, tmp_path):
     other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
     path = compile_mlir(ADD_MLIR, tmp_path, "alien", f"--iree-llvmcpu-target-triple={other}-unknown-linux-gnu")
     with pytest.raises(LoadFailed, match="INCOMPATIBLE") as caught:
         run(open_board(), artifact_of(path, "main"), *[np.ones(4096, np.float32)] * 2)
-    assert "compile flags" in caught.value.hint
+    assert "compile flags" in caught.value.hint and caught.value.code is ErrorCode.WRONG_TARGET
     assert caught.value.stage == "load"
 
 
-def test_what_is_no_program_is_a_load_error(open_board, functions, identities, tmp_path):
+def test_invalid_program_raises_load_error(open_board, functions, identities, tmp_path):
     board = open_board()
     (tmp_path / "half.vmfb").write_bytes(functions.read_bytes()[:3000])
     with pytest.raises(LoadFailed, match=r"half\.vmfb"):
@@ -500,19 +523,19 @@ def test_what_is_no_program_is_a_load_error(open_board, functions, identities, t
         run(board, artifact_of(identities, ""))
 
 
-def test_an_unknown_device_is_a_load_error(open_board, functions):
+def test_unknown_device_raises_load_error(open_board, functions):
     with pytest.raises(LoadFailed, match="nowhere") as caught:
         run(open_board(device="nowhere"), artifact_of(functions, "none"))
     assert "[devices]" in caught.value.hint
 
 
-def test_what_the_runtime_reports_is_a_run_error(open_board, functions):
+def test_runtime_failure_raises_run_error(open_board, functions):
     with pytest.raises(RunFailed, match="it is not three") as caught:
         run(open_board(), artifact_of(functions, "refuses"), np.array(4, np.int32))
     assert (caught.value.stage, caught.value.board) == ("run", "lab")
 
 
-def test_a_program_that_hangs_is_ended_on_the_board(open_board, functions):
+def test_timeout_stops_program_on_board(open_board, functions):
     board = open_board()
     with pytest.raises(StageTimeout, match="limit of 1 s"):
         run(board, artifact_of(functions, "hangs"), np.array(1, np.int32), timeout=1)
@@ -533,7 +556,7 @@ def read(path: Path) -> bytes:
 @pytest.mark.parametrize(
     ("signal", "hint"), [("SEGV", ""), ("ILL", "compile target"), ("KILL", "memory"), ("ABRT", "")]
 )
-def test_a_command_that_dies_of_a_signal_is_a_crash(open_board, shell, functions, signal, hint):
+def test_command_killed_by_signal_raises_crash(open_board, shell, functions, signal, hint):
     program = vendor(shell, f"echo last words >&2; kill -{signal} $$")
     board = open_board(RuntimeCommand(kind="command", program=program))
     with pytest.raises(RunCrashed, match=f"vendor-run was killed by SIG{signal}") as caught:
@@ -542,7 +565,44 @@ def test_a_command_that_dies_of_a_signal_is_a_crash(open_board, shell, functions
     assert "last words" in caught.value.detail
 
 
-def test_all_that_a_command_started_ends_with_it(open_board, shell, functions):
+@pytest.mark.parametrize(
+    ("others_mib", "kind", "text"),
+    [(200, BoardUnfit, "other processes use the board's"), (1, RunCrashed, "the program used")],
+)
+def test_out_of_memory_blames_program_or_board(open_board, shell, functions, tmp_path, others_mib, kind, text):
+    program = vendor(shell, f"exec {sys.executable} -c \"print('last words'); kept = bytearray(1 << 29)\" >&2")
+    with memory_group(300) as group, memory_used(group, others_mib):
+        login = tmp_path / "login"
+        login.write_text(f'#!/bin/sh\n{join_group(group)}\nexec sh "$@"\n')
+        login.chmod(0o755)
+        board = open_board(RuntimeCommand(kind="command", program=program), shell=replace(shell, sh=str(login)))
+        with pytest.raises(kind, match=f"out of memory: .*{text}.* {300 << 20}") as caught:
+            run(board, artifact_of(functions, "none"))
+    assert (caught.value.stage, caught.value.board) == ("run", "lab")
+
+
+MEMORY = ["hil-memory", "MemTotal:  1000 kB", "MemAvailable: 400 kB"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param([*MEMORY, "hil-memory"], (1024000, 409600), id="machine"),
+        pytest.param([*MEMORY, "group max 4096", "group 9000 4096", "hil-memory"], (9000, 4904), id="smallest"),
+        pytest.param([*MEMORY, "group 9223372036854771712 1", "hil-memory"], (1024000, 409600), id="no limit"),
+        pytest.param(["hil-memory", "group 4096 5000", "hil-memory"], (4096, 0), id="more is used"),
+        pytest.param(["hil-memory", "group 4096", "MemTotal: x kB", "hil-memory"], None, id="unknown"),
+        pytest.param(["hil-memory", "MemTotal: 1000 kB", "hil-memory"], None, id="old Linux"),
+        pytest.param([], None, id="not killed"),
+    ],
+)
+def test_run_output_reports_memory_after_kill(lines, expected):
+    ended = scripts.ended("\n".join([".", *lines, "hil-command 137 0", "-", "hil-command", "out"]))
+    assert ended == scripts.Ended("exit", 137, 0, (None,), "out", expected)
+    assert scripts.ended("\n".join(MEMORY)) is None
+
+
+def test_timeout_stops_child_processes(open_board, shell, functions):
     program = vendor(shell, f"sleep 1000 & echo $! >'{shell.home.parent}/child'; wait")
     board = open_board(RuntimeCommand(kind="command", program=program))
     with pytest.raises(StageTimeout):
@@ -551,7 +611,7 @@ def test_all_that_a_command_started_ends_with_it(open_board, shell, functions):
     eventually(lambda: not is_running(child))
 
 
-def test_a_command_whose_link_is_gone_ends_by_itself(open_board, shell, functions):
+def test_command_stops_after_connection_closes(open_board, shell, functions):
     program = vendor(shell, "echo $$ >../../pid; exec sleep 1000")
     board = open_board(RuntimeCommand(kind="command", program=program))
     folder = Path(board.client.store.folder) / "runs" / "lost"
@@ -563,13 +623,23 @@ def test_a_command_whose_link_is_gone_ends_by_itself(open_board, shell, function
     tool = int(pid.read_text())
     assert is_running(tool)
     assert process.stdout
-    process.stdout.close()  # as sshd does when its connection is gone
+    process.stdout.close()  # as sshd does after the connection closes
     eventually(lambda: not is_running(tool))
     process.wait(30)
     assert not folder.exists()
 
 
-def test_runs_of_several_controllers_go_one_after_the_other(open_board, shell):
+@pytest.mark.parametrize(("environment", "expected"), [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")])
+def test_command_runs_without_telemetry_unless_configured(environment, expected, tmp_path):
+    program = ["sh", "-c", 'printf %s "$ORT_DISABLE_TELEMETRY"']
+    argv = scripts.run(str(tmp_path), [], program, limit_s=60, wait_s=0, environment=environment)
+    variables = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    printed = subprocess.run(argv, env=variables, capture_output=True, text=True, check=True).stdout
+    ended = scripts.ended(printed)
+    assert ended is not None and ended.out.strip() == expected
+
+
+def test_runs_of_multiple_controllers_are_serialized(open_board, shell):
     busy = shell.home.parent / "busy"
     program = vendor(
         shell, f"mkdir '{busy}' || exit 9\nsleep 1\nrmdir '{busy}'\nprintf 12345678 >\"${{2#--output=@}}\""
@@ -583,7 +653,7 @@ def test_runs_of_several_controllers_go_one_after_the_other(open_board, shell):
     def one(board: Board) -> None:
         try:
             ends.append(run(board, artifact)[0].outputs["y"].tobytes())
-        except BaseException as error:  # the test tells
+        except BaseException as error:  # checked by the test
             ends.append(error)
 
     threads = [threading.Thread(target=one, args=(board,)) for board in boards]
@@ -594,7 +664,7 @@ def test_runs_of_several_controllers_go_one_after_the_other(open_board, shell):
     assert ends == [b"12345678"] * 3
 
 
-def test_a_board_that_stays_busy_says_so(open_board, shell, functions):
+def test_busy_board_raises_busy_error(open_board, shell, functions):
     program = vendor(shell, "echo $$ >../../pid; sleep 1000")
     command = RuntimeCommand(kind="command", program=program)
     first, second = open_board(command), open_board(command, shell=replace(shell, commands=[]), wait_s=0)
@@ -625,7 +695,7 @@ def test_a_board_that_stays_busy_says_so(open_board, shell, functions):
 COPY = 'for one; do case $one in in=*) cp "${one#in=}" x;; out=*) mv x "${one#out=}";; esac; done; echo "$KIND" >&2'
 
 
-def test_a_vendors_command_is_put_there_and_called_as_the_config_says(open_board, shell, tmp_path):
+def test_vendor_command_uses_configured_arguments(open_board, shell, tmp_path):
     (tmp_path / "vendor tool").write_text(f"#!/bin/sh\n{COPY}\n")
     (tmp_path / "model.bin").write_bytes(b"no IREE program")
     command = parse_runtime(
@@ -651,7 +721,7 @@ def test_a_vendors_command_is_put_there_and_called_as_the_config_says(open_board
     assert open_board(command, runtime="npu").push(artifact) == 0
 
 
-def test_an_output_that_was_never_written_is_a_run_error_even_if_an_older_run_wrote_one(open_board, shell, tmp_path):
+def test_missing_output_raises_run_error_despite_older_output(open_board, shell, tmp_path):
     program = vendor(shell, f"[ -e ../../again ] && exit 0; : >../../again\n{COPY}")
     command = RuntimeCommand(
         "command", program, flags=("{inputs}", "{outputs}"), input="in={file}", output="out={file}", tensors="bin"
@@ -659,11 +729,11 @@ def test_an_output_that_was_never_written_is_a_run_error_even_if_an_older_run_wr
     (tmp_path / "model").write_bytes(b"x")
     spec = TensorSpec("x", "int8", (2,))
     artifact = replace(artifact_of(tmp_path / "model", "f"), inputs=(spec,), outputs=(spec,))
-    with pytest.raises(RunFailed, match="wrote no output 'x'"):
+    with pytest.raises(RunFailed, match="did not write output 'x'"):
         run(open_board(command), artifact, np.ones(2, np.int8), iterations=2)
 
 
-def test_an_output_of_the_wrong_size_is_a_run_error(open_board, shell, tmp_path):
+def test_output_of_wrong_size_raises_run_error(open_board, shell, tmp_path):
     program = vendor(shell, 'printf 123 >"${1#--output=@}"')
     (tmp_path / "model").write_bytes(b"x")
     artifact = replace(artifact_of(tmp_path / "model", "f"), inputs=(), outputs=(TensorSpec("x", "int32", (1,)),))
@@ -681,7 +751,7 @@ def test_an_output_of_the_wrong_size_is_a_run_error(open_board, shell, tmp_path)
         ("float32", np.array(3, "datetime64[s]"), "not supported"),
     ],
 )
-def test_a_number_is_not_made_of_what_is_none(open_board, shell, tmp_path, dtype, written, words):
+def test_scalar_output_preserves_written_dtype_and_shape(open_board, shell, tmp_path, dtype, written, words):
     np.save(shell.home / "written.npy", written)
     program = vendor(shell, f'cp {shlex.quote(str(shell.home / "written.npy"))} "${{1#--output=@}}"')
     (tmp_path / "model").write_bytes(b"x")
@@ -698,7 +768,7 @@ def test_a_number_is_not_made_of_what_is_none(open_board, shell, tmp_path, dtype
         np.testing.assert_array_equal(output, written)
 
 
-def test_an_output_that_says_it_is_larger_than_memory_is_a_run_error(open_board, shell, tmp_path):
+def test_output_larger_than_memory_raises_run_error(open_board, shell, tmp_path):
     with (shell.home / "huge.npy").open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 60,)}
         np.lib.format.write_array_header_1_0(file, header)
@@ -707,11 +777,11 @@ def test_an_output_that_says_it_is_larger_than_memory_is_a_run_error(open_board,
     artifact = replace(
         artifact_of(tmp_path / "model", "f"), inputs=(), outputs=(TensorSpec("x", "float32", (1 << 60,)),)
     )
-    with pytest.raises(RunFailed, match="cannot be read"):
+    with pytest.raises(RunFailed, match="cannot read"):
         run(open_board(RuntimeCommand("command", program, flags=("{outputs}",))), artifact)
 
 
-def test_a_full_disk_of_this_machine_is_not_the_boards_failure(open_board, identities):
+def test_full_local_disk_raises_storage_error(open_board, identities):
     board, artifact = open_board(), artifact_of(identities, "int8_rows")
     board.push(artifact)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -724,13 +794,13 @@ def test_a_full_disk_of_this_machine_is_not_the_boards_failure(open_board, ident
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_command_that_ends_with_minus_one_failed_and_did_not_crash(open_board, shell, functions):
+def test_exit_code_255_raises_run_error(open_board, shell, functions):
     program = vendor(shell, "echo no licence >&2; exit 255")
     with pytest.raises(RunFailed, match="exit code 255: no licence"):
         run(open_board(RuntimeCommand("command", program)), artifact_of(functions, "none"))
 
 
-def test_a_board_that_tells_no_sizes_is_the_boards_failure(open_board, shell, functions):
+def test_missing_size_tool_raises_board_error(open_board, shell, functions):
     board = open_board()
     board.push(artifact_of(functions, "none"))
     tools = shell.home / "tools"
@@ -738,24 +808,24 @@ def test_a_board_that_tells_no_sizes_is_the_boards_failure(open_board, shell, fu
     for name in ("sh", "rm", "flock", "setsid", "sleep", "tail", "mkdir"):
         (tools / name).symlink_to(shutil.which(name) or f"/bin/{name}")
     shell.path = str(tools)
-    with pytest.raises(BoardError, match="does not tell the size"):
+    with pytest.raises(BoardError, match="did not report a file's size"):
         board.load(artifact_of(functions, "none")).run({})
 
 
-def test_a_command_that_is_not_there_or_cannot_start_is_a_load_error(open_board, shell, functions, tmp_path):
+def test_missing_or_broken_command_raises_board_unfit(open_board, shell, functions, tmp_path):
     artifact = artifact_of(functions, "none")
     for program in ("no-such-vendor-run", "/no/such/vendor-run"):
-        with pytest.raises(LoadFailed, match="has no program"):
+        with pytest.raises(BoardUnfit, match="not found on the board"):
             run(open_board(RuntimeCommand("command", program)), artifact)
     (tmp_path / "broken").write_bytes(b"\x7fELF and nothing more")
-    with pytest.raises(LoadFailed, match="cannot start the command broken"):
+    with pytest.raises(BoardUnfit, match="cannot start the command broken"):
         run(open_board(RuntimeCommand("command", file="broken")), artifact)
     for file in ("absent", "~nobody-there/absent"):
-        with pytest.raises(UsageError, match="is no file"):
+        with pytest.raises(UsageError, match="program of the board not found"):
             open_board(RuntimeCommand("command", file=file)).push(artifact)
 
 
-def test_only_iree_has_a_command_of_hils_own(open_board, shell):
+def test_only_iree_has_built_in_command(open_board, shell):
     with pytest.raises(UsageError, match="no command for the runtime 'onnxruntime'"):
         open_board(runtime="onnxruntime")
     assert shell.closed
@@ -764,23 +834,23 @@ def test_only_iree_has_a_command_of_hils_own(open_board, shell):
 @pytest.mark.parametrize("tool", [RUN_TOOL, PROFILE_TOOL])
 @pytest.mark.parametrize(
     ("arch", "libc", "words"),
-    [("riscv64", "glibc 2.38", "architecture 'riscv64'"), ("", "", "'unknown'"), ("aarch64", "musl", "needs glibc")],
+    [("riscv64", "glibc 2.38", "architecture 'riscv64'"), ("", "", "'unknown'"), ("aarch64", "musl", "requires glibc")],
 )
-def test_a_board_that_no_package_is_made_for_needs_a_program_of_its_own(tmp_path, tool, arch, libc, words):
+def test_iree_tool_rejects_unsupported_board(tmp_path, tool, arch, libc, words):
     with pytest.raises(LoadFailed, match=words) as caught:
         iree_tool(tool, arch, libc, cache=Cache(tmp_path), board="lab")
     assert "[runtime]" in caught.value.hint
 
 
-def test_a_board_like_this_machine_gets_this_machines_own_program(tmp_path):
+def test_iree_tool_uses_local_program_for_same_platform(tmp_path):
     tool = iree_tool(PROFILE_TOOL, platform.machine(), cache=Cache(tmp_path), board="lab")
     assert tool.read_bytes()[:4] == b"\x7fELF"
     assert iree_tool(PROFILE_TOOL, platform.machine(), cache=Cache(tmp_path), board="lab") == tool
 
 
-def test_a_folder_that_cannot_be_made_is_the_boards_failure(open_board, shell):
+def test_unusable_directory_raises_board_error(open_board, shell):
     (shell.home / "file").write_text("")
-    with pytest.raises(BoardError, match="cannot be made") as caught:
+    with pytest.raises(BoardError, match="cannot create hil's directory") as caught:
         open_board(folder="file/below")
     assert "folder" in caught.value.hint
 
@@ -792,28 +862,28 @@ def test_a_folder_that_cannot_be_made_is_the_boards_failure(open_board, shell):
         ({"kind": "magic"}, "agent, command"),
         ({"tensors": "csv"}, "auto, bin, npy"),
         ({"program": 3}, "must be text"),
-        ({"program": "a", "file": "b"}, "both a program"),
+        ({"program": "a", "file": "b"}, "sets both program"),
         ({"program": "bin/tool"}, "absolute path"),
-        ({"flags": "--a"}, "list of texts"),
-        ({"flags": ["--in={inputs}"]}, "flag of its own"),
-        ({"flags": ["{surprise}"]}, "has no {surprise}"),
-        ({"output": "{value}"}, "has no {value}"),
-        ({"environment": {"A=B": "1"}}, "cannot be"),
-        ({"environment": {"-i": "1"}}, "cannot be"),
-        ({"environment": {"A": 1}}, "table of texts"),
-        ({"flags": ["a\0b"]}, "no name or argument can"),
+        ({"flags": "--a"}, "list of strings"),
+        ({"flags": ["--in={inputs}"]}, "separate flag"),
+        ({"flags": ["{surprise}"]}, "unknown placeholder {surprise}"),
+        ({"output": "{value}"}, "unknown placeholder {value}"),
+        ({"environment": {"A=B": "1"}}, "invalid environment variable name"),
+        ({"environment": {"-i": "1"}}, "invalid environment variable name"),
+        ({"environment": {"A": 1}}, "table of strings"),
+        ({"flags": ["a\0b"]}, "contains a NUL"),
     ],
 )
-def test_a_wrong_table_says_what_is_wrong(tmp_path, table, word):
+def test_parse_runtime_rejects_invalid_table(tmp_path, table, word):
     with pytest.raises(UsageError) as caught:
         parse_runtime(table, tmp_path / "lab.toml")
     assert word in str(caught.value)
 
 
-# ---- what a board says
+# ---- board output
 
 
-def test_a_board_without_the_tools_of_a_large_one_is_read_as_far_as_it_goes():
+def test_machine_accepts_board_with_few_tools():
     text = scripts.parts(
         "noise\nhil-command folder\n/root/.hil/command\n\nhil-command system\nLinux\n\nhil-command arch\naarch64\n"
         "\nhil-command cpuinfo\nprocessor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: 0xd03\n\n"
@@ -830,7 +900,7 @@ def test_a_board_without_the_tools_of_a_large_one_is_read_as_far_as_it_goes():
     }
 
 
-def test_readings_are_named_as_the_agent_names_them():
+def test_readings_have_agent_names():
     assert readings(
         "cpufreq/policy4/scaling_cur_freq:1500000\ncpufreq/policy0/scaling_max_freq:1800000\n"
         "cpufreq/policy0/scaling_governor:schedutil\ncpu0/thermal_throttle/core_throttle_count:2\n"
@@ -850,7 +920,7 @@ def test_readings_are_named_as_the_agent_names_them():
     ]
 
 
-def test_a_run_whose_end_is_missing_is_no_end():
+def test_ended_rejects_truncated_output():
     assert scripts.ended(".\n.\n") is None
     assert scripts.ended("hil-command 0 0\n12\n") is None
     whole = scripts.ended(".\nhil-command 3 2\n 12\n-\nhil-command\nEXEC @main\n")
@@ -864,7 +934,7 @@ def test_a_run_whose_end_is_missing_is_no_end():
         "Filesystem           1K-blocks      Used Available Use% Mounted on\nmy disk 100 40 60  40% /a b\n",
     ],
 )
-def test_free_space_is_read_from_df(text):
+def test_free_bytes_parses_df(text):
     assert scripts.free_bytes(text) == 60 * 1024
     assert scripts.free_bytes("df: not found") is None
 
@@ -874,7 +944,7 @@ def test_free_space_is_read_from_df(text):
 F4, N7 = np.ones(4, np.float32), np.array(7, np.int32)
 
 
-def test_a_profile_is_what_the_tool_wrote_and_leaves_nothing_behind(open_board, shell, functions):
+def test_profile_returns_tool_output_and_cleans_up(open_board, shell, functions):
     board = open_board()
     artifact = artifact_of(functions, "main")
     with board.load(artifact) as program:
@@ -894,7 +964,7 @@ def test_a_profile_is_what_the_tool_wrote_and_leaves_nothing_behind(open_board, 
     assert list((shell.home / ".hil/command/runs").iterdir()) == []
 
 
-def test_a_profile_of_a_program_that_fails_is_a_run_error(open_board, functions):
+def test_profile_of_failing_program_raises_run_error(open_board, functions):
     board = open_board()
     artifact = artifact_of(functions, "refuses")
     board.push(artifact)
@@ -902,7 +972,7 @@ def test_a_profile_of_a_program_that_fails_is_a_run_error(open_board, functions)
         program.profile({"n": N7})
 
 
-def test_a_profile_at_its_limit_ends_the_tool(open_board, functions):
+def test_profile_timeout_stops_tool(open_board, functions):
     board = open_board()
     artifact = artifact_of(functions, "hangs")
     board.push(artifact)
@@ -910,32 +980,32 @@ def test_a_profile_at_its_limit_ends_the_tool(open_board, functions):
         program.profile({"n": np.array(1, np.int32)}, timeout=1)
 
 
-def test_a_vendors_command_cannot_profile(open_board, shell, functions):
+def test_vendor_command_cannot_profile(open_board, shell, functions):
     board = open_board(RuntimeCommand(kind="command", program=vendor(shell, "exit 0")))
     artifact = artifact_of(functions, "main")
     board.push(artifact)
-    with board.load(artifact) as program, pytest.raises(RunFailed, match="own command vendor-run cannot profile"):
+    with board.load(artifact) as program, pytest.raises(RunFailed, match="vendor-run does not support profiling"):
         program.profile({"a": F4, "n": N7})
 
 
-def test_its_counters_are_not_known(open_board):
+def test_watch_counters_reports_problem(open_board):
     board = open_board()
     with board.watch_counters() as watch:
         pass
     assert watch.problem
 
 
-# ---- where it ran
+# ---- placement
 
 
-def test_irees_own_command_runs_where_it_is_told_to(open_board, functions):
+def test_iree_command_reports_configured_placement(open_board, functions):
     result, _, _ = run(open_board(), artifact_of(functions, "none"))
     assert result.provenance["placement"] == [Part("local-sync").to_json()]
     assert result.provenance["elsewhere"] == ""
     assert result.provenance["notes"] == []
 
 
-def test_of_a_command_of_the_boards_own_nothing_is_known(open_board, shell, functions):
+def test_vendor_command_placement_remains_unknown(open_board, shell, functions):
     tool = own_tool(RUN_TOOL)
     board = open_board(RuntimeCommand(kind="command", program=vendor(shell, f'exec {shlex.quote(str(tool))} "$@"')))
     artifact = artifact_of(functions, "none")
@@ -945,13 +1015,13 @@ def test_of_a_command_of_the_boards_own_nothing_is_known(open_board, shell, func
     assert result.provenance["placement"] is None
     with (
         board.load(artifact, no_fallback=True) as program,
-        pytest.raises(RanElsewhere, match="does not tell") as caught,
+        pytest.raises(RanElsewhere, match="does not report") as caught,
     ):
         program.run({})
     assert caught.value.result.provenance["placement"] is None
 
 
-def test_a_command_that_is_not_told_of_the_device_is_told_apart(open_board, functions):
+def test_command_without_device_flag_adds_note(open_board, functions):
     flags = tuple(flag for flag in RuntimeCommand().flags if "{device}" not in flag)
     result, _, _ = run(open_board(RuntimeCommand(kind="command", flags=flags)), artifact_of(functions, "none"))
     assert result.provenance["placement"] is None
@@ -973,21 +1043,21 @@ def torch_functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_mlir(text, tmp_path_factory.mktemp("torch"), "torch")
 
 
-def test_a_program_without_a_declaration_takes_what_it_is_given(open_board, torch_functions):
+def test_undeclared_program_accepts_given_inputs(open_board, torch_functions):
     given = np.array([1, 2, 3, 254], np.uint8), np.array(1, np.int64)
     result, _, program = run(open_board(), artifact_of(torch_functions, "main"), *given)
     assert [spec.dtype for spec in program.loaded.inputs] == ["", "int64"]
     tensor, number = result.outputs.values()
-    # A command's file tells no sign either: whoever compares it knows.
+    # The output file does not record signedness; the comparison applies it.
     assert (tensor.dtype, tensor.tolist()) == (np.int8, [2, 3, 4, -1])
     assert (number.dtype, number.shape, int(number)) == (np.int64, (), 1)
     with pytest.raises(UsageError, match="takes 2 inputs, got 1"):
         run(open_board(), artifact_of(torch_functions, "main"), given[0])
 
 
-def test_an_output_of_unknown_type_needs_a_file_that_tells_it(open_board, torch_functions):
+def test_undeclared_output_requires_typed_file(open_board, torch_functions):
     with pytest.raises(RunFailed, match="unsupported data encoding"):
         run(open_board(), artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))
     board = open_board(RuntimeCommand(kind="command", tensors="bin"))
-    with pytest.raises(LoadFailed, match="not its type"):
+    with pytest.raises(LoadFailed, match="not its dtype"):
         run(board, artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))

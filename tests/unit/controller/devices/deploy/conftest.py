@@ -1,4 +1,4 @@
-"""A shell on this very machine, with a home of its own, and an agent small enough to be put there many times."""
+"""A local shell with a separate home, and an agent small enough for repeated deploys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hil.controller.devices.deploy.packages import File
 from hil.controller.devices.deploy.wheels import Group
 from hil.errors import BoardError
 
-# Takes connections as an agent does, and goes when it is asked to, unless its store says that somebody has the device.
+# Accepts connections like an agent, and stops on request unless its store marks the device as in use.
 SMALL_AGENT = """
 import pathlib, signal, socket, sys, time
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -45,12 +45,17 @@ class Done:
 
 @dataclass
 class LocalShell:
-    """What hil.controller.devices.ssh.shell.Shell is, without SSH. ``cut_after``: bytes of stdin that get through."""
+    """Stand-in for hil.controller.devices.ssh.shell.Shell without SSH.
+
+    ``cut_after``: bytes of stdin before the connection breaks.
+    ``mounted``: mount options of hil's directory for its commands.
+    """
 
     home: Path
     path: str = f"{Path(sys.executable).resolve().parent}:/usr/bin:/bin"
     address: str = "here"
     cut_after: int | None = None
+    mounted: str = ""
     commands: list[tuple[str, ...]] = field(default_factory=list)
 
     def run(
@@ -67,6 +72,9 @@ class LocalShell:
         if self.cut_after is not None and isinstance(stdin, Path):
             data = data[: self.cut_after]
         environment = {"HOME": str(self.home), "PATH": self.path}
+        if self.mounted:
+            mount = f'mount --bind "$0" "$0" && mount -o remount,bind,{self.mounted} "$0" && exec "$@"'
+            argv = ["unshare", "-m", "sh", "-c", mount, str(self.home / ".hil"), *argv]
         done = subprocess.run(argv, input=data, capture_output=True, timeout=timeout, env=environment, cwd=self.home)
         err = done.stderr.decode(errors="replace")
         if check and done.returncode:
@@ -76,7 +84,7 @@ class LocalShell:
 
 @pytest.fixture
 def shells(tmp_path: Path) -> Iterator[Callable[..., LocalShell]]:
-    """Makes shells with one home; what they deploy into ``.hil`` there is ended afterwards."""
+    """Return a function that makes shells with a shared home; agents deployed there are stopped afterwards."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
 
@@ -89,7 +97,7 @@ def shells(tmp_path: Path) -> Iterator[Callable[..., LocalShell]]:
 
 @pytest.fixture(scope="session")
 def small() -> Callable[..., Recipe]:
-    """Recipes of an agent that needs no packages; those of different texts are of different builds."""
+    """Recipes of an agent without packages; different texts give different builds."""
 
     def make(text: str = "", main: str = SMALL_AGENT) -> Recipe:
         files = {"hil/__init__.py": f"# {text}", "hil/agent/__init__.py": "", "hil/agent/__main__.py": main}

@@ -1,4 +1,4 @@
-"""hil's folder on a board: where it is, whose it is, and how it goes."""
+"""hil's directory on a board: its place, owner and removal."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from support.deploying import Small, accepts, put
 from hil.controller.devices.deploy import ensure, probe
 from hil.controller.devices.deploy.ensure import AgentPlace, install
 from hil.controller.devices.ssh.shell import Done
-from hil.errors import BoardBusy, BoardError, StorageError
+from hil.errors import BoardBusy, BoardError, BoardUnfit, StorageError
 
 
 @pytest.mark.parametrize(
     ("folder", "reason"),
-    [("/proc/hil", "cannot be used"), ("a:b", "path list"), ("deep/" * 22, "too long")],
+    [("/proc/hil", "is unusable"), ("a:b", "path list"), ("deep/" * 22, "too long")],
 )
-def test_a_folder_that_will_not_do_is_told(shell: Any, small: Small, folder: str, reason: str):
-    with pytest.raises(BoardError) as caught:
+def test_deploy_rejects_unusable_directory(shell: Any, small: Small, folder: str, reason: str):
+    with pytest.raises(BoardUnfit) as caught:
         put(shell, small(), folder=folder)
 
     assert reason in caught.value.message
     assert "folder" in caught.value.hint
 
 
-def test_a_disk_without_room_is_told_before_anything_is_sent(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
+def test_deploy_checks_free_space_before_sending(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ensure, "_MARGIN_BYTES", 1 << 60)
 
-    with pytest.raises(BoardError, match="MB left"):
+    with pytest.raises(BoardUnfit, match="MB are free"):
         put(shell, small())
 
     assert not (shell.home / ".hil" / "packages").exists()
 
 
 @pytest.mark.parametrize("folder", ["", "elsewhere/hil", "~/at home", "{home}/absolute/"])
-def test_the_folder_is_the_logins_own_or_where_it_is_said(shell: Any, small: Small, folder: str):
+def test_deploy_uses_default_or_configured_directory(shell: Any, small: Small, folder: str):
     chosen = folder.format(home=shell.home)
 
     place = put(shell, small(), folder=chosen)
@@ -52,19 +52,19 @@ def test_the_folder_is_the_logins_own_or_where_it_is_said(shell: Any, small: Sma
     assert not Path(place.folder).exists()
 
 
-def test_a_folder_of_somebodys_own_is_neither_used_nor_removed(shell: Any, small: Small):
+def test_deploy_and_clean_refuse_directory_with_user_files(shell: Any, small: Small):
     (shell.home / "store").mkdir()
     (shell.home / "store" / "thesis.txt").write_text("years of work")
 
     with pytest.raises(BoardError, match="none of hil's"):
         put(shell, small(), folder="~/")
-    with pytest.raises(BoardError, match="could be removed"):
+    with pytest.raises(BoardError, match="cannot remove all of"):
         probe.clean(shell, "~/")
 
     assert (shell.home / "store" / "thesis.txt").exists()
 
 
-def test_what_a_board_without_an_agent_kept_is_removed_too(shell: Any):
+def test_clean_deletes_agentless_files(shell: Any):
     for name in ("programs", "runs"):
         (shell.home / ".hil" / "command" / name).mkdir(parents=True)
 
@@ -73,11 +73,11 @@ def test_what_a_board_without_an_agent_kept_is_removed_too(shell: Any):
     assert list(shell.home.iterdir()) == []
 
 
-def test_cleaning_keeps_what_is_none_of_hils(shell: Any, small: Small):
+def test_clean_preserves_user_files(shell: Any, small: Small):
     place = put(shell, small())
     (Path(place.folder) / "thesis.txt").write_text("years of work")
 
-    with pytest.raises(BoardError, match="could be removed") as caught:
+    with pytest.raises(BoardError, match="cannot remove all of") as caught:
         probe.clean(shell, "")
 
     assert "thesis.txt" in caught.value.detail
@@ -86,7 +86,7 @@ def test_cleaning_keeps_what_is_none_of_hils(shell: Any, small: Small):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_folder_of_another_user_is_not_used(shell: Any, small: Small):
+def test_deploy_rejects_directory_of_other_user(shell: Any, small: Small):
     place = put(shell, small())
     probe.stop(shell, "")
     os.chown(place.folder, 12345, 12345)
@@ -97,7 +97,7 @@ def test_a_folder_of_another_user_is_not_used(shell: Any, small: Small):
     os.chown(place.folder, 0, 0)
 
 
-def test_a_folder_that_was_cleaned_meanwhile_is_begun_anew(shell: Any, small: Small):
+def test_deploy_recreates_cleaned_directory(shell: Any, small: Small):
     place = put(shell, small())
     was = ensure.ask(shell, "probe", "", "other", board="here").installed
     assert was is not None
@@ -110,11 +110,11 @@ def test_a_folder_that_was_cleaned_meanwhile_is_begun_anew(shell: Any, small: Sm
 
 
 @pytest.mark.slow
-def test_cleaning_does_not_come_between_a_deploy(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
+def test_clean_waits_for_running_deploy(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     place = put(shell, small())
     with Path(place.folder, "run", "deploy.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BoardBusy, match="puts an agent on the board") as caught:
+        with pytest.raises(BoardBusy, match="another deploy to the board is in progress") as caught:
             probe.clean(shell, "")
         assert caught.value.hint and accepts(place)
         assert probe.clean(shell, "", force=True).used_bytes
@@ -122,7 +122,7 @@ def test_cleaning_does_not_come_between_a_deploy(shell: Any, small: Small, monke
     assert not Path(place.folder).exists()
 
 
-def test_a_clock_that_was_ahead_does_not_hide_the_newest_agent(shell: Any, small: Small):
+def test_deploy_ignores_timestamps_from_the_future(shell: Any, small: Small):
     for text in ("first", "second"):
         put(shell, small(text))
     agents = Path(probe.status(shell, "").folder, "agents")
@@ -135,14 +135,14 @@ def test_a_clock_that_was_ahead_does_not_hide_the_newest_agent(shell: Any, small
     assert put(shell, small("third")) == AgentPlace(place.socket, place.folder, place.build, place.python, 0)
 
 
-def test_no_room_on_this_machine_is_not_the_boards_fault(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
+def test_deploy_without_local_space_raises_storage_error(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", "/proc")
 
     with pytest.raises(StorageError, match="on this machine"):
         put(shell, small())
 
 
-def test_a_login_without_a_shell_is_told_so(shell: Any, tmp_path: Path):
+def test_probe_rejects_login_without_shell(shell: Any, tmp_path: Path):
     nothing = tmp_path / "bin"
     nothing.mkdir()
     (nothing / "sh").write_text(f"#!{sys.executable}\nraise SystemExit('This account is not available.')\n")
@@ -150,19 +150,31 @@ def test_a_login_without_a_shell_is_told_so(shell: Any, tmp_path: Path):
     shell.path = str(nothing)
 
     for ask in (probe.status, probe.logs):
-        with pytest.raises(BoardError, match="would") as caught:
+        with pytest.raises(BoardError, match="unexpected response") as caught:
             ask(shell, "")
         assert "POSIX sh" in caught.value.hint and "not available" in caught.value.detail
 
 
-def test_a_count_of_fences_that_cannot_be_removed_is_told_with_the_reason():
+def test_reset_fence_reports_cause_of_failure():
     answer = b"folder\t/root/.hil\nleft\t/root/.hil/store/fence\tRead-only file system\n"
     board: Any = SimpleNamespace(address="board", run=lambda *_, **__: Done((), 0, answer, ""))
-    with pytest.raises(BoardError, match="fence could not be removed: Read-only") as told:
+    with pytest.raises(BoardError, match=r"cannot remove .*fence: Read-only") as told:
         probe.ask(board, "reset_fence", "")
     assert not told.value.hint
 
 
-def test_a_folder_that_takes_no_room_is_told_from_one_that_is_not_there():
+def test_probe_separates_empty_from_missing_directory():
     assert probe.parse("folder\t/root/.hil\nused\t0\n").used_bytes == 0
     assert probe.parse("folder\t/root/.hil\n").used_bytes is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
+@pytest.mark.parametrize(("options", "reason"), [("noexec", "noexec"), ("ro", "Read-only file system")])
+def test_deploy_names_remounted_directory(shells: Any, small: Small, options: str, reason: str):
+    shell = shells()
+    place = put(shell, small())
+    probe.stop(shell, "")
+    with pytest.raises(BoardUnfit, match=reason) as caught:
+        put(shells(mounted=options), small())
+    assert place.folder in caught.value.message and "[connection] folder" in caught.value.hint
+    assert put(shell, small()).pushed_bytes == 0

@@ -1,4 +1,4 @@
-"""An agent put on this very machine, through a shell that needs no SSH."""
+"""Deploy an agent on this machine through a shell without SSH."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hil.errors import BoardBusy, BoardError
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, whether or not somebody has asked for its exit code."""
+    """Return True if a process has ended, reaped or not."""
     try:
         return not Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def lock_held(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.ci
-def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
+def test_ensure_agent_deploys_once_and_cleans_up(shell: Any):
     said: list[str] = []
 
     first = ensure.ensure_agent(shell, Recipe.of(["iree"]), folder="", board="here", say=said.append)
@@ -86,7 +86,7 @@ def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
     assert is_gone(state.pid)
 
 
-def test_runtimes_add_up(shell: Any):
+def test_ensure_agent_accumulates_runtimes(shell: Any):
     settings: dict[str, Any] = {"folder": "", "board": "here", "say": print}
     ensure.ensure_agent(shell, Recipe.of(("vendors",)), **settings)
 
@@ -98,7 +98,7 @@ def test_runtimes_add_up(shell: Any):
         assert (again.build, again.pushed_bytes) == (joined.build, 0)
 
 
-def test_another_version_takes_the_place_of_the_first(shell: Any, small: Small):
+def test_new_version_replaces_running_agent(shell: Any, small: Small):
     first = put(shell, small("first"))
     old = pid_of(shell)
 
@@ -109,7 +109,7 @@ def test_another_version_takes_the_place_of_the_first(shell: Any, small: Small):
     assert is_gone(old)
 
 
-def test_what_two_versions_ago_was_needed_is_dropped(shell: Any, small: Small):
+def test_deploy_drops_packages_of_older_versions(shell: Any, small: Small):
     for text in ("first", "second", "third"):
         put(shell, small(text))
 
@@ -118,7 +118,7 @@ def test_what_two_versions_ago_was_needed_is_dropped(shell: Any, small: Small):
     assert put(shell, small("second")).pushed_bytes == 0
 
 
-def test_an_agent_in_use_is_waited_for(shell: Any, small: Small):
+def test_deploy_waits_for_agent_in_use(shell: Any, small: Small):
     place = put(shell, small("first"))
     in_use = Path(place.folder, "store", "in-use")
     in_use.touch()
@@ -136,7 +136,7 @@ def test_an_agent_in_use_is_waited_for(shell: Any, small: Small):
 
 
 @pytest.mark.ci
-def test_an_agent_that_stays_in_use_is_left_alone(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
+def test_deploy_and_clean_leave_busy_agent_running(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ensure._WAIT_S, "busy", 0.0)
     place = put(shell, small("first"))
     Path(place.folder, "store", "in-use").touch()
@@ -151,7 +151,7 @@ def test_an_agent_that_stays_in_use_is_left_alone(shell: Any, small: Small, monk
     assert not accepts(place)
 
 
-def test_waiting_ends_though_two_reasons_take_turns(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
+def test_deploy_wait_ends_despite_alternating_reasons(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     answers = itertools.cycle([{"status": "busy"}, {"status": "locked"}])
     monkeypatch.setattr(ensure, "install", lambda *_, **__: next(answers))
     monkeypatch.setattr(ensure, "_POLL_S", 0.01)
@@ -164,7 +164,7 @@ def test_waiting_ends_though_two_reasons_take_turns(shell: Any, small: Small, mo
     assert len([text for text in said if "waiting" in text]) == 2
 
 
-def test_an_agent_that_was_killed_is_started_again_from_what_is_there(shell: Any, small: Small):
+def test_deploy_restarts_killed_agent_without_upload(shell: Any, small: Small):
     place = put(shell, small())
     old = pid_of(shell)
     os.kill(old, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_an_agent_that_was_killed_is_started_again_from_what_is_there(shell: Any
     assert accepts(again) and pid_of(shell) != old
 
 
-def test_a_process_number_that_another_process_got_is_no_agent(shell: Any, small: Small):
+def test_deploy_ignores_pid_of_other_process(shell: Any, small: Small):
     place = put(shell, small())
     probe.stop(shell, "")
     Path(place.folder, "run", "agent.pid").write_text(f"{os.getpid()} {place.build}\n")
@@ -188,7 +188,7 @@ def test_a_process_number_that_another_process_got_is_no_agent(shell: Any, small
 
 
 @pytest.mark.ci
-def test_a_second_deploy_waits_for_the_first(shell: Any, small: Small):
+def test_deploy_waits_for_other_deploy(shell: Any, small: Small):
     first = put(shell, small("first"))
     with lock_held(Path(first.folder)) as release:
         place = put(shell, small("second"), lambda text: release() if "another deploy" in text else None)
@@ -196,7 +196,7 @@ def test_a_second_deploy_waits_for_the_first(shell: Any, small: Small):
     assert accepts(place) and place.build != first.build
 
 
-def test_two_deploys_at_once_both_succeed(shells: Callable[..., Any], small: Small):
+def test_concurrent_deploys_start_single_agent(shells: Callable[..., Any], small: Small):
     with ThreadPoolExecutor() as pool:
         places = list(pool.map(lambda shell: put(shell, small()), [shells(), shells(), shells()]))
 
@@ -206,7 +206,7 @@ def test_two_deploys_at_once_both_succeed(shells: Callable[..., Any], small: Sma
     assert agents == [str(pid_of(shells()))]
 
 
-def test_a_deploy_that_was_cut_goes_on_with_what_had_arrived(shells: Callable[..., Any], tmp_path: Path):
+def test_interrupted_deploy_preserves_received_packages(shells: Callable[..., Any], tmp_path: Path):
     packages = [write_package(f"{name} 1", {f"{name}.py": File.of(os.urandom(50_000))}, tmp_path) for name in "ab"]
     plan = plan_of(shells(), packages)
     whole = Path(ensure.__file__).with_name("board_side.py").stat().st_size + sum(package.size for package in packages)
@@ -218,7 +218,7 @@ def test_a_deploy_that_was_cut_goes_on_with_what_had_arrived(shells: Callable[..
     assert [path.name for path in there.iterdir()] == [packages[0].id]
 
 
-def test_a_package_that_arrives_damaged_is_refused(shell: Any, tmp_path: Path):
+def test_install_rejects_damaged_package(shell: Any, tmp_path: Path):
     package = write_package("a 1", {"a.py": File.of(os.urandom(50_000))}, tmp_path)
     data = bytearray(package.path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -227,11 +227,11 @@ def test_a_package_that_arrives_damaged_is_refused(shell: Any, tmp_path: Path):
 
     answer = install(shell, *plan, [package])
 
-    assert answer["status"] == "failed" and "damaged" in answer["why"]
+    assert answer["status"] == "failed" and "corrupted" in answer["why"]
     assert list((shell.home / ".hil" / "packages").iterdir()) == []
 
 
-def test_a_package_cannot_write_elsewhere(shell: Any, tmp_path: Path):
+def test_install_rejects_package_with_outside_paths(shell: Any, tmp_path: Path):
     package = write_package("a 1", {"../../outside.py": File.of(b"x")}, tmp_path)
     plan = plan_of(shell, [package])
 
@@ -241,7 +241,7 @@ def test_a_package_cannot_write_elsewhere(shell: Any, tmp_path: Path):
     assert not list(shell.home.rglob("outside.py"))
 
 
-def test_packages_that_somebody_removed_are_sent_anew(shell: Any, small: Small):
+def test_deploy_resends_deleted_packages(shell: Any, small: Small):
     place = put(shell, small())
     probe.stop(shell, "")
     for package in Path(place.folder, "packages").iterdir():
@@ -250,7 +250,7 @@ def test_packages_that_somebody_removed_are_sent_anew(shell: Any, small: Small):
     assert put(shell, small()).pushed_bytes == place.pushed_bytes
 
 
-def test_an_agent_that_does_not_start_says_why(shell: Any, small: Small):
+def test_deploy_reports_cause_of_failed_start(shell: Any, small: Small):
     with pytest.raises(BoardError) as caught:
         put(shell, small(main="raise SystemExit('this board has no such thing')"))
 
@@ -259,21 +259,21 @@ def test_an_agent_that_does_not_start_says_why(shell: Any, small: Small):
     assert caught.value.stage == "deploy" and caught.value.hint
 
 
-def test_a_version_that_does_not_start_can_be_followed_by_one_that_does(shell: Any, small: Small):
+def test_deploy_succeeds_after_failed_version(shell: Any, small: Small):
     with pytest.raises(BoardError):
         put(shell, small(main="1/0"))
 
     assert accepts(put(shell, small()))
 
 
-def test_the_agents_words_are_kept(shell: Any, small: Small):
+def test_logs_return_agent_output(shell: Any, small: Small):
     agent = small().files["hil/agent/__main__.py"].open().read().decode()
     put(shell, small(main=f"print('hello from the agent', flush=True)\n{agent}"))
 
     assert "hello from the agent" in probe.logs(shell, "")
 
 
-def test_nothing_of_the_connection_stays_with_the_agent(shell: Any, small: Small):
+def test_agent_does_not_inherit_connection_files(shell: Any, small: Small):
     put(shell, small())
 
     pid = pid_of(shell)
@@ -284,7 +284,7 @@ def test_nothing_of_the_connection_stays_with_the_agent(shell: Any, small: Small
     assert os.getsid(pid) == pid
 
 
-def test_a_python_at_the_end_of_the_path_is_found_once(shells: Callable[..., Any]):
+def test_probe_lists_python_once(shells: Callable[..., Any]):
     here = str(Path(sys.executable).resolve())
 
     seen = ask(shells(path=f"/usr/bin:/bin:{Path(here).parent}"), "probe", "", "", board="here")
@@ -292,7 +292,7 @@ def test_a_python_at_the_end_of_the_path_is_found_once(shells: Callable[..., Any
     assert [one.path for one in seen.interpreters].count(here) == 1
 
 
-def test_the_build_is_what_the_agent_is_made_of(shell: Any, small: Small):
+def test_build_hashes_python_and_packages(shell: Any, small: Small):
     place = put(shell, small())
 
     state = probe.status(shell, "")

@@ -1,4 +1,4 @@
-"""Packages: the same bytes for the same files, and nothing that an agent does not need."""
+"""Packages are reproducible and contain only files that an agent needs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_equal_files_make_equal_packages(tmp_path: Path):
 
 
 @pytest.mark.parametrize("changed", [File.of(b"other"), File.of(b"c", executable=True)])
-def test_a_changed_file_makes_another_package(tmp_path: Path, changed: File):
+def test_changed_file_changes_package_id(tmp_path: Path, changed: File):
     one = write_package("some 1.0", {"c.py": File.of(b"c")}, tmp_path)
     other = write_package("some 1.0", {"c.py": changed}, tmp_path)
 
     assert one.id != other.id
 
 
-def test_a_package_is_for_its_owner_only_and_tells_nothing_of_this_machine(tmp_path: Path):
+def test_package_has_private_modes_and_neutral_owner(tmp_path: Path):
     package = write_package("some 1.0", {"a.py": File.of(b"a"), "tool": File.of(b"t", executable=True)}, tmp_path)
 
     with tarfile.open(package.path) as archive:
@@ -59,7 +59,7 @@ def test_a_package_is_for_its_owner_only_and_tells_nothing_of_this_machine(tmp_p
         assert (member.uid, member.gid, member.uname, member.gname, member.mtime) == (0, 0, "", "", 0)
 
 
-def test_what_an_agent_never_needs_is_left_out(tmp_path: Path):
+def test_wheel_files_drop_unneeded_numpy_files(tmp_path: Path):
     numpy = wheel(
         tmp_path / "numpy-2.4.6-cp311-cp311-manylinux_2_28_aarch64.whl",
         "numpy/__init__.py",
@@ -83,13 +83,13 @@ def test_what_an_agent_never_needs_is_left_out(tmp_path: Path):
     }
 
 
-def test_another_wheel_keeps_its_tests(tmp_path: Path):
+def test_wheel_files_keep_tests_of_other_wheels(tmp_path: Path):
     vendors = wheel(tmp_path / "vendor_runtime-1.0-py3-none-any.whl", "vendor/tests/data.py")
 
     assert [name for name, _ in wheel_files(vendors)] == ["vendor/tests/data.py"]
 
 
-def test_what_was_packed_is_found_in_the_index(tmp_path: Path):
+def test_index_lists_packed_wheels(tmp_path: Path):
     source = wheel(tmp_path / "vendor_runtime-1.0-py3-none-any.whl", "vendor/__init__.py")
 
     write_wheels([source], tmp_path)
@@ -99,7 +99,7 @@ def test_what_was_packed_is_found_in_the_index(tmp_path: Path):
     assert package.size == package.path.stat().st_size
 
 
-def test_hils_own_files_are_the_agents_alone():
+def test_agent_files_exclude_controller_files():
     names = set(own_files())
 
     assert {"hil/agent/__main__.py", "hil/protocol/wire.py", "hil/protocol/v1/agent_pb2.py", "hil/__init__.py"} <= names

@@ -1,4 +1,4 @@
-"""Which Python, which wheels: from what a board said."""
+"""Choose the Python and the wheels from a board's probe output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def on(machine: str, libc: str) -> Interpreter:
     return Interpreter("/usr/bin/python3", (3, 11), machine, libc)
 
 
-def test_what_a_board_says_is_read():
+def test_parse_reads_probe_output():
     seen = parse(RASPBERRY)
 
     assert seen.folder == "/home/pi/.hil"
@@ -49,11 +49,11 @@ def test_what_a_board_says_is_read():
     assert seen.running is None and not seen.complete and not seen.noexec
 
 
-def test_the_python_that_is_new_enough_and_whole_is_taken():
+def test_usable_interpreters_need_version_and_modules():
     assert [one.path for one in usable_interpreters(parse(RASPBERRY))] == ["/opt/my tools/python3.12"]
 
 
-def test_this_machines_own_version_is_preferred():
+def test_usable_interpreters_prefer_local_version():
     lines = [f"python\t3.{minor}\tx86_64\tglibc-2.36\t/usr/bin/python3.{minor}\t" for minor in (10, 11, 12, 13, 14)]
 
     found = usable_interpreters(parse("\n".join(lines)))
@@ -63,7 +63,7 @@ def test_this_machines_own_version_is_preferred():
     assert [one.version[1] for one in found] == [here, *others]
 
 
-def test_a_board_without_a_usable_python_says_what_it_has_and_what_to_do():
+def test_missing_python_error_lists_interpreters_and_fix():
     old = "\n".join(line for line in RASPBERRY.splitlines() if "3.12" not in line)
 
     with pytest.raises(NoPython) as caught, locating(stage="deploy", board="pi"):
@@ -76,7 +76,7 @@ def test_a_board_without_a_usable_python_says_what_it_has_and_what_to_do():
     assert (caught.value.stage, caught.value.board) == ("deploy", "pi")
 
 
-def test_a_board_that_runs_no_linux_is_told_so():
+def test_board_without_linux_raises_error():
     with pytest.raises(NoAgentHere, match="FreeBSD"):
         usable_interpreters(parse("machine\tarm64\tFreeBSD\n"))
 
@@ -99,16 +99,16 @@ def test_a_board_that_runs_no_linux_is_told_so():
         (on("armv7l", "glibc-2.36"), "manylinux_2_28_aarch64", False),
     ],
 )
-def test_a_wheel_fits_by_machine_and_c_library(interpreter: Interpreter, tag: str, fits: bool):
+def test_platform_tags_depend_on_machine_and_libc(interpreter: Interpreter, tag: str, fits: bool):
     assert (tag in platform_tags(interpreter)) is fits
 
 
 @pytest.mark.parametrize("libc", ["", "bionic", "glibc-3.1"])
-def test_an_unknown_c_library_takes_no_wheel(libc: str):
+def test_unknown_libc_has_empty_platform_tags(libc: str):
     assert platform_tags(on("x86_64", libc)) == []
 
 
-def test_pip_is_told_the_boards_python_and_never_builds():
+def test_pip_options_use_board_python_and_never_build():
     options = pip_options(on("aarch64", "glibc-2.17"))
 
     assert "--only-binary=:all:" in options

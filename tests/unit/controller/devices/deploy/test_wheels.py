@@ -1,4 +1,4 @@
-"""Wheels for a board, fetched by the real pip from a folder that stands for a package index."""
+"""Fetch wheels for a board with pip from a local directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Fetch = Callable[..., list[Package]]
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that pip looks into; its index has nothing."""
+    """Return the directory that pip searches; the package index is empty."""
     folder = tmp_path / "index"
     folder.mkdir()
     empty_index(tmp_path, monkeypatch)
@@ -59,14 +59,14 @@ def titles(packages: list[Package]) -> list[str]:
     return [package.title for package in packages]
 
 
-def test_the_version_that_this_machine_has_is_preferred(index: Path, fetch: Fetch):
+def test_packages_prefer_local_version(index: Path, fetch: Fetch):
     for version in ("1.4", "1.5", "1.6"):
         publish(index, "thing", version)
 
     assert titles(fetch(Wanted("thing", ">=1,<2", "1.5"))) == ["thing 1.5"]
 
 
-def test_where_that_is_not_to_be_had_the_newest_that_will_do_is_taken(index: Path, fetch: Fetch):
+def test_packages_fall_back_to_newest_compatible_version(index: Path, fetch: Fetch):
     publish(index, "thing", "1.4")
     publish(index, "thing", "1.5", "cp311-cp311-manylinux_2_17_aarch64")
     publish(index, "thing", "1.6", "cp311-cp311-manylinux_2_28_x86_64")
@@ -77,7 +77,7 @@ def test_where_that_is_not_to_be_had_the_newest_that_will_do_is_taken(index: Pat
     assert titles(fetch(Wanted("thing", ">=1,<2", "1.9"))) == ["thing 1.5"]
 
 
-def test_a_runtime_that_must_be_this_machines_own_version_is_never_another(index: Path, fetch: Fetch):
+def test_pinned_runtime_requires_local_version(index: Path, fetch: Fetch):
     publish(index, "iree_base_runtime", "3.12.0")
 
     with pytest.raises(NoWheels, match=r"iree-base-runtime==3\.13\.0") as caught:
@@ -88,12 +88,12 @@ def test_a_runtime_that_must_be_this_machines_own_version_is_never_another(index
     assert "aarch64, glibc 2.31" in caught.value.message
 
 
-def test_a_board_whose_c_library_is_unknown_is_told_so(index: Path, fetch: Fetch):
+def test_unknown_libc_raises_wheels_error(index: Path, fetch: Fetch):
     with pytest.raises(NoWheels, match=r"Python 3\.11 on riscv64"):
         fetch(Wanted("thing", "", "1.0"), Interpreter("/usr/bin/python3", (3, 11), "riscv64", ""))
 
 
-def test_the_second_time_needs_no_index(index: Path, fetch: Fetch):
+def test_packages_are_cached(index: Path, fetch: Fetch):
     wheel = publish(index, "thing", "1.5")
     first = fetch(Wanted("thing", "", "1.5"))
     wheel.unlink()
@@ -104,14 +104,14 @@ def test_the_second_time_needs_no_index(index: Path, fetch: Fetch):
 
 
 @pytest.mark.parametrize("runtime", ["executorch", "tflite"])
-def test_a_runtime_that_is_not_published_for_a_board_is_named(index: Path, tmp_path: Path, runtime: str):
+def test_unpublished_runtime_error_names_runtime(index: Path, tmp_path: Path, runtime: str):
     board = Interpreter("/usr/bin/python3", (3, 11), "armv7l", "glibc-2.36")
 
     with pytest.raises(NoWheels, match=r"^[a-z-]+[<>=][^ ]+ is not published for Python 3\.11 on armv7l, glibc 2\.36"):
         packages_for(board, [runtime_group(runtime)], say=print, cache=Cache(tmp_path / "cache"))
 
 
-def test_what_takes_long_to_fetch_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_slow_download_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     served = tmp_path / "served"
     served.mkdir()
     wheel = publish(served, "large", "1.0")
@@ -134,8 +134,8 @@ def test_what_takes_long_to_fetch_tells_how_far_it_is(tmp_path: Path, monkeypatc
     assert said[-1] == f"{said[0]}: 2.0 MB of 2.0 MB"
 
 
-def test_no_room_for_what_is_fetched_is_this_machines_trouble(index: Path, fetch: Fetch, tmp_path: Path):
-    # pip fails as on a full disk: writing what it fetched.
+def test_full_local_disk_raises_storage_error(index: Path, fetch: Fetch, tmp_path: Path):
+    # Make pip fail as on a full disk when it writes a download.
     publish(index, "thing", "1.5")
     full = tmp_path / "full"
     full.mkdir()
@@ -146,13 +146,11 @@ def test_no_room_for_what_is_fetched_is_this_machines_trouble(index: Path, fetch
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(full))
-        with pytest.raises(StorageError, match=r"no room in .* for the packages"):
+        with pytest.raises(StorageError, match=r"not enough disk space in .* for the board's packages"):
             fetch(Wanted("thing", "", "1.5"))
 
 
-def test_an_index_that_cannot_be_reached_is_no_fault_of_the_board(
-    index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
-):
+def test_unreachable_index_raises_board_error(index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
 
     with pytest.raises(BoardError, match="could not fetch") as caught:
@@ -162,15 +160,13 @@ def test_an_index_that_cannot_be_reached_is_no_fault_of_the_board(
     assert "index" in caught.value.hint and caught.value.detail
 
 
-def test_without_an_index_nothing_is_said_of_what_is_published(
-    index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
-):
+def test_missing_index_error_does_not_claim_unpublished(index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PIP_INDEX_URL")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     publish(index, "thing", "1.4")
 
     assert titles(fetch(Wanted("thing", ">=1,<2", "1.5"))) == ["thing 1.4"]
-    with pytest.raises(BoardError, match=r"other>=1 for Python 3\.11 on aarch64, glibc 2\.31 is not at hand") as caught:
+    with pytest.raises(BoardError, match=r"other>=1 for Python 3\.11 on aarch64, glibc 2\.31 is not cached") as caught:
         fetch(Wanted("other", ">=1", "1.5"))
 
     assert not isinstance(caught.value, NoAgentHere), "a board that is served without an agent, for want of an index"
@@ -179,7 +175,7 @@ def test_without_an_index_nothing_is_said_of_what_is_published(
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, BoardError), (404, NoWheels)])
-def test_an_index_that_refuses_to_answer_publishes_nothing_and_lacks_nothing(
+def test_refused_index_request_raises_board_error(
     index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, status: int, kind: type[BoardError]
 ):
     class Refusing(SimpleHTTPRequestHandler):
@@ -200,7 +196,7 @@ def test_an_index_that_refuses_to_answer_publishes_nothing_and_lacks_nothing(
     assert type(caught.value) is kind
 
 
-def test_what_an_agent_needs_is_what_hil_declares():
+def test_agent_group_lists_declared_dependencies():
     names = {one.name for one in agent_group().wanted}
 
     assert {"grpcio", "protobuf", "numpy", "ml-dtypes", "blake3"} <= names

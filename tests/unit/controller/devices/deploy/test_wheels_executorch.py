@@ -1,4 +1,4 @@
-"""What ExecuTorch needs on a board: PyTorch in a build for CPUs, and the rest of it left out."""
+"""ExecuTorch on a board: a CPU build of PyTorch without unneeded files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.controller.storage.cache import Cache
 ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
 
 
-def test_the_torch_of_a_board_is_a_build_without_cuda():
+def test_executorch_group_uses_cpu_torch():
     group = runtime_group("executorch")
     assert [one.name for one in group.wanted] == ["executorch", "torch", "flatbuffers"]
     torch = group.wanted[1]
@@ -24,7 +24,7 @@ def test_the_torch_of_a_board_is_a_build_without_cuda():
     assert torch.loose.endswith("+cpu")
 
 
-def test_where_there_is_none_the_index_that_has_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_torch_error_names_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     empty_index(tmp_path, monkeypatch)
     torch = runtime_group("executorch").wanted[1]
     with pytest.raises(NoWheels, match=r"torch==2\.[0-9.]+\+cpu is not published for Python 3\.11 on aarch64") as error:
@@ -32,7 +32,7 @@ def test_where_there_is_none_the_index_that_has_it_is_named(tmp_path: Path, monk
     assert "PIP_EXTRA_INDEX_URL" in error.value.hint
 
 
-def test_what_loading_a_program_does_not_need_stays_behind(tmp_path: Path):
+def test_wheel_files_drop_unneeded_torch_files(tmp_path: Path):
     contents = {
         "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl": {
             "torch/__init__.py": True,

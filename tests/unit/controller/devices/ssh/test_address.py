@@ -20,7 +20,7 @@ from hil.errors import UsageError
         ("me@corp@host", Address("host", "me@corp"), "me@corp@host"),
     ],
 )
-def test_addresses(text: str, address: Address, shown: str) -> None:
+def test_parse_address_accepts_user_host_and_port(text: str, address: Address, shown: str) -> None:
     assert parse_address(text) == address
     assert str(address) == shown
     assert is_ssh_address(text) == (text != "host")
@@ -34,11 +34,11 @@ def test_addresses(text: str, address: Address, shown: str) -> None:
         *("a;id@host", "a|id@host", "`id`@host", "\\@host"),
     ],
 )
-def test_what_is_none(text: str) -> None:
-    with pytest.raises(UsageError, match="is no address for SSH"):
+def test_parse_address_rejects_invalid_text(text: str) -> None:
+    with pytest.raises(UsageError, match="invalid SSH address"):
         parse_address(text)
 
 
 @pytest.mark.parametrize("text", ["unix:/run/a@b.sock", "localhost:5000", "rpi5", "boards/a@b.toml", "./me@host"])
-def test_other_addresses_and_names_are_not_taken_for_ssh(text: str) -> None:
+def test_ssh_address_check_excludes_other_addresses(text: str) -> None:
     assert not is_ssh_address(text)

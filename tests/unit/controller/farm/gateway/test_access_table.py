@@ -10,7 +10,7 @@ from hil.controller.farm.store.queries import _ANSWERS
 from hil.errors import AccessRefused, UsageError
 
 
-def test_table_names_every_call_and_everything_that_can_be_asked_or_done() -> None:
+def test_access_table_covers_all_calls_queries_and_actions() -> None:
     calls = {f"{service}.{name}" for service in SERVICES for name, *_ in methods(service)}
     asked = {f"Farm.Ask {what}" for what in _ANSWERS}
     done = {f"Farm.Do {action}" for action in AdminActions(None)._known}
@@ -19,7 +19,7 @@ def test_table_names_every_call_and_everything_that_can_be_asked_or_done() -> No
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("action", NEEDED)
-def test_each_role_may_all_that_smaller_ones_may(role: Role, action: str) -> None:
+def test_role_has_permissions_of_lower_roles(role: Role, action: str) -> None:
     who = Principal("anna", role)
     call, _, what = action.partition(" ")
     if list(Role).index(role) >= list(Role).index(NEEDED[action]):
@@ -30,7 +30,7 @@ def test_each_role_may_all_that_smaller_ones_may(role: Role, action: str) -> Non
 
 
 @pytest.mark.parametrize("role", Role)
-def test_what_is_not_in_the_table_nobody_may(role: Role) -> None:
+def test_admit_rejects_calls_missing_from_table(role: Role) -> None:
     with pytest.raises(UsageError) as unknown:
         admit(Principal("anna", role), "Farm.Ask", "job5")
     assert "'job'" in unknown.value.hint

@@ -15,7 +15,7 @@ from hil.controller.farm.store.database import DatabaseAway
 
 
 class Outages:
-    """A database that is away for the first few transactions."""
+    """Database that is unavailable for the first few transactions."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -51,7 +51,7 @@ def run(outages: int, work: Callable[[LogBuffer], Any]) -> None:
     asyncio.run(go())
 
 
-def test_all_can_be_waited_for(written: list[tuple[int, str]]) -> None:
+def test_log_buffer_flush_writes_all_leases(written: list[tuple[int, str]]) -> None:
     async def work(one: LogBuffer) -> None:
         await one.add(1, "a")
         await one.add(2, "b")
@@ -62,7 +62,7 @@ def test_all_can_be_waited_for(written: list[tuple[int, str]]) -> None:
 
 
 @pytest.mark.parametrize("outages", [0, 3])
-def test_lines_are_written_in_order_and_once(written: list[tuple[int, str]], outages: int) -> None:
+def test_log_buffer_preserves_line_order_across_outages(written: list[tuple[int, str]], outages: int) -> None:
     async def work(one: LogBuffer) -> None:
         for number in range(50):
             await one.add(number % 2, f"{number}\n")
@@ -77,7 +77,7 @@ def test_lines_are_written_in_order_and_once(written: list[tuple[int, str]], out
         assert text == "".join(f"{number}\n" for number in range(lease, 50, 2))
 
 
-def test_who_prints_too_much_waits_until_it_is_written(
+def test_log_buffer_blocks_writers_above_size_limit(
     written: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_buffer, "_MOST", 100)
@@ -92,7 +92,7 @@ def test_who_prints_too_much_waits_until_it_is_written(
     assert sum(len(text) for _, text in written) == 600
 
 
-def test_nul_is_no_end(written: list[tuple[int, str]]) -> None:
+def test_log_buffer_replaces_nul_characters(written: list[tuple[int, str]]) -> None:
     async def work(one: LogBuffer) -> None:
         await one.add(1, "a\0b")
         await one.flush(1)
@@ -101,7 +101,7 @@ def test_nul_is_no_end(written: list[tuple[int, str]]) -> None:
     assert written == [(1, "a\ufffdb")]
 
 
-def test_cases_are_written_before_the_lines_that_tell_of_them(
+def test_log_buffer_writes_cases_before_their_lines(
     written: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def keep(tx: Any, lease: int, cases: tuple[tuple[str, str, str], ...]) -> None:
@@ -120,7 +120,7 @@ def test_cases_are_written_before_the_lines_that_tell_of_them(
     assert written == [(1, "a"), (1, "b"), (1, "x"), (2, "c")]
 
 
-def test_what_cannot_be_written_holds_up_nothing(
+def test_log_buffer_drops_rejected_lines_and_continues(
     written: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = log_buffer.event_log.append_output

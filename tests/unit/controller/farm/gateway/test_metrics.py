@@ -35,7 +35,7 @@ def _get(url: str) -> str:
         return text
 
 
-def test_prometheus_reads_the_farm_and_what_this_gateway_did() -> None:
+def test_metrics_report_farm_state_and_gateway_calls() -> None:
     metrics = Metrics()
     metrics.called("Farm.Submit", "OK", 0.004)
     metrics.called("Farm.Submit", "UNAVAILABLE", 5.0)
@@ -67,7 +67,7 @@ def test_prometheus_reads_the_farm_and_what_this_gateway_did() -> None:
     assert found["hil_farm_attending"] == 7
 
 
-def test_database_that_is_away_is_a_number_not_an_error() -> None:
+def test_metrics_report_database_outage_without_error() -> None:
     async def read() -> Any:
         raise DatabaseAway("gone")
 
@@ -77,19 +77,19 @@ def test_database_that_is_away_is_a_number_not_an_error() -> None:
 
 
 @pytest.mark.parametrize("listen", ["9090", "127.0.0.1:http", "127.0.0.1:99999", "203.0.113.1:0"])
-def test_address_that_cannot_be_served_is_told(listen: str) -> None:
+def test_metrics_reject_unusable_listen_address(listen: str) -> None:
     async def read() -> Any:
         return _STATS
 
     async def serve() -> None:
         Metrics().serve(listen, read)
 
-    with pytest.raises(UsageError, match="metrics can"):
+    with pytest.raises(UsageError, match=r"serve metrics at|metrics address"):
         asyncio.run(serve())
 
 
 @pytest.mark.parametrize(("listen", "host"), [(":0", "127.0.0.1"), ("0.0.0.0:0", "0.0.0.0")])
-def test_numbers_are_this_machines_alone_unless_another_address_is_named(listen: str, host: str) -> None:
+def test_metrics_listen_on_loopback_by_default(listen: str, host: str) -> None:
     async def served() -> None:
         metrics = Metrics()
         try:

@@ -9,7 +9,7 @@ pytest.importorskip("psycopg", reason="needs the extra `farm`")
 from hil.controller.farm.store.notifications import _MOST, AGAIN, PubSub, drained
 
 
-def test_everybody_hears_every_change_while_subscribed() -> None:
+def test_pubsub_delivers_changes_to_all_subscribers() -> None:
     async def run() -> None:
         hub = PubSub()
         with hub.subscribed() as one:
@@ -23,7 +23,7 @@ def test_everybody_hears_every_change_while_subscribed() -> None:
     asyncio.run(run())
 
 
-def test_who_is_far_behind_looks_at_everything_again() -> None:
+def test_pubsub_sends_reload_to_slow_subscriber() -> None:
     async def run() -> None:
         hub = PubSub()
         with hub.subscribed() as queue:

@@ -1,4 +1,4 @@
-"""Connections through the gateway whose sides are slow, or end one after the other."""
+"""Test gateway tunnels with slow sides and sides that end at different times."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def carried(holder: Any, board: Any, *, over_after_s: float | None = None) -> Tu
         with tunnels.opened(7) as one:
             joined = asyncio.create_task(tunnels.find(one.id).join(board.pieces(), board))
             if over_after_s is not None:
-                asyncio.get_running_loop().call_later(over_after_s, one.end, "the lease is over")
+                asyncio.get_running_loop().call_later(over_after_s, one.end, "the lease has ended")
             try:
                 await asyncio.wait_for(one.serve(holder.pieces(), holder), 20)
             finally:
@@ -59,27 +59,27 @@ def carried(holder: Any, board: Any, *, over_after_s: float | None = None) -> Tu
     return asyncio.run(go())
 
 
-def test_all_is_carried_and_both_hear_the_end() -> None:
+def test_tunnel_carries_data_and_end_in_both_directions() -> None:
     holder, board = Side(b"a", b"b"), Side(b"1", b"2", b"3")
     tunnels = carried(holder, board)
     assert board.got == [b"a", b"b", b""] and holder.got == [b"1", b"2", b"3", b""]
-    with pytest.raises(UsageError, match="any more"):
+    with pytest.raises(UsageError, match="unknown or expired connection"):
         tunnels.find("x")
 
 
-def test_slow_reader_loses_nothing_after_its_own_end() -> None:
+def test_tunnel_delivers_all_data_to_slow_reader_after_eof() -> None:
     holder, board = Side(b"all that I ask", slow_s=0.3), Side(b"1", b"2", b"3")
     carried(holder, board)
     assert holder.got == [b"1", b"2", b"3", b""]
 
 
-def test_side_that_never_ends_is_not_waited_for() -> None:
+def test_tunnel_closes_without_waiting_for_open_side() -> None:
     holder, board = Side(b"bye"), Side(b"1", ends=False)
     carried(holder, board)
     assert board.got == [b"bye", b""] and holder.got == [b"1"]
 
 
-def test_end_of_the_lease_ends_what_nobody_reads() -> None:
+def test_tunnel_closes_when_lease_ends_despite_stalled_reader() -> None:
     holder, board = Side(b"bye", slow_s=60), Side(b"1", b"2")
-    with pytest.raises(FarmError, match="the lease is over"):
+    with pytest.raises(FarmError, match="the lease has ended"):
         carried(holder, board, over_after_s=0.3)

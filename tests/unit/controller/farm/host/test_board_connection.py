@@ -1,4 +1,4 @@
-"""A worker's way to its board, against an agent of the test's own."""
+"""Test a worker's connection to its board, with a real agent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def grant(fence: int) -> Grant:
     return Grant(fence, "17", 17, "bench", fence, 6.0, 60.0, 1, JobSpec(Kind.RUN))
 
 
-def test_a_board_that_was_looked_at_is_presented_with_all_that_it_told(agent, way, tmp_path):
+def test_card_includes_agent_labels_after_look(agent, way, tmp_path):
     before = way.card()
     assert before.labels == {"chip": "x"}
     agent()
@@ -61,7 +61,7 @@ def test_a_board_that_was_looked_at_is_presented_with_all_that_it_told(agent, wa
     assert not card.direct and not card.powered and str(tmp_path) not in card.config
 
 
-def test_whoever_had_the_board_by_a_lower_fence_loses_it_when_it_is_taken(agent, way, tmp_path):
+def test_take_ends_session_with_lower_fence(agent, way, tmp_path):
     agent()
     older = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
     older.open_session("older", fence=4, on_wait=print)
@@ -70,12 +70,12 @@ def test_whoever_had_the_board_by_a_lower_fence_loses_it_when_it_is_taken(agent,
     assert way.is_held(4) and not way.is_held(5)
     way.take(grant(5))
     assert not way.is_held(4)
-    with pytest.raises(BoardBusy, match="too old"):
+    with pytest.raises(BoardBusy, match="stale fence"):
         older.open_session("again", fence=4, on_wait=print)
     older.close()
 
 
-def test_a_fence_that_is_too_low_is_refused_and_the_boards_own_is_known_then(agent, way, tmp_path):
+def test_take_reads_newer_fence_from_board_when_refused(agent, way, tmp_path):
     agent()
     other = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
     other.open_session("by hand", fence=90, on_wait=print)
@@ -86,7 +86,7 @@ def test_a_fence_that_is_too_low_is_refused_and_the_boards_own_is_known_then(age
     way.take(grant(91))
 
 
-def test_it_is_mended_when_the_agent_was_started_again(agent, way):
+def test_connection_recovers_after_agent_restart(agent, way):
     first = agent()
     way.take(grant(1))
     first.stop()
@@ -96,13 +96,13 @@ def test_it_is_mended_when_the_agent_was_started_again(agent, way):
     assert way.fence == 2
 
 
-def test_one_that_nobody_answers_on_is_told(way):
+def test_take_raises_board_unreachable_without_agent(way):
     with pytest.raises(BoardUnreachable):
         way.take(grant(1))
     assert way.target is None
 
 
-def test_a_job_uses_the_connection_that_took_its_board_and_the_next_one_another(agent, way, tmp_path):
+def test_job_reuses_worker_connection_of_same_lease(agent, way, tmp_path):
     agent()
     way.take(grant(7))
     choice = way.choice(grant(7))
@@ -121,14 +121,14 @@ def test_a_job_uses_the_connection_that_took_its_board_and_the_next_one_another(
 
 
 def silence(client: AgentClient) -> None:
-    """As if nothing had been heard for too long."""
+    """Simulate a client that has heard from the agent too long ago."""
     hold = client._hold
     assert hold is not None
     hold._guard.within(0.0)
     eventually(lambda: hold.silent)
 
 
-def test_a_board_that_was_silent_while_its_job_was_made_ready_is_taken_again(agent, way):
+def test_job_takes_board_back_after_silent_period(agent, way):
     agent()
     way.take(grant(7))
     silence(way._client)
@@ -140,18 +140,18 @@ def test_a_board_that_was_silent_while_its_job_was_made_ready_is_taken_again(age
         assert way.is_held(7)
 
 
-def test_a_board_that_was_taken_from_a_job_that_is_made_ready_is_not_the_jobs(agent, way, tmp_path):
+def test_job_fails_when_newer_fence_took_board(agent, way, tmp_path):
     agent()
     way.take(grant(7))
     newer = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
     newer.open_session("newer", fence=8, on_wait=print)
     eventually(lambda: not way._client.has_session)
-    with open_board(way.choice(grant(7))) as board, pytest.raises(BoardBusy, match="too old"):
+    with open_board(way.choice(grant(7))) as board, pytest.raises(BoardBusy, match="stale fence"):
         board.take()
     newer.close()
 
 
-def test_a_session_by_another_fence_is_another_session(agent, way):
+def test_higher_fence_opens_new_session(agent, way):
     agent()
     way.take(grant(7))
     assert way._client.open_session("same", fence=7, on_wait=print) == 7
@@ -159,7 +159,7 @@ def test_a_session_by_another_fence_is_another_session(agent, way):
     assert way.is_held(9)
 
 
-def test_a_job_that_never_came_to_its_board_leaves_it_to_the_next(agent, way):
+def test_release_frees_board_before_job_starts(agent, way):
     agent()
     way.take(grant(7))
     way.release()
@@ -168,25 +168,25 @@ def test_a_job_that_never_came_to_its_board_leaves_it_to_the_next(agent, way):
     assert way.is_held(8)
 
 
-def test_faults_are_for_simulators_that_are_started_here(agent, way):
+def test_faults_require_local_simulator(agent, way):
     agent()
     way.take(grant(7))
-    with pytest.raises(UsageError, match="for simulators only"):
+    with pytest.raises(UsageError, match="--fault requires a simulator"):
         open_board(replace(way.choice(grant(7)), faults=("hang",)))
 
 
-def test_a_runtime_that_the_agent_lacks_is_brought_only_where_we_put_agents(agent, way):
+def test_bring_skips_runtime_on_externally_managed_agent(agent, way):
     agent()
     assert way.bring("onnxruntime", print) is False and way.bring("", print) is False
 
 
-def test_a_runtime_is_brought_where_it_is_missing_and_we_put_agents_there(agent, way, tmp_path, monkeypatch):
+def test_bring_installs_missing_runtime_over_ssh(agent, way, tmp_path, monkeypatch):
     asked = []
     real = ways.open_link
 
     def opened(request):
         asked.append(request.runtime)
-        # The agent of an SSH address is the test's own.
+        # Replace the agent at the SSH address with the test's agent.
         config = request.config
         there = replace(config, connection=replace(config.connection, address=f"unix:{tmp_path}/a.sock"))
         return real(replace(request, config=there))
@@ -194,7 +194,7 @@ def test_a_runtime_is_brought_where_it_is_missing_and_we_put_agents_there(agent,
     monkeypatch.setattr(ways, "open_link", opened)
     agent()
     way.bring("tflite", print)
-    # Whoever made this board's agent gave it its runtimes.
+    # The owner of this agent chose its runtimes.
     assert asked == [""]
     config = tmp_path / "bench.toml"
     config.write_text(config.read_text().replace(f"unix:{tmp_path}/a.sock", "root@bench"))

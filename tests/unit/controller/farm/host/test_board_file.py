@@ -55,7 +55,7 @@ def config(tmp_path: Path) -> BoardConfig:
 
 
 @pytest.mark.parametrize("address", ["unix:/run/agent.sock", ""])
-def test_the_board_of_a_lease_is_the_board_itself_with_another_way_to_it(address, config):
+def test_lease_config_changes_only_connection_and_fence(address, config):
     config = replace(config, labgrid=Labgrid("rack3"))
     there = lease_config(config, address, 12, "lease 4")
     connection = replace(config.connection, address=address or "root@192.0.2.7:2222", fence=12, lease="lease 4")
@@ -63,14 +63,14 @@ def test_the_board_of_a_lease_is_the_board_itself_with_another_way_to_it(address
     assert there.path == config.path, "files that it names are relative to it"
 
 
-def test_others_are_shown_no_way_to_the_board_no_keys_and_no_power(config, tmp_path):
+def test_public_text_omits_address_keys_and_power(config, tmp_path):
     text = public_text(config)
     shown = written(text, tmp_path)
     assert not any(word in text for word in ("192.0.2.7", "token", "usbrelay", "pw@pdu", ".ssh"))
     assert (shown.name, shown.hw_type, shown.devices, shown.labels) == ("rack3", "rpi5", config.devices, config.labels)
 
 
-def test_a_simulated_board_has_a_name_and_an_address_of_its_own(tmp_path):
+def test_sim_text_sets_name_and_address_of_simulator(tmp_path):
     kind = load_board("sim-f16")
     there = written(sim_text(kind, "lab-sim-3", "unix:/s/3.sock"), tmp_path)
     assert (there.name, there.hw_type, there.connection.address) == ("lab-sim-3", kind.hw_type, "unix:/s/3.sock")

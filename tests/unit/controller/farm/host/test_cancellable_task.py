@@ -1,4 +1,4 @@
-"""Work of a main thread, in a process of its own: signals and threads of it are its alone."""
+"""Test cancellable tasks in a separate process, which has its own signals and threads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def told(code: str) -> list[str]:
         "os.read(pipe, 1)",
     ],
 )
-def test_work_is_ended_wherever_it_waits(wait):
+def test_task_end_interrupts_any_blocking_call(wait):
     if "Lock" in wait:
         wait = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
     said = told(f"""
@@ -52,7 +52,7 @@ print(gave_up.is_set())
     assert said == ["tidied", "None the farm said so True", "False"]
 
 
-def test_what_came_to_its_own_end_is_not_ended_and_nor_is_other_work():
+def test_task_end_ignores_finished_and_other_work():
     assert told("""
 print(work.run(1, lambda: "done"), repr(work.why))
 work.end(1, "too late")
@@ -65,7 +65,7 @@ print(work.run(3, job), repr(work.why))
 """) == ["done ''", "also done ''"]
 
 
-def test_work_that_cannot_be_ended_is_given_up():
+def test_task_gives_up_when_work_ignores_interrupt():
     assert told("""
 def stubborn():
     try:
@@ -78,7 +78,7 @@ print(work.run(1, stubborn))
 """) == ["True"]
 
 
-def test_a_persons_ctrl_c_goes_through():
+def test_task_passes_keyboard_interrupt_through():
     assert told("""
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def job():
@@ -91,7 +91,7 @@ except KeyboardInterrupt:
 """) == ["interrupted ''"]
 
 
-def test_a_signals_handler_can_end_it_too():
+def test_task_ends_from_signal_handler():
     assert told("""
 signal.signal(signal.SIGTERM, lambda *_: work.end_here("the host was stopped"))
 def job():
@@ -104,7 +104,7 @@ print("nothing runs, nothing ends")
 """) == ["None the host was stopped", "nothing runs, nothing ends"]
 
 
-def test_a_thread_that_is_slow_to_end_some_work_ends_no_later_one():
+def test_task_end_ignores_work_started_later():
     assert told("""
 reached, go = threading.Event(), threading.Event()
 class Slow(CancellableTask):

@@ -13,7 +13,7 @@ from hil.errors import FarmError, UsageError
 
 
 class Store:
-    """A farm's store that counts what is fetched from it."""
+    """Farm store that counts downloads."""
 
     def __init__(self, *contents: bytes) -> None:
         self.held = {digest_of(content): content for content in contents}
@@ -35,7 +35,7 @@ def spec(**files: bytes) -> JobSpec:
     return JobSpec(Kind.RUN, files={name.replace("__", "/"): digest_of(content) for name, content in files.items()})
 
 
-def test_each_file_is_fetched_once_and_laid_out_for_every_job(tmp_path):
+def test_files_downloads_content_only_for_first_job(tmp_path):
     store: Any = Store(b"model", b"input")
     files = Files(tmp_path / "kept")
     for number in range(2):
@@ -45,7 +45,7 @@ def test_each_file_is_fetched_once_and_laid_out_for_every_job(tmp_path):
     assert len(store.fetched) == 2
 
 
-def test_a_job_that_changes_its_files_changes_nobody_elses(tmp_path):
+def test_files_isolates_jobs_from_changes_of_other_jobs(tmp_path):
     store: Any = Store(b"model")
     files = Files(tmp_path / "kept")
     files.lay_out(spec(a=b"model"), tmp_path / "one", store)
@@ -55,7 +55,7 @@ def test_a_job_that_changes_its_files_changes_nobody_elses(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/a"])
-def test_no_file_can_be_laid_out_elsewhere(name, tmp_path):
+def test_files_rejects_paths_outside_job_directory(name, tmp_path):
     with pytest.raises(UsageError, match="outside"):
         Files(tmp_path / "kept").lay_out(
             JobSpec(Kind.RUN, files={name: digest_of(b"x")}),
@@ -64,7 +64,7 @@ def test_no_file_can_be_laid_out_elsewhere(name, tmp_path):
         )
 
 
-def test_what_is_no_digest_is_no_path_either(tmp_path):
+def test_files_rejects_invalid_digest(tmp_path):
     with pytest.raises(UsageError, match="not a digest"):
         Files(tmp_path / "kept").lay_out(
             JobSpec(Kind.RUN, files={"a": "../../secret"}),
@@ -73,12 +73,12 @@ def test_what_is_no_digest_is_no_path_either(tmp_path):
         )
 
 
-def test_a_file_that_the_store_lacks_is_the_farms_failure(tmp_path):
+def test_files_raises_farm_error_for_missing_content(tmp_path):
     with pytest.raises(FarmError, match="no more"):
         Files(tmp_path / "kept").lay_out(spec(a=b"gone"), tmp_path / "job", Store())
 
 
-def test_what_was_used_least_lately_makes_room(tmp_path):
+def test_files_evicts_least_recently_used_content(tmp_path):
     contents = [bytes([number]) * 100 for number in range(4)]
     store: Any = Store(*contents)
     files = Files(tmp_path / "kept", most_bytes=250)
@@ -92,20 +92,20 @@ def test_what_was_used_least_lately_makes_room(tmp_path):
     assert kept == {contents[2], contents[3]}
 
 
-def test_a_folder_goes_to_the_store_file_by_file(tmp_path):
+def test_upload_folder_stores_files_and_skips_symlinks(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "sub" / "x.npy").write_bytes(b"tensor")
-    (tmp_path / "link").symlink_to(__file__)  # whatever made it: a job gets no file of its host's
+    (tmp_path / "link").symlink_to(__file__)  # A job must not get files of its host.
     store: Any = Store()
     stored = upload_folder(tmp_path, store)
     assert {name: store.held[digest] for name, digest in stored.items()} == {"run.json": b"{}", "sub/x.npy": b"tensor"}
 
 
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), (".",), ("a\0b",)])
-def test_files_that_cannot_lie_beside_each_other_are_the_jobs_own_fault(names, tmp_path):
+def test_files_rejects_conflicting_paths(names, tmp_path):
     (tmp_path / "job").mkdir()
-    with pytest.raises(UsageError, match="cannot lie"):
+    with pytest.raises(UsageError, match="cannot create the job's file"):
         Files(tmp_path / "kept").lay_out(
             JobSpec(Kind.RUN, files=dict.fromkeys(names, digest_of(b"x"))),
             tmp_path / "job",
@@ -113,7 +113,7 @@ def test_files_that_cannot_lie_beside_each_other_are_the_jobs_own_fault(names, t
         )
 
 
-def test_a_kept_file_that_was_damaged_is_fetched_again(tmp_path):
+def test_files_replaces_damaged_content(tmp_path):
     store: Any = Store(b"model")
     files = Files(tmp_path / "kept")
     files.lay_out(spec(a=b"model"), tmp_path / "one", store)

@@ -1,103 +1,52 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.job_attempt import check_health
 from hil.controller.storage.isolated import Isolated
-from hil.controller.workloads import run_job
-from hil.controller.workloads.board_checks import tiny_model
-from hil.core.board_config import BoardConfig, Command, Power
-from hil.core.boards import load_board
-from hil.errors import BoardUnreachable
-
-
-class SilentBoard(BoardConnection):
-    """A way to a board that answers after so many looks."""
-
-    def __init__(self, silent: int, power: Power) -> None:
-        self.config: BoardConfig = replace(load_board("generic"), power=power)
-        self.post: Any = SimpleNamespace(name="rpi5")
-        self.did: list[str] = []
-        self._silent = silent
-
-    def look(self) -> None:
-        self.did.append("look")
-        self._silent -= 1
-        if self._silent >= 0:
-            raise BoardUnreachable("nobody answers")
-
-    def hang_up(self) -> None:
-        self.did.append("hang up")
-
-
-@pytest.fixture
-def switched(tmp_path: Path) -> Power:
-    """Power whose every cycle is a line in the file ``cycles``."""
-    return Power({"cycle": Command(("sh", "-c", f"echo x >> {tmp_path}/cycles"))}, boot_s=5.0)
-
-
-def cycles(folder: Path) -> int:
-    return len((folder / "cycles").read_text().splitlines()) if (folder / "cycles").exists() else 0
-
-
-@pytest.mark.parametrize(
-    ("failures", "silent", "wanted"),
-    [(0, 0, 0), (0, 1, 1), (1, 0, 1), (3, 0, 1)],
-    ids=["well", "silent", "failed before", "failed often"],
-)
-def test_power_is_cycled_where_a_check_failed_before_or_the_board_stays_silent(
-    failures, silent, wanted, switched, tmp_path
-):
-    way = SilentBoard(silent, switched)
-    way.revive(failures, lambda text: None)
-    assert cycles(tmp_path) == wanted and way.did[-1] == "look"
-
-
-def test_a_board_whose_power_nobody_can_switch_is_only_looked_at():
-    way = SilentBoard(1, Power())
-    with pytest.raises(BoardUnreachable):
-        way.revive(2, lambda text: None)
-    assert way.did == ["look"]
+from hil.controller.workloads import board_needs, run_job
+from hil.controller.workloads.board_needs import lack_of_disk, lack_of_memory, write_model
+from hil.core.board_config import BoardConfig
 
 
 def attempt(runtime: str, host: Path, folder: Path, isolated: Isolated) -> Any:
-    """What a health check uses of an attempt at a job."""
+    """Return the parts of a job attempt that a health check uses."""
     board = BoardChoice(BoardConfig("rack3", "rpi5"))
     site: Any = SimpleNamespace(folder=host)
     return SimpleNamespace(runtime=runtime, board=board, site=site, folder=folder, print=print, isolated=isolated)
 
 
 @pytest.mark.parametrize("runtime", ["tflite", "vendor"])
-def test_where_there_is_no_program_to_try_it_is_enough_that_the_board_answers(runtime, tmp_path, monkeypatch):
+def test_health_check_passes_without_test_program(runtime, tmp_path, monkeypatch):
+    monkeypatch.setattr(board_needs, "check_needs", lambda *args: True)
     monkeypatch.setattr(
         "hil.controller.workloads.run_job.run_job", lambda *args, **more: pytest.fail("nothing is to be run")
     )
     with Isolated(1) as isolated:
         result = check_health(attempt(runtime, tmp_path, tmp_path, isolated))
-    assert result.exit_code == 0 and "no program" in result.reason
+    assert result.exit_code == 0 and "no test program" in result.reason
 
 
 @pytest.mark.parametrize(
     ("record", "code", "reason"),
     [
         ({"exit_code": 0, "cases": [{"outcome": "PASS", "reason": ""}]}, 0, ""),
-        ({"exit_code": 1, "cases": [{"outcome": "FAIL", "reason": "3 differ"}]}, 1, "a tiny model: FAIL: 3 differ"),
+        ({"exit_code": 1, "cases": [{"outcome": "FAIL", "reason": "3 differ"}]}, 1, "small test model: FAIL: 3 differ"),
     ],
 )
-def test_a_board_is_as_healthy_as_its_answer_is_right(record, code, reason, tmp_path, monkeypatch):
+def test_health_check_reports_result_of_small_model(record, code, reason, tmp_path, monkeypatch):
     asked: list[Any] = []
 
     def ran(job: Any, **more: Any) -> Any:
         asked.append(job)
         return record
 
+    monkeypatch.setattr(board_needs, "check_needs", lambda *args: True)
     monkeypatch.setattr(run_job, "run_job", ran)
     (tmp_path / "job").mkdir()
     with Isolated(1) as isolated:
@@ -105,5 +54,63 @@ def test_a_board_is_as_healthy_as_its_answer_is_right(record, code, reason, tmp_
             result = check_health(attempt("onnxruntime", tmp_path, tmp_path / "job", isolated))
             assert (result.exit_code, result.reason) == (code, reason)
     (tmp_path / "again").mkdir()
-    assert {job.models for job in asked} == {(tmp_path / "tiny.onnx",)} and asked[0].board == "rack3"
-    assert (tmp_path / "tiny.onnx").read_bytes() == tiny_model(tmp_path / "again").read_bytes()
+    assert {job.models for job in asked} == {(tmp_path / "small.onnx",)} and asked[0].board == "rack3"
+    write_model(tmp_path / "again/small.onnx", weights=True)
+    assert (tmp_path / "small.onnx").read_bytes() == (tmp_path / "again/small.onnx").read_bytes()
+    assert (tmp_path / "small.onnx").stat().st_size > board_needs.MODEL_MIB << 20
+
+
+@pytest.mark.parametrize(
+    ("readings", "lack"),
+    [
+        ([], ""),
+        ([{"name": "free memory", "value": 900.0, "unit": "MiB"}], ""),
+        ([{"name": "free memory", "value": 7.0, "unit": "MiB"}], "7 MiB of memory are free, jobs need 32"),
+        ([{"name": "free memory", "unit": "MiB"}], "0 MiB of memory are free, jobs need 32"),
+    ],
+)
+def test_health_check_reports_low_memory(readings: list[dict[str, Any]], lack: str):
+    assert lack_of_memory({"readings": readings}) == lack
+
+
+@pytest.mark.parametrize(
+    ("info", "lack"),
+    [
+        ({}, ""),
+        ({"store_room_bytes": str(16 << 20)}, ""),
+        ({"store_room_bytes": str(9 << 20)}, "its store has room for 9 MiB, jobs need 16"),
+        ({"store_room_bytes": "0"}, "its store has room for 0 MiB, jobs need 16"),
+    ],
+)
+def test_health_check_reports_low_store_space(info: dict[str, Any], lack: str):
+    assert lack_of_disk(info) == lack
+
+
+def test_check_needs_writes_new_file_each_time(tmp_path, monkeypatch):
+    written: list[bytes] = []
+
+    class Session:
+        info: ClassVar = {"machine": {"memory_bytes": str(1 << 30)}, "memory_limit_bytes": str(64 << 20)}
+
+        def __init__(self) -> None:
+            self.board = self.client = self
+
+        def put(self, blobs: Any) -> None:
+            written.extend(path.read_bytes() for path, _ in blobs.values())
+
+    class Pool:
+        def __init__(self, *args: Any, **more: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def session(self, *args: Any, **more: Any) -> Session:
+            return Session()
+
+    monkeypatch.setattr("hil.controller.pipeline.board_pool.BoardPool", Pool)
+    choice = BoardChoice(BoardConfig("rack3", "rpi5"))
+    for _ in range(2):
+        assert board_needs.check_needs(choice, "iree", tmp_path, print) is False
+    assert len(set(written)) == 2 and len(written[0]) == 64 << 10

@@ -24,31 +24,31 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostInfo:
     return HostInfo("lab1", "berlin", FarmAddress(("unix:g",), "t"), tmp_path / "host", tmp_path / "s")
 
 
-def test_every_board_here_that_can_be_reached_is_served_where_none_is_named(site):
+def test_find_boards_defaults_to_all_reachable_boards(site):
     assert [post.name for post in find_boards(site, ())] == ["grid", "rpi5"]
 
 
-def test_of_those_that_are_named_each_is_served(site):
+def test_find_boards_returns_named_boards_in_order(site):
     assert [post.name for post in find_boards(site, ["rpi5", str(Path("configs/grid.toml"))])] == ["rpi5", "grid"]
 
 
 @pytest.mark.parametrize(
     ("named", "why"),
-    [(["kind"], "no address"), (["rpi5", "rpi5"], "two boards are called rpi5"), (["nothing"], "unknown board")],
+    [(["kind"], "without an address"), (["rpi5", "rpi5"], "duplicate board name rpi5"), (["nothing"], "unknown board")],
 )
-def test_what_cannot_be_served_is_bad_usage(site, named, why):
+def test_find_boards_rejects_unusable_names(site, named, why):
     with pytest.raises(UsageError, match=why):
         find_boards(site, named)
 
 
 @pytest.mark.parametrize("name", ["../x", "..", "-x", "a/b", "x" * 61])
-def test_a_name_that_could_be_a_path_is_none(name, site, tmp_path):
+def test_find_boards_rejects_board_name_with_path_characters(name, site, tmp_path):
     (tmp_path / "odd.toml").write_text(f'[board]\nname = "{name}"\n[connection]\naddress = "root@x"\n')
-    with pytest.raises(UsageError, match="cannot be a name"):
+    with pytest.raises(UsageError, match="invalid farm name"):
         find_boards(site, [str(tmp_path / "odd.toml")])
 
 
-def test_simulated_boards_are_called_after_their_host_and_keep_their_faults(site):
+def test_simulators_use_host_name_and_keep_faults(site):
     posts = make_simulators(site, 2, ["pace:seconds=1"])
     assert [post.name for post in posts] == ["lab1-sim-1", "lab1-sim-2"]
     assert [post.load().connection.address for post in posts] == [f"unix:{site.sockets}/{n}.sock" for n in (1, 2)]
@@ -56,7 +56,7 @@ def test_simulated_boards_are_called_after_their_host_and_keep_their_faults(site
     assert make_simulators(site, 2, ()) != posts and make_simulators(site, 1, ["pace:seconds=1"]) == posts[:1]
 
 
-def test_a_hosts_sockets_are_always_in_the_same_folder_which_is_its_users_alone(tmp_path, monkeypatch):
+def test_sockets_directory_persists_and_rejects_other_users(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     place = sockets_for(tmp_path / "one")
     assert place == sockets_for(tmp_path / "one") != sockets_for(tmp_path / "two")
@@ -64,9 +64,9 @@ def test_a_hosts_sockets_are_always_in_the_same_folder_which_is_its_users_alone(
     place.rmdir()
     for planted in (tmp_path, tmp_path / "nothing"):
         place.symlink_to(planted)
-        with pytest.raises(UsageError, match="another user"):
+        with pytest.raises(UsageError, match="belongs to a different user"):
             sockets_for(tmp_path / "one")
         place.unlink()
     place.touch()
-    with pytest.raises(UsageError, match="another user"):
+    with pytest.raises(UsageError, match="belongs to a different user"):
         sockets_for(tmp_path / "one")

@@ -27,7 +27,7 @@ INFO = {
 BOARD = replace(load_board("generic"), labels={"chip": "a53", "cores": 3})
 
 
-def test_selectors_find_what_the_agent_tells_and_what_the_config_says():
+def test_labels_combine_agent_info_and_config():
     labels = labels_of(BOARD, INFO)
     for text in (
         "arch=aarch64",
@@ -47,19 +47,19 @@ def test_selectors_find_what_the_agent_tells_and_what_the_config_says():
     assert not parse("mem>2GiB").matches(labels)
 
 
-def test_the_configs_word_goes_before_what_was_found():
+def test_labels_prefer_config_over_agent_info():
     assert labels_of(BOARD, INFO)["cores"] == 3
 
 
-def test_of_a_board_that_does_not_answer_the_config_is_all_there_is():
+def test_labels_use_only_config_without_agent_info():
     assert labels_of(BOARD, {}) == {"chip": "a53", "cores": 3}
 
 
-def test_a_limit_on_programs_is_the_memory_that_counts():
+def test_labels_report_program_memory_limit_as_mem():
     assert labels_of(BOARD, INFO | {"memory_limit_bytes": str(64 << 20)})["mem"] == 64 << 20
 
 
-def test_a_simulated_board_says_so_and_one_without_an_agent_too():
+def test_labels_mark_simulated_and_agentless_boards():
     assert labels_of(load_board("sim"), {})["simulated"] is True
     assert labels_of(BOARD, INFO | {"simulated": ["sim"]})["simulated"] is True
     assert labels_of(replace(BOARD, command=replace(BOARD.command, kind="command")), {})["agentless"] is True

@@ -1,4 +1,4 @@
-"""The server between a lease's holder and the agent: what it refuses by itself."""
+"""Test the server between the holder of a lease and the agent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hil.controller.farm.host.tunnel_endpoint import LeaseGuard
 from hil.protocol import wire
 
 
-def test_a_message_that_no_agent_takes_is_refused_by_its_length(tmp_path: Path):
-    # An agent that accepts and says nothing: what is refused is refused by the guard.
+def test_lease_guard_rejects_oversized_message(tmp_path: Path):
+    # The agent never answers, so any refusal is from the guard.
     silent = socket.socket(socket.AF_UNIX)
     silent.bind(f"{tmp_path}/agent.sock")
     silent.listen()

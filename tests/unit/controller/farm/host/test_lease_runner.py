@@ -1,4 +1,4 @@
-"""What a worker does with a grant, with a board and a library of the test's own."""
+"""Test how a worker handles a grant, with a fake board and a fake gateway."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from hil.controller.farm.host import job_attempt, lease_runner
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
-from hil.errors import BoardBusy, FarmUnreachable, HilError, UsageError
+from hil.core.board_config import Command, Recover
+from hil.core.boards import load_board
+from hil.errors import BoardBusy, BoardLost, BoardUnfit, FarmUnreachable, HilError, UsageError
 
 GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, JobSpec(Kind.RUN))
 
 
 class BoardConnection:
-    """A board that can be had, or not."""
+    """Board that is available or raises an error."""
 
     def __init__(self, folder: Path, error: HilError | None = None, target: Target | None = None) -> None:
         self.site, self.post = (
@@ -59,7 +61,7 @@ class BoardConnection:
 
 
 class GatewayStream:
-    """Keeps what it is told."""
+    """Record all messages."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -80,7 +82,7 @@ def passed(attempt: Attempt) -> JobResult:
 
 @pytest.fixture
 def do() -> Callable[..., tuple[JobResult, list[str]]]:
-    """Has a duty do a grant: its result, and what the farm was told."""
+    """Run a grant; return its result and the messages sent to the farm."""
 
     def run(way: Any, use: Callable[[Attempt], JobResult] = passed, grant: Grant = GRANT):
         made, attendance = LeaseRunner(way, lambda: None, 1, use), GatewayStream()
@@ -89,7 +91,7 @@ def do() -> Callable[..., tuple[JobResult, list[str]]]:
     return run
 
 
-def test_a_job_begins_when_its_board_was_taken_by_its_fence(do, tmp_path):
+def test_runner_takes_board_by_fence_before_job_starts(do, tmp_path):
     way = BoardConnection(tmp_path)
     seen: list[str] = []
     result, told = do(way, lambda self: (seen.append(self.board), passed(self))[1])
@@ -99,12 +101,12 @@ def test_a_job_begins_when_its_board_was_taken_by_its_fence(do, tmp_path):
 
 
 @pytest.mark.parametrize("error", [BoardBusy("fence 3 is too old"), UsageError("the token file cannot be read")])
-def test_a_board_that_cannot_be_had_is_no_fault_of_the_jobs(error, do, tmp_path):
+def test_unavailable_board_ends_job_as_infrastructure_failure(error, do, tmp_path):
     result, told = do(BoardConnection(tmp_path, error))
     assert (result.exit_code, result.infrastructure, told) == (4, True, []) and error.message in result.reason
 
 
-def test_what_the_job_itself_did_wrong_is_no_fault_of_the_boards(do, tmp_path):
+def test_job_usage_error_ends_job_as_user_failure(do, tmp_path):
     def wrong(attempt: Attempt) -> JobResult:
         raise UsageError("no such runtime")
 
@@ -112,7 +114,7 @@ def test_what_the_job_itself_did_wrong_is_no_fault_of_the_boards(do, tmp_path):
     assert (result.exit_code, result.infrastructure) == (2, False)
 
 
-def test_a_board_that_turned_out_to_be_another_is_presented_anew(do, tmp_path):
+def test_runner_presents_board_after_labels_change(do, tmp_path):
     way = BoardConnection(tmp_path)
 
     def look(grant: Grant) -> None:
@@ -122,27 +124,27 @@ def test_a_board_that_turned_out_to_be_another_is_presented_anew(do, tmp_path):
     assert do(way)[1] == ["started 5 ", "present"]
 
 
-def test_the_runtime_that_a_job_needs_is_brought_to_the_board(do, tmp_path):
+def test_runner_brings_runtime_of_job(do, tmp_path):
     way = BoardConnection(tmp_path)
     assert do(way, grant=replace(GRANT, spec=JobSpec(Kind.RUN, {"needs": "tflite"})))[0].exit_code == 0
     assert way.brought == "tflite"
 
 
 @pytest.mark.parametrize("target", [None, Target("lab:7700", token="secret")], ids=["no agent", "a token"])
-def test_a_board_whose_agent_nobody_else_may_call_is_not_held(target, do, tmp_path):
+def test_lease_fails_when_agent_excludes_other_clients(target, do, tmp_path):
     result, _ = do(BoardConnection(tmp_path, target=target), grant=replace(GRANT, spec=JobSpec(Kind.LEASE)))
-    assert (result.exit_code, result.infrastructure) == (2, False) and "nobody can hold rpi5" in result.reason
+    assert (result.exit_code, result.infrastructure) == (2, False) and "rpi5 cannot be leased" in result.reason
 
 
 @pytest.mark.parametrize(("held_by", "clear"), [(0, True), (3, False), (4, True)])
-def test_after_a_job_that_was_ended_nothing_of_it_may_be_left_on_the_board(held_by, clear, tmp_path, monkeypatch):
+def test_clear_away_fails_while_job_occupies_board(held_by, clear, tmp_path, monkeypatch):
     monkeypatch.setattr(lease_runner, "_FREE_S", 0.1)
     way: Any = BoardConnection(tmp_path)
     way.holder = held_by
     assert LeaseRunner(way, lambda: None, 1, passed).clear_away(3) is clear
 
 
-def test_a_farm_that_is_away_is_waited_for(monkeypatch):
+def test_farm_call_retries_unreachable_gateway(monkeypatch):
     slept: list[float] = []
     monkeypatch.setattr(job_attempt, "time", SimpleNamespace(sleep=slept.append))
     answers: list[Any] = [FarmUnreachable(), FarmUnreachable(), "there"]
@@ -156,13 +158,67 @@ def test_a_farm_that_is_away_is_waited_for(monkeypatch):
     assert job_attempt._heard(call) == "there" and slept == [job_attempt.AGAIN_S] * 2
 
 
-def test_connections_are_led_to_a_board_that_is_held_before_anybody_is_told_that_it_is_there(tmp_path):
+def test_lease_serves_connections_before_reporting_start(tmp_path):
     made: Any = LeaseRunner(BoardConnection(tmp_path, target=Target("unix:/a.sock")), lambda: None, 1, passed)
     attendance: Any = GatewayStream()
     attendance.started = lambda lease, direct: attendance.told.append((made.serving.lease, direct))
     result = made.do(replace(GRANT, spec=JobSpec(Kind.LEASE), timeout_s=0.05), attendance)
     assert (attendance.told, result.reason, made.serving) == (
         [(5, f"unix:{tmp_path}/lease-5.sock")],
-        "its time is over",
+        "time limit reached",
         None,
     )
+
+
+class StuckBoard(BoardConnection):
+    """Board whose checks fail until enough recovery steps ran; each step appends a line to a file."""
+
+    def __init__(self, folder: Path, needed: int, *steps: Command) -> None:
+        super().__init__(folder)
+        self.config: Any = replace(load_board("generic"), recover=Recover(steps, 5.0))
+        self.site.folder = folder
+        self.needed, self.done, self.hung_up = needed, folder / "done", 0
+
+    def hang_up(self) -> None:
+        self.hung_up += 1
+
+    def check(self, attempt: Attempt) -> JobResult:
+        done = len(self.done.read_text().splitlines()) if self.done.exists() else 0
+        return JobResult(0, "PASS") if done >= self.needed else JobResult(3, "TIMEOUT", "small test model: TIMEOUT")
+
+
+@pytest.mark.parametrize(
+    ("needed", "code", "done", "reason"),
+    [
+        (0, 0, 0, ""),
+        (1, 0, 1, "recovered by `sh -c"),
+        (2, 0, 2, "recovered by `sh -c"),
+        (3, 3, 2, "small test model: TIMEOUT; tried `sh -c"),
+    ],
+)
+def test_health_check_stops_recovery_when_board_works(
+    do, tmp_path: Path, needed: int, code: int, done: int, reason: str
+) -> None:
+    step = Command(("sh", "-c", f"echo x >> {tmp_path}/done"))
+    way = StuckBoard(tmp_path, needed, step, step)
+    result, told = do(way, way.check, replace(GRANT, spec=JobSpec(Kind.HEALTH)))
+    assert result.exit_code == code and result.reason.startswith(reason)
+    assert way.hung_up == done == sum("does not work" in line for line in told)
+
+
+def test_job_failure_runs_without_recovery_steps(do, tmp_path: Path) -> None:
+    way = StuckBoard(tmp_path, 1, Command(("sh", "-c", f"echo x >> {tmp_path}/done")))
+    result, _ = do(way, way.check)
+    assert result.outcome == "TIMEOUT" and not way.done.exists()
+
+
+@pytest.mark.parametrize(
+    ("check", "kind"),
+    [
+        (JobResult(0, "PASS"), type(None)),
+        (JobResult(3, "TIMEOUT", "it hangs"), BoardUnfit),
+        (JobResult(4, "BOARD_UNREACHABLE", "no answer"), BoardLost),
+    ],
+)
+def test_fault_of_check_separates_unfit_from_lost_board(check: JobResult, kind: type) -> None:
+    assert type(lease_runner.fault_of(check)) is kind

@@ -1,4 +1,4 @@
-"""Calls that a host's uplink carries, to gateways of the test's own."""
+"""Test calls through a host's uplink to fake gateways."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from support.uplinks import serving, uplink
 from support.waiting import eventually
 
+from hil.controller.farm.host import uplink as uplink_module
 from hil.controller.farm.host.uplink import listen
 from hil.controller.farm.host.uplink_call import UplinkCall, ask
 from hil.controller.farm.paths import FarmAddress
@@ -29,7 +31,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 WAIT_S = 30.0
 REPORT = pb.ReportRequest(lease=5, worker="w", fence=3)
-# An uplink whose event loop stands still as soon as anybody calls.
+# An uplink whose event loop blocks on the first call.
 STUCK = """
 import pathlib, sys, time
 from hil.controller.farm.host import uplink
@@ -44,10 +46,11 @@ with uplink.listen(pathlib.Path(sys.argv[1])) as listening:
 
 
 class Gateway:
-    """The methods Attend, which answers each message with a beat, and Report, which answers what is set."""
+    """Serve Attend, which answers each message with a beat, and Report, which returns a set answer."""
 
     def __init__(self, most_bytes: int = -1, port: str = "0") -> None:
         self.callers: list[str] = []
+        self.received: list[tuple[str, float]] = []  # kinds of Attend messages, with the time of receipt
         self.ended = threading.Event()
         self.error: HilError | None = None
         self.silent = threading.Event()
@@ -71,11 +74,12 @@ class Gateway:
 
     def attend(self, requests: Iterator[pb.FromBoard], context: Any) -> Iterator[pb.ToBoard]:
         self._enter(context)
-        if not context.add_callback(self.ended.set):  # it has ended before it got here
+        if not context.add_callback(self.ended.set):  # the call ended before this line
             self.ended.set()
         while not self.reads and context.is_active():
             self.ended.wait(0.05)
-        for _ in requests:
+        for request in requests:
+            self.received.append((request.WhichOneof("kind"), time.monotonic()))
             yield pb.ToBoard(beat=pb.Beat())
 
     def report(self, request: pb.ReportRequest, context: Any) -> pb.ReportReply:
@@ -127,43 +131,43 @@ def attending(path: Path) -> Iterator[tuple[UplinkCall, Iterator[Any]]]:
         call.close()
 
 
-def test_all_calls_go_over_one_connection_and_say_which_gateway_it_leads_to(gateway, path):
+def test_uplink_shares_connection_and_reports_gateway(gateway, path):
     with attending(path) as (one, _), attending(path) as (another, _):
         assert ask(path, "Report", REPORT, WAIT_S) == pb.ReportReply(recorded=True)
         assert one.gateway == another.gateway == gateway.address
     assert len(gateway.callers) == 3 and len(set(gateway.callers)) == 1
 
 
-def test_many_that_call_at_once_wait_for_one_connection(gateway, path):
+def test_uplink_opens_single_connection_for_parallel_calls(gateway, path):
     with concurrent.futures.ThreadPoolExecutor(32) as threads:
         answers = list(threads.map(lambda _: ask(path, "Report", REPORT, WAIT_S), range(64)))
     assert all(answer.recorded for answer in answers)
     assert len(gateway.callers) == 64 and len(set(gateway.callers)) == 1
 
 
-def test_a_call_ends_when_either_side_has_said_all(gateway, path):
+def test_uplink_ends_replies_after_client_finishes(gateway, path):
     with attending(path) as (call, replies):
         call.send(None)
         assert list(replies) == []
 
 
-def test_who_hangs_up_cancels_its_call(gateway, path):
+def test_closing_call_cancels_rpc(gateway, path):
     with attending(path):
         assert not gateway.ended.is_set()
     assert gateway.ended.wait(WAIT_S)
 
 
-def test_who_hangs_up_on_a_gateway_that_reads_nothing_cancels_its_call_after_a_while(gateway, path, monkeypatch):
+def test_closing_call_cancels_rpc_when_gateway_reads_slowly(gateway, path, monkeypatch):
     monkeypatch.setattr("hil.controller.farm.host.uplink.SILENT_S", 0.5)
     gateway.reads = False
     call = UplinkCall(path, "Attend")
-    for _ in range(12):  # more than is on its way at a time
+    for _ in range(12):  # more than fits into the buffers
         call.send(pb.FromBoard(printed=pb.Printed(lease=5, text="x" * 100_000)))
     call.close()
     assert gateway.ended.wait(WAIT_S)
 
 
-def test_what_nobody_thought_of_is_told_and_tried_anew(gateway, path, monkeypatch):
+def test_uplink_reports_unexpected_error_and_recovers(gateway, path, monkeypatch):
     def no_threads(gateway: str) -> bool:
         monkeypatch.undo()
         raise RuntimeError("can't start new thread")
@@ -174,7 +178,7 @@ def test_what_nobody_thought_of_is_told_and_tried_anew(gateway, path, monkeypatc
     assert ask(path, "Report", REPORT, WAIT_S).recorded
 
 
-def test_a_report_that_a_gateway_finds_too_large_is_refused_and_not_taken_for_a_broken_link(tmp_path):
+def test_uplink_rejects_oversized_report_without_reconnecting(tmp_path):
     small = Gateway(most_bytes=1000)
     with uplink(FarmAddress((small.address,), "secret"), tmp_path / "uplink") as path:
         large = pb.ReportRequest(lease=5, worker="w" * 2000)
@@ -184,20 +188,20 @@ def test_a_report_that_a_gateway_finds_too_large_is_refused_and_not_taken_for_a_
     small.stop()
 
 
-def test_where_there_can_be_no_socket_it_is_told(tmp_path):
-    with pytest.raises(StorageError, match="cannot be listened at") as caught:
+def test_listen_reports_unusable_socket_path(tmp_path):
+    with pytest.raises(StorageError, match="cannot listen on") as caught:
         listen(tmp_path / ("long" * 40))
     assert "TMPDIR" in caught.value.hint
 
 
-def test_a_message_as_large_as_many_pieces_arrives_whole(gateway, path):
+def test_uplink_carries_large_message(gateway, path):
     with attending(path) as (call, replies):
         call.send(pb.FromBoard(printed=pb.Printed(lease=5, text="x" * 3_000_000)))
         assert next(replies).WhichOneof("kind") == "beat"
 
 
 @pytest.mark.parametrize("error", [AccessRefused("not yours", hint="ask"), UsageError("no"), FarmError("broken")])
-def test_what_a_gateway_ends_a_call_with_is_told_as_it_is_and_the_connection_stays(gateway, path, error):
+def test_uplink_forwards_gateway_error_on_same_connection(gateway, path, error):
     gateway.error = error
     with pytest.raises(type(error), match=error.message) as caught:
         ask(path, "Report", REPORT, WAIT_S)
@@ -207,19 +211,19 @@ def test_what_a_gateway_ends_a_call_with_is_told_as_it_is_and_the_connection_sta
     assert len(set(gateway.callers)) == 1
 
 
-def test_why_a_call_is_refused_is_told_although_something_was_just_being_sent(gateway, path):
+def test_uplink_reports_refusal_despite_pending_sends(gateway, path):
     gateway.error = AccessRefused("not yours")
     for _ in range(50):
         call = UplinkCall(path, "Attend")
         with pytest.raises(AccessRefused, match="not yours"):
             for _ in range(20):
-                with contextlib.suppress(FarmUnreachable):  # it has ended: what it ended with is read below
+                with contextlib.suppress(FarmUnreachable):  # The call has ended; the code below reads its error.
                     call.send(pb.FromBoard(printed=pb.Printed(lease=5, text="x" * 1000)))
             next(call.replies())
         call.close()
 
 
-def test_when_a_gateway_goes_its_calls_are_told_and_the_next_one_is_asked(gateway, other, path):
+def test_uplink_switches_to_next_gateway_after_loss(gateway, other, path):
     with attending(path) as (_, replies):
         gateway.stop()
         with pytest.raises(FarmUnreachable):
@@ -228,7 +232,7 @@ def test_when_a_gateway_goes_its_calls_are_told_and_the_next_one_is_asked(gatewa
     assert len(other.callers) == 1
 
 
-def test_who_gives_up_on_a_silent_gateway_gets_a_connection_of_its_own_and_other_calls_go_on(gateway, path):
+def test_uplink_reconnects_after_timeout_without_ending_calls(gateway, path):
     with attending(path) as (staying, replies):
         gateway.silent.set()
         with pytest.raises(FarmUnreachable, match="timed out"):
@@ -239,44 +243,44 @@ def test_who_gives_up_on_a_silent_gateway_gets_a_connection_of_its_own_and_other
         assert next(replies).WhichOneof("kind") == "beat"
 
 
-def test_a_farm_that_is_away_is_told_to_everybody_and_found_when_it_is_back(gateway, other, path):
+def test_uplink_reports_farm_outage_and_reconnects(gateway, other, path):
     gateway.stop()
     other.stop()
     for _ in range(2):
-        with pytest.raises(FarmUnreachable, match="no gateway of the farm answers"):
+        with pytest.raises(FarmUnreachable, match="no farm gateway responds"):
             ask(path, "Report", REPORT, WAIT_S)
     back = Gateway(port=gateway.address.rpartition(":")[2])
     assert ask(path, "Report", REPORT, WAIT_S).recorded
     back.stop()
 
 
-def test_a_file_in_the_sockets_place_stays(tmp_path):
+def test_listen_preserves_regular_file_at_socket_path(tmp_path):
     (tmp_path / "uplink").write_text("precious")
-    with pytest.raises(UsageError, match="no socket"):
+    with pytest.raises(UsageError, match="not a socket"):
         listen(tmp_path / "uplink")
     assert (tmp_path / "uplink").read_text() == "precious"
 
 
-def test_who_calls_before_the_uplink_runs_waits_for_it(gateway, tmp_path):
+def test_call_waits_for_uplink_start(gateway, tmp_path):
     path = tmp_path / "uplink"
     with concurrent.futures.ThreadPoolExecutor(1) as threads, listen(path) as listening:
         early = threads.submit(ask, path, "Report", REPORT, WAIT_S)
-        assert concurrent.futures.wait([early], 0.3).not_done  # nobody accepts it
+        assert concurrent.futures.wait([early], 0.3).not_done  # The uplink does not accept calls yet.
         with serving(FarmAddress((gateway.address,), "secret"), listening):
             assert early.result().recorded
 
 
-def test_without_an_uplink_the_farm_is_unreachable(tmp_path):
-    with pytest.raises(FarmUnreachable, match="the host's connection to the farm is away"):
+def test_call_fails_without_uplink(tmp_path):
+    with pytest.raises(FarmUnreachable, match="the host is not connected to the farm"):
         ask(tmp_path / "uplink", "Report", REPORT, WAIT_S)
 
 
-def test_the_process_of_one_that_stands_still_is_ended(tmp_path):
+def test_uplink_process_ends_when_event_loop_blocks(tmp_path):
     command = [sys.executable, "-c", STUCK, str(tmp_path / "uplink")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):  # one that works, or has nothing to do, lives on
+        with pytest.raises(subprocess.TimeoutExpired):  # A working or idle process keeps running.
             process.wait(1.5)
         with pytest.raises(FarmUnreachable):
             ask(tmp_path / "uplink", "Report", REPORT, WAIT_S)
@@ -284,7 +288,7 @@ def test_the_process_of_one_that_stands_still_is_ended(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"Attend", b"", b"\xff" * 50])
-def test_what_is_no_call_is_refused(path, content):
+def test_uplink_rejects_invalid_call(path, content):
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(WAIT_S)
         caller.connect(str(path))
@@ -292,12 +296,12 @@ def test_what_is_no_call_is_refused(path, content):
         frames = Frames(caller.dup())
         kind, size = frames.begin() or (0, 0)
         error = wire_errors.from_bytes(frames.content(size))
-        assert kind == END and isinstance(error, UsageError) and "carries calls of Attend" in str(error)
+        assert kind == END and isinstance(error, UsageError) and "supported: Attend" in str(error)
         assert frames.begin() is None
 
 
 @pytest.mark.parametrize("junk", [b"", b"\x01", HEADER.pack(CALL, 6) + b"Att", HEADER.pack(CALL, 1 << 31)])
-def test_who_says_junk_or_nothing_is_hung_up_on_and_harms_nobody(path, junk):
+def test_uplink_closes_connection_on_malformed_frames(path, junk):
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(WAIT_S)
         caller.connect(str(path))
@@ -305,3 +309,39 @@ def test_who_says_junk_or_nothing_is_hung_up_on_and_harms_nobody(path, junk):
         caller.shutdown(socket.SHUT_WR)
         assert caller.recv(1) == b""
     assert ask(path, "Report", REPORT, WAIT_S).recorded
+
+
+BEAT, STARTED = pb.FromBoard(beat=pb.BoardBeat()), pb.FromBoard(started=pb.Started(lease=1))
+
+
+def test_uplink_sends_beats_of_workers_together(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink_module, "_TOGETHER_S", 4.0)
+    with (
+        uplink(FarmAddress((gateway.address,), "secret"), tmp_path / "uplink") as path,
+        contextlib.ExitStack() as stack,
+    ):
+        calls = [stack.enter_context(contextlib.closing(UplinkCall(path, "Attend"))) for _ in range(2)]
+        eventually(lambda: 0 < time.monotonic() % 4.0 < 1.0)
+        for call in calls:
+            call.send(BEAT)
+            time.sleep(1.0)
+        eventually(lambda: len(gateway.received) == 2)
+        (_, first), (_, second) = gateway.received
+        assert second - first < 0.7
+
+
+def test_uplink_sends_pending_beat_before_other_messages(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink_module, "_TOGETHER_S", 1000.0)
+    with (
+        uplink(FarmAddress((gateway.address,), "secret"), tmp_path / "uplink") as path,
+        contextlib.closing(UplinkCall(path, "Attend")) as call,
+    ):
+        call.send(BEAT)
+        time.sleep(0.2)
+        assert gateway.received == []
+        call.send(STARTED)
+        eventually(lambda: [kind for kind, _ in gateway.received] == ["beat", "started"])

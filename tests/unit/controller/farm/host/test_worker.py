@@ -1,4 +1,4 @@
-"""What a worker says of a job that has ended, to a farm of the test's own."""
+"""Test how a worker reports an ended job to a fake farm."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, JobSpec(Kind.RUN))
 
 
 class Reporting:
-    """The part of a worker that reports; each answer of the farm is an error, or whether the result was recorded."""
+    """Reporting part of a worker. Each answer is an error, or whether the farm recorded the result."""
 
     def __init__(self, *answers: Any, over: tuple[int, ...] = (), stopping: bool = False) -> None:
         self.id, self.answers, self.said = "w", list(answers), list[str]()
         self.tried = 0
-        self._over, self._stopping = dict.fromkeys(over, "it is over"), stopping
+        self._over, self._stopping = dict.fromkeys(over, "ended"), stopping
         self._attendance = SimpleNamespace(send_lines=lambda: None)
         self._way = SimpleNamespace(fence=7)
         self.site = SimpleNamespace(uplink="u")
@@ -33,7 +33,7 @@ class Reporting:
         self.tried += 1
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
-            raise answer  # as where no gateway listens
+            raise answer  # raised when no gateway listens
         return pb.ReportReply(recorded=answer, reason="another was first")
 
     def say(self, text: str) -> None:
@@ -43,7 +43,7 @@ class Reporting:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    # Its sleep alone: other threads of this process sleep, too.
+    # Replace only this module's sleep; other threads sleep too.
     monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=found.append))
     return found
 
@@ -58,17 +58,75 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     return run
 
 
-def test_a_farm_that_is_away_hears_a_result_once_it_is_back_and_is_not_called_without_a_pause(slept, report):
+def test_report_retries_with_pauses_during_farm_outage(slept, report):
     assert report(Reporting(FarmUnreachable(), FarmUnreachable(), True)).tried == 3
     assert len(slept) == 2 and min(slept) > 0
 
 
-def test_what_the_farm_does_not_want_to_know_is_not_said(slept, report):
+def test_report_drops_results_rejected_by_farm(slept, report):
     assert report(Reporting(over=(5,))).tried == 0
     refused = report(Reporting(FarmError("no such lease")))
     assert refused.tried == 1 and "no such lease" in refused.said[0]
     assert "another was first" in report(Reporting(False)).said[0]
 
 
-def test_a_worker_that_is_to_stop_does_not_wait_long_for_a_farm_that_is_away(slept, report):
+def test_report_retries_briefly_while_worker_stops(slept, report):
     assert report(Reporting(FarmUnreachable(), FarmUnreachable(), stopping=True)).tried == 2 and len(slept) == 1
+
+
+class Working:
+    """Part of a worker that checks a board after a failed job."""
+
+    _checked = Worker._checked
+
+    def __init__(self, probe: JobResult | None, why: str = "", *, stopping: bool = False) -> None:
+        self.calls: list[str] = []
+        self._over: dict[int, str] = {}
+        self._stopping = stopping
+        self._attendance = SimpleNamespace(printed=lambda lease, text: self.calls.append(text))
+        self._work = SimpleNamespace(why=why, run=lambda key, work: work(), end=None)
+        self._duty = SimpleNamespace(
+            probe=lambda grant: (self.calls.append("probe"), probe)[1],
+            clear_away=lambda fence: self.calls.append(f"clear {fence}") or True,
+        )
+
+    def _hang_up(self) -> None:
+        self.calls.append("hang up")
+
+
+CRASHED = JobResult(3, "RUN_CRASH", "SIGSEGV")
+LINE = "RUN_CRASH: checking whether the board still runs programs"
+
+
+def test_worker_reports_crash_when_board_still_works() -> None:
+    working = Working(JobResult(0, "PASS"))
+    assert working._checked(GRANT, CRASHED) == CRASHED
+    assert working.calls == [LINE, "probe"]
+
+
+def test_worker_blames_board_after_failed_probe() -> None:
+    found = Working(JobResult(3, "RUN_ERROR", "small test model: RUN_ERROR"))._checked(GRANT, CRASHED)
+    assert (found.outcome, found.infrastructure) == ("BOARD_UNFIT", True)
+
+
+def test_worker_blames_board_whose_probe_hangs() -> None:
+    working = Working(None, why="board check exceeded 60 s")
+    assert working._checked(GRANT, CRASHED).outcome == "BOARD_UNFIT"
+    assert working.calls == [LINE, "probe", "hang up", "clear 3"]
+
+
+def test_worker_keeps_job_result_when_lease_ends_in_probe() -> None:
+    working = Working(None, why="the lease ended")
+    working._duty.probe = lambda grant: working._over.update({grant.lease: "the lease ended"})
+    assert working._checked(GRANT, CRASHED) == CRASHED
+
+
+def test_worker_discards_job_result_when_stopped_in_probe() -> None:
+    found = Working(None, why="the board's host was stopped", stopping=True)._checked(GRANT, CRASHED)
+    assert (found.outcome, found.infrastructure) == ("BOARD_LOST", True)
+
+
+def test_worker_skips_probe_after_wrong_output() -> None:
+    working = Working(None)
+    wrong = JobResult(1, "FAIL", "y differs")
+    assert working._checked(GRANT, wrong) is wrong and working.calls == []

@@ -1,4 +1,4 @@
-"""What becomes of boards: every state beside every event."""
+"""Test the board state machine: every state with every event."""
 
 from __future__ import annotations
 
@@ -81,44 +81,44 @@ STATES = (ONLINE, SUSPECT, QUARANTINED, OFFLINE)
     ids=lambda one: one.value if isinstance(one, EventKind) else "",
 )
 @pytest.mark.parametrize("state", STATES)
-def test_each_state_after_each_event(
+def test_health_state_changes_for_each_event(
     what: EventKind, becomes: dict[BoardState, tuple[BoardState, float | None]], state: BoardState
 ):
     change = after(state, 0, Event(what), TERMS)
     assert (change.state, change.check_in_s) == becomes[state]
 
 
-def test_a_board_that_was_healthy_not_long_ago_is_online_when_its_host_is_back():
+def test_recently_healthy_board_returns_online():
     back = after(OFFLINE, 0, Event(EventKind.ATTENDED, checked=True))
-    assert (back.state, back.failures, back.reason) == (ONLINE, 0, "its host is back")
+    assert (back.state, back.failures, back.reason) == (ONLINE, 0, "the host is back")
     assert after(OFFLINE, 0, Event(EventKind.ATTENDED, checked=False)).state is SUSPECT
     failed = after(OFFLINE, 2, Event(EventKind.ATTENDED, checked=True))
     assert (failed.state, failed.failures, failed.check_in_s) == (SUSPECT, 2, 0)
 
 
-def test_quarantine_doubles_up_to_its_longest_and_a_healthy_board_begins_anew():
+def test_quarantine_doubles_to_maximum_and_resets_when_healthy():
     state, failures, waits = SUSPECT, 0, []
     for _ in range(6):
         change = after(state, failures, Event(EventKind.UNHEALTHY, "no answer"), TERMS)
         state, failures = change.state, change.failures
         waits.append(change.check_in_s)
     assert waits == [30, 60, 120, 200, 200, 200]
-    assert change.reason == "its check failed 6 times in a row: no answer"
+    assert change.reason == "health check failed 6 times in a row: no answer"
     healthy = after(state, failures, Event(EventKind.HEALTHY), TERMS)
     assert (healthy.state, healthy.failures) == (ONLINE, 0)
     assert after(healthy.state, healthy.failures, Event(EventKind.UNHEALTHY), TERMS).check_in_s == 30
 
 
-def test_the_first_failure_is_not_told_as_one_of_many():
-    assert after(SUSPECT, 0, Event(EventKind.UNHEALTHY, "no answer")).reason == "its check failed: no answer"
-    assert after(SUSPECT, 1, Event(EventKind.UNHEALTHY, "mute")).reason == "its check failed 2 times in a row: mute"
+def test_failure_count_appears_in_reason_from_second_failure():
+    assert after(SUSPECT, 0, Event(EventKind.UNHEALTHY, "no answer")).reason == "health check failed: no answer"
+    assert after(SUSPECT, 1, Event(EventKind.UNHEALTHY, "mute")).reason == "health check failed 2 times in a row: mute"
 
 
-def test_a_board_that_fails_forever_is_still_checked():
+def test_failing_board_stays_scheduled_for_checks():
     assert after(QUARANTINED, 10**6, Event(EventKind.UNHEALTHY), TERMS).check_in_s == 200
 
 
-def test_a_quarantine_survives_the_hosts_restart():
+def test_quarantine_length_survives_host_restart():
     offline = after(QUARANTINED, 3, Event(EventKind.LOST), TERMS)
     back = after(offline.state, offline.failures, Event(EventKind.ATTENDED, checked=True), TERMS)
     assert back.state is SUSPECT
@@ -126,7 +126,7 @@ def test_a_quarantine_survives_the_hosts_restart():
 
 
 @pytest.mark.parametrize("what", [EventKind.LOST, EventKind.HEALTHY, EventKind.UNHEALTHY, EventKind.INFRASTRUCTURE])
-def test_the_reason_that_is_given_is_told(what: EventKind):
+def test_state_change_reports_given_reason(what: EventKind):
     assert "the cable was cut" in after(ONLINE, 0, Event(what, "the cable was cut")).reason
 
 
@@ -134,7 +134,7 @@ def test_the_reason_that_is_given_is_told(what: EventKind):
     st.sampled_from(STATES),
     st.lists(st.builds(Event, st.sampled_from(EventKind), st.sampled_from(["", "why"]), st.booleans())),
 )
-def test_whatever_happens_only_a_check_or_a_fresh_one_brings_a_board_online(state: BoardState, events: list[Event]):
+def test_only_passed_check_brings_board_online(state: BoardState, events: list[Event]):
     failures = 0
     for event in events:
         change = after(state, failures, event, TERMS)
@@ -151,7 +151,7 @@ def test_whatever_happens_only_a_check_or_a_fresh_one_brings_a_board_online(stat
         state, failures = change.state, change.failures
 
 
-def test_checks_that_are_lost_again_and_again_put_a_board_into_quarantine():
+def test_repeated_lost_checks_quarantine_board():
     state, failures, seen = SUSPECT, 0, []
     for _ in range(5):
         change = after(state, failures, Event(EventKind.CHECK_LOST, "nothing was heard of it"), TERMS)

@@ -1,4 +1,4 @@
-"""When it is a waiting job's turn, and why it waits."""
+"""Test the queue position of a waiting job and the reason why it waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.controller.farm.messages import BoardState, Kind, Priority
-from hil.controller.farm.scheduler.outlook import outlooks, why_waiting
+from hil.controller.farm.scheduler.outlook import blocked, outlooks, why_waiting
 from hil.controller.farm.scheduler.policy import BoardRow, Free, Use, Waiting, assign, turns
 
 AGING_S = 600.0
@@ -22,7 +22,7 @@ NANO = replace(PI, name="nano", labels={"name": "nano", "chip": "a57"})
 
 
 def job(number: int, user: str = "ada", **settings: object) -> Waiting:
-    """A job; of several alike the one with the lower number has waited longer."""
+    """Return a job. Of similar jobs, the one with the lower number has waited longer."""
     return Waiting(number, user, **{"waits_s": 100.0 - number, **settings})  # type: ignore[arg-type]
 
 
@@ -48,11 +48,11 @@ def places(jobs: Sequence[Waiting], most: int = 100) -> list[tuple[int, int]]:
         pytest.param([job(1, board="pi", kind=Kind.HEALTH), job(2)], [(2, 1), (1, 0)], id="checks have none"),
     ],
 )
-def test_each_job_has_its_place(jobs: list[Waiting], expected: list[tuple[int, int]]) -> None:
+def test_outlook_orders_waiting_jobs(jobs: list[Waiting], expected: list[tuple[int, int]]) -> None:
     assert places(jobs) == expected
 
 
-def test_only_so_many_are_told() -> None:
+def test_outlook_limits_number_of_jobs() -> None:
     assert places([job(number) for number in range(1, 9)], 3) == [(1, 1), (2, 2), (3, 3)]
 
 
@@ -60,7 +60,7 @@ def test_only_so_many_are_told() -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(list(Priority)), st.integers(0, 2000)), max_size=12),
     st.dictionaries(st.tuples(st.sampled_from("abc"), st.just("")), st.builds(Use, st.integers(0, 2))),
 )
-def test_the_first_turns_are_those_that_boards_are_given_by(
+def test_turns_begin_with_assigned_jobs(
     drawn: list[tuple[str, Priority, int]], use: dict[tuple[str, str], Use]
 ) -> None:
     jobs = [
@@ -79,27 +79,61 @@ def test_the_first_turns_are_those_that_boards_are_given_by(
         (PI, "pi is busy"),
         (replace(PI, attended=False), "pi is offline"),
         (replace(PI, state=BoardState.OFFLINE), "pi is offline"),
-        (replace(PI, held=True), "pi is held back"),
+        (replace(PI, held=True, hold_reason="drained by ann: new cable"), "pi is drained by ann: new cable"),
+        (replace(PI, held=True, hold_reason="drained by ann", attended=False), "pi is drained by ann"),
         (replace(PI, state=BoardState.QUARANTINED, busy=False), "pi is quarantined"),
-        (replace(PI, state=BoardState.SUSPECT, busy=False), "pi is to be checked first"),
-        (replace(PI, busy=False, unchecked=True), "pi is to be checked first"),
+        (replace(PI, state=BoardState.SUSPECT, busy=False), "pi is waiting for a health check"),
+        (replace(PI, busy=False, unchecked=True), "pi is waiting for a health check"),
         (replace(PI, busy=False), "pi is free"),
     ],
 )
-def test_why_a_job_waits(board: BoardRow, expected: str) -> None:
+def test_why_waiting_describes_board_state(board: BoardRow, expected: str) -> None:
     assert why_waiting(job(1), [board], 0) == expected
 
 
-def test_boards_of_which_the_same_is_to_be_said_are_named_together() -> None:
-    boards = [*(replace(PI, name=f"pi{number}") for number in range(5)), replace(NANO, held=True)]
-    assert why_waiting(job(1), boards, 2) == (
-        "pi0, pi1, pi2 and 2 more are busy; nano is held back; 2 jobs come before it"
-    )
-    assert why_waiting(job(1, avoid=frozenset(["pi"])), [PI], 1) == "pi failed it before; 1 job comes before it"
+def test_why_waiting_groups_boards_by_reason() -> None:
+    boards = [
+        *(replace(PI, name=f"pi{number}") for number in range(5)),
+        replace(NANO, held=True, hold_reason="drained by ann"),
+    ]
+    assert why_waiting(job(1), boards, 2) == ("pi0, pi1, pi2 and 2 more are busy; nano is drained by ann; 2 jobs ahead")
+    assert why_waiting(job(1, avoid=frozenset(["pi"])), [PI], 1) == "pi failed this job before; 1 job ahead"
 
 
-def test_a_job_that_no_board_will_do_for_is_told_what_they_miss() -> None:
+def test_why_waiting_bounds_text_of_drained_boards() -> None:
+    boards = [replace(PI, name=f"pi{n}", held=True, hold_reason=f"drained by ann: {n} {'x' * 900}") for n in range(9)]
+    text = why_waiting(job(1), boards, 0)
+    assert text.startswith("pi0 is drained by ann: 0 xx") and "pi3, pi4, pi5 and 3 more are drained" in text
+    assert len(text) < 500
+    same = [replace(board, hold_reason="drained by ann: moved") for board in boards[:2]]
+    assert why_waiting(job(1), same, 0) == "pi0, pi1 are drained by ann: moved"
+
+
+def test_outlook_explains_unmatched_selector() -> None:
     [found] = outlooks([job(1, selector="chip=a72, gpu")], [PI, NANO], {}, AGING_S, 10)
-    assert found.why == "no board is like that; pi: has no gpu; nano: chip is a57, not a72, has no gpu"
+    assert found.why == "no board matches; pi: has no gpu; nano: chip is a57, not a72, has no gpu"
     [found] = outlooks([job(1, board="gone")], [PI], {}, AGING_S, 10)
-    assert found.why == "the farm has no board gone"
+    assert found.why == "board gone not found"
+
+
+DRAINED = replace(PI, held=True, hold_reason="drained by ann: new cable")
+OFFLINE, QUARANTINED = replace(NANO, attended=False), replace(NANO, state=BoardState.QUARANTINED)
+
+
+@pytest.mark.parametrize(
+    ("selector", "pinned", "boards", "why"),
+    [
+        pytest.param("", "", [DRAINED], "pi is drained by ann: new cable", id="drained"),
+        pytest.param("", "", [DRAINED, OFFLINE], "pi is drained by ann: new cable; nano is offline", id="offline"),
+        pytest.param("chip=a57", "", [PI, QUARANTINED], "nano is quarantined", id="others do not match"),
+        pytest.param("", "pi", [DRAINED, NANO], "pi is drained by ann: new cable", id="pinned"),
+        pytest.param("", "old", [PI], "board old not found", id="removed"),
+        pytest.param("", "", [DRAINED, NANO], "", id="one in service"),
+        pytest.param("", "", [replace(PI, state=BoardState.SUSPECT)], "", id="to be checked first"),
+    ],
+)
+def test_blocked_lists_jobs_without_board_in_service(
+    selector: str, pinned: str, boards: list[BoardRow], why: str
+) -> None:
+    row = {"name": "17", "selector": selector, "pinned": pinned}
+    assert blocked([row], boards) == ({"17": why} if why else {})

@@ -1,4 +1,4 @@
-"""Who gets which board: tables, properties, and a simulated lab."""
+"""Test the assignment of boards to jobs with tables, properties and a simulated lab."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ A, B, C = (Free(name) for name in ("a", "b", "c"))
 
 
 def job(number: int, user: str = "ada", **settings: Any) -> Waiting:
-    """A job; of several alike the one with the lower number has waited longer."""
+    """Return a job. Of similar jobs, the one with the lower number has waited longer."""
     return Waiting(number, user, **{"waits_s": 100.0 - number, **settings})
 
 
 def given_to(jobs: Sequence[Waiting], *boards: Free, use: Mapping[tuple[str, str], Use] | None = None) -> list[str]:
-    """``1a``: job 1 got board a; in the order of granting, and the same however the jobs and boards are ordered."""
+    """Return grants as text: ``1a`` means job 1 gets board a. Also check that input order does not matter."""
     found = assign(jobs, boards, use or {}, AGING_S)
     assert assign(list(reversed(jobs)), boards, use or {}, AGING_S) == found
     return [f"{one}{board}" for one, board in found]
@@ -103,7 +103,9 @@ def given_to(jobs: Sequence[Waiting], *boards: Free, use: Mapping[tuple[str, str
         pytest.param([job(1, kind=Kind.HEALTH)], [A], {}, [], id="a check is of one board"),
     ],
 )
-def test_who_gets_a_board(jobs: list[Waiting], boards: list[Free], use: dict[tuple[str, str], Use], order: list[str]):
+def test_policy_selects_job_for_board(
+    jobs: list[Waiting], boards: list[Free], use: dict[tuple[str, str], Use], order: list[str]
+):
     assert given_to(jobs, *boards, use=use) == order
 
 
@@ -133,12 +135,12 @@ GPU, WARM = Free("a", {"gpu": True}), Free("b", warm=frozenset({"net"}))
         pytest.param([job(1), job(2, board="a")], [A, B], ["1b", "2a"], id="so is one that a job is pinned to"),
     ],
 )
-def test_which_board_a_job_gets(jobs: list[Waiting], boards: list[Free], order: list[str]):
+def test_policy_selects_board_for_job(jobs: list[Waiting], boards: list[Free], order: list[str]):
     assert given_to(jobs, *boards) == order
 
 
 @pytest.mark.parametrize(("place", "first"), [(32, "32b"), (33, "1b")])
-def test_a_warm_job_is_looked_for_near_the_front_alone(place: int, first: str):
+def test_policy_searches_warm_jobs_only_near_queue_front(place: int, first: str):
     assert given_to([job(number, affinity="net" if number == place else "") for number in range(1, 40)], WARM) == [
         first
     ]
@@ -155,12 +157,12 @@ def test_a_warm_job_is_looked_for_near_the_front_alone(place: int, first: str):
     ],
 )
 @pytest.mark.parametrize("user", ["ada", "bob"])
-def test_who_has_waited_long_counts_as_one_of_the_next_class(priority: Priority, waits_s: float, first: str, user: str):
+def test_policy_promotes_job_to_next_class_after_aging_time(priority: Priority, waits_s: float, first: str, user: str):
     jobs = [job(1, user, priority=priority, waits_s=waits_s), job(2, priority=HIGH, waits_s=0.0)]
     assert given_to(jobs, A) == [first]
 
 
-def test_among_those_that_have_aged_a_class_is_worth_its_time():
+def test_policy_weighs_class_against_waiting_time_of_aged_jobs():
     high = job(2, priority=HIGH, waits_s=AGING_S + 100)
     assert given_to([job(1, priority=LOW, waits_s=2 * AGING_S + 100), high], A) == ["2a"]
     assert given_to([job(1, priority=LOW, waits_s=3 * AGING_S + 101), high], A) == ["1a"]
@@ -168,12 +170,12 @@ def test_among_those_that_have_aged_a_class_is_worth_its_time():
     assert given_to(equal, A) == ["3a"]
 
 
-def test_waiting_long_beats_nobodys_share_in_the_same_class():
+def test_policy_prefers_fair_share_over_age_within_class():
     backlog = [job(number, waits_s=50 * AGING_S) for number in range(9)]
     assert given_to([*backlog, job(10, "bob", waits_s=0.0)], A, use={("ada", ""): Use(3)}) == ["10a"]
 
 
-def test_a_backlog_that_has_aged_does_not_keep_another_users_urgent_job_waiting():
+def test_policy_prefers_urgent_job_over_aged_backlog():
     backlog = [job(number, priority=LOW, waits_s=50 * AGING_S) for number in range(9)]
     assert given_to([*backlog, job(10, "bob", priority=HIGH, waits_s=0.0)], A, use={("ada", ""): Use(3)}) == ["10a"]
 
@@ -215,7 +217,7 @@ def _may(one: Waiting, board: Free) -> bool:
 
 
 @given(st.lists(JOBS, max_size=12), st.lists(BOARDS, max_size=6), USES)
-def test_whatever_waits_no_board_and_no_job_is_given_twice_and_none_is_left_that_would_do(
+def test_policy_assigns_every_usable_board_to_single_job(
     some: list[Waiting], free: list[Free], use: dict[tuple[str, str], Use]
 ):
     jobs = {number: replace(one, id=number) for number, one in enumerate(some)}
@@ -231,7 +233,7 @@ def test_whatever_waits_no_board_and_no_job_is_given_twice_and_none_is_left_that
 
 
 def _simulate(jobs: list[Waiting], boards: int, job_s: float = 1.0) -> list[Waiting]:
-    """The order in which jobs start on boards that each take as long, none of them at the same moment."""
+    """Return the order in which jobs start on boards with equal run times and staggered starts."""
     waiting = {one.id: one for one in jobs}
     used: dict[tuple[str, str], Use] = defaultdict(Use)
     free_at = {f"b{number}": number * job_s / boards for number in range(boards)}
@@ -255,7 +257,7 @@ def _simulate(jobs: list[Waiting], boards: int, job_s: float = 1.0) -> list[Wait
 
 @pytest.mark.parametrize("boards", [1, 4, 20])
 @pytest.mark.parametrize("job_s", [1.0, 3 * AGING_S])
-def test_twenty_jobs_of_one_user_do_not_wait_for_three_hundred_of_another(boards: int, job_s: float):
+def test_policy_shares_boards_between_large_and_small_user(boards: int, job_s: float):
     jobs = [job(number, "first") for number in range(300)] + [job(number, "second") for number in range(300, 320)]
     started = _simulate(jobs, boards, job_s)
     last = max(place for place, one in enumerate(started) if one.user == "second")
@@ -263,12 +265,12 @@ def test_twenty_jobs_of_one_user_do_not_wait_for_three_hundred_of_another(boards
     assert [one.id for one in started if one.user == "first"] == list(range(300))
 
 
-def test_a_projects_jobs_do_not_wait_for_another_project_of_the_same_user():
+def test_policy_shares_boards_between_projects_of_user():
     jobs = [job(number, project="big") for number in range(60)] + [job(number, project="small") for number in (90, 91)]
     assert max(place for place, one in enumerate(_simulate(jobs, 2)) if one.project == "small") <= 5
 
 
-def test_an_endless_stream_of_urgent_jobs_starves_nobody():
+def test_policy_runs_low_job_despite_endless_urgent_jobs():
     patient = job(0, "patient", priority=LOW, waits_s=0.0)
     use: dict[tuple[str, str], Use] = {}
     for number in itertools.count(1):
@@ -281,7 +283,7 @@ def test_an_endless_stream_of_urgent_jobs_starves_nobody():
     assert 2 * AGING_S <= now <= 2 * AGING_S + 60
 
 
-def test_a_selector_is_asked_once_of_each_board(monkeypatch: pytest.MonkeyPatch):
+def test_policy_caches_selector_matches_per_board(monkeypatch: pytest.MonkeyPatch):
     asked: Counter[tuple[str, str]] = Counter()
 
     def counting(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which jobs are tried again, and how they end when they are not."""
+"""Test which jobs are retried, and their result otherwise."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LOST = JobResult(4, "BOARD_LOST", "the cable was cut", infrastructure=True)
         JobResult(0, "PASS"),
         JobResult(1, "FAIL", "y differs"),
         JobResult(3, "COMPILE_ERROR", "no such operator"),
-        JobResult(3, "TIMEOUT", "it took longer than its time limit"),
+        JobResult(3, "TIMEOUT", "time limit exceeded"),
         JobResult(4, "BOARD_LOST", "the runtime is not on the board"),
         JobResult(130, "", "cancelled by ada"),
     ],
     ids=lambda result: result.outcome or "CANCELLED",
 )
 @pytest.mark.parametrize("kind", Kind)
-def test_what_the_job_was_run_to_learn_is_its_result_at_once(result: JobResult, kind: Kind):
+def test_retry_preserves_final_result_of_job(result: JobResult, kind: Kind):
     assert after_attempt(result, kind, 1, 5) == result
 
 
 @pytest.mark.parametrize("kind", [Kind.RUN, Kind.BUNDLE, Kind.SUITE, Kind.LEASE])
-def test_the_infrastructures_failures_are_tried_elsewhere_up_to_the_limit(kind: Kind):
+def test_retry_repeats_infrastructure_failure_up_to_limit(kind: Kind):
     assert after_attempt(LOST, kind, 1, 3) is None
     assert after_attempt(LOST, kind, 2, 3) is None
     final = after_attempt(LOST, kind, 3, 3)
@@ -37,25 +37,35 @@ def test_the_infrastructures_failures_are_tried_elsewhere_up_to_the_limit(kind: 
     assert final.reason == "the cable was cut (attempt 3 of 3)"
 
 
-def test_a_limit_that_was_lowered_meanwhile_holds():
+def test_retry_applies_lowered_attempt_limit():
     assert after_attempt(LOST, Kind.RUN, 4, 3) is not None
 
 
-def test_one_attempt_is_one():
+def test_retry_stops_at_limit_of_single_attempt():
     assert after_attempt(LOST, Kind.RUN, 1, 1) is not None
 
 
-def test_a_failed_check_is_never_repeated_elsewhere():
+def test_retry_skips_failed_health_check():
     assert after_attempt(LOST, Kind.HEALTH, 1, 3) == LOST
 
 
-def test_a_holder_is_not_given_another_board_under_its_hands():
+def test_retry_skips_lease_with_active_holder():
     assert after_attempt(LOST, Kind.LEASE, 1, 3, held=True) == LOST
 
 
-def test_a_failure_without_a_reason_is_told_all_the_same():
+def test_retry_adds_reason_to_unexplained_failure():
     nameless = JobResult(4, infrastructure=True)
     assert after_attempt(nameless, Kind.RUN, 1, 2) is None
     final = after_attempt(nameless, Kind.RUN, 2, 2)
     assert final is not None
-    assert final.reason == "the infrastructure failed (attempt 2 of 2)"
+    assert final.reason == "infrastructure failure (attempt 2 of 2)"
+
+
+UNFIT = JobResult(4, "BOARD_UNFIT", "the disk is full", infrastructure=True)
+
+
+def test_retry_ignores_unfit_boards_while_fit_boards_remain():
+    assert after_attempt(UNFIT, Kind.RUN, 9, 3, others=True) is None
+    final = after_attempt(UNFIT, Kind.RUN, 3, 3)
+    assert final is not None and final.outcome == "BOARD_UNFIT"
+    assert after_attempt(LOST, Kind.RUN, 3, 3, others=True) is not None

@@ -1,4 +1,4 @@
-"""Tokens: good until they expire or are revoked, and kept as digests alone; and the audit."""
+"""Test tokens, which are stored as digests until they expire or are revoked, and the audit log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOW = datetime.datetime.now(datetime.timezone.utc)
 HOUR = datetime.timedelta(hours=1)
 
 
-def test_a_token_stands_for_its_bearer(farm_db: str) -> None:
+def test_token_identifies_user_role_and_project(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         ann = await add_token(tx, "ann", Role.SUBMITTER, "vision", "her laptop")
         lab = await add_token(tx, "lab1", Role.HOST, expires_at=NOW + HOUR)
@@ -29,7 +29,7 @@ def test_a_token_stands_for_its_bearer(farm_db: str) -> None:
 
 
 @pytest.mark.parametrize("change", [str.upper, lambda token: token[:-1], lambda token: token + "x", lambda token: ""])
-def test_what_is_no_token_stands_for_nobody(farm_db: str, change: Any) -> None:
+def test_token_lookup_rejects_invalid_token(farm_db: str, change: Any) -> None:
     async def work(tx: Tx) -> None:
         token = await add_token(tx, "ann", Role.VIEWER)
         assert await principal_of(tx, change(token)) is None
@@ -38,7 +38,7 @@ def test_what_is_no_token_stands_for_nobody(farm_db: str, change: Any) -> None:
     with_tx(farm_db, work)
 
 
-def test_the_token_itself_is_nowhere_in_the_database(farm_db: str) -> None:
+def test_database_stores_only_token_digest(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         token = await add_token(tx, "ann", Role.VIEWER)
         (row,) = await rows(tx, "select to_jsonb(t)::text as row from hil.tokens as t")
@@ -47,7 +47,7 @@ def test_the_token_itself_is_nowhere_in_the_database(farm_db: str) -> None:
     with_tx(farm_db, work)
 
 
-def test_a_revoked_token_is_good_no_more_and_the_others_are(farm_db: str) -> None:
+def test_revoke_invalidates_only_given_token(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         first, second = [await add_token(tx, "ann", Role.VIEWER) for _ in range(2)]
         for _ in range(2):
@@ -58,12 +58,12 @@ def test_a_revoked_token_is_good_no_more_and_the_others_are(farm_db: str) -> Non
     with_tx(farm_db, work)
 
 
-def test_a_token_that_there_is_not_cannot_be_revoked(farm_db: str) -> None:
-    with pytest.raises(UsageError, match="has no token 9"):
+def test_revoke_rejects_unknown_token(farm_db: str) -> None:
+    with pytest.raises(UsageError, match="token 9 not found"):
         with_tx(farm_db, lambda tx: revoke(tx, 9))
 
 
-def test_a_token_expires(farm_db: str) -> None:
+def test_token_expires(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         assert await principal_of(tx, await add_token(tx, "ann", Role.ADMIN, expires_at=NOW - HOUR)) is None
         assert await principal_of(tx, await add_token(tx, "ann", Role.ADMIN, expires_at=NOW + HOUR)) is not None
@@ -74,25 +74,25 @@ def test_a_token_expires(farm_db: str) -> None:
 @pytest.mark.parametrize(
     ("user", "project", "said"),
     [
-        ("", "", "no user can be called ''"),
-        ("farm", "", "no user can be called 'farm'"),
-        ("a\nb", "", "is no name"),
-        (" ann", "", "is no name"),
-        ("x" * 101, "", "is no name"),
-        ("ann", "vision\t", "is no name"),
+        ("", "", "invalid user name ''"),
+        ("farm", "", "invalid user name 'farm'"),
+        ("a\nb", "", "invalid name"),
+        (" ann", "", "invalid name"),
+        ("x" * 101, "", "invalid name"),
+        ("ann", "vision\t", "invalid name"),
     ],
 )
-def test_names_that_nobody_has(farm_db: str, user: str, project: str, said: str) -> None:
+def test_add_token_rejects_invalid_names(farm_db: str, user: str, project: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         with_tx(farm_db, lambda tx: add_token(tx, user, Role.VIEWER, project))
 
 
-def test_a_time_without_a_zone_is_refused(farm_db: str) -> None:
-    with pytest.raises(UsageError, match="no time zone"):
+def test_add_token_rejects_expiry_without_time_zone(farm_db: str) -> None:
+    with pytest.raises(UsageError, match="missing time zone"):
         with_tx(farm_db, lambda tx: add_token(tx, "ann", Role.VIEWER, expires_at=NOW.replace(tzinfo=None)))
 
 
-def test_what_was_done_is_noted(farm_db: str) -> None:
+def test_audit_records_actions(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         who = Principal("ann", Role.SUBMITTER, peer="ipv4:10.0.0.1:5")
         await note_audit(tx, who, "drain", "pi", False, {"needed": "admin"})

@@ -1,4 +1,4 @@
-"""Free boards and waiting jobs find each other in the transaction that made it possible."""
+"""Test that free boards and waiting jobs are matched in the transaction that makes a match possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hil.controller.farm.scheduler import policy
 from hil.controller.farm.store import allocator, leases, records, submissions
 
 
-def test_a_job_has_a_free_board_at_once_and_the_queue_brings_it_there(desk: Desk) -> None:
+def test_allocator_grants_free_board_immediately(desk: Desk) -> None:
     desk.online("a")
     [name] = desk.submit(selector="name=a")
     grant = desk.grant("a")
@@ -23,7 +23,7 @@ def test_a_job_has_a_free_board_at_once_and_the_queue_brings_it_there(desk: Desk
     assert desk.fetched("a", "b") == [grant.lease]
 
 
-def test_a_board_that_is_given_back_goes_to_the_next_job_in_the_same_transaction(desk: Desk) -> None:
+def test_allocator_grants_returned_board_in_same_transaction(desk: Desk) -> None:
     desk.online("a")
     first, second = desk.submit(2)
     before = desk.grant("a")
@@ -34,7 +34,7 @@ def test_a_board_that_is_given_back_goes_to_the_next_job_in_the_same_transaction
     assert desk.fetched("a") == [after.lease]
 
 
-def test_a_higher_class_goes_first(desk: Desk) -> None:
+def test_allocator_prefers_higher_priority(desk: Desk) -> None:
     desk.online("a")
     desk.submit()
     _, [high] = desk.submit(priority="normal"), desk.submit(priority="high")
@@ -42,7 +42,7 @@ def test_a_higher_class_goes_first(desk: Desk) -> None:
     assert desk.grant("a").job == high
 
 
-def test_users_take_turns(desk: Desk) -> None:
+def test_allocator_alternates_between_users(desk: Desk) -> None:
     desk.online("a")
     desk.submit(4, ANNA)
     [berts] = desk.submit(1, BERT)
@@ -51,7 +51,7 @@ def test_users_take_turns(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("state", ["suspect", "quarantined", "offline"])
-def test_only_an_online_board_is_given_to_jobs(desk: Desk, state: str) -> None:
+def test_allocator_grants_only_online_boards(desk: Desk, state: str) -> None:
     desk.online("a")
     desk.rows("update hil.boards set state = %s, check_at = now() + interval '1 h' where name = 'a'", state)
     assert desk.jobs() == {}
@@ -60,24 +60,24 @@ def test_only_an_online_board_is_given_to_jobs(desk: Desk, state: str) -> None:
     assert desk.jobs() == {name: "queued"}
 
 
-def test_no_board_is_given_whose_worker_is_not_heard_of(desk: Desk) -> None:
+def test_allocator_skips_boards_of_silent_workers(desk: Desk) -> None:
     desk.online("a")
     desk.silence("a")
     [name] = desk.submit()
     assert desk.jobs() == {name: "queued"}
 
 
-def test_no_board_is_given_that_was_not_checked_for_long(desk: Desk) -> None:
+def test_allocator_checks_stale_board_before_next_job(desk: Desk) -> None:
     desk.online("a")
     desk.rows("update hil.boards set checked_at = now() - interval '7 h'")
     [name] = desk.submit()
     assert desk.jobs() == {name: "queued"}
     desk.tick()
-    desk.report(desk.grant("a"))  # its check
+    desk.report(desk.grant("a"))  # the health check
     assert desk.grant("a").job == name
 
 
-def test_a_job_goes_where_its_program_lies(desk: Desk) -> None:
+def test_allocator_prefers_warm_board(desk: Desk) -> None:
     desk.online("a", "b", "c")
     warm = (JobSpec(Kind.RUN, affinity="digest of a model"),)
     desk.rows("update hil.boards set warm = '{digest of a model}' where name = 'b'")
@@ -85,7 +85,7 @@ def test_a_job_goes_where_its_program_lies(desk: Desk) -> None:
     assert [grant.board for grant in desk.grants()] == ["b"]
 
 
-def test_a_board_is_warm_for_what_it_ran_and_the_last_is_first(desk: Desk) -> None:
+def test_board_lists_recent_programs_newest_first(desk: Desk) -> None:
     desk.online("a")
     for affinity in ("x", "y", "x"):
         desk.submit(specs=(JobSpec(Kind.RUN, affinity=affinity),))
@@ -95,43 +95,43 @@ def test_a_board_is_warm_for_what_it_ran_and_the_last_is_first(desk: Desk) -> No
 
 @pytest.mark.parametrize(
     ("result", "why"),
-    [(BROKEN, BROKEN.reason), (JobResult(4, infrastructure=True), "the infrastructure failed")],
+    [(BROKEN, BROKEN.reason), (JobResult(4, infrastructure=True), "infrastructure failure")],
 )
-def test_why_a_job_waits_again_is_noted(desk: Desk, result: JobResult, why: str) -> None:
+def test_event_records_reason_of_retry(desk: Desk, result: JobResult, why: str) -> None:
     desk.online("a")
     [name] = desk.submit()
     desk.report(desk.grant("a"), result)
     assert ("job.again", why) in desk.events(job=name)
 
 
-def test_a_job_avoids_the_board_where_it_failed_while_another_may_serve_it(desk: Desk) -> None:
+def test_allocator_avoids_failed_board_if_another_matches(desk: Desk) -> None:
     desk.online("a", "b")
     desk.submit(board="b", timeout_s=50)
     [name] = desk.submit()
     desk.report(desk.grant("a"), BROKEN)
-    desk.report(desk.grant("a"))  # its check
+    desk.report(desk.grant("a"))  # the health check
     assert desk.jobs()[name] == "queued"
     desk.report(desk.grant("b"))
     assert (desk.grant("b").job, desk.grant("b").attempt) == (name, 2)
 
 
-def test_a_job_does_not_avoid_the_only_board_that_is_left(desk: Desk) -> None:
+def test_allocator_reuses_failed_board_when_only_choice(desk: Desk) -> None:
     desk.online("a", "b")
     desk.drain("b")
     [name] = desk.submit()
     desk.report(desk.grant("a"), BROKEN)
-    desk.report(desk.grant("a"))  # its check
+    desk.report(desk.grant("a"))  # the health check
     assert (desk.grant("a").job, desk.grant("a").attempt) == (name, 2)
 
 
-def test_what_a_board_says_of_itself_anew_counts(desk: Desk) -> None:
+def test_allocator_uses_updated_board_labels(desk: Desk) -> None:
     desk.online("a", labels={"runtimes": ["iree"]})
     desk.attend("a", labels={"runtimes": ["iree", "tflite"]})
     desk.submit(selector="runtimes=tflite")
     assert desk.grant("a").spec.kind is Kind.RUN
 
 
-def test_a_long_queue_is_not_read_whole(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_reads_only_front_of_long_queue(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.online("a")
     desk.submit(300)
     asked: list[int] = []
@@ -147,7 +147,7 @@ def test_a_long_queue_is_not_read_whole(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert [one for one in asked if not 1 <= one < 30] == []
 
 
-def test_jobs_that_match_no_free_board_are_not_read_at_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_skips_jobs_without_matching_free_board(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.online("a", "b", labels={"chip": "a53"})
     desk.drain("b")
     desk.submit(100, selector="name=b")
@@ -157,7 +157,7 @@ def test_jobs_that_match_no_free_board_are_not_read_at_all(desk: Desk, monkeypat
     assert asked == []
 
 
-def test_the_same_labels_are_read_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_caches_parsed_labels(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.online("a")
     monkeypatch.setattr(records, "_labels", {})
     desk.submit()
@@ -168,7 +168,7 @@ def test_the_same_labels_are_read_once(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert next(iter(known.values())) is before
 
 
-def test_grants_at_once_from_many_sides_are_one_a_board(desk: Desk) -> None:
+def test_concurrent_grants_never_share_board(desk: Desk) -> None:
     desk.online("a", "b", "c")
 
     async def submit(number: int) -> None:

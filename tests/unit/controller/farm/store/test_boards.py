@@ -1,4 +1,4 @@
-"""Boards come, go, change hands, and are held back."""
+"""Test boards that connect, disconnect, change hosts and are drained."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import pytest
 from support.farm_desks import BROKEN, Desk
 
 from hil.controller.farm.messages import BoardCard, Kind
+from hil.controller.farm.store import queries
 from hil.errors import UsageError
 
 
-def test_a_new_board_is_checked_before_anything_else(desk: Desk) -> None:
+def test_new_board_runs_check_before_first_job(desk: Desk) -> None:
     assert desk.attend("a", labels={"chip": "a53"}).owner
     [name] = desk.submit()
     assert desk.board("a")["state"] == "suspect"
@@ -18,7 +19,7 @@ def test_a_new_board_is_checked_before_anything_else(desk: Desk) -> None:
     assert desk.grant("a").job == name
 
 
-def test_a_board_is_what_its_card_says(desk: Desk) -> None:
+def test_board_row_stores_card(desk: Desk) -> None:
     desk.attend(
         "a", site="attic", hw_type="rpi", labels={"chip": "a53", "name": "x"}, fence=40, config="[board]\0"[:-1]
     )
@@ -29,7 +30,7 @@ def test_a_board_is_what_its_card_says(desk: Desk) -> None:
     assert desk.grant("a").fence == 41
 
 
-def test_a_board_that_is_back_soon_need_not_be_checked(desk: Desk) -> None:
+def test_recently_checked_board_returns_without_check(desk: Desk) -> None:
     desk.online("a")
     desk.leave("a")
     assert (desk.board("a")["state"], desk.board("a")["worker"]) == ("offline", "")
@@ -38,7 +39,7 @@ def test_a_board_that_is_back_soon_need_not_be_checked(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("why", ["old", "failed"])
-def test_a_board_is_checked_when_it_is_back_late_or_was_lost_at_work(desk: Desk, why: str) -> None:
+def test_stale_or_failed_board_runs_check_on_return(desk: Desk, why: str) -> None:
     desk.online("a")
     if why == "failed":
         desk.submit(max_attempts=1)
@@ -50,13 +51,13 @@ def test_a_board_is_checked_when_it_is_back_late_or_was_lost_at_work(desk: Desk,
     assert desk.grant("a").spec.kind is Kind.HEALTH
 
 
-def test_another_host_stands_by_until_the_owner_is_lost(desk: Desk) -> None:
+def test_standby_host_takes_board_after_loss_of_owner(desk: Desk) -> None:
     desk.online("a", host="north")
     [name] = desk.submit(max_attempts=2)
     before = desk.grant("a")
     standing = desk.attend("a", "south a", [before.lease], host="south")
     assert not standing.owner
-    assert standing.over == {before.lease: "it was never this worker's"}
+    assert standing.over == {before.lease: "lease of a different worker"}
     assert desk.beat("a", worker="south a").vacant is False
     desk.silence("a")
     assert not desk.attend("a", "south a", host="south").owner
@@ -71,19 +72,19 @@ def test_another_host_stands_by_until_the_owner_is_lost(desk: Desk) -> None:
     assert desk.board("a")["host"] == "south"
 
 
-def test_the_worker_that_a_host_starts_anew_takes_its_board_at_once(desk: Desk) -> None:
+def test_restarted_worker_takes_board_immediately(desk: Desk) -> None:
     desk.online("a")
     desk.online("b")
     [name] = desk.submit()
     before = desk.grant("a")
     attendance = desk.attend("a", "a new worker")
     assert attendance.owner
-    assert desk.lease(before.lease)["reason"] == "its host has started another worker for it"
+    assert desk.lease(before.lease)["reason"] == "the host started a new worker for the board"
     assert desk.grant("b").job == name
     assert desk.report(before, worker="worker of a")[0] is False
 
 
-def test_a_worker_that_is_back_is_told_what_it_missed(desk: Desk) -> None:
+def test_returning_worker_receives_missed_grants_and_ends(desk: Desk) -> None:
     desk.online("a")
     desk.submit()
     lease = desk.grant("a").lease
@@ -97,17 +98,17 @@ def test_a_worker_that_is_back_is_told_what_it_missed(desk: Desk) -> None:
     assert desk.board("a")["state"] == "online"
 
 
-def test_what_a_worker_that_leaves_had_to_do_goes_elsewhere(desk: Desk) -> None:
+def test_leaving_worker_returns_job_to_queue(desk: Desk) -> None:
     desk.online("a", "b")
     [name] = desk.submit()
     desk.leave("a", "another worker")
     assert desk.grant("a").job == name
     desk.leave("a")
     assert desk.grant("b").job == name
-    assert ("board.offline", "its worker was stopped") in desk.events(board="a")
+    assert ("board.offline", "the worker was stopped") in desk.events(board="a")
 
 
-def test_a_check_that_waits_for_a_board_that_is_gone_is_called_off(desk: Desk) -> None:
+def test_leaving_worker_cancels_pending_check(desk: Desk) -> None:
     desk.online("a")
     desk.submit(max_attempts=1)
     desk.report(desk.grant("a"), BROKEN)
@@ -120,11 +121,11 @@ def test_a_check_that_waits_for_a_board_that_is_gone_is_called_off(desk: Desk) -
     assert desk.rows("select from hil.jobs where state in ('queued', 'running')") == []
 
 
-def test_a_drained_board_ends_what_it_does_and_begins_nothing(desk: Desk) -> None:
+def test_drained_board_finishes_job_and_starts_none(desk: Desk) -> None:
     desk.online("a")
     first, second = desk.submit(2)
     desk.drain("a", "new fan")
-    assert desk.board("a")["reason"] == "drained by root: new fan"
+    assert desk.board("a")["hold_reason"] == "drained by root: new fan"
     assert ("board.maintenance", "") not in [(what, "") for what, _ in desk.events(board="a")]
     desk.report(desk.grant("a"))
     assert desk.jobs() == {first: "done", second: "queued"}
@@ -132,10 +133,10 @@ def test_a_drained_board_ends_what_it_does_and_begins_nothing(desk: Desk) -> Non
     assert desk.events(board="a")[-1][0] == "board.maintenance"
     desk.resume("a")
     assert desk.grant("a").job == second
-    assert (desk.board("a")["hold"], desk.board("a")["reason"]) == ("", "")
+    assert (desk.board("a")["hold"], desk.board("a")["hold_reason"]) == ("", "")
 
 
-def test_a_board_that_is_drained_while_it_fails_is_checked_once_it_is_resumed(desk: Desk) -> None:
+def test_board_failed_while_draining_runs_check_on_resume(desk: Desk) -> None:
     desk.online("a")
     desk.submit(max_attempts=1)
     desk.drain("a")
@@ -147,7 +148,7 @@ def test_a_board_that_is_drained_while_it_fails_is_checked_once_it_is_resumed(de
     assert desk.grant("a").spec.kind is Kind.HEALTH
 
 
-def test_a_quarantined_board_that_is_resumed_is_checked_at_once(desk: Desk) -> None:
+def test_resume_checks_quarantined_board_immediately(desk: Desk) -> None:
     desk.attend("a")
     desk.report(desk.grant("a"), BROKEN)
     assert (desk.board("a")["state"], desk.grants()) == ("quarantined", [])
@@ -156,8 +157,32 @@ def test_a_quarantined_board_that_is_resumed_is_checked_at_once(desk: Desk) -> N
 
 
 @pytest.mark.parametrize("deed", ["drain", "resume", "forget"])
-def test_a_board_that_the_farm_has_not_is_refused(desk: Desk, deed: str) -> None:
+def test_board_commands_reject_unknown_board(desk: Desk, deed: str) -> None:
     desk.online("rpi5")
-    with pytest.raises(UsageError, match="no board 'rpi6'") as refused:
+    with pytest.raises(UsageError, match="board 'rpi6' not found") as refused:
         getattr(desk, deed)("rpi6")
     assert "did you mean 'rpi5'" in refused.value.hint
+
+
+def test_drain_reason_survives_host_restart(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.drain("a", "new cable")
+    [name] = desk.submit(board="a")
+
+    def told() -> tuple[str, str]:
+        [board] = [one for one in desk.do(queries.boards) if one["name"] == "a"]
+        return board["state"], board["reason"]
+
+    assert told() == ("maintenance", "drained by root: new cable")
+    desk.leave("a")
+    assert told() == ("maintenance", "drained by root: new cable")
+    desk.attend("a", "a new worker")
+    assert told() == ("maintenance", "drained by root: new cable")
+    desk.silence("a")
+    desk.tick()
+    assert told() == ("maintenance", "drained by root: new cable")
+    [waiting] = desk.do(queries.queue, desk.settings)
+    assert (waiting["name"], waiting["why"]) == (name, "a is drained by root: new cable")
+    desk.attend("a", "a third worker")
+    desk.resume("a")
+    assert told()[1] == ""

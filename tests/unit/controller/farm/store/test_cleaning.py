@@ -1,4 +1,4 @@
-"""What is deleted when it is old, and what is not."""
+"""Test which old rows and files are deleted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLES = ("submissions", "jobs", "leases", "results", "logs", "events", "boards"
 
 
 async def fill(tx: Tx) -> None:
-    """An old farm: what ended long ago, what ended today, what still waits; files of each, and of nobody."""
+    """Fill an old farm with old, new and waiting jobs, their files, and unreferenced files."""
     await board(tx, "pi")
     await board(tx, "gone", state="offline")
     await board(tx, "kept", state="offline", hold="draining")
@@ -67,7 +67,7 @@ DELETED = {
 }
 
 
-def test_what_ended_long_ago_goes_with_all_that_belongs_to_it(farm_db: str) -> None:
+def test_gc_deletes_old_jobs_with_dependent_rows_and_files(farm_db: str) -> None:
     gone: list[str] = []
 
     async def delete(digests: list[str]) -> None:
@@ -88,7 +88,7 @@ def test_what_ended_long_ago_goes_with_all_that_belongs_to_it(farm_db: str) -> N
     with_tx(farm_db, work)
 
 
-def test_a_dry_run_counts_the_same_and_deletes_nothing(farm_db: str) -> None:
+def test_gc_dry_run_counts_without_deleting(farm_db: str) -> None:
     async def never(digests: list[str]) -> None:
         raise AssertionError(digests)
 
@@ -101,7 +101,7 @@ def test_a_dry_run_counts_the_same_and_deletes_nothing(farm_db: str) -> None:
     with_tx(farm_db, work)
 
 
-def test_files_that_cannot_be_deleted_stay_known(farm_db: str) -> None:
+def test_gc_preserves_rows_when_file_deletion_fails(farm_db: str) -> None:
     async def fail(digests: list[str]) -> None:
         raise StorageError("the store is read-only")
 
@@ -112,8 +112,8 @@ def test_files_that_cannot_be_deleted_stay_known(farm_db: str) -> None:
     assert with_tx(farm_db, count) == before
 
 
-def test_what_is_deleted_is_found_by_an_index(farm_db: str) -> None:
-    """Or each row that goes would be looked for among all rows that refer to such."""
+def test_foreign_keys_have_indexes(farm_db: str) -> None:
+    """Without an index, each deleted row needs a scan of all rows that refer to it."""
     without = """
         select conrelid::regclass::text as its_table, conname from pg_constraint as key
         where contype = 'f' and connamespace = 'hil'::regnamespace and not exists (

@@ -1,4 +1,4 @@
-"""The connections to the database: all or nothing, outages, and what they are called."""
+"""Test database connections: transactions, outages and error messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from support.waiting import allowed_s
 
 from hil.controller.farm.store.database import Database, DatabaseAway, end_tasks
 from hil.controller.farm.store.embedded_database import Embedded
@@ -42,7 +43,7 @@ async def one(database: Database, query: str) -> Any:
         return next(iter(row.values()))
 
 
-def test_a_transaction_is_all_or_nothing(farm_db: str) -> None:
+def test_transaction_commits_all_or_rolls_back(farm_db: str) -> None:
     async def work(database: Database) -> None:
         with pytest.raises(ZeroDivisionError):
             async with database.transaction() as tx:
@@ -56,7 +57,7 @@ def test_a_transaction_is_all_or_nothing(farm_db: str) -> None:
     with_database(farm_db, work)
 
 
-def test_a_mistake_of_ours_is_no_outage(farm_db: str) -> None:
+def test_query_error_differs_from_outage(farm_db: str) -> None:
     async def work(database: Database) -> None:
         with pytest.raises(psycopg.errors.UndefinedTable):
             await one(database, "select * from hil.nothing")
@@ -66,7 +67,7 @@ def test_a_mistake_of_ours_is_no_outage(farm_db: str) -> None:
     with_database(farm_db, work)
 
 
-def test_where_many_ask_at_once_all_are_served_in_the_end(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_serves_more_queries_than_connections(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hil.controller.farm.store.database._MOST_CONNECTIONS", 2)
 
     patience_s = 3.0
@@ -77,11 +78,11 @@ def test_where_many_ask_at_once_all_are_served_in_the_end(farm_db: str, monkeypa
         assert await asyncio.gather(*asked) == [1] * 80
         assert time.monotonic() - started > patience_s
 
-    # Who was stopped for longer than that may take it for an outage.
+    # A client that waits longer than its patience may report an outage.
     with_database(farm_db, work, patience_s=patience_s)
 
 
-def test_where_nobody_is_served_it_is_an_outage(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_reports_outage_when_pool_stays_busy(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hil.controller.farm.store.database._MOST_CONNECTIONS", 2)
 
     async def work(database: Database) -> None:
@@ -94,7 +95,7 @@ def test_where_nobody_is_served_it_is_an_outage(farm_db: str, monkeypatch: pytes
     with_database(farm_db, work, patience_s=PATIENCE_S)
 
 
-def test_connections_that_were_ended_are_replaced(farm_db: str) -> None:
+def test_database_replaces_terminated_connections(farm_db: str) -> None:
     async def work(database: Database) -> None:
         killed = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()"
         with psycopg.connect(farm_db, autocommit=True) as other:
@@ -104,20 +105,20 @@ def test_connections_that_were_ended_are_replaced(farm_db: str) -> None:
     with_database(farm_db, work)
 
 
-def test_a_connection_that_ends_within_a_transaction_is_an_outage(farm_db: str) -> None:
+def test_lost_connection_in_transaction_raises_outage(farm_db: str) -> None:
     async def work(database: Database) -> None:
         with pytest.raises(DatabaseAway) as caught:
             async with database.transaction() as tx:
                 with psycopg.connect(farm_db, autocommit=True) as other:
                     other.execute("select pg_terminate_backend(%s)", [tx.info.backend_pid])
                 await tx.execute("select 1")
-        assert "tried again" in caught.value.hint
+        assert "hil retries" in caught.value.hint
         assert await one(database, "select 1") == 1
 
     with_database(farm_db, work)
 
 
-def test_who_is_frozen_in_a_transaction_holds_up_nobody_for_long(farm_db: str) -> None:
+def test_frozen_transaction_releases_locks_after_timeout(farm_db: str) -> None:
     async def work(database: Database) -> None:
         assert await one(database, "show idle_in_transaction_session_timeout") == "5s"
         with pytest.raises(DatabaseAway):
@@ -130,8 +131,8 @@ def test_who_is_frozen_in_a_transaction_holds_up_nobody_for_long(farm_db: str) -
     with_database(farm_db, work)
 
 
-def test_outages_of_the_server_end_by_themselves(tmp_path: Path) -> None:
-    """Killed hard, away, and there again: connections, followers and the queue's listeners come back."""
+def test_database_clients_recover_from_server_crash(tmp_path: Path) -> None:
+    """Kill the server twice; connections, followers and queue listeners must reconnect."""
     server = Embedded(tmp_path, settings={"fsync": "off"})
     url = server.start()
     heard: list[dict[str, Any]] = []
@@ -141,7 +142,7 @@ def test_outages_of_the_server_end_by_themselves(tmp_path: Path) -> None:
             heard.append(change)
 
     async def told(database: Database) -> None:
-        # A connection may take its time on a slow machine: nothing was sent to a server where none came.
+        # A connection may be slow on a loaded machine, so retry.
         for _ in range(30):
             with contextlib.suppress(DatabaseAway):
                 async with database.transaction() as tx:
@@ -165,7 +166,9 @@ def test_outages_of_the_server_end_by_themselves(tmp_path: Path) -> None:
             began = asyncio.get_running_loop().time()
             with pytest.raises(DatabaseAway):
                 await one(database, "select 1")
-            assert asyncio.get_running_loop().time() - began < 10  # a pool of its own would wait ever longer
+            assert asyncio.get_running_loop().time() - began < allowed_s(
+                10
+            )  # the pool's default would wait much longer
             await asyncio.to_thread(server.start)
             await until(2 + 2 * outage)
             await told(database)
@@ -180,14 +183,14 @@ def test_outages_of_the_server_end_by_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["postgresql://postgres@127.0.0.1:1/hil", "postgresql:///x?host=/nowhere"])
-def test_where_nothing_answers(url: str) -> None:
+def test_database_reports_unreachable_server(url: str) -> None:
     with pytest.raises(DatabaseAway):
         asyncio.run(Database.open(url))
 
 
 @pytest.mark.parametrize("url", ["mysql://x/y", "postgresql://h/d?colour=red", "x"])
-def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(UsageError, match="is no URL of a database") as caught:
+def test_database_rejects_invalid_url(url: str) -> None:
+    with pytest.raises(UsageError, match="invalid database URL") as caught:
         asyncio.run(Database.open(url))
     assert "postgresql://" in caught.value.hint
 
@@ -195,7 +198,7 @@ def test_what_is_no_url(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["mysql://ann:secret@h/d", "postgresql://ann:secret@h/d?colour=red", "password=secret x"]
 )
-def test_a_password_is_not_told(url: str) -> None:
+def test_database_error_hides_password(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         asyncio.run(Database.open(url))
     assert "secret" not in str(caught.value) and "..." in str(caught.value)

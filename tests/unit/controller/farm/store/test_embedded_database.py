@@ -1,4 +1,4 @@
-"""The database of our own: it starts after whatever was killed, belongs to one program, and leaves nothing behind."""
+"""Test the embedded database: it starts after any crash, serves one program, and leaves no processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ time.sleep(600)
 
 
 def fast(folder: Path, **options: Any) -> Embedded:
-    """One that does not wait for the disk: nothing here crashes the machine."""
+    """Return a database without fsync; these tests do not crash the machine."""
     return Embedded(folder, settings={"fsync": "off"}, **options)
 
 
@@ -48,7 +48,7 @@ def ask(url: str, query: str) -> object:
 
 
 def processes(folder: Path) -> list[int]:
-    """All that work in a folder's database, or were started with it."""
+    """Return the processes that run in a database's directory or were started with it."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -61,7 +61,7 @@ def processes(folder: Path) -> list[int]:
 
 
 def kill(database: Embedded) -> None:
-    """Its server is gone; what belonged to it goes by itself, or is ended at the next start."""
+    """Kill the server process. Its children end by themselves or at the next start."""
     assert database.pid is not None
     os.kill(database.pid, signal.SIGKILL)
     eventually(lambda: not database.is_alive())
@@ -78,39 +78,39 @@ def database(tmp_path: Path) -> Iterator[Embedded]:
     eventually(lambda: not processes(tmp_path))
 
 
-def test_it_keeps_its_data_and_leaves_no_process(database: Embedded) -> None:
+def test_embedded_saves_data_and_ends_processes_on_stop(database: Embedded) -> None:
     assert database.is_alive()
     database.stop()
     assert not database.is_alive()
     assert processes(database.folder) == []
     assert ask(database.start(), "select n from kept") == 7
-    assert database.start() == database.url  # once more is nothing
+    assert database.start() == database.url  # a second start has no effect
 
 
-def test_only_its_owner_may_come_to_it(database: Embedded) -> None:
+def test_embedded_restricts_access_to_owner(database: Embedded) -> None:
     folder = database.folder / "data"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / ".s.PGSQL.5432").stat().st_mode) == 0o700
     assert ask(database.url, "show listen_addresses") == ""
 
 
-def test_it_starts_again_after_a_kill(database: Embedded) -> None:
+def test_embedded_restarts_after_kill(database: Embedded) -> None:
     kill(database)
     assert ask(database.start(), "select n from kept") == 7
 
 
-def test_it_starts_again_where_its_process_is_there_and_nobody_listens(database: Embedded) -> None:
-    """As for a moment after a kill, before its process can be waited for."""
+def test_embedded_restarts_without_socket_of_live_process(database: Embedded) -> None:
+    """Simulate the moment after a kill, before the process has ended."""
     (database.folder / "data" / ".s.PGSQL.5432").unlink()
     assert database.is_alive()
     assert ask(database.start(), "select n from kept") == 7
 
 
-def test_it_recovers_by_itself_after_a_kill_of_a_child(database: Embedded) -> None:
+def test_embedded_recovers_after_child_process_dies(database: Embedded) -> None:
     children = Path(f"/proc/{database.pid}/task/{database.pid}/children").read_text().split()
     with contextlib.closing(psycopg.connect(database.url)) as witness:
         os.kill(int(children[0]), signal.SIGKILL)
-        with pytest.raises(psycopg.OperationalError):  # the server ends all others
+        with pytest.raises(psycopg.OperationalError):  # the server ends all other connections
             while True:
                 witness.execute("select 1")
     deadline = time.monotonic() + 20
@@ -123,7 +123,7 @@ def test_it_recovers_by_itself_after_a_kill_of_a_child(database: Embedded) -> No
             time.sleep(0.05)
 
 
-def test_it_is_free_for_others_after_it_was_started_again_and_stopped(database: Embedded) -> None:
+def test_embedded_releases_lock_after_restart_and_stop(database: Embedded) -> None:
     kill(database)
     database.start()
     database.stop()
@@ -131,10 +131,10 @@ def test_it_is_free_for_others_after_it_was_started_again_and_stopped(database: 
         assert ask(other.url, "select n from kept") == 7
 
 
-def test_it_starts_after_a_crash_of_the_machine(database: Embedded) -> None:
-    """All are gone at once, and the number in postmaster.pid is some other process's by now."""
+def test_embedded_restarts_after_machine_crash(database: Embedded) -> None:
+    """Kill all processes and reuse the number in postmaster.pid for another process."""
     for pid in processes(database.folder):
-        with contextlib.suppress(ProcessLookupError):  # it went with its postmaster
+        with contextlib.suppress(ProcessLookupError):  # it ended with its postmaster
             os.kill(pid, signal.SIGKILL)
     eventually(lambda: not processes(database.folder))
     pid_file = database.folder / "data" / "postmaster.pid"
@@ -143,7 +143,7 @@ def test_it_starts_after_a_crash_of_the_machine(database: Embedded) -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.15, 0.25, 0.35, 0.5])
-def test_a_starter_that_is_killed_while_it_makes_the_cluster(tmp_path: Path, after_s: float) -> None:
+def test_embedded_starts_after_kill_during_creation(tmp_path: Path, after_s: float) -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE)
     eventually((tmp_path / "lock").exists, every_s=0.01)
     time.sleep(after_s)
@@ -154,12 +154,12 @@ def test_a_starter_that_is_killed_while_it_makes_the_cluster(tmp_path: Path, aft
     eventually(lambda: not processes(tmp_path))
 
 
-def test_it_ends_with_a_starter_that_is_killed_and_can_be_started_at_once(tmp_path: Path) -> None:
+def test_embedded_restarts_immediately_after_killed_starter(tmp_path: Path) -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     url = starter.stdout.readline().strip()
     ask(url, "create table kept as select 7 as n")
-    # Somebody who has a transaction open must not keep it from ending.
+    # An open transaction must not block the shutdown.
     with contextlib.closing(psycopg.connect(url)) as connection:
         connection.execute("select n from kept for update")
         starter.kill()
@@ -169,7 +169,7 @@ def test_it_ends_with_a_starter_that_is_killed_and_can_be_started_at_once(tmp_pa
     eventually(lambda: not processes(tmp_path))
 
 
-def test_it_ends_by_itself_when_its_starter_is_killed(tmp_path: Path) -> None:
+def test_embedded_ends_with_killed_starter(tmp_path: Path) -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     starter.stdout.readline()
@@ -179,7 +179,7 @@ def test_it_ends_by_itself_when_its_starter_is_killed(tmp_path: Path) -> None:
     eventually(lambda: not processes(tmp_path))
 
 
-def test_it_does_not_end_with_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+def test_embedded_outlives_starting_thread(tmp_path: Path) -> None:
     database = fast(tmp_path)
     asker = threading.Thread(target=database.start)
     asker.start()
@@ -191,16 +191,16 @@ def test_it_does_not_end_with_the_thread_that_asked_for_it(tmp_path: Path) -> No
         database.stop()
 
 
-def test_two_starters_do_not_share_it(database: Embedded) -> None:
+def test_embedded_rejects_second_starter(database: Embedded) -> None:
     other = fast(database.folder, patience_s=0.1)
-    with pytest.raises(FarmError, match="another program runs the database") as caught:
+    with pytest.raises(FarmError, match="is already in use") as caught:
         other.start()
     assert "hil farm down" in caught.value.hint
     other.stop()
     assert ask(database.url, "select n from kept") == 7
 
 
-def test_the_second_of_two_starters_goes_on_when_the_first_is_done(database: Embedded) -> None:
+def test_embedded_second_starter_waits_for_first(database: Embedded) -> None:
     other = fast(database.folder, patience_s=60)
     waiting = threading.Thread(target=other.start)
     waiting.start()
@@ -212,7 +212,7 @@ def test_the_second_of_two_starters_goes_on_when_the_first_is_done(database: Emb
         other.stop()
 
 
-def test_a_folder_with_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
+def test_embedded_uses_short_socket_path_for_long_directory(tmp_path: Path) -> None:
     folder = tmp_path / ("deep" * 20) / "er"
     with fast(folder) as database:
         assert ask(database.url, "select 1") == 1
@@ -222,13 +222,13 @@ def test_a_folder_with_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
     assert not sockets.exists()
     sockets.symlink_to(tmp_path)
     try:
-        with pytest.raises(StorageError, match="is not ours alone"):
+        with pytest.raises(StorageError, match="is not a private directory"):
             fast(folder).start()
     finally:
         sockets.unlink()
 
 
-def test_who_only_looks_at_the_data_is_let_be(database: Embedded) -> None:
+def test_embedded_start_leaves_unrelated_processes_running(database: Embedded) -> None:
     data = database.folder / "data"
     looking = subprocess.Popen(["sleep", "60"], cwd=data)
     try:
@@ -240,7 +240,7 @@ def test_who_only_looks_at_the_data_is_let_be(database: Embedded) -> None:
         looking.wait()
 
 
-def test_a_folder_behind_a_link(tmp_path: Path) -> None:
+def test_embedded_starts_in_symlinked_directory(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     with fast(tmp_path / "link" / "db") as database:
@@ -250,7 +250,7 @@ def test_a_folder_behind_a_link(tmp_path: Path) -> None:
     eventually(lambda: not processes(tmp_path))
 
 
-def test_a_parent_that_others_may_not_enter_is_left_as_it_is(tmp_path: Path) -> None:
+def test_embedded_preserves_parent_directory_mode(tmp_path: Path) -> None:
     parent = tmp_path / "private"
     parent.mkdir(mode=0o700)
     with fast(parent / "db") as database:
@@ -260,7 +260,7 @@ def test_a_parent_that_others_may_not_enter_is_left_as_it_is(tmp_path: Path) -> 
 
 @pytest.fixture
 def no_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system lets root make none, as in most containers."""
+    """Prevent root from creating namespaces, as in most containers."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     launcher = tmp_path / "unprivileged.py"
@@ -271,7 +271,7 @@ def no_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["db", "deep" * 30])
-def test_root_without_namespaces_leaves_it_to_nobody(no_namespaces: None, name: str) -> None:
+def test_embedded_runs_as_unprivileged_user_without_namespaces(no_namespaces: None, name: str) -> None:
     with tempfile.TemporaryDirectory() as open_folder:
         Path(open_folder).chmod(0o755)
         folder = Path(open_folder) / name
@@ -283,15 +283,15 @@ def test_root_without_namespaces_leaves_it_to_nobody(no_namespaces: None, name: 
         assert (folder / "data").stat().st_uid == pwd.getpwnam("nobody").pw_uid
 
 
-def test_root_without_namespaces_is_told_what_to_do_in_a_closed_folder(tmp_path: Path, no_namespaces: None) -> None:
+def test_embedded_suggests_fix_in_closed_directory_as_root(tmp_path: Path, no_namespaces: None) -> None:
     tmp_path.chmod(0o700)
-    with pytest.raises(FarmError, match="cannot be made") as caught:
+    with pytest.raises(FarmError, match="cannot be created") as caught:
         fast(tmp_path / "db").start()
-    assert "does not run as root" in caught.value.hint and "--db" in caught.value.hint
+    assert "cannot run as root" in caught.value.hint and "--db" in caught.value.hint
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="whoever runs all these tests is not root")
-def test_who_is_not_root_runs_it_as_itself(tmp_path: Path) -> None:
+def test_embedded_runs_as_calling_user_without_root(tmp_path: Path) -> None:
     code = STARTER.replace("time.sleep(600)", "database.stop()")
     command = ["unshare", "--user", sys.executable, "-c", code, str(tmp_path)]
     if subprocess.run(["unshare", "--user", "true"]).returncode != 0:
@@ -302,31 +302,31 @@ def test_who_is_not_root_runs_it_as_itself(tmp_path: Path) -> None:
     eventually(lambda: not processes(tmp_path))
 
 
-def test_data_of_another_version_are_refused(tmp_path: Path) -> None:
+def test_embedded_rejects_data_of_other_version(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "PG_VERSION").write_text("9\n")
-    with pytest.raises(FarmError, match="was made by PostgreSQL 9") as caught:
+    with pytest.raises(FarmError, match="was created by PostgreSQL 9") as caught:
         fast(tmp_path).start()
     assert "pg_dump" in caught.value.hint
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_embedded_reports_server_start_failure(tmp_path: Path) -> None:
     database = Embedded(tmp_path, settings={"shared_buffers": "much", "fsync": "off"})
-    with pytest.raises(FarmError, match="does not start") as caught:
+    with pytest.raises(FarmError, match="failed to start") as caught:
         database.start()
     assert "shared_buffers" in caught.value.detail
     assert not database.is_alive() and processes(tmp_path) == []
-    with fast(tmp_path, patience_s=0.1) as other:  # the folder is free again
+    with fast(tmp_path, patience_s=0.1) as other:  # the directory is unlocked again
         assert other.is_alive()
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_embedded_reports_directory_creation_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         fast(tmp_path / "file" / "db").start()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_embedded_reports_unwritable_log(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     with pytest.raises(StorageError, match="cannot be written"):
         fast(tmp_path).start()
@@ -335,8 +335,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         assert database.is_alive()
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_names_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="needs a database") as caught:
+    with pytest.raises(UsageError, match="missing database") as caught:
         binaries()
     assert "pip install 'hil[farm]'" in caught.value.hint

@@ -10,7 +10,7 @@ from hil.controller.farm.store.database import end_tasks
 
 
 async def deaf(times: int) -> None:
-    """Goes on though it is cancelled, so often."""
+    """Ignore a number of cancellations."""
     for _ in range(times):
         try:
             await asyncio.sleep(60)
@@ -25,7 +25,7 @@ async def begun(*work: asyncio.Task[None]) -> None:
     assert not any(one.done() for one in work)
 
 
-def test_a_task_that_did_not_hear_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_tasks_repeats_ignored_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_CANCEL_AGAIN_S", 0.01)
 
     async def main() -> None:
@@ -37,7 +37,7 @@ def test_a_task_that_did_not_hear_is_told_again(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_who_cleans_up_is_given_the_time_and_whatever_is_raised_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_tasks_waits_for_cleanup_with_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_CANCEL_AGAIN_S", 30.0)
 
     async def tidy() -> None:
@@ -58,7 +58,7 @@ def test_who_cleans_up_is_given_the_time_and_whatever_is_raised_stays_there(monk
     asyncio.run(main())
 
 
-def test_who_ends_tasks_and_is_ended_itself_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_tasks_finishes_when_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_CANCEL_AGAIN_S", 0.01)
 
     async def main() -> None:
@@ -79,7 +79,7 @@ def test_who_ends_tasks_and_is_ended_itself_leaves_none_behind(monkeypatch: pyte
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_what_has_ended_is_left_as_it_is() -> None:
+def test_end_tasks_ignores_finished_tasks() -> None:
     async def main() -> None:
         done = asyncio.create_task(asyncio.sleep(0, "well"))
         await done

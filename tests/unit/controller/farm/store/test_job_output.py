@@ -1,4 +1,4 @@
-"""What jobs print: in order, once, told to followers, and not without end."""
+"""Test job output: order, notification of followers, and the size limit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from support.farm_rows import board, job, lease, submission, with_tx
 from hil.controller.farm.store import event_log
 from hil.controller.farm.store.database import Database, Tx
 from hil.controller.farm.store.notifications import listen
+from hil.controller.farm.store.records import fetched
 
 
 async def running(tx: Tx, name: str = "pi") -> tuple[int, int]:
-    """A job and its lease."""
+    """Return a job and its lease."""
     await board(tx, name)
     number = await job(tx, await submission(tx, key=name), state="running")
     return number, await lease(tx, number, name)
 
 
-def test_texts_come_back_in_order_and_after_a_number(farm_db: str) -> None:
+def test_output_returns_texts_in_order_after_number(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         one, its = await running(tx)
         other, others = await running(tx, "jetson")
@@ -34,7 +35,7 @@ def test_texts_come_back_in_order_and_after_a_number(farm_db: str) -> None:
     with_tx(farm_db, work)
 
 
-def test_of_long_texts_a_few_are_read_at_a_time(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_limits_size_of_each_read(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "_MOST_READ", 100)
 
     async def work(tx: Tx) -> None:
@@ -52,12 +53,19 @@ def test_of_long_texts_a_few_are_read_at_a_time(farm_db: str, monkeypatch: pytes
     with_tx(farm_db, work)
 
 
-def test_a_lease_that_there_is_not_prints_nothing(farm_db: str) -> None:
-    with_tx(farm_db, lambda tx: event_log.append_output(tx, 9, "x"))
+def test_append_output_ignores_unknown_lease(farm_db: str) -> None:
+    async def work(tx: Tx) -> None:
+        _, known = await running(tx)
+        await event_log.append_output(tx, known + 1, "x")
+        assert await fetched(tx, "select text from hil.logs") == []
+        await event_log.append_output(tx, known, "y")
+        assert await fetched(tx, "select text from hil.logs") == [{"text": "y"}]
+
+    with_tx(farm_db, work)
 
 
 @pytest.mark.parametrize("text", ["\0zero", "\ud800half", "ä" * 100_000])
-def test_any_text_can_be_kept(farm_db: str, text: str) -> None:
+def test_output_stores_any_text(farm_db: str, text: str) -> None:
     async def work(tx: Tx) -> str:
         number, its = await running(tx)
         await event_log.append_output(tx, its, text)
@@ -67,7 +75,7 @@ def test_any_text_can_be_kept(farm_db: str, text: str) -> None:
     assert len(kept) == len(text) and kept[1:] == text[1:]
 
 
-def test_a_job_that_prints_without_end_is_cut_off_once(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_output_truncates_at_size_limit(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "MOST_BYTES", 10)
 
     async def work(tx: Tx) -> None:
@@ -75,13 +83,13 @@ def test_a_job_that_prints_without_end_is_cut_off_once(farm_db: str, monkeypatch
         for _ in range(5):
             await event_log.append_output(tx, its, "123456")
         kept = [row["text"] for row in await event_log.output_after(tx, [number])]
-        assert kept[0] == "123456" and "more than the farm keeps" in kept[1] and len(kept) == 2
+        assert kept[0] == "123456" and "output limit exceeded" in kept[1] and len(kept) == 2
 
     with_tx(farm_db, work)
 
 
-def test_who_has_seen_a_number_has_missed_none_before_it(farm_db: str) -> None:
-    """Numbers become visible in their order, whoever commits first."""
+def test_output_numbers_become_visible_in_order(farm_db: str) -> None:
+    """Test that output numbers become visible in order, independent of the order of commits."""
 
     async def main() -> None:
         database = await Database.open(farm_db)
@@ -113,7 +121,7 @@ def test_who_has_seen_a_number_has_missed_none_before_it(farm_db: str) -> None:
     asyncio.run(main())
 
 
-def test_followers_are_told(farm_db: str) -> None:
+def test_followers_are_notified_of_output(farm_db: str) -> None:
     async def main() -> None:
         changes = listen(farm_db)
         assert await anext(changes) == {"kind": "again"}

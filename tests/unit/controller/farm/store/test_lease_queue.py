@@ -1,4 +1,4 @@
-"""The queue: what is granted comes to one gateway, in the transaction's own time, and goes with its lease."""
+"""Test the queue: a grant reaches one gateway, in its transaction, and is deleted with its lease."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def bring(database: Database, queue: LeaseQueue, board: str, lease: int) -
         return await queue.bring(tx, board, lease)
 
 
-def test_a_lease_is_fetched_once_and_only_for_its_board(farm_db: str) -> None:
+def test_queue_delivers_lease_to_matching_board(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         await bring(database, queue, "pi", 1)
         await bring(database, queue, "jetson", 2)
@@ -66,7 +66,7 @@ def test_a_lease_is_fetched_once_and_only_for_its_board(farm_db: str) -> None:
     with_desk(farm_db, work)
 
 
-def test_of_many_gateways_one_gets_a_lease(farm_db: str) -> None:
+def test_queue_delivers_lease_to_single_gateway(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         async with desk(farm_db) as (_, other):
             for lease in range(10):
@@ -79,7 +79,7 @@ def test_of_many_gateways_one_gets_a_lease(farm_db: str) -> None:
     with_desk(farm_db, work)
 
 
-def test_what_is_rolled_back_was_never_queued(farm_db: str) -> None:
+def test_queue_ignores_rolled_back_lease(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         with contextlib.suppress(ZeroDivisionError):
             async with database.transaction() as tx:
@@ -90,7 +90,7 @@ def test_what_is_rolled_back_was_never_queued(farm_db: str) -> None:
     with_desk(farm_db, work)
 
 
-def test_a_board_gets_its_next_lease_when_the_last_is_done(farm_db: str) -> None:
+def test_queue_delivers_next_lease_after_previous_ends(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         first = await bring(database, queue, "pi", 1)
         await bring(database, queue, "pi", 2)
@@ -104,7 +104,7 @@ def test_a_board_gets_its_next_lease_when_the_last_is_done(farm_db: str) -> None
     with_desk(farm_db, work)
 
 
-def test_a_lease_that_ends_before_it_is_fetched_is_never_brought(farm_db: str) -> None:
+def test_queue_drops_lease_done_before_fetch(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         async with database.transaction() as tx:
             await queue.done(tx, await queue.bring(tx, "pi", 1))
@@ -113,7 +113,7 @@ def test_a_lease_that_ends_before_it_is_fetched_is_never_brought(farm_db: str) -
     with_desk(farm_db, work)
 
 
-def test_done_may_be_said_twice_or_of_nothing(farm_db: str) -> None:
+def test_queue_done_accepts_repeats_and_unknown_ids(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         queue_id = await bring(database, queue, "pi", 1)
         for one in (queue_id, queue_id, 10**9, None):
@@ -125,7 +125,7 @@ def test_done_may_be_said_twice_or_of_nothing(farm_db: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 200, "ÄÖÜ" * 30, "a b'c\"d;%s", "pi"])
-def test_boards_may_be_called_anything(farm_db: str, name: str) -> None:
+def test_queue_accepts_any_board_name(farm_db: str, name: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         await bring(database, queue, name, 1)
         await bring(database, queue, name + "2", 2)
@@ -135,11 +135,11 @@ def test_boards_may_be_called_anything(farm_db: str, name: str) -> None:
     with_desk(farm_db, work)
 
 
-def test_a_listener_hears_of_each_board_when_it_is_committed(farm_db: str) -> None:
+def test_queue_notifies_listener_on_commit(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         heard: asyncio.Queue[set[str] | None] = asyncio.Queue()
         listening = asyncio.create_task(queue.listen(heard.put_nowait))
-        assert await asyncio.wait_for(heard.get(), 60) is None  # whatever was before
+        assert await asyncio.wait_for(heard.get(), 60) is None  # means that anything may have changed before
         async with database.transaction() as tx:
             await queue.bring(tx, "pi", 1)
             await asyncio.sleep(0.1)
@@ -152,7 +152,7 @@ def test_a_listener_hears_of_each_board_when_it_is_committed(farm_db: str) -> No
     with_desk(farm_db, work)
 
 
-def test_a_gateway_is_registered_while_it_runs(farm_db: str) -> None:
+def test_queue_registers_gateway_while_open(farm_db: str) -> None:
     workers = "select id, last_heartbeat from procrastinate_workers"
 
     async def work(database: Database, queue: LeaseQueue) -> None:
@@ -165,7 +165,7 @@ def test_a_gateway_is_registered_while_it_runs(farm_db: str) -> None:
     with_desk(farm_db, work, beat_s=0.05)
 
 
-def test_a_gateway_that_was_forgotten_goes_on(farm_db: str) -> None:
+def test_queue_restores_deleted_gateway_registration(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         await bring(database, queue, "pi", 1)
         async with database.transaction() as tx:
@@ -177,15 +177,13 @@ def test_a_gateway_that_was_forgotten_goes_on(farm_db: str) -> None:
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
-def test_what_was_taken_when_the_database_went_away_comes_again(
-    farm_db: str, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
+def test_queue_redelivers_leases_lost_in_outage(farm_db: str, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     fetch, calls = JobManager.fetch_job, itertools.count(1)
 
     async def fetch_and_lose(*args: Any, **options: Any) -> Any:
         job = await fetch(*args, **options)
         if next(calls) == call:
-            # It is committed there, and the answer is lost.
+            # The server commits, but the answer is lost.
             raise ConnectorException from psycopg.OperationalError("the connection is lost")
         return job
 
@@ -202,7 +200,7 @@ def test_what_was_taken_when_the_database_went_away_comes_again(
     with_desk(farm_db, work)
 
 
-def test_gateways_that_died_are_forgotten_and_jobs_of_leases_that_are_over(farm_db: str) -> None:
+def test_queue_tidy_deletes_dead_gateways_and_ended_leases(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         async with database.transaction() as tx:
             await farm_rows.board(tx, "pi")
@@ -229,10 +227,10 @@ def test_gateways_that_died_are_forgotten_and_jobs_of_leases_that_are_over(farm_
     with_desk(farm_db, work)
 
 
-def test_tidying_and_ending_a_lease_do_not_get_into_each_others_way(farm_db: str) -> None:
+def test_queue_tidy_and_done_run_concurrently(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         for _ in range(20):
-            queue_id = await bring(database, queue, "pi", 1)  # of a lease that there is not: to be tidied away
+            queue_id = await bring(database, queue, "pi", 1)  # of an unknown lease, so tidy deletes it
 
             async def done(queue_id: int = queue_id) -> None:
                 async with database.transaction() as tx:
@@ -248,7 +246,7 @@ def test_tidying_and_ending_a_lease_do_not_get_into_each_others_way(farm_db: str
     with_desk(farm_db, work)
 
 
-def test_nothing_but_the_engine_imports_procrastinate() -> None:
+def test_only_lease_queue_imports_procrastinate() -> None:
     package = Path(hil.__file__).parent
     found = [
         path for path in package.rglob("*.py") if re.search(r"^\s*(import|from) procrastinate", path.read_text(), re.M)

@@ -1,4 +1,4 @@
-"""What workers and holders say of leases, and what becomes of jobs and boards by it."""
+"""Test reports of workers and holders, and their effect on jobs and boards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hil.errors import AccessRefused
 
 @pytest.fixture
 def farm(desk: Desk) -> Desk:
-    """With one board that is online."""
+    """Return a farm with one online board."""
     desk.online("a")
     return desk
 
@@ -31,7 +31,7 @@ def farm(desk: Desk) -> Desk:
     ],
     ids=lambda one: one.outcome,
 )
-def test_what_a_job_was_run_to_learn_is_its_result(farm: Desk, result: JobResult) -> None:
+def test_report_records_final_result(farm: Desk, result: JobResult) -> None:
     [name] = farm.submit(max_attempts=3)
     lease = farm.grant("a").lease
     assert farm.report(lease, result) == (True, "")
@@ -44,13 +44,13 @@ def test_what_a_job_was_run_to_learn_is_its_result(farm: Desk, result: JobResult
     assert farm.rows("select from procrastinate_jobs") == []
 
 
-def test_the_same_report_again_is_no_error_and_another_counts_for_nothing(farm: Desk) -> None:
+def test_report_accepts_repeat_and_rejects_different_result(farm: Desk) -> None:
     [name] = farm.submit()
     lease = farm.grant("a").lease
     odd = JobResult(1, "FAIL", "a\0b", record={"b": 3.4e38, "a": float("nan")}, timings={"run": 0.5}, board_ns=(5, 7))
     assert farm.report(lease, odd) == (True, "")
     assert farm.report(lease, odd) == (True, "")
-    assert farm.report(lease, PASSED) == (False, "the lease is over: it has its result already")
+    assert farm.report(lease, PASSED) == (False, "the lease has ended: result already recorded")
     assert farm.result(name)["outcome"] == "FAIL"
     assert farm.result(name)["result"]["record"] == {"a": "nan", "b": 34 * 10**37}
     assert farm.rows("select count(*) from hil.events where what = 'lease.ended' and lease = %s", lease) == [
@@ -58,7 +58,7 @@ def test_the_same_report_again_is_no_error_and_another_counts_for_nothing(farm: 
     ]
 
 
-def test_an_infrastructure_error_goes_elsewhere_and_the_board_is_checked(farm: Desk) -> None:
+def test_infrastructure_error_moves_job_and_checks_board(farm: Desk) -> None:
     farm.online("b")
     [name] = farm.submit(board="")
     assert farm.report(farm.grant("a"), BROKEN) == (True, "")
@@ -66,12 +66,12 @@ def test_an_infrastructure_error_goes_elsewhere_and_the_board_is_checked(farm: D
     check = farm.grant("a")
     assert check.spec.kind is Kind.HEALTH
     assert farm.board("a")["state"] == "suspect"
-    assert farm.board("a")["reason"] == f"job {name} failed on it: the board stopped answering"
+    assert farm.board("a")["reason"] == f"job {name} failed: the board stopped answering"
     farm.report(farm.grant("b"))
     assert farm.jobs() == {name: "done"}
 
 
-def test_after_the_last_attempt_the_infrastructures_failure_is_the_result(farm: Desk) -> None:
+def test_infrastructure_error_ends_job_after_last_attempt(farm: Desk) -> None:
     farm.online("b")
     [name] = farm.submit(max_attempts=2)
     farm.report(farm.grant("a"), BROKEN)
@@ -82,7 +82,7 @@ def test_after_the_last_attempt_the_infrastructures_failure_is_the_result(farm: 
     assert result["result"]["reason"] == "the board stopped answering (attempt 2 of 2)"
 
 
-def test_a_check_that_fails_puts_the_board_into_quarantine_ever_longer(farm: Desk) -> None:
+def test_failed_checks_lengthen_quarantine(farm: Desk) -> None:
     farm.submit(max_attempts=1)
     farm.report(farm.grant("a"), BROKEN)
     waits = []
@@ -103,7 +103,7 @@ def test_a_check_that_fails_puts_the_board_into_quarantine_ever_longer(farm: Des
     assert states[-5:] == ["board.suspect", *["board.quarantined"] * 3, "board.online"]
 
 
-def test_a_job_that_ran_through_is_as_good_as_a_check(farm: Desk) -> None:
+def test_passed_job_counts_as_check(farm: Desk) -> None:
     farm.rows("update hil.boards set checked_at = now() - interval '5 h'")
     for result, fresh in ((JobResult(3, "COMPILE_ERROR"), False), (PASSED, True)):
         farm.submit()
@@ -112,7 +112,7 @@ def test_a_job_that_ran_through_is_as_good_as_a_check(farm: Desk) -> None:
         assert row["fresh"] is fresh
 
 
-def test_a_board_that_was_not_checked_for_long_is_checked_before_its_next_job(farm: Desk) -> None:
+def test_stale_board_runs_check_before_next_job(farm: Desk) -> None:
     farm.submit(2)
     farm.rows("update hil.boards set checked_at = now() - interval '7 h'")
     farm.report(farm.grant("a"), JobResult(3, "COMPILE_ERROR"))
@@ -121,7 +121,7 @@ def test_a_board_that_was_not_checked_for_long_is_checked_before_its_next_job(fa
     assert farm.grant("a").spec.kind is Kind.RUN
 
 
-def test_a_report_after_the_lease_ended_is_refused_and_noted(farm: Desk) -> None:
+def test_report_rejects_and_logs_ended_lease(farm: Desk) -> None:
     farm.online("b")
     [name] = farm.submit()
     late = farm.grant("a")
@@ -129,47 +129,45 @@ def test_a_report_after_the_lease_ended_is_refused_and_noted(farm: Desk) -> None
     farm.tick()
     assert farm.grant("b").job == name
     recorded, reason = farm.report(late, PASSED, worker="worker of a")
-    assert (recorded, reason) == (False, "the lease is over: nothing was heard of it on a for 500 s")
+    assert (recorded, reason) == (False, "the lease has ended: no heartbeat from a for 500 s")
     assert farm.report(late, PASSED, worker="worker of a")[0] is False
     assert farm.jobs() == {name: "running"}
-    assert any("counts for nothing: PASS" in reason for what, reason in farm.events() if what == "lease.late_report")
+    assert any("ignored late result: PASS" in reason for what, reason in farm.events() if what == "lease.late_report")
 
 
 @pytest.mark.parametrize(("lease", "worker"), [(0, "worker of a"), (10**15, "worker of a"), (None, "another")])
-def test_only_its_own_worker_reports_a_lease(farm: Desk, lease: int | None, worker: str) -> None:
+def test_report_rejects_other_workers(farm: Desk, lease: int | None, worker: str) -> None:
     [name] = farm.submit()
     lease = farm.grant("a").lease if lease is None else lease
-    assert farm.report(lease, PASSED, worker=worker) == (False, "the farm has given this worker no such lease")
+    assert farm.report(lease, PASSED, worker=worker) == (False, "this lease was not granted to this worker")
     assert farm.jobs() == {name: "running"}
 
 
-def test_the_next_fence_is_above_what_the_board_has_seen(farm: Desk) -> None:
+def test_next_fence_exceeds_reported_fence(farm: Desk) -> None:
     farm.submit(2)
     farm.report(farm.grant("a"), fence=1000)
     assert farm.grant("a").fence == 1001
 
 
 @pytest.mark.parametrize("fence", [2**31, 2**62 - 1, 2**63, 2**64 - 1])
-def test_a_fence_that_no_board_comes_to_is_told_and_not_kept_and_the_result_counts(farm: Desk, fence: int) -> None:
+def test_report_stores_result_without_impossible_fence(farm: Desk, fence: int) -> None:
     [name] = farm.submit()
     before = farm.board("a")["fence"]
     assert farm.report(farm.grant("a"), fence=fence) == (True, "")
     assert farm.jobs() == {name: "done"} and farm.board("a")["fence"] == before
-    assert any(
-        f"the fence {fence}, which no board comes to" in why for what, why in farm.events() if what == "board.fence"
-    )
+    assert any(f"invalid fence {fence}" in why for what, why in farm.events() if what == "board.fence")
 
 
-def test_the_database_itself_takes_no_such_fence(farm: Desk) -> None:
+def test_database_rejects_impossible_fence(farm: Desk) -> None:
     with pytest.raises(Exception, match="boards_fence_is_sane"):
         farm.rows("update hil.boards set fence = %s where name = 'a'", 2**62 - 1)
-    # One that reports the highest of those that are taken has still room above it.
+    # A fence can still follow the highest accepted one.
     farm.submit(2)
     farm.report(farm.grant("a"), fence=2**31 - 1)
     assert farm.grant("a").fence == 2**31
 
 
-def test_beats_keep_the_board_and_those_leases_that_its_worker_knows_of(farm: Desk) -> None:
+def test_beat_renews_board_and_known_leases(farm: Desk) -> None:
     farm.submit()
     lease = farm.grant("a").lease
     farm.silence("a")
@@ -181,17 +179,17 @@ def test_beats_keep_the_board_and_those_leases_that_its_worker_knows_of(farm: De
     assert farm.rows("select from hil.boards where owned_until < now() + interval '400 s'") == []
 
 
-def test_a_beat_is_told_which_leases_are_over(farm: Desk) -> None:
+def test_beat_returns_ended_leases(farm: Desk) -> None:
     farm.submit()
     lease = farm.grant("a").lease
     farm.report(lease, JobResult(1, "FAIL", "differs"))
-    assert farm.beat("a", [lease, 999]).over == {lease: "differs", 999: "the farm has no such lease"}
+    assert farm.beat("a", [lease, 999]).over == {lease: "differs", 999: "unknown lease"}
     assert farm.beat("a", [lease], worker="another") == leases.BeatReply(
-        owner=False, over={lease: "it was never this worker's"}
+        owner=False, over={lease: "lease of a different worker"}
     )
 
 
-def test_beats_of_many_boards_are_one(farm: Desk) -> None:
+def test_beats_of_many_boards_are_answered_together(farm: Desk) -> None:
     farm.online("b")
     said = [
         WorkerBeat("a", "worker of a"),
@@ -204,7 +202,7 @@ def test_beats_of_many_boards_are_one(farm: Desk) -> None:
     assert farm.beat("b", worker="stands by") == leases.BeatReply(owner=False, vacant=True)
 
 
-def test_a_beat_waits_for_nobody(farm: Desk) -> None:
+def test_beat_ignores_locks_of_other_transactions(farm: Desk) -> None:
     farm.submit()
     lease = farm.grant("a").lease
 
@@ -221,7 +219,7 @@ def test_a_beat_waits_for_nobody(farm: Desk) -> None:
     assert farm.run(beside_a_change()) == leases.BeatReply(owner=True)
 
 
-def test_that_a_board_has_begun_is_noted_once_and_only_by_its_worker(farm: Desk) -> None:
+def test_started_accepts_first_call_of_lease_worker(farm: Desk) -> None:
     [name] = farm.submit()
     lease = farm.grant("a").lease
     farm.do(leases.started, lease, "another", "unix:/x")
@@ -235,14 +233,14 @@ def test_that_a_board_has_begun_is_noted_once_and_only_by_its_worker(farm: Desk)
 
 @pytest.fixture
 def held(farm: Desk) -> dict[str, Any]:
-    """A lease that somebody holds."""
+    """Return a lease with a holder."""
     farm.submit(kind=Kind.LEASE)
     lease = farm.lease(farm.grant("a").lease)
     farm.started(lease["id"], "unix:/a")
     return lease
 
 
-def test_a_holder_is_told_what_it_holds(farm: Desk, held: dict[str, Any]) -> None:
+def test_holding_describes_active_lease(farm: Desk, held: dict[str, Any]) -> None:
     holding = farm.do(leases.holding, held["id"])
     assert holding is not None
     assert (holding.card.name, holding.key, holding.direct, holding.started) == ("a", held["key"], "unix:/a", True)
@@ -254,7 +252,7 @@ def test_a_holder_is_told_what_it_holds(farm: Desk, held: dict[str, Any]) -> Non
     assert farm.do(leases.grant_of, held["id"], farm.settings) is None
 
 
-def test_a_holder_keeps_a_lease_by_its_key(farm: Desk, held: dict[str, Any]) -> None:
+def test_renew_holder_requires_key_of_active_lease(farm: Desk, held: dict[str, Any]) -> None:
     farm.rows("update hil.leases set holder_until = now() - interval '1 s' where id = %s", held["id"])
     assert farm.do(leases.renew_holder, held["id"], "wrong", farm.settings) is False
     assert farm.do(leases.renew_holder, held["id"], held["key"], farm.settings) is True
@@ -263,7 +261,7 @@ def test_a_holder_keeps_a_lease_by_its_key(farm: Desk, held: dict[str, Any]) -> 
     assert farm.do(leases.renew_holder, held["id"], held["key"], farm.settings) is False
 
 
-def test_a_holder_gives_a_board_back(farm: Desk, held: dict[str, Any]) -> None:
+def test_release_requires_key_and_frees_board(farm: Desk, held: dict[str, Any]) -> None:
     [after] = farm.submit()
     with pytest.raises(AccessRefused, match="key"):
         farm.release(held["id"], "wrong")
@@ -274,13 +272,13 @@ def test_a_holder_gives_a_board_back(farm: Desk, held: dict[str, Any]) -> None:
     assert (row["exit_code"], row["result"]["reason"]) == (0, "the command ended")
 
 
-def test_no_job_but_a_lease_can_be_given_back(farm: Desk) -> None:
+def test_release_rejects_jobs_other_than_leases(farm: Desk) -> None:
     farm.submit()
     with pytest.raises(AccessRefused):
         farm.release(farm.grant("a").lease, "")
 
 
-def test_a_board_that_fails_under_its_holder_ends_the_lease(farm: Desk, held: dict[str, Any]) -> None:
+def test_board_failure_ends_held_lease(farm: Desk, held: dict[str, Any]) -> None:
     farm.online("b")
     farm.report(held["id"], BROKEN)
     [row] = farm.rows("select * from hil.results where job = %s", held["job"])

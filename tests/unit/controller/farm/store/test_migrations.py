@@ -1,4 +1,4 @@
-"""The schema: made whole, made step by step, and brought up to date with everything that is in it."""
+"""Test the database schema: created at once, created by steps, and upgraded with its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.controller.farm.messages import Kind
 from hil.controller.farm.store.database import Part, Tx, migrate, shipped
 from hil.errors import FarmError, UsageError
 
-# What makes up a schema, but for names that say nothing.
+# The parts of a schema, without generated names.
 CATALOG = """
     select 'column' as what, table_schema || '.' || table_name || '.' || column_name as name,
         concat_ws(' ', data_type, is_nullable, column_default) as is
@@ -37,7 +37,7 @@ CATALOG = """
 
 
 def until(part: Part, last: str) -> Part:
-    """A part as it was when ``last`` was its newest step; without a short way."""
+    """Return a part as of its step ``last``, without the single-step schema."""
     return replace(part, steps={name: sql for name, sql in part.steps.items() if name <= last}, whole="")
 
 
@@ -51,7 +51,7 @@ def catalog(url: str) -> list[dict[str, Any]]:
     return with_tx(url, lambda tx: rows(tx, CATALOG))
 
 
-def test_a_new_database_is_made_and_then_left_alone(any_db: str) -> None:
+def test_migrate_creates_database_and_ignores_repeat(any_db: str) -> None:
     done = asyncio.run(migrate(any_db))
     assert done == [name for part in shipped() for name in part.steps]
     made = catalog(any_db)
@@ -59,14 +59,14 @@ def test_a_new_database_is_made_and_then_left_alone(any_db: str) -> None:
     assert catalog(any_db) == made
 
 
-def test_step_by_step_comes_to_the_same_schema(empty_db: str, farm_db: str) -> None:
+def test_migrate_by_steps_matches_whole_schema(empty_db: str, farm_db: str) -> None:
     asyncio.run(migrate(empty_db, tuple(replace(part, whole="") for part in shipped())))
     ours = ("column", "index", "trigger", "function", "enum")
     stepwise, whole = catalog(empty_db), catalog(farm_db)
     assert {row["what"] for row in whole} == set(ours)
 
     def names(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
-        # Procrastinate's own steps leave a few things behind that nothing uses.
+        # Procrastinate's steps leave a few unused objects.
         return {(row["what"], row["name"]) for row in found}
 
     assert names(whole) <= names(stepwise)
@@ -76,7 +76,7 @@ def test_step_by_step_comes_to_the_same_schema(empty_db: str, farm_db: str) -> N
 
 
 async def fill(tx: Tx) -> None:
-    """A farm in the middle of its work, at the first schema."""
+    """Fill a busy farm at the first schema."""
     await board(tx, "pi", fence=2, worker="w", checked_at=datetime.now(timezone.utc))
     await board(tx, "jetson", state="quarantined", failures=2)
     done = await submission(tx, key="done")
@@ -91,10 +91,10 @@ async def fill(tx: Tx) -> None:
     await job(tx, waiting, 1, spec={"kind": "run", "affinity": "blake3:aa"})
     await job(tx, waiting, 2)
     for number in (1, 2):
-        # Nothing kept two checks of a board apart then.
+        # The first schema allowed two checks of a board.
         checks = await submission(tx, key=f"check {number}", user_name="farm", board="jetson")
         await job(tx, checks, kind="health", spec={"kind": "health"})
-    # The queue's jobs as procrastinate deferred and fetched them in those days.
+    # Add queue jobs in the format of the old procrastinate.
     for number, status in ((over, "succeeded"), (active, "doing")):
         arguments = json.dumps({"lease": number, "board": "pi"})
         await tx.execute(
@@ -122,7 +122,7 @@ async def contents(tx: Tx) -> dict[str, list[dict[str, Any]]]:
     return {**found, "queue": await rows(tx, queue)}
 
 
-def test_an_older_farm_is_upgraded_with_all_that_is_in_it(any_db: str) -> None:
+def test_migrate_preserves_data_of_older_farm(any_db: str) -> None:
     asyncio.run(migrate(any_db, old()))
     with_tx(any_db, fill)
     before = with_tx(any_db, contents)
@@ -142,7 +142,7 @@ def test_an_older_farm_is_upgraded_with_all_that_is_in_it(any_db: str) -> None:
     assert boards == [{"name": "jetson", "warm": []}, {"name": "pi", "warm": ["blake3:aa"]}]
 
 
-def test_what_ran_and_what_waited_is_done_after_an_upgrade(any_db: str) -> None:
+def test_migrated_farm_finishes_running_and_waiting_jobs(any_db: str) -> None:
     asyncio.run(migrate(any_db, old()))
     with_tx(any_db, fill)
     asyncio.run(migrate(any_db))
@@ -154,7 +154,7 @@ def test_what_ran_and_what_waited_is_done_after_an_upgrade(any_db: str) -> None:
         for name in ("3.1", "3.2"):
             granted = desk.grant("pi")
             assert granted.job == name and granted.fence > active.fence
-            # It comes by the queue that an older procrastinate made.
+            # The old procrastinate created this queue.
             assert desk.fetched("pi") == [granted.lease]
             assert desk.report(granted) == (True, "")
         assert desk.jobs() == {"1": "done", "2": "done", "3.1": "done", "3.2": "done", "4": "queued"}
@@ -169,7 +169,7 @@ def test_what_ran_and_what_waited_is_done_after_an_upgrade(any_db: str) -> None:
 @pytest.mark.parametrize(
     "version", ["00.00.00_01_initial", "01.01.01_01_job_id_bigint", "03.02.00_50_post_batch_defer_jobs"]
 )
-def test_procrastinate_is_upgraded_from_any_version(empty_db: str, version: str) -> None:
+def test_migrate_upgrades_procrastinate_from_any_version(empty_db: str, version: str) -> None:
     asyncio.run(migrate(empty_db, old(version)))
     done = asyncio.run(migrate(empty_db))
     assert [name for name in done if name.startswith("0") and "." in name] == [
@@ -178,10 +178,10 @@ def test_procrastinate_is_upgraded_from_any_version(empty_db: str, version: str)
 
 
 @pytest.mark.parametrize("part", ["procrastinate", "hil"])
-def test_a_newer_database_is_left_alone(farm_db: str, part: str) -> None:
+def test_migrate_rejects_newer_database(farm_db: str, part: str) -> None:
     with_tx(farm_db, lambda tx: insert(tx, "migrations", part=part, name="99_future"))
     made = catalog(farm_db)
-    with pytest.raises(FarmError, match=f"newer than this program: it has {part}'s 99_future") as caught:
+    with pytest.raises(FarmError, match=f"newer than this hil: it contains the {part} migration 99_future") as caught:
         asyncio.run(migrate(farm_db))
     assert "pip install --upgrade" in caught.value.hint
     assert catalog(farm_db) == made
@@ -190,17 +190,17 @@ def test_a_newer_database_is_left_alone(farm_db: str, part: str) -> None:
 @pytest.mark.parametrize(
     ("table", "whose"), [("procrastinate_jobs (id int)", "procrastinate"), ("hil.jobs (id int)", "hil")]
 )
-def test_somebody_elses_tables_are_not_taken_over(empty_db: str, table: str, whose: str) -> None:
+def test_migrate_rejects_foreign_tables(empty_db: str, table: str, whose: str) -> None:
     async def make(tx: Tx) -> None:
         await tx.execute("create schema hil")
         await tx.execute(f"create table {table}")
 
     with_tx(empty_db, make)
-    with pytest.raises(FarmError, match=f"{whose}'s tables, but no farm made them"):
+    with pytest.raises(FarmError, match=f"{whose} tables that hil did not create"):
         asyncio.run(migrate(empty_db))
 
 
-def test_of_several_who_migrate_at_once_one_does_it(empty_db: str) -> None:
+def test_migrate_runs_for_single_concurrent_caller(empty_db: str) -> None:
     async def main() -> list[list[str]]:
         return await asyncio.gather(*[migrate(empty_db) for _ in range(5)])
 
@@ -208,7 +208,7 @@ def test_of_several_who_migrate_at_once_one_does_it(empty_db: str) -> None:
     assert sorted(map(len, done)) == [0] * 4 + [sum(len(part.steps) for part in shipped())]
 
 
-def test_what_was_cut_off_goes_on_where_it_was(empty_db: str) -> None:
+def test_migrate_resumes_after_failed_step(empty_db: str) -> None:
     queue, farm = shipped()
     broken = replace(farm, steps={**farm.steps, "0003_lanes": "create table hil.half (id int); select 1 / 0"})
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -218,12 +218,12 @@ def test_what_was_cut_off_goes_on_where_it_was(empty_db: str) -> None:
     assert asyncio.run(migrate(empty_db)) == [name for name in farm.steps if name >= "0003_lanes"]
 
 
-def test_every_step_of_ours_is_numbered_without_gaps() -> None:
+def test_migration_steps_are_numbered_without_gaps() -> None:
     names = list(shipped()[1].steps)
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
 
 
-def test_a_fence_that_locks_a_board_out_is_told_and_mended_by_forgetting_the_board(any_db: str) -> None:
+def test_migrate_reports_impossible_fence_and_forget_resets(any_db: str) -> None:
     asyncio.run(migrate(any_db, old()))
     with_tx(any_db, fill)
 
@@ -233,16 +233,16 @@ def test_a_fence_that_locks_a_board_out_is_told_and_mended_by_forgetting_the_boa
     with_tx(any_db, brick)
     asyncio.run(migrate(any_db))
     with open_desk(any_db) as desk:
-        assert "makes no sense" in desk.board("pi")["reason"]
-        assert ("board.fence", f"its stored fence, {2**62 - 1}, makes no sense: hil farm forget pi mends it") in (
+        assert "invalid stored fence" in desk.board("pi")["reason"]
+        assert ("board.fence", f"invalid stored fence {2**62 - 1}: reset it with hil farm forget pi") in (
             desk.events(board="pi")
         )
-        with pytest.raises(UsageError, match="the fence that the farm has kept of pi makes no sense") as refused:
+        with pytest.raises(UsageError, match="invalid stored fence of pi") as refused:
             desk.attend("pi", "w2")
         assert "hil farm forget pi" in refused.value.hint
         [highest] = desk.rows("select max(fence) as fence from hil.leases where board = 'pi'")
         desk.forget("pi")
-        assert f"goes on after {highest['fence']}" in desk.events(board="pi")[-1][1]
-        # What the agent has seen counts too: it refuses what is not above it.
+        assert f"reset to {highest['fence']}" in desk.events(board="pi")[-1][1]
+        # The fence seen by the agent counts too: the agent rejects lower ones.
         desk.attend("pi", "w2", fence=40)
         assert desk.board("pi")["fence"] >= 40

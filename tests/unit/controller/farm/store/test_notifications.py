@@ -1,4 +1,4 @@
-"""Changes reach all who listen, once they are committed and only then."""
+"""Test that changes reach all listeners, after the commit only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hil.controller.farm.store.database import Database
 from hil.controller.farm.store.notifications import listen, tell
 
 
-def test_all_listeners_hear_what_is_committed_in_order(farm_db: str) -> None:
+def test_listeners_receive_committed_changes_in_order(farm_db: str) -> None:
     async def hear(count: int, ready: asyncio.Event) -> list[dict[str, Any]]:
         heard = []
         listening = listen(farm_db)
@@ -44,7 +44,7 @@ def test_all_listeners_hear_what_is_committed_in_order(farm_db: str) -> None:
     asyncio.run(main())
 
 
-def test_a_long_text_is_told_in_short(farm_db: str) -> None:
+def test_notification_shortens_long_text(farm_db: str) -> None:
     async def main() -> None:
         listening = listen(farm_db)
         await anext(listening)

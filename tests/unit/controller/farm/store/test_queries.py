@@ -1,4 +1,4 @@
-"""What can be asked of a farm, and that each answer is what docs/farm.schema.json says."""
+"""Test the queries of a farm and validate each answer against docs/farm.schema.json."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def ask(tx: Tx, what: str, **arguments: Any) -> Any:
 
 
 async def fill(tx: Tx) -> None:
-    """Two boards; a suite of two jobs, one done at the second try and one running; one queued; one health job."""
+    """Fill two boards, a suite of two jobs (one done at the second attempt, one running), a queued and a health job."""
     await board(tx, "pi", site="lab", hw_type="rpi", labels=json.dumps({"chip": "a72"}))
     await board(tx, "jetson", state="suspect", reason="an error")
-    await board(tx, "old", hold="draining")
+    await board(tx, "old", hold="draining", hold_reason="drained by ann: fan")
     suite = await submission(tx, 2, project="vision", selector="chip=a72", priority="high")
     first = await job(tx, suite, 1, kind="suite", state="done", attempts=2)
     await tx.execute(
@@ -64,7 +64,7 @@ def asked(farm: str, what: str, **arguments: Any) -> Any:
     return with_tx(farm, lambda tx: ask(tx, what, **arguments))
 
 
-def test_jobs_are_listed_with_their_boards_and_results(farm: str) -> None:
+def test_jobs_include_board_and_result(farm: str) -> None:
     first, second, alone = asked(farm, "jobs")
     assert (first["name"], first["board"], first["state"], first["exit_code"]) == ("1.1", "pi", "done", 1)
     assert (first["outcome"], first["reason"], first["project"]) == ("FAIL", "6 of 10 differ", "vision")
@@ -83,13 +83,35 @@ def test_jobs_are_listed_with_their_boards_and_results(farm: str) -> None:
         ({"submission": 3}, ["3"]),
         ({"limit": 2}, ["1.2", "2"]),
         ({"health": True}, ["1.1", "1.2", "2", "3"]),
+        ({"before": "2"}, ["1.1", "1.2"]),
+        ({"before": "1.2"}, ["1.1"]),
+        ({"before": "1"}, []),
+        ({"before": "99999999999999999999"}, ["1.1", "1.2", "2"]),
     ],
 )
-def test_jobs_are_chosen(farm: str, arguments: dict[str, Any], names: list[str]) -> None:
+def test_jobs_filter_by_arguments(farm: str, arguments: dict[str, Any], names: list[str]) -> None:
     assert [one["name"] for one in asked(farm, "jobs", **arguments)] == names
 
 
-def test_a_job_tells_its_attempts(farm: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [({}, 3), ({"state": ["queued"]}, 1), ({"user": "bob"}, 1), ({"user": "bob", "state": ["done"]}, 0)],
+)
+def test_stats_count_matching_jobs(farm: str, arguments: dict[str, Any], count: int) -> None:
+    assert asked(farm, "stats", **arguments)["matching"] == count == len(asked(farm, "jobs", **arguments))
+    with pytest.raises(UsageError, match="unknown job state 'gone'"):
+        asked(farm, "stats", state=["gone"])
+
+
+def test_jobs_of_submission_have_separate_titles(farm: str) -> None:
+    async def named(tx: Tx) -> None:
+        await tx.execute("update hil.jobs set title = 'nets' where submission = 1 and number = 2")
+
+    with_tx(farm, named)
+    assert [one["title"] for one in asked(farm, "jobs", submission=1)] == ["digits", "nets"]
+
+
+def test_job_lists_attempts(farm: str) -> None:
     said = asked(farm, "job", name="1.1")
     assert [(one["board"], one["fence"], one["reason"]) for one in said["attempts_made"]] == [
         ("jetson", 1, "the board was lost"),
@@ -98,36 +120,34 @@ def test_a_job_tells_its_attempts(farm: str) -> None:
     assert asked(farm, "job", name="2")["attempts_made"] == []
 
 
-def test_a_submission_of_several_is_no_job(farm: str) -> None:
-    with pytest.raises(UsageError, match=r"1 is 2 jobs[^$]*1\.1 to 1\.2"):
+def test_job_rejects_submission_of_multiple_jobs(farm: str) -> None:
+    with pytest.raises(UsageError, match=r"1 has 2 jobs[^$]*1\.1 to 1\.2"):
         asked(farm, "job", name="1")
 
 
 @pytest.mark.parametrize("name", ["7", "1.3", "2.2", "x", "", "1.", "99999999999999999999", "1.99999999999"])
 @pytest.mark.parametrize("what", ["job", "result", "logs"])
-def test_a_job_that_there_is_not(farm: str, what: str, name: str) -> None:
-    with pytest.raises(UsageError, match="no job"):
+def test_queries_reject_unknown_job(farm: str, what: str, name: str) -> None:
+    with pytest.raises(UsageError, match=r"job .* not found|invalid job name"):
         asked(farm, what, name=name)
 
 
-def test_results_are_there_for_what_has_ended(farm: str) -> None:
+def test_result_returns_finished_jobs(farm: str) -> None:
     first, second = asked(farm, "result", name="1")
     assert JobResult.of_json(first) == JobResult(1, "FAIL", "6 of 10 differ", files={"report.json": "blake3:00"})
     assert second == {"name": "1.2", "state": "running"}
     assert asked(farm, "result", name="1.1") == [first]
 
 
-def test_results_that_are_too_much_for_one_answer_are_asked_for_one_by_one(
-    farm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_rejects_response_above_limit(farm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "_MOST_RESULTS", 10)
-    with pytest.raises(UsageError, match="an answer has at most"):
+    with pytest.raises(UsageError, match="the limit is"):
         with_tx(farm, lambda tx: ask(tx, "result", name="1", specs=True))
     assert len(with_tx(farm, lambda tx: ask(tx, "result", name="1.1"))) == 1
 
 
 @pytest.mark.parametrize("page", [1, 2, 3])
-def test_jobs_are_read_page_by_page(farm: str, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_read_in_pages(farm: str, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = with_tx(farm, lambda tx: ask(tx, "jobs", health=True))
     monkeypatch.setattr(queries, "_PAGE", page)
     assert with_tx(farm, lambda tx: ask(tx, "jobs", health=True)) == whole
@@ -135,7 +155,7 @@ def test_jobs_are_read_page_by_page(farm: str, page: int, monkeypatch: pytest.Mo
     assert len(with_tx(farm, lambda tx: ask(tx, "result", name="1"))) == 2
 
 
-def test_boards_tell_who_has_them_and_how_they_are(farm: str) -> None:
+def test_boards_show_user_job_and_state(farm: str) -> None:
     jetson, old, pi = asked(farm, "boards")
     assert (pi["state"], pi["job"], pi["user"], pi["labels"]) == ("online", "1.2", "ann", {"chip": "a72"})
     assert pi["since"] is not None
@@ -143,7 +163,7 @@ def test_boards_tell_who_has_them_and_how_they_are(farm: str) -> None:
     assert old["state"] == "maintenance"
 
 
-def test_a_board_is_draining_while_something_runs_on_it(farm_db: str) -> None:
+def test_boards_show_busy_held_board_as_draining(farm_db: str) -> None:
     async def drain(tx: Tx) -> None:
         await fill(tx)
         await tx.execute("update hil.boards set hold = 'draining' where name = 'pi'")
@@ -153,19 +173,19 @@ def test_a_board_is_draining_while_something_runs_on_it(farm_db: str) -> None:
     assert asked(farm_db, "stats")["boards"]["draining"] == 1
 
 
-def test_events_are_of_a_board_or_a_job(farm: str) -> None:
+def test_events_filter_by_board_and_job(farm: str) -> None:
     assert [one["what"] for one in asked(farm, "events")] == ["board.suspect", "job.queued"]
     assert [one["what"] for one in asked(farm, "events", board="jetson")] == ["board.suspect"]
     assert [one["what"] for one in asked(farm, "events", job="1.1")] == ["job.queued"]
     assert [one["what"] for one in asked(farm, "events", limit=1)] == ["job.queued"]
 
 
-def test_the_audit(farm: str) -> None:
+def test_audit_returns_entries(farm: str) -> None:
     (one,) = asked(farm, "audit")
     assert (one["user"], one["action"], one["allowed"], one["detail"]) == ("bob", "drain", False, {"reason": "no"})
 
 
-def test_the_farm_in_numbers(farm: str) -> None:
+def test_stats_summarize_farm(farm: str) -> None:
     said = asked(farm, "stats")
     assert said["jobs"] == {"queued": 1, "running": 1, "done": 1, "cancelled": 0}
     assert {state: count for state, count in said["boards"].items() if count} == {
@@ -181,7 +201,7 @@ def test_the_farm_in_numbers(farm: str) -> None:
     ]
 
 
-def test_what_somebody_used_fades_by_the_farms_own_half_life(farm_db: str) -> None:
+def test_stats_decay_usage_by_half_life(farm_db: str) -> None:
     async def used(tx: Tx) -> list[float]:
         await tx.execute("insert into hil.shares values ('ann', '', 1000.0, now() - interval '100 s')")
         settings = [FarmSettings(share_half_life_s=seconds) for seconds in (100.0, 200.0)]
@@ -190,7 +210,7 @@ def test_what_somebody_used_fades_by_the_farms_own_half_life(farm_db: str) -> No
     assert with_tx(farm_db, used) == pytest.approx([500.0, 1000.0 / 2**0.5], rel=0.01)
 
 
-def test_the_queue_says_the_place_of_each_job_and_why_it_waits(farm_db: str) -> None:
+def test_queue_shows_position_and_reason(farm_db: str) -> None:
     async def more(tx: Tx) -> list[dict[str, Any]]:
         await fill(tx)
         await job(tx, await submission(tx, user_name="bob", selector="gpu", key="d"))
@@ -205,33 +225,33 @@ def test_the_queue_says_the_place_of_each_job_and_why_it_waits(farm_db: str) -> 
 
     first, second, hopeless = with_tx(farm_db, more)
     assert (first["priority"], first["position"]) == ("high", 1)
-    assert first["why"] == "jetson, old, pi are offline"
+    assert first["why"] == "jetson, pi are offline; old is drained by ann: fan"
     assert (second["name"], second["position"], second["user"]) == ("2", 2, "bob")
-    assert second["why"] == "jetson, old, pi are offline; 1 job comes before it"
+    assert second["why"] == "jetson, pi are offline; old is drained by ann: fan; 1 job ahead"
     assert (hopeless["selector"], hopeless["position"]) == ("gpu", 0)
-    assert hopeless["why"].startswith("no board is like that; ")
+    assert hopeless["why"].startswith("no board matches; ")
 
 
-def test_whoever_asks_is_told_who_that_is(farm_db: str) -> None:
+def test_me_returns_caller(farm_db: str) -> None:
     who = Principal("ann", Role.SUBMITTER, "vision")
     said = with_tx(farm_db, lambda tx: queries.ask(tx, "me", {}, FarmSettings(), who))
     jsonschema.Draft202012Validator({**SCHEMA, "$ref": "#/$defs/me"}).validate(said)
     assert said == {"user": "ann", "role": "submitter", "project": "vision"}
 
 
-def test_an_empty_farm_has_answers_too(farm_db: str) -> None:
+def test_queries_succeed_on_empty_farm(farm_db: str) -> None:
     for what in ("jobs", "boards", "events", "audit", "tokens", "queue"):
         assert asked(farm_db, what) == []
     assert asked(farm_db, "stats")["waiting_s"] == {"p50": None, "p95": None}
 
 
-def test_what_jobs_printed(farm: str) -> None:
+def test_logs_return_job_output(farm: str) -> None:
     (one,) = asked(farm, "logs", name="1")
     assert (one["job"], one["text"]) == ("1.1", "begun\n")
     assert asked(farm, "logs", name="1.1", after=one["number"]) == []
 
 
-def test_cases_are_told_while_their_job_runs_and_then_as_its_record_says(farm_db: str) -> None:
+def test_cases_show_live_results_then_final_record(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         await fill(tx)
         assert await ask(tx, "cases", name="1") == {"total": 0, "cases": []}
@@ -265,14 +285,14 @@ def test_cases_are_told_while_their_job_runs_and_then_as_its_record_says(farm_db
 @pytest.mark.parametrize(
     ("what", "arguments", "said"),
     [
-        ("jobs", {"limit": 0}, "a limit is a number"),
-        ("jobs", {"limit": 200_000}, "a limit is a number"),
+        ("jobs", {"limit": 0}, "limit must be a number"),
+        ("jobs", {"limit": 200_000}, "limit must be a number"),
         ("jobs", {"state": ["lost"]}, "'lost'"),
-        ("job", {"name": ""}, "no job's name"),
-        ("jobs", {"user": "a\0"}, "there is no user"),
-        ("events", {"board": "\ud800"}, "there is no board"),
+        ("job", {"name": ""}, "invalid job name"),
+        ("jobs", {"user": "a\0"}, "unknown user"),
+        ("events", {"board": "\ud800"}, "unknown board"),
     ],
 )
-def test_a_question_that_makes_no_sense(farm: str, what: str, arguments: dict[str, Any], said: str) -> None:
+def test_queries_reject_invalid_arguments(farm: str, what: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         asked(farm, what, **arguments)

@@ -1,4 +1,4 @@
-"""Documents as PostgreSQL's jsonb takes them."""
+"""Test the conversion of documents to PostgreSQL's jsonb."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hil.controller.farm.store.records import as_json, storable
 
-TEXTS = st.text(st.characters(exclude_categories=[]))  # halves of surrogate pairs and NUL among them
+TEXTS = st.text(st.characters(exclude_categories=[]))  # includes surrogates and NUL
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
     lambda some: st.lists(some) | st.dictionaries(TEXTS, some),
@@ -19,12 +19,12 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_a_document_is_stored_as_what_is_storable_of_it(value: object):
+def test_as_json_stores_storable_form_of_document(value: object):
     text = as_json(value)
     assert text.encode() and json.loads(text, parse_constant=pytest.fail) == json.loads(json.dumps(storable(value)))
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\\u0000", "\ud800", "\\\x00"])
-def test_no_text_gets_past_that_jsonb_refuses(text: str):
+def test_as_json_replaces_text_rejected_by_jsonb(text: str):
     assert json.loads(as_json([text])) == [storable(text)]
     assert "\x00" not in storable(text)

@@ -18,7 +18,7 @@ func.func @step(%x: {x}, %scale: {c}, %mean: {c}, %variance: {c}, %dy: {x}) -> (
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("shape", "axis"), [((2, 3, 5, 4), 3), ((2, 4, 3), 1)])
-def test_the_gradient_is_the_one_of_stablehlos_specification(shape, axis):
+def test_batch_norm_grad_matches_stablehlo_specification(shape, axis):
     compiler, runtime = pytest.importorskip("iree.compiler"), pytest.importorskip("iree.runtime")
     tensor = f"tensor<{'x'.join(map(str, shape))}xf32>"
     text = prepare(STEP.format(x=tensor, c="tensor<4xf32>", axis=axis))
@@ -44,7 +44,7 @@ def test_the_gradient_is_the_one_of_stablehlos_specification(shape, axis):
     np.testing.assert_allclose(dx, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_module_without_it_stays_as_it_is():
+def test_prepare_leaves_module_without_batch_norm_grad():
     pytest.importorskip("iree.compiler")
     text = "func.func @step(%x: tensor<2xf32>) -> tensor<2xf32> {\n  return %x : tensor<2xf32>\n}"
     assert "func.call" not in prepare(text) and "return" in prepare(text)

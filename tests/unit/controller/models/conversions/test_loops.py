@@ -1,4 +1,4 @@
-"""Loops whose number of steps can be told are written out; the others stay."""
+"""Unroll loops with a known number of steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from iree.compiler import ir, passmanager
 from hil.controller.models.conversions import loops
 from hil.controller.models.conversions.loops import INLINE, unroll
 
-# A loop that counts to a number, doubles a tensor in each step, and holds one that does the same twice.
+# A loop that counts to a number and doubles a tensor per step, with an inner loop of two steps.
 COUNTED = """
 func.func @main(%x: tensor<2xf32>, %n: tensor<i32>) -> (tensor<2xf32>, tensor<i32>) {{
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -49,18 +49,18 @@ def unrolled(**values: object) -> str:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_the_steps_of_counted_loops_stand_in_their_place(steps):
+def test_unroll_writes_out_steps_of_counted_loops(steps):
     text = unrolled(first="%zero", most=steps)
     assert "stablehlo.while" not in text
     assert text.count("stablehlo.add") == steps * (1 + 2 * 2)
 
 
-def test_a_loop_stays_whose_steps_only_running_it_tells_while_the_one_in_it_is_written_out():
+def test_unroll_preserves_data_dependent_loop_but_unrolls_inner():
     assert unrolled(first="%n", most=3).count("stablehlo.while") == 1
 
 
 @pytest.mark.parametrize(("most", "loops_left"), [(20, 0), (21, 1), (9000, 1)])
-def test_loop_of_too_many_operations_stays(monkeypatch, most, loops_left):
+def test_unroll_preserves_loop_with_many_operations(monkeypatch, most, loops_left):
     # A step has five additions, four of them for the loop in it, and a return.
     monkeypatch.setattr(loops, "MOST_OPERATIONS", 20 * 6)
     assert unrolled(first="%zero", most=most).count("stablehlo.while") == loops_left

@@ -17,13 +17,13 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_it_lists_every_flow_with_what_it_is():
+def test_command_lists_every_flow_with_description():
     shown = CliRunner().invoke(command, []).output.splitlines()
     assert [line.split()[0] for line in shown] == list(flows())
     assert shown[1].endswith("IREE at its highest optimisation level")
 
 
-def test_it_lists_those_of_a_file_as_json(tmp_path: Path):
+def test_command_lists_flows_of_file_as_json(tmp_path: Path):
     (tmp_path / "my.toml").write_text('[mine]\nruntime = "iree"\nrecipe = "float16"\natol = 0.5\n')
     document = json.loads(CliRunner().invoke(command, ["my.toml", "--json"]).output)
     assert document["schema"] == 1

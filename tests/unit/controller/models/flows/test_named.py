@@ -1,4 +1,4 @@
-"""Flows by name and from files: what is found, and what is said of what cannot be meant."""
+"""Flows by name and from files, and errors for invalid flows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def written(tmp_path: Path):
     return write
 
 
-def test_hil_has_these_flows():
+def test_flows_lists_built_in_flows():
     assert list(flows()) == BUILT_IN
     for name, flow in flows().items():
         assert flow.name == name
@@ -76,12 +76,12 @@ def test_hil_has_these_flows():
         assert load_flow(name) == flow
 
 
-def test_a_flow_is_a_few_lines(written):
+def test_load_flow_reads_minimal_flow(written):
     path = written('[fast]\nruntime = "iree"\ncompile_flags = ["--iree-opt-level=O3"]\n')
     assert load_flow(str(path)) == Flow("fast", "iree", compile_flags=("--iree-opt-level=O3",))
 
 
-def test_every_key_of_a_flow_can_be_written(written):
+def test_load_flow_reads_every_key(written):
     path = written(
         """
         [all]
@@ -112,7 +112,7 @@ def test_every_key_of_a_flow_can_be_written(written):
     )
 
 
-def test_one_of_several_flows_of_a_file_is_named_after_a_colon(written):
+def test_load_flow_selects_flow_after_colon(written):
     path = written('[one]\nruntime = "iree"\n[two]\nruntime = "onnxruntime"\n')
     assert load_flow(f"{path}:two").runtime == "onnxruntime"
     with pytest.raises(UsageError, match="holds 2 flows") as caught:
@@ -123,7 +123,7 @@ def test_one_of_several_flows_of_a_file_is_named_after_a_colon(written):
     assert "did you mean 'two'" in caught.value.hint
 
 
-def test_the_flows_of_flows_toml_have_names_but_not_those_of_hils_own(written, tmp_path: Path, monkeypatch):
+def test_flows_toml_adds_names_but_preserves_built_in_flows(written, tmp_path: Path, monkeypatch):
     written('[mine]\nruntime = "iree"\n[iree]\nruntime = "iree"\ncompile_flags = ["--x"]\n', "flows.toml")
     assert load_flow("mine").runtime == "iree"
     assert load_flow("iree").compile_flags == ()
@@ -131,7 +131,7 @@ def test_the_flows_of_flows_toml_have_names_but_not_those_of_hils_own(written, t
     assert load_flow("mine", tmp_path).runtime == "iree"
 
 
-def test_the_flags_of_flows_toml_are_used_once_it_is_trusted_or_typed(written, tmp_path: Path, monkeypatch):
+def test_flows_toml_flags_require_trust(written, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     path = written('[mine]\nruntime = "iree"\ncompile_flags = ["-o", "/tmp/x"]\n', "flows.toml")
     assert "mine" in flows()
@@ -146,7 +146,7 @@ def test_the_flags_of_flows_toml_are_used_once_it_is_trusted_or_typed(written, t
         load_flow("mine")
 
 
-def test_an_unknown_flow_is_told_with_what_was_meant():
+def test_load_flow_suggests_similar_name():
     with pytest.raises(UsageError, match="there is no flow 'iree-03'") as caught:
         load_flow("iree-03")
     assert "did you mean 'iree-O3'" in caught.value.hint
@@ -199,7 +199,7 @@ def test_an_unknown_flow_is_told_with_what_was_meant():
         ('[x]\nruntime = "iree"\nrecipe = "float16"\nmin_sqnr_db = nan', "min_sqnr_db is nan", ""),
     ],
 )
-def test_what_no_flow_can_be_is_told_with_the_file_and_the_flow(written, text: str, message: str, hint: str):
+def test_read_flows_error_names_file_and_flow(written, text: str, message: str, hint: str):
     path = written(text)
     with pytest.raises(UsageError) as caught:
         read_flows(path)
@@ -208,7 +208,7 @@ def test_what_no_flow_can_be_is_told_with_the_file_and_the_flow(written, text: s
     assert hint in caught.value.hint
 
 
-def test_a_package_adds_flows_and_a_recipe(package):
+def test_package_adds_flows_and_recipe(package):
     package(
         """
 from hil.controller.models.flows import Flow, Recipe
@@ -224,7 +224,7 @@ def more():
     found = flows()
     assert found["vendor-one"].settings == {"bits": 3}
     assert found["vendor-two"].runtime == "iree"
-    assert found["iree"].compile_flags == ("--vendor",)  # it took the name of hil's own
+    assert found["iree"].compile_flags == ("--vendor",)  # replaces the built-in flow
     assert found.keys() == {*BUILT_IN, "vendor-one", "vendor-two"}
 
 
@@ -240,7 +240,7 @@ def more():
         ),
     ],
 )
-def test_a_package_whose_flow_is_none_is_told_once_it_is_asked_for(package, module: str, message: str):
+def test_invalid_package_flow_raises_on_use(package, module: str, message: str):
     package(module, "[hil.flows]\nbroken = MODULE:X\n")
     found = flows()
     assert list(found) == BUILT_IN and load_flow("iree") == found["iree"]
@@ -253,7 +253,7 @@ def test_a_package_whose_flow_is_none_is_told_once_it_is_asked_for(package, modu
     assert message in caught.value.hint
 
 
-def test_one_broken_flow_of_a_package_leaves_its_others(package):
+def test_invalid_package_flow_leaves_other_flows(package):
     package(
         """
 from hil.plugins import Flow
@@ -269,10 +269,10 @@ FLOWS = [Flow("good", "iree"), Flow("typo", "onnxruntim"), Flow("odd", 3), Flow(
     assert "did you mean 'onnxruntime'" in caught.value.hint
 
 
-def test_broken_flows_are_listed_beside_the_others(package):
+def test_command_lists_broken_flows(package):
     package("X = 3", "[hil.flows]\nbroken = MODULE:X\n")
     listed = CliRunner().invoke(command, [])
     assert listed.exit_code == 0
-    assert "iree-O3" in listed.output and "broken: cannot be used: the entry point 'broken'" in listed.output
+    assert "iree-O3" in listed.output and "broken: unusable: the entry point 'broken'" in listed.output
     document = json.loads(CliRunner().invoke(command, ["--json"]).output)
     assert [one["name"] for one in document["broken"]] == ["broken"] and document["flows"]

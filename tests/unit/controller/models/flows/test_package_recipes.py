@@ -1,4 +1,4 @@
-"""Recipes of packages: what one spoils is told as its own failure, never as the user's model's."""
+"""A package recipe that breaks a model raises an error of the recipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAVE = "; onnx.save(graph, output)"
 
 
 class InProcess:
-    """Calls functions where the test runs."""
+    """Call functions in this process."""
 
     def call(self, function: Any, args: dict[str, Any], **_: Any) -> Any:
         return (resolve(function) if isinstance(function, str) else function)(**args)
@@ -53,13 +53,13 @@ def apply(apply_to, save_onnx):
     return partial(apply_to, path)
 
 
-def test_a_model_of_the_same_inputs_and_outputs_is_taken(apply) -> None:
+def test_recipe_may_change_model_with_same_signature(apply) -> None:
     assert apply("graph.producer_name = 'vendor'" + SAVE).is_file()
     assert apply("graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2" + SAVE).is_file()
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, ("N", 3)), (("N", 3), None)])
-def test_outputs_whose_shapes_only_running_tells_are_taken(apply_to, save_onnx, before, after) -> None:
+def test_recipe_may_change_inferred_output_shapes(apply_to, save_onnx, before, after) -> None:
     nodes = [helper.make_node("Odd", ["x"], ["y"], domain="vendor")]
     sides = [("x", TensorProto.FLOAT, ("N", 3))], [("y", TensorProto.FLOAT, before)]
     path = save_onnx(nodes, *sides, domains=("vendor",))
@@ -94,7 +94,7 @@ def test_outputs_whose_shapes_only_running_tells_are_taken(apply_to, save_onnx, 
         ),
     ],
 )
-def test_what_a_recipe_spoils_is_its_own_failure(apply, body: str, message: str) -> None:
+def test_recipe_changing_signature_raises_import_error(apply, body: str, message: str) -> None:
     with pytest.raises(
         ImportFailed, match=rf"the recipe odd of the package vendor 1.0 spoilt .*\.onnx: {message}"
     ) as caught:

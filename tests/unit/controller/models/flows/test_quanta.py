@@ -1,4 +1,4 @@
-"""The steps of a quantised model's outputs, and the tolerance that they come to."""
+"""Quantization steps of outputs, and the resulting tolerance."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ LAYER = (*QUANTISED, ("Relu", ["b"], "c"), ("QuantizeLinear", ["c", "t", "z"], "
     ("nodes", "out", "step", "roundings", "integer"),
     [
         ((*LAYER, ("DequantizeLinear", ["d", "t", "z"], "y")), "y", 0.125, 1, False),
-        # values that are only moved about have the steps that they had
+        # data movement keeps the step
         ((*LAYER, ("DequantizeLinear", ["d", "t", "z"], "e"), ("Identity", ["e"], "y")), "y", 0.125, 1, False),
-        # a float output has those of what it is made of, the largest of several
+        # a float output takes the largest step of its inputs
         ((*LAYER, ("DequantizeLinear", ["d", "t", "z"], "e"), ("Add", ["e", "b"], "y")), "y", 0.5, 1, False),
         (LAYER, "d", 1, 1, True),
         (QUANTISED, "b", 0.5, 1, False),
     ],
 )
-def test_the_step_of_an_output(tmp_path: Path, nodes, out: str, step: float, roundings: int, integer: bool):
+def test_find_onnx_returns_step_of_output(tmp_path: Path, nodes, out: str, step: float, roundings: int, integer: bool):
     path = chain(tmp_path / "m.onnx", *nodes, out=(out, INT8 if integer else FLOAT))
     assert find_onnx(str(path)) == [{"name": out, "step": step, "roundings": roundings, "integer": integer}]
 
 
-def test_quantised_weights_alone_make_no_steps(tmp_path: Path):
+def test_find_onnx_ignores_quantized_weights(tmp_path: Path):
     path = chain(tmp_path / "m.onnx", ("DequantizeLinear", ["w", "s", "z"], "f"), ("Mul", ["x", "f"], "y"))
     assert find_onnx(str(path)) == []
 
 
-def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(context: RunContext, tmp_path: Path):
+def test_quantum_atol_multiplies_step_by_roundings(context: RunContext, tmp_path: Path):
     def atol(path: Path, quanta: float) -> float | None:
         return quantum_atol(Flow("f", "iree", quanta=quanta), path, context, tmp_path / "log")
 
@@ -76,21 +76,21 @@ def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(context: R
     assert atol(DIGITS / "digits_cnn_int8.onnx", 4) == 4 * found["step"]
 
 
-def test_what_is_not_quantised_or_a_flow_that_names_no_quanta_has_none(context: RunContext, tmp_path: Path):
+def test_quantum_atol_of_unquantized_model_returns_none(context: RunContext, tmp_path: Path):
     assert quantum_atol(STATIC, DIGITS / "digits_cnn.onnx", context, tmp_path / "log") is None
     plain = Flow("plain", "iree")
     assert quantum_atol(plain, DIGITS / "digits_cnn_int8.onnx", context, tmp_path / "log") is None
 
 
 @pytest.mark.parametrize("make", [residual_cnn, attention])
-def test_a_quantised_network_s_step_is_its_output_s_range_in_256_parts(context: RunContext, tmp_path: Path, make):
+def test_quantized_network_step_matches_output_range(context: RunContext, tmp_path: Path, make):
     path = apply_recipe(STATIC, make(tmp_path / "m.onnx"), [], context, tmp_path / "log")
     (found,) = find_onnx(str(path))
     assert 1 / 255 < found["step"] < 10 / 255
     assert quantum_atol(STATIC, path, context, tmp_path / "log") == 4 * found["step"]
 
 
-def test_integers_that_a_pt2_returns_are_compared_exactly() -> None:
+def test_integer_outputs_of_pt2_have_unit_step() -> None:
     makers = {"q": _Node(["x"], quantises=True, rounds=True)}
     assert _steps(makers, {"y": "q"}, integers=False) == []
     assert _steps(makers, {"y": "q"}, integers=True) == [{"name": "y", "step": 1.0, "roundings": 1, "integer": True}]

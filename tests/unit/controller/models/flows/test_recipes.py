@@ -1,4 +1,4 @@
-"""What recipes make of a model, and of what."""
+"""Models produced by recipes."""
 
 from __future__ import annotations
 
@@ -75,23 +75,23 @@ def signature(path: Path) -> list[tuple[str, str, list[Any]]]:
     return [(node.name, node.type, node.shape) for node in (*session.get_inputs(), *session.get_outputs())]
 
 
-def test_a_flow_without_a_recipe_leaves_the_model_alone(apply):
+def test_flow_without_recipe_returns_model_unchanged(apply):
     assert apply(Flow("plain", "iree"), CNN) == CNN
 
 
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, HALF], ids=lambda flow: flow.name)
-def test_what_comes_out_takes_and_gives_what_the_model_did_and_is_near_to_it(apply, images, flow: Flow):
+def test_recipe_preserves_signature_and_accuracy(apply, images, flow: Flow):
     made = apply(flow, CNN, images[:8])
     assert made.name == CNN.name
     assert signature(made) == signature(CNN)
     assert 30 < sqnr(made, CNN, images[20:28]) < 90
 
 
-def test_a_model_of_symbolic_dimensions_keeps_them(apply):
+def test_recipe_preserves_symbolic_dimensions(apply):
     path = DIGITS / "digits_cnn_batch.onnx"
     made = apply(STATIC, path, dims={"N": 2})
     assert signature(made) == signature(path)
-    # Shapes that say the symbol once more would contradict a size that is given later.
+    # Shapes that repeat the symbol would contradict a size given later.
     graph = onnx.load(made).graph
     stated = {value.name for value in graph.value_info}
     assert stated
@@ -100,7 +100,7 @@ def test_a_model_of_symbolic_dimensions_keeps_them(apply):
         apply(STATIC, path)
 
 
-def test_float16_is_float16_inside(apply):
+def test_float16_recipe_converts_every_weight(apply):
     kinds = {name: array.dtype for name, array in tensors(apply(HALF, CNN)).items()}
     assert set(kinds.values()) == {np.dtype(np.float16)}
 
@@ -118,7 +118,7 @@ def test_recipe_reads_linked_external_data(apply, tmp_path: Path, flow: Flow):
     assert all(np.array_equal(made[real][name], made[link][name]) for name in made[real])
 
 
-def test_preparing_that_changes_a_model_is_rejected(tmp_path: Path):
+def test_check_prepared_rejects_changed_model(tmp_path: Path):
     x, y = (helper.make_tensor_value_info(name, FLOAT, (4,)) for name in "xy")
     for name, op in (("plain", "Relu"), ("same", "Relu"), ("other", "Neg")):
         graph = helper.make_graph([helper.make_node(op, ["x"], ["y"])], "g", [x], [y])
@@ -129,7 +129,7 @@ def test_preparing_that_changes_a_model_is_rejected(tmp_path: Path):
         onnx_recipes.check_prepared(tmp_path / "plain", tmp_path / "other", [])
 
 
-def test_weights_have_a_scale_a_channel_or_one(apply, images):
+def test_static_recipe_sets_scale_per_channel_or_tensor(apply, images):
     per_channel = tensors(apply(static(per_channel=True), CNN, images[:4]))
     per_tensor = tensors(apply(static(per_channel=False), CNN, images[:4]))
     scales = {name for name in per_channel if name.endswith("weight_scale")}
@@ -142,14 +142,14 @@ def test_weights_have_a_scale_a_channel_or_one(apply, images):
         assert per_tensor[name].shape == ()
 
 
-def test_a_scale_a_channel_is_worth_most_where_channels_differ(apply, tmp_path: Path):
+def test_per_channel_scales_improve_uneven_channels(apply, tmp_path: Path):
     path = residual_cnn(tmp_path / "cnn.onnx", spread=30)
     test = [{"image": np.random.default_rng(5).standard_normal((1, 3, 16, 16), np.float32)}]
     per_channel, per_tensor = (apply(static(per_channel=flag), path) for flag in (True, False))
     assert sqnr(per_channel, path, test) > sqnr(per_tensor, path, test) + 6
 
 
-def test_the_ranges_are_those_of_the_samples(apply, images):
+def test_static_recipe_takes_ranges_from_samples(apply, images):
     calibrated = apply(STATIC, CNN, images[:8])
     shifted = apply(STATIC, CNN, [{"image": sample["image"] * 50 + 100} for sample in images[:8]])
     assert tensors(calibrated)["image_scale"] == pytest.approx(1 / 255, rel=1e-3)
@@ -157,13 +157,13 @@ def test_the_ranges_are_those_of_the_samples(apply, images):
     assert sqnr(shifted, CNN, images[20:28]) < sqnr(calibrated, CNN, images[20:28]) - 20
 
 
-def test_without_samples_a_file_beside_the_model_is_taken(apply, images, tmp_path: Path):
+def test_static_recipe_reads_calibration_file(apply, images, tmp_path: Path):
     path = Path(shutil.copy(CNN, tmp_path / "cnn.onnx"))
     np.savez(tmp_path / "cnn.calibration.npz", image=np.stack([sample["image"] for sample in images[:8]]))
     from_file = apply(STATIC, path)
     assert tensors(from_file)["image_scale"] == pytest.approx(1 / 255, rel=1e-3)
     assert apply(STATIC, path, images[:8]) == from_file  # the same samples: the same model
-    assert apply(STATIC, path, images[8:16]) != from_file  # the caller's own go before the file
+    assert apply(STATIC, path, images[8:16]) != from_file  # given samples take precedence over the file
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_without_samples_a_file_beside_the_model_is_taken(apply, images, tmp_pat
         ({}, "nothing"),
     ],
 )
-def test_a_file_of_samples_that_the_model_does_not_take_is_told(apply, tmp_path: Path, arrays, message: str):
+def test_static_recipe_rejects_invalid_calibration_file(apply, tmp_path: Path, arrays, message: str):
     path = Path(shutil.copy(CNN, tmp_path / "cnn.onnx"))
     np.savez(tmp_path / "cnn.calibration.npz", **arrays)
     with pytest.raises(UsageError, match=r"cnn\.calibration\.npz") as caught:
@@ -185,7 +185,7 @@ def test_a_file_of_samples_that_the_model_does_not_take_is_told(apply, tmp_path:
     assert message in caught.value.message
 
 
-def test_without_any_samples_seeded_random_ones_are_taken_the_same_everywhere(apply, isolated, tmp_path: Path):
+def test_static_recipe_draws_reproducible_random_samples(apply, isolated, tmp_path: Path):
     made = apply(static(samples=4), CNN)
     elsewhere = RunContext(Cache(tmp_path / "other"), isolated)
     again = apply_recipe(static(samples=4), CNN, [], elsewhere, tmp_path / "other.log")
@@ -194,10 +194,10 @@ def test_without_any_samples_seeded_random_ones_are_taken_the_same_everywhere(ap
     assert apply(static(samples=5), CNN) != made
 
 
-def test_what_was_made_before_comes_out_of_the_cache(apply, cache: Cache, tmp_path: Path):
+def test_recipe_caches_result(apply, cache: Cache, tmp_path: Path):
     made = apply(STATIC, CNN)
     pool = Isolated(1)
-    pool.close()  # with this one nothing can be made
+    pool.close()  # the closed pool cannot run anything
     stopped = RunContext(cache, pool)
     assert apply_recipe(STATIC, CNN, [], stopped, tmp_path / "log") == made
     with pytest.raises(ImportFailed):
@@ -209,18 +209,18 @@ def test_what_was_made_before_comes_out_of_the_cache(apply, cache: Cache, tmp_pa
     [{"activations": "uint8"}, {"method": "percentile"}, {"reduce_range": True}],
     ids=str,
 )
-def test_each_setting_makes_another_model_that_is_near(apply, images, settings: dict[str, Any]):
+def test_recipe_settings_change_model_slightly(apply, images, settings: dict[str, Any]):
     usual, other = apply(STATIC, CNN, images[:8]), apply(static(**settings), CNN, images[:8])
     assert other.read_bytes() != usual.read_bytes()
     assert sqnr(other, CNN, images[20:28]) > 20
 
 
-def test_a_narrower_range_of_weights_is_narrower(apply, images):
+def test_reduce_range_narrows_weights(apply, images):
     weight = tensors(apply(static(reduce_range=True), CNN, images[:4]))["conv2.weight_quantized"]
     assert np.abs(weight.astype(int)).max() == 64
 
 
-def test_weights_beside_the_file_stay_beside_it(apply, images, tmp_path: Path):
+def test_recipe_preserves_external_weights_external(apply, images, tmp_path: Path):
     path = tmp_path / "big.onnx"
     onnx.save(onnx.load(CNN), path, save_as_external_data=True, location="big.bin", size_threshold=64)
     for flow in (STATIC, DYNAMIC, HALF):
@@ -229,7 +229,7 @@ def test_weights_beside_the_file_stay_beside_it(apply, images, tmp_path: Path):
         assert sqnr(made, path, images[20:24]) > 25
 
 
-def test_float16_of_branches_and_of_operators_that_have_no_float16(apply, tmp_path: Path):
+def test_float16_recipe_converts_subgraphs(apply, tmp_path: Path):
     value = [("one", FLOAT, [4])]
     branch = [helper.make_node("Mul", ["scaled", "two"], ["one"], "times")]
     other = [helper.make_node("Add", ["scaled", "two"], ["one"], "plus")]
@@ -258,7 +258,7 @@ def test_float16_of_branches_and_of_operators_that_have_no_float16(apply, tmp_pa
         np.testing.assert_allclose(run(made, sample)[0], run(path, sample)[0], rtol=1e-3)
 
 
-def test_models_that_cannot_be_changed_are_told_with_why(apply, tmp_path: Path):
+def test_recipe_reports_unsupported_model(apply, tmp_path: Path):
     integers = save_model(
         tmp_path / "integers.onnx",
         [helper.make_node("Add", ["x", "x"], ["y"], "twice")],
@@ -278,8 +278,8 @@ def test_models_that_cannot_be_changed_are_told_with_why(apply, tmp_path: Path):
         apply(HALF, mlir)
 
 
-def test_what_the_tool_says_of_a_model_that_it_cannot_take_is_told(apply, tmp_path: Path):
-    # It looks right to the eye, and to ONNX's checker; ONNX Runtime, which calibrates, finds that the types differ.
+def test_recipe_reports_tool_error(apply, tmp_path: Path):
+    # The ONNX checker accepts the model; ONNX Runtime rejects the mismatched types during calibration.
     weight = numpy_helper.from_array(weights(4, 4, seed=1, fan_in=4).astype(np.float64), "w")
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
     path = save_model(tmp_path / "odd.onnx", [node], [("x", FLOAT, [1, 4])], [("y", FLOAT, [1, 4])], [weight])
@@ -289,7 +289,7 @@ def test_what_the_tool_says_of_a_model_that_it_cannot_take_is_told(apply, tmp_pa
     assert "Traceback" in caught.value.detail
 
 
-def test_a_setting_with_no_such_value_is_told(apply):
+def test_recipe_rejects_invalid_setting(apply):
     with pytest.raises(ImportFailed, match="the setting method is 'mean'") as caught:
         apply(static(method="mean"), CNN)
     assert caught.value.hint == "one of minmax, percentile"
@@ -297,7 +297,7 @@ def test_a_setting_with_no_such_value_is_told(apply):
         apply(static(per_chanel=True), CNN)
 
 
-def test_a_recipe_of_a_package_gets_its_settings_and_may_even_die(tmp_path: Path, monkeypatch, cache: Cache):
+def test_package_recipe_receives_settings_and_may_crash(tmp_path: Path, monkeypatch, cache: Cache):
     site = tmp_path / "site"
     info = site / "cutter-1.0.dist-info"
     info.mkdir(parents=True)

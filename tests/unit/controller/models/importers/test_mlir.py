@@ -50,7 +50,7 @@ def bytecode(text: str) -> bytes:
     return file.getvalue()
 
 
-def test_one_public_function(tmp_path: Path, isolated: Isolated) -> None:
+def test_import_reads_signature_of_public_function(tmp_path: Path, isolated: Isolated) -> None:
     model = import_model(write(tmp_path, ADD), isolated=isolated)
     assert model.function == "main" and model.format == "mlir"
     assert model.inputs == (
@@ -60,7 +60,7 @@ def test_one_public_function(tmp_path: Path, isolated: Isolated) -> None:
     assert model.outputs == (TensorSpec("output0", "float32", (2, None)),)
 
 
-def test_dynamic_dimensions_take_values(tmp_path: Path, isolated: Isolated) -> None:
+def test_import_fixes_dynamic_dimensions(tmp_path: Path, isolated: Isolated) -> None:
     path = write(tmp_path, ADD)
     model = import_model(path, dims={"arg0.dim1": 3, "arg1.dim1": 3}, isolated=isolated)
     assert [spec.shape for spec in model.inputs or ()] == [(2, 3), (2, 3)]
@@ -69,19 +69,19 @@ def test_dynamic_dimensions_take_values(tmp_path: Path, isolated: Isolated) -> N
     assert "arg0.dim1" in caught.value.hint
 
 
-def test_names_that_the_module_gives(tmp_path: Path, isolated: Isolated) -> None:
+def test_import_preserves_names_of_module(tmp_path: Path, isolated: Isolated) -> None:
     model = import_model(write(tmp_path, STABLEHLO, "m.stablehlo"), isolated=isolated)
     assert [spec.name for spec in model.inputs or ()] == ["left", "arg1"]
     assert model.outputs == (TensorSpec("sum", "bfloat16", (4,)),)
 
 
 @pytest.mark.parametrize("name", ["m.mlirbc", "m.bc", "m.mlir", "m", "m.weird"])
-def test_bytecode_is_known_by_its_first_bytes(tmp_path: Path, isolated: Isolated, name: str) -> None:
+def test_import_detects_bytecode_by_first_bytes(tmp_path: Path, isolated: Isolated, name: str) -> None:
     (tmp_path / name).write_bytes(bytecode(STABLEHLO))
     assert import_model(tmp_path / name, isolated=isolated).inputs
 
 
-def test_torch_types(tmp_path: Path, isolated: Isolated) -> None:
+def test_import_reads_torch_types(tmp_path: Path, isolated: Isolated) -> None:
     text = (
         "func.func @main(%a: !torch.vtensor<[?,3],ui8>, %b: !torch.vtensor<[],si64>) -> !torch.vtensor<[?,3],ui8> "
         "{ return %a : !torch.vtensor<[?,3],ui8> }"
@@ -90,7 +90,7 @@ def test_torch_types(tmp_path: Path, isolated: Isolated) -> None:
     assert model.inputs == (TensorSpec("arg0", "uint8", ("arg0.dim0", 3)), TensorSpec("arg1", "int64", ()))
 
 
-def test_several_functions_need_a_choice(tmp_path: Path, isolated: Isolated) -> None:
+def test_import_requires_choice_of_function(tmp_path: Path, isolated: Isolated) -> None:
     path = write(tmp_path, TWO)
     with pytest.raises(UsageError, match="several functions") as caught:
         import_model(path, isolated=isolated)
@@ -115,21 +115,21 @@ def test_several_functions_need_a_choice(tmp_path: Path, isolated: Isolated) -> 
         ("func.func private @p() { return }", "no public function"),
         (
             "func.func @m(%a: !stream.timepoint) -> !stream.timepoint { return %a : !stream.timepoint }",
-            "of type !stream.timepoint",
+            "has type !stream.timepoint",
         ),
-        ("func.func @m(%a: tensor<*xf32>) -> tensor<*xf32> { return %a : tensor<*xf32> }", "dtype"),
+        ("func.func @m(%a: tensor<*xf32>) -> tensor<*xf32> { return %a : tensor<*xf32> }", "element type"),
         ("func.func @m(%a: tensor<2xf32>) { return }", "'m' of model.mlir has no outputs"),
         ("\0\0\0", ""),
         ("hello", "does not parse"),
     ],
 )
-def test_what_is_no_module_is_an_import_error(tmp_path: Path, isolated: Isolated, text: str, words: str) -> None:
+def test_invalid_module_raises_import_error(tmp_path: Path, isolated: Isolated, text: str, words: str) -> None:
     with pytest.raises(ImportFailed) as caught:
         import_model(write(tmp_path, text), isolated=isolated)
     assert words in caught.value.message and "Traceback" not in caught.value.message
 
 
-def test_truncated_bytecode_is_an_import_error(tmp_path: Path, isolated: Isolated) -> None:
+def test_truncated_bytecode_raises_import_error(tmp_path: Path, isolated: Isolated) -> None:
     whole = bytecode(STABLEHLO)
     for size in range(4, len(whole), 17):
         (tmp_path / "m.mlirbc").write_bytes(whole[:size])
@@ -137,7 +137,7 @@ def test_truncated_bytecode_is_an_import_error(tmp_path: Path, isolated: Isolate
             import_model(tmp_path / "m.mlirbc", isolated=isolated)
 
 
-def test_stablehlo_in_its_portable_form(tmp_path: Path, isolated: Isolated) -> None:
+def test_import_reads_portable_stablehlo(tmp_path: Path, isolated: Isolated) -> None:
     text = """
 vhlo.func_v1 @main(%arg0: !vhlo.tensor_v1<4x!vhlo.f32_v1>) -> (!vhlo.tensor_v1<4x!vhlo.f32_v1>) {
   %0 = "vhlo.add_v1"(%arg0, %arg0) : (!vhlo.tensor_v1<4x!vhlo.f32_v1>, !vhlo.tensor_v1<4x!vhlo.f32_v1>)
@@ -149,7 +149,7 @@ vhlo.func_v1 @main(%arg0: !vhlo.tensor_v1<4x!vhlo.f32_v1>) -> (!vhlo.tensor_v1<4
     assert model.inputs == (TensorSpec("arg0", "float32", (4,)),) and model.function == "main"
 
 
-def test_a_vmfb_is_taken_on_trust_but_not_blindly(tmp_path: Path, isolated: Isolated) -> None:
+def test_import_checks_vmfb_header(tmp_path: Path, isolated: Isolated) -> None:
     path = tmp_path / "m.vmfb"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
     model = import_model(path, function="f", isolated=isolated)
@@ -167,7 +167,7 @@ TENSOR, TORCH = "tensor<2xf32>", "!torch.vtensor<[2],f32>"
     ("text", "inputs"),
     [
         (f"func.func @main(%a: {TENSOR}) -> {TENSOR} {{ return %a : {TENSOR} }}", ["input0: 2 float32"]),
-        # IREE's compiler writes no declaration for torch's types, which its own way from ONNX goes through.
+        # IREE's compiler writes no declaration for torch types, which its ONNX import uses.
         (
             f"func.func @main(%a: {TORCH}, %n: !torch.int) -> {TORCH} {{ return %a : {TORCH} }}",
             ["input0: a tensor of unknown type", "input1: scalar int64"],
@@ -175,9 +175,7 @@ TENSOR, TORCH = "tensor<2xf32>", "!torch.vtensor<[2],f32>"
         (f"func.func @main(%a: {TENSOR}) {{ return }}", None),
     ],
 )
-def test_a_vmfb_says_what_it_takes_as_far_as_it_knows(
-    tmp_path: Path, isolated: Isolated, text: str, inputs: list[str] | None
-) -> None:
+def test_import_reads_vmfb_declaration(tmp_path: Path, isolated: Isolated, text: str, inputs: list[str] | None) -> None:
     from iree import compiler
 
     flags = ["--iree-llvmcpu-target-cpu=host"]
@@ -193,7 +191,7 @@ def test_a_vmfb_says_what_it_takes_as_far_as_it_knows(
     assert list(map(str, model.inputs or ())) == inputs
 
 
-def test_torch_s_numbers_are_inputs_too(tmp_path: Path, isolated: Isolated) -> None:
+def test_import_reads_torch_scalars(tmp_path: Path, isolated: Isolated) -> None:
     arguments = "%a: !torch.vtensor<[?,2],si64>, %n: !torch.int, %x: !torch.float, %b: !torch.bool"
     text = f"func.func @f({arguments}) -> !torch.int {{ return %n : !torch.int }}"
     (tmp_path / "m.mlir").write_text(text)
@@ -265,6 +263,6 @@ SCALAR = "func.func @main(%x: !torch.float) -> !torch.float { return %x : !torch
 @pytest.mark.parametrize(
     ("text", "expected"), [(ADD, False), (TORCH, False), (INSIDE, True), (TWO, True), (SCALAR, True)]
 )
-def test_float64_is_found_by_the_types_of_values(tmp_path: Path, isolated: Isolated, text: str, expected: bool) -> None:
+def test_has_float64_depends_on_value_types(tmp_path: Path, isolated: Isolated, text: str, expected: bool) -> None:
     function = "f" if text == TWO else ""
     assert import_model(write(tmp_path, text), function=function, isolated=isolated).has_float64 is expected

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import subprocess
@@ -15,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.waiting import allowed_s
 
 from hil.controller.models.importers import import_model
 from hil.controller.models.importers.onnx_nodes import node_label
@@ -38,7 +38,7 @@ def tensor(name: str, array: np.ndarray) -> onnx.TensorProto:
 
 
 def externalise(path: Path, location: str, offset: int = 0) -> None:
-    """Point the model's first initializer at a file, as if its data lay there."""
+    """Move the data of the model's first initializer to an external file."""
     model = onnx.load(path, load_external_data=False)
     first = model.graph.initializer[0]
     size = len(first.raw_data)
@@ -55,7 +55,7 @@ def with_weight(save: Save) -> Path:
     return save([node], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))], [tensor("w", np.ones(4, np.float32))])
 
 
-def test_signature_name_and_digest(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_reads_signature_name_and_digest(save_onnx: Save, isolated: Isolated) -> None:
     model = import_model(relu(save_onnx), isolated=isolated)
     assert model.inputs == (TensorSpec("x", "float32", (2, 3)),)
     assert model.outputs == (TensorSpec("y", "float32", (2, 3)),)
@@ -64,26 +64,24 @@ def test_signature_name_and_digest(save_onnx: Save, isolated: Isolated) -> None:
     assert model.producer["opsets"] == {"ai.onnx": 17}
 
 
-def test_without_a_pool_it_starts_a_process_of_its_own(save_onnx: Save) -> None:
+def test_import_without_pool_starts_process(save_onnx: Save) -> None:
     assert import_model(relu(save_onnx)).outputs
 
 
 @pytest.mark.parametrize("dtype", [name for name in ONNX_TYPES if name not in ("complex64", "complex128")])
-def test_every_dtype(save_onnx: Save, isolated: Isolated, dtype: str) -> None:
+def test_import_reads_every_dtype(save_onnx: Save, isolated: Isolated, dtype: str) -> None:
     number = ONNX_TYPES[dtype]
     node = helper.make_node("Identity", ["x"], ["y"])
     path = save_onnx([node], [("x", number, (3,))], [("y", number, (3,))], opset=25)
     assert import_model(path, isolated=isolated).inputs == (TensorSpec("x", dtype, (3,)),)
 
 
-def test_symbolic_dimensions_stay_or_are_fixed(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_preserves_or_fixes_symbolic_dimensions(save_onnx: Save, isolated: Isolated) -> None:
     path = relu(save_onnx, ("N", 3))
     assert import_model(path, isolated=isolated).inputs == (TensorSpec("x", "float32", ("N", 3)),)
     fixed = import_model(path, dims={"N": 5}, isolated=isolated)
     assert fixed.inputs == (TensorSpec("x", "float32", (5, 3)),)
-    assert fixed.outputs == (TensorSpec("y", "float32", ("N", 3)),) or fixed.outputs == (
-        TensorSpec("y", "float32", (5, 3)),
-    )
+    assert fixed.outputs == (TensorSpec("y", "float32", (5, 3)),)
     assert fixed.dims == {"N": 5}
     with pytest.raises(UsageError, match="no dimension 'M'") as caught:
         import_model(path, dims={"M": 5}, isolated=isolated)
@@ -92,26 +90,26 @@ def test_symbolic_dimensions_stay_or_are_fixed(save_onnx: Save, isolated: Isolat
         import_model(path, dims={"N": -1}, isolated=isolated)
 
 
-def test_a_nameless_dimension_gets_a_name(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_names_unnamed_dimension(save_onnx: Save, isolated: Isolated) -> None:
     path = relu(save_onnx, (None, 3))
     assert import_model(path, isolated=isolated).inputs == (TensorSpec("x", "float32", ("x.dim0", 3)),)
     assert import_model(path, dims={"x.dim0": 2}, isolated=isolated).inputs == (TensorSpec("x", "float32", (2, 3)),)
 
 
-def test_output_shapes_are_inferred(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_infers_output_shapes(save_onnx: Save, isolated: Isolated) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     path = save_onnx(nodes, [("x", FLOAT, ("N", 4))], [("y", FLOAT, None)], [tensor("w", np.zeros((4, 5), np.float32))])
     assert import_model(path, dims={"N": 2}, isolated=isolated).outputs == (TensorSpec("y", "float32", (2, 5)),)
 
 
-def test_an_initializer_is_no_input(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_excludes_initializers_from_inputs(save_onnx: Save, isolated: Isolated) -> None:
     node = helper.make_node("Add", ["x", "w"], ["y"])
     weight = tensor("w", np.ones(4, np.float32))
     path = save_onnx([node], [("x", FLOAT, (4,)), ("w", FLOAT, (4,))], [("y", FLOAT, (4,))], [weight])
     assert [spec.name for spec in import_model(path, isolated=isolated).inputs or ()] == ["x"]
 
 
-def test_no_inputs_scalars_empty_tensors_and_a_hundred_outputs(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_accepts_empty_tensors_and_many_outputs(save_onnx: Save, isolated: Isolated) -> None:
     constant = helper.make_node("Constant", [], ["c"], value=tensor("", np.float32(1)))
     empty = helper.make_node("Identity", ["e"], ["f"])
     many = [helper.make_node("Identity", ["c"], [f"y{i}"]) for i in range(100)]
@@ -123,7 +121,7 @@ def test_no_inputs_scalars_empty_tensors_and_a_hundred_outputs(save_onnx: Save, 
     assert none.inputs == ()
 
 
-def test_functions_in_the_model_and_foreign_domains_are_fine(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_accepts_functions_and_other_domains(save_onnx: Save, isolated: Isolated) -> None:
     double = helper.make_function(
         "mine", "Double", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
     )
@@ -137,7 +135,7 @@ def test_functions_in_the_model_and_foreign_domains_are_fine(save_onnx: Save, is
     assert import_model(path, isolated=isolated).outputs == (TensorSpec("y", "float32", (2,)),)
 
 
-def test_the_entry_point_is_the_graph(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_accepts_graph_name_as_function(save_onnx: Save, isolated: Isolated) -> None:
     path = relu(save_onnx)
     for name in ("", "net", "main_graph"):
         assert import_model(path, function=name, isolated=isolated).function == "net"
@@ -149,7 +147,7 @@ def test_the_entry_point_is_the_graph(save_onnx: Save, isolated: Isolated) -> No
 # --- external data ---
 
 
-def test_external_data_belongs_to_the_model(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
+def test_import_includes_external_data_in_digest(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
     path = with_weight(save_onnx)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "w.bin").write_bytes(np.ones(4, np.float32).tobytes())
@@ -171,7 +169,7 @@ def test_external_data_belongs_to_the_model(save_onnx: Save, isolated: Isolated,
         ("..\\w.bin", "outside its own folder"),
     ],
 )
-def test_external_data_that_is_missing_or_elsewhere(
+def test_import_rejects_missing_or_outside_external_data(
     save_onnx: Save, isolated: Isolated, tmp_path: Path, location: str, words: str
 ) -> None:
     path = with_weight(save_onnx)
@@ -181,7 +179,7 @@ def test_external_data_that_is_missing_or_elsewhere(
         import_model(path, isolated=isolated)
 
 
-def test_external_data_that_is_cut_off(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
+def test_import_rejects_truncated_external_data(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
     path = with_weight(save_onnx)
     (tmp_path / "w.bin").write_bytes(bytes(15))
     externalise(path, "w.bin")
@@ -190,7 +188,7 @@ def test_external_data_that_is_cut_off(save_onnx: Save, isolated: Isolated, tmp_
 
 
 def linked(folder: Path, save: Save, data: bytes) -> Path:
-    """A model and its data as the cache of the Hugging Face Hub keeps them: links to files named by their digests."""
+    """Store a model and its data like the Hugging Face Hub cache: links to files named by digest."""
     path = with_weight(save)
     externalise(path, "w.bin")
     snapshot, blobs = folder / "hub" / "snapshots" / "1a2b", folder / "hub" / "blobs"
@@ -203,9 +201,7 @@ def linked(folder: Path, save: Save, data: bytes) -> Path:
     return snapshot / "model.onnx"
 
 
-def test_external_data_may_be_linked_next_to_the_linked_model(
-    save_onnx: Save, isolated: Isolated, tmp_path: Path
-) -> None:
+def test_import_accepts_linked_external_data(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
     path = linked(tmp_path, save_onnx, np.ones(4, np.float32).tobytes())
     assert dict(import_model(path, isolated=isolated).files) == {"model.onnx": path, "w.bin": path.with_name("w.bin")}
     (tmp_path / "hub" / "blobs" / "bbbb").write_bytes(bytes(3))
@@ -213,24 +209,27 @@ def test_external_data_may_be_linked_next_to_the_linked_model(
         import_model(path, isolated=isolated)
 
 
-def test_external_data_must_not_be_linked_elsewhere(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
+def test_import_rejects_external_data_linked_outside(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
     path = linked(tmp_path, save_onnx, bytes(16))
     (tmp_path / "secret").write_bytes(bytes(16))
     path.with_name("w.bin").unlink()
     path.with_name("w.bin").symlink_to(tmp_path / "secret")
-    with pytest.raises(ImportFailed, match="leads out of"):
+    with pytest.raises(ImportFailed, match="points outside"):
         import_model(path, isolated=isolated)
 
 
-# --- what cannot be read ---
+# --- invalid files ---
 
 
-def test_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
+def test_invalid_path_raises_usage_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "sparse.onnx").touch()
+    os.truncate(tmp_path / "sparse.onnx", 1 << 40)
     for path, words in (
         (tmp_path / "no.onnx", "no such file"),
         (tmp_path, "is a folder"),
         (tmp_path / "pipe.onnx", "is no plain file"),
+        (tmp_path / "sparse.onnx", "has 1099511627776 bytes"),
         (tmp_path / f"{'a' * 300}.onnx", "cannot be opened: File name too long"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -241,15 +240,13 @@ def test_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
     assert ".onnx" in caught.value.hint
 
 
-def test_an_empty_file_is_an_import_error(tmp_path: Path) -> None:
+def test_empty_file_raises_import_error(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
     with pytest.raises(ImportFailed, match="is empty"):
         import_model(tmp_path / "m.onnx")
 
 
-def test_random_bytes_and_every_truncation_are_import_errors(
-    save_onnx: Save, isolated: Isolated, tmp_path: Path
-) -> None:
+def test_random_and_truncated_bytes_raise_import_error(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
     whole = with_weight(save_onnx).read_bytes()
     generator = random.Random(0)
     samples = [generator.randbytes(size) for size in (1, 2, 10, 100, 1000)]
@@ -261,9 +258,7 @@ def test_random_bytes_and_every_truncation_are_import_errors(
             import_model(path, isolated=isolated)
 
 
-def test_a_flipped_byte_never_ends_in_anything_but_an_answer(
-    save_onnx: Save, isolated: Isolated, tmp_path: Path
-) -> None:
+def test_flipped_byte_never_causes_traceback(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
     whole = with_weight(save_onnx).read_bytes()
     path = tmp_path / "flipped.onnx"
     for position in range(0, len(whole), 3):
@@ -274,14 +269,14 @@ def test_a_flipped_byte_never_ends_in_anything_but_an_answer(
             assert "Traceback" not in error.message
 
 
-def test_no_outputs_is_an_import_error(save_onnx: Save, isolated: Isolated) -> None:
+def test_missing_outputs_raise_import_error(save_onnx: Save, isolated: Isolated) -> None:
     path = save_onnx([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, (2,))], [])
     with pytest.raises(ImportFailed, match="no outputs"):
         import_model(path, isolated=isolated)
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_an_unknown_operator_names_the_node_and_itself(save_onnx: Save, isolated: Isolated, inside: bool) -> None:
+def test_unknown_operator_error_names_node(save_onnx: Save, isolated: Isolated, inside: bool) -> None:
     node = helper.make_node("Frobnicate", ["x"], ["y"], name="frob")
     nodes = [node]
     if inside:
@@ -295,30 +290,30 @@ def test_an_unknown_operator_names_the_node_and_itself(save_onnx: Save, isolated
         import_model(path, isolated=isolated)
 
 
-def test_an_operator_newer_than_the_opset_is_unknown_too(save_onnx: Save, isolated: Isolated) -> None:
+def test_operator_newer_than_opset_raises_import_error(save_onnx: Save, isolated: Isolated) -> None:
     path = save_onnx([helper.make_node("Gelu", ["x"], ["y"])], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], opset=17)
     with pytest.raises(ImportFailed, match="the node that makes y uses the operator 'Gelu'"):
         import_model(path, isolated=isolated)
 
 
-def test_an_opset_from_the_future(save_onnx: Save, isolated: Isolated) -> None:
+def test_unknown_opset_raises_import_error(save_onnx: Save, isolated: Isolated) -> None:
     with pytest.raises(ImportFailed, match="opset 99"):
         import_model(relu(save_onnx, opset=99), isolated=isolated)
 
 
-def test_an_operator_of_onnx_runtimes_own_in_onnxs_domain(save_onnx: Save, isolated: Isolated) -> None:
+def test_import_accepts_onnxruntime_operator_in_onnx_domain(save_onnx: Save, isolated: Isolated) -> None:
     node = helper.make_node("SimplifiedLayerNormalization", ["x", "w"], ["y"])
     path = save_onnx([node], [("x", FLOAT, (2, 4))], [("y", FLOAT, (2, 4))], [tensor("w", np.ones(4, np.float32))])
     assert import_model(path, isolated=isolated).outputs == (TensorSpec("y", "float32", (2, 4)),)
 
 
-def test_a_graph_that_hangs_together_badly(save_onnx: Save, isolated: Isolated) -> None:
+def test_undefined_value_raises_import_error(save_onnx: Save, isolated: Isolated) -> None:
     path = save_onnx([helper.make_node("Relu", ["nowhere"], ["y"])], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
     with pytest.raises(ImportFailed, match="nowhere"):
         import_model(path, isolated=isolated)
 
 
-def test_only_tensors_go_in_and_out(tmp_path: Path, isolated: Isolated) -> None:
+def test_non_tensor_input_raises_import_error(tmp_path: Path, isolated: Isolated) -> None:
     kind = helper.make_tensor_type_proto(FLOAT, [2])
     for what, proto in (
         ("sequence", helper.make_sequence_type_proto(kind)),
@@ -337,7 +332,7 @@ def test_only_tensors_go_in_and_out(tmp_path: Path, isolated: Isolated) -> None:
             import_model(tmp_path / "m.onnx", isolated=isolated)
 
 
-def test_an_input_without_a_shape(save_onnx: Save, isolated: Isolated) -> None:
+def test_input_without_shape_raises_import_error(save_onnx: Save, isolated: Isolated) -> None:
     path = save_onnx([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, None)], [("y", FLOAT, None)])
     with pytest.raises(ImportFailed, match="input 'x' has no shape"):
         import_model(path, isolated=isolated)
@@ -346,7 +341,7 @@ def test_an_input_without_a_shape(save_onnx: Save, isolated: Isolated) -> None:
 # --- ranges ---
 
 
-def test_indices_lie_within_their_table(save_onnx: Save, isolated: Isolated) -> None:
+def test_index_range_follows_table_size(save_onnx: Save, isolated: Isolated) -> None:
     nodes = [
         helper.make_node("Unsqueeze", ["ids", "axes"], ["wide"]),
         helper.make_node("Gather", ["table", "wide"], ["y"], axis=0),
@@ -360,14 +355,14 @@ def test_indices_lie_within_their_table(save_onnx: Save, isolated: Isolated) -> 
     assert import_model(path, isolated=isolated).ranges == {"ids": (0, 6)}
 
 
-def test_a_large_table_bounds_as_well(save_onnx: Save, isolated: Isolated) -> None:
+def test_index_range_follows_large_table(save_onnx: Save, isolated: Isolated) -> None:
     node = helper.make_node("Gather", ["table", "ids"], ["y"], axis=1)
     table = tensor("table", np.zeros((2, 50_000), np.float32))
     path = save_onnx([node], [("ids", INT64, (3,))], [("y", FLOAT, (2, 3))], [table])
     assert import_model(path, isolated=isolated).ranges == {"ids": (0, 49_999)}
 
 
-def test_what_is_quantised_or_clipped_lies_within(save_onnx: Save, isolated: Isolated) -> None:
+def test_quantize_and_clip_set_input_ranges(save_onnx: Save, isolated: Isolated) -> None:
     nodes = [
         helper.make_node("QuantizeLinear", ["a", "scale", "zero"], ["q"]),
         helper.make_node("Clip", ["b", "low", "high"], ["c"]),
@@ -390,7 +385,7 @@ def test_what_is_quantised_or_clipped_lies_within(save_onnx: Save, isolated: Iso
 # --- the cache ---
 
 
-def test_a_finding_is_kept_and_external_files_are_looked_at_each_time(
+def test_import_uses_cache_but_checks_external_files(
     save_onnx: Save, isolated: Isolated, cache: Cache, tmp_path: Path
 ) -> None:
     path = with_weight(save_onnx)
@@ -409,7 +404,7 @@ def test_a_finding_is_kept_and_external_files_are_looked_at_each_time(
 
 
 class Describes:
-    """Stands for the processes in which models are read: tells what a SavedModel's folder holds."""
+    """Fake isolated process that lists the files of a SavedModel."""
 
     def call(self, function: str, arguments: dict[str, Any], **_: Any) -> dict[str, Any]:
         folder = Path(arguments["path"]).parent
@@ -418,7 +413,7 @@ class Describes:
         return {**told, "external": external}
 
 
-def test_a_saved_model_is_read_again_where_its_folder_holds_other_files(cache: Cache, tmp_path: Path) -> None:
+def test_import_reads_changed_saved_model_again(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "variables").mkdir()
     (tmp_path / "saved_model.pb").write_bytes(b"a graph")
     (tmp_path / "variables" / "one").write_bytes(b"1")
@@ -429,13 +424,13 @@ def test_a_saved_model_is_read_again_where_its_folder_holds_other_files(cache: C
     assert second.digest != first.digest
 
 
-def test_a_node_is_called_by_its_name_or_by_what_it_makes() -> None:
+def test_node_label_uses_name_or_outputs() -> None:
     assert node_label(helper.make_node("Relu", ["x"], ["y"], name="act")) == "node 'act'"
     assert node_label(helper.make_node("Split", ["x"], ["a", "b"])) == "the node that makes a, b"
 
 
 @pytest.mark.parametrize("version", [-1, 1 << 31, (1 << 63) - 1])
-def test_opset_that_no_number_can_be_is_refused(save_onnx: Save, isolated: Isolated, version: int) -> None:
+def test_invalid_opset_raises_import_error(save_onnx: Save, isolated: Isolated, version: int) -> None:
     path = relu(save_onnx)
     model = onnx.load(path)
     model.opset_import[0].version = version
@@ -445,7 +440,7 @@ def test_opset_that_no_number_can_be_is_refused(save_onnx: Save, isolated: Isola
 
 
 @pytest.mark.parametrize("name", [b"Relu", b"act", b"net"])
-def test_names_that_are_no_utf8_are_told(save_onnx: Save, isolated: Isolated, name: bytes) -> None:
+def test_invalid_utf8_name_raises_import_error(save_onnx: Save, isolated: Isolated, name: bytes) -> None:
     path = relu(save_onnx)
     raw = path.read_bytes()
     assert name in raw
@@ -454,14 +449,14 @@ def test_names_that_are_no_utf8_are_told(save_onnx: Save, isolated: Isolated, na
         import_model(path, isolated=isolated)
 
 
-def test_many_operators_that_do_not_exist_are_told_at_once(save_onnx: Save, isolated: Isolated) -> None:
+def test_many_unknown_operators_fail_quickly(save_onnx: Save, isolated: Isolated) -> None:
     nodes = [helper.make_node("Affine", ["x"], [f"y{number}"]) for number in range(2000)]
     nodes.append(helper.make_node("Nonesuch", ["x"], ["y"]))
     path = save_onnx(nodes, [("x", FLOAT, (2, 2))], [("y", FLOAT, (2, 2))])
     began = time.monotonic()
     with pytest.raises(ImportFailed, match="Nonesuch"):
         import_model(path, isolated=isolated)
-    assert time.monotonic() - began < 10  # twelve milliseconds a node would be 24 s
+    assert time.monotonic() - began < allowed_s(10)  # twelve milliseconds a node would be 24 s
 
 
 def quantised(save: Save, scale: np.ndarray, zero: np.ndarray) -> Path:
@@ -469,23 +464,23 @@ def quantised(save: Save, scale: np.ndarray, zero: np.ndarray) -> Path:
     return save([node], [("x", FLOAT, (4,))], [("y", UINT8, (4,))], [tensor("scale", scale), tensor("zero", zero)])
 
 
-def test_scales_that_do_not_fit_their_zero_points_bound_nothing(save_onnx: Save, isolated: Isolated) -> None:
+def test_mismatched_scale_and_zero_point_set_empty_range(save_onnx: Save, isolated: Isolated) -> None:
     scale, zero = np.ones((20_000, 1), np.float32), np.zeros((1, 20_000), np.uint8)
     model = import_model(quantised(save_onnx, scale, zero), isolated=isolated)  # 3 GB if they were multiplied out
     assert model.ranges == {}
 
 
-def test_constant_that_is_not_what_it_says_bounds_nothing(save_onnx: Save, isolated: Isolated) -> None:
+def test_damaged_zero_point_raises_import_error(save_onnx: Save, isolated: Isolated) -> None:
     path = quantised(save_onnx, np.ones(1, np.float32), np.zeros(1, np.uint8))
     assert import_model(path, isolated=isolated).ranges == {"x": (0.0, 255.0)}
     model = onnx.load(path)
     model.graph.initializer[1].dims[:] = [7]
     onnx.save(model, path)
-    with contextlib.suppress(ImportFailed):
-        assert import_model(path, isolated=isolated).ranges == {}
+    with pytest.raises(ImportFailed, match=r"tensor 'zero' \(uint8 \[7\]\) holds 1 of 7 bytes"):
+        import_model(path, isolated=isolated)
 
 
-def test_shape_of_more_dimensions_than_memory_holds_stays_unknown(save_onnx: Save, tmp_path: Path) -> None:
+def test_huge_rank_uses_bounded_memory(save_onnx: Save, tmp_path: Path) -> None:
     node = helper.make_node("Expand", ["x", "shape"], ["y"])
     shape = (1 << 31) - 1
     path = save_onnx([node], [("x", FLOAT, (1,)), ("shape", INT64, (shape,))], [("y", FLOAT, (3,))])
@@ -500,7 +495,7 @@ def test_shape_of_more_dimensions_than_memory_holds_stays_unknown(save_onnx: Sav
 
 
 @pytest.mark.parametrize("placeholder", ["?", "", "-1", "None", "*"])
-def test_placeholder_dimensions_differ(save_onnx: Save, isolated: Isolated, placeholder: str) -> None:
+def test_placeholder_dimensions_get_separate_names(save_onnx: Save, isolated: Isolated, placeholder: str) -> None:
     path = relu(save_onnx, ("N", placeholder, placeholder))
     assert import_model(path, isolated=isolated).inputs == (TensorSpec("x", "float32", ("N", "x.dim1", "x.dim2")),)
     fixed = import_model(path, dims={"x.dim2": 4}, isolated=isolated)

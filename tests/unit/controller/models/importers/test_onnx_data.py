@@ -40,7 +40,7 @@ def typed(dtype: int, dims, **fields: object) -> onnx.TensorProto:
 
 @pytest.mark.parametrize("dtype", ONNX_TYPES)
 @pytest.mark.parametrize("raw", [True, False])
-def test_check_data_accepts_each_type_as_onnx_writes_it(dtype: str, raw: bool) -> None:
+def test_check_data_accepts_every_onnx_type(dtype: str, raw: bool) -> None:
     number = ONNX_TYPES[dtype]
     if dtype == "string":
         tensor = helper.make_tensor("w", number, (3,), [b"a", b"b", b"c"])
@@ -81,7 +81,7 @@ def test_check_data_accepts_empty_and_scalar_tensors() -> None:
         (external(dtype=TensorProto.STRING), "external and of strings"),
     ],
 )
-def test_check_data_rejects_sizes_that_do_not_match(tensor: onnx.TensorProto, words: str) -> None:
+def test_check_data_rejects_wrong_sizes(tensor: onnx.TensorProto, words: str) -> None:
     with pytest.raises(ImportFailed, match=words) as caught:
         check_data("m.onnx", made(tensor))
     assert caught.value.message.startswith("m.onnx: tensor 'w'")
@@ -93,7 +93,7 @@ def wrong_sparse() -> onnx.SparseTensorProto:
 
 
 @pytest.mark.parametrize("where", ["constant", "subgraph", "function", "default", "sparse", "sparse constant"])
-def test_check_data_looks_at_tensors_anywhere(where: str) -> None:
+def test_check_data_checks_tensors_anywhere(where: str) -> None:
     constant = helper.make_node("Constant", [], ["c"], name="k", value=cut("", LARGE))
     branch = helper.make_graph([], "b", [], [], [cut()])
     opsets = [helper.make_opsetid("", 17)]
@@ -113,12 +113,12 @@ def test_check_data_looks_at_tensors_anywhere(where: str) -> None:
         check_data("m.onnx", model)
 
 
-def test_check_data_returns_what_each_file_needs() -> None:
+def test_check_data_returns_needed_size_of_files() -> None:
     model = made(external("a", offset=64, length=32), external("b", offset=8), external("c", location="./sub/c.bin"))
     assert check_data("m.onnx", model) == {"w.bin": (96, "tensor 'a'"), "sub/c.bin": (32, "tensor 'c'")}
 
 
-def test_load_whole_reads_linked_files_at_their_offsets(tmp_path: Path) -> None:
+def test_load_whole_reads_linked_files_at_offsets(tmp_path: Path) -> None:
     array = np.arange(8, dtype=np.float32).reshape(4, 2)
     (tmp_path / "blob").write_bytes(b"1234" + array.tobytes())
     (tmp_path / "w.bin").symlink_to("blob")

@@ -21,13 +21,13 @@ def there_and_back(name: str) -> list[onnx.NodeProto]:
     return [helper.make_node("Cast", ["x"], [name], to=DOUBLE), helper.make_node("Cast", [name], ["y"], to=FLOAT)]
 
 
-def test_has_float64_is_false_for_a_float32_model() -> None:
+def test_has_float64_returns_false_for_float32_model() -> None:
     node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3], pads=[0, 1])
     assert not has_float64(made([node], [numpy_helper.from_array(np.ones(3, np.float32), "w")]))
 
 
 @pytest.mark.parametrize("where", ["input", "cast", "initializer", "constant", "subgraph", "function"])
-def test_has_float64_finds_it_anywhere(where: str) -> None:
+def test_has_float64_searches_whole_model(where: str) -> None:
     relu = helper.make_node("Relu", ["x"], ["y"])
     wide = numpy_helper.from_array(np.ones(3), "w")
     branch = helper.make_graph(there_and_back("d"), "b", [], [helper.make_tensor_value_info("y", FLOAT, (4,))])

@@ -65,7 +65,7 @@ MS = "com.microsoft"
         (node("Gather", "X", "i"), {"X": ("N", 9), "i": (3,)}, None),
     ],
 )  # fmt: skip
-def test_operator_bounds_its_indices(used, inputs, expected) -> None:
+def test_operator_limits_index_range(used, inputs, expected) -> None:
     found = ranges([used], inputs)
     assert found == ({} if expected is None else {"i": expected})
 
@@ -82,7 +82,7 @@ CHAIN = {
 
 
 @pytest.mark.parametrize("op", CHAIN)
-def test_range_is_found_through_operators_that_pass_values_on(op: str) -> None:
+def test_range_passes_through_data_movement(op: str) -> None:
     constants = [
         numpy_helper.from_array(np.array([4]), "shape"),
         numpy_helper.from_array(np.array([0]), "zero"),
@@ -92,19 +92,19 @@ def test_range_is_found_through_operators_that_pass_values_on(op: str) -> None:
     assert ranges(nodes, {"X": (7, 2), "i": (4,)}, initializers=constants) == {"i": (0, 6)}
 
 
-def test_smallest_of_several_bounds_counts() -> None:
+def test_smallest_range_wins() -> None:
     nodes = [helper.make_node("Gather", ["X", "i"], ["Y"]), helper.make_node("Gather", ["Z", "i"], ["V"])]
     assert ranges(nodes, {"X": (7, 2), "Z": (3, 2), "i": (4,)}) == {"i": (0, 2)}
 
 
-def test_range_is_found_in_a_subgraph() -> None:
+def test_range_search_includes_subgraphs() -> None:
     out = helper.make_tensor_value_info("Y", FLOAT, (4, 2))
     branch = helper.make_graph([helper.make_node("GatherND", ["X", "j"], ["Y"])], "b", [], [out])
     choice = helper.make_node("If", ["i"], ["V"], then_branch=branch, else_branch=branch)
     assert ranges([choice], {"X": (7, 2), "j": (4, 1), "i": ()}) == {"j": (0, 6)}
 
 
-def test_constant_table_in_a_node_bounds() -> None:
+def test_constant_node_limits_range() -> None:
     table = numpy_helper.from_array(np.zeros((5, 2), np.float32))
     nodes = [helper.make_node("Constant", [], ["T"], value=table), helper.make_node("Gather", ["T", "i"], ["Y"])]
     assert ranges(nodes, {"i": (4,)}) == {"i": (0, 4)}

@@ -1,4 +1,4 @@
-"""Compiled programs as models, where nothing that compiled them is installed: ExecuTorch's files, tfcompile's."""
+"""Import compiled ExecuTorch and tfcompile programs without their compilers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = Path(__file__).parents[3] / "executorch_files"
         ("mixed.bpte", ["input0: 2x4 float32"], ["output0: 2x3 float32", "output1: 2x4 bool", "output2: 2x4 int64"]),
     ],
 )
-def test_a_program_is_imported_with_its_signature(name: str, inputs: list[str], outputs: list[str]):
+def test_import_reads_signature_of_pte(name: str, inputs: list[str], outputs: list[str]):
     model = import_model(FILES / name)
     assert (model.format, model.function) == ("pte", "forward")
     assert [str(spec) for spec in model.inputs] == inputs
@@ -32,13 +32,13 @@ def test_a_program_is_imported_with_its_signature(name: str, inputs: list[str], 
     assert model.producer["bundled"] is name.endswith(".bpte")
 
 
-def test_a_program_is_known_by_its_first_bytes(tmp_path: Path):
+def test_import_detects_pte_by_first_bytes(tmp_path: Path):
     path = tmp_path / "program.bin"
     path.write_bytes((FILES / "linear.pte").read_bytes())
     assert import_model(path).format == "pte"
 
 
-def test_open_dimensions_take_sizes(tmp_path: Path):
+def test_import_fixes_open_dimensions(tmp_path: Path):
     model = import_model(FILES / "dynamic.pte", dims={"input0.dim0": 3, "input0.dim1": 4})
     assert model.inputs[0].shape == (3, 4)
     assert model.producer["most"] == {"input0": [8, 4]}
@@ -47,7 +47,7 @@ def test_open_dimensions_take_sizes(tmp_path: Path):
     assert error.value.hint == "its symbolic dimensions: input0.dim0, input0.dim1"
 
 
-def test_a_damaged_or_foreign_file_is_an_import_error(tmp_path: Path):
+def test_damaged_pte_raises_import_error(tmp_path: Path):
     whole = (FILES / "linear.pte").read_bytes()
     path = tmp_path / "broken.pte"
     for content in (whole[:100], b"\0" * 64, whole[:8] + b"\xff" * 200, b"ET12" * 4):
@@ -56,26 +56,26 @@ def test_a_damaged_or_foreign_file_is_an_import_error(tmp_path: Path):
             import_model(path)
 
 
-def test_a_method_that_is_not_there_is_bad_usage():
+def test_missing_method_raises_usage_error():
     with pytest.raises(UsageError, match="no method 'backward'") as error:
         import_model(FILES / "linear.pte", function="backward")
     assert error.value.hint == "--function with one of forward"
 
 
-def test_a_program_brings_the_file_of_its_tensors(tmp_path: Path):
+def test_import_includes_ptd_file(tmp_path: Path):
     model = import_model(FILES / "outside.pte")
     assert sorted(model.files) == ["outside.ptd", "outside.pte"]
     alone = tmp_path / "alone.pte"
     alone.write_bytes((FILES / "outside.pte").read_bytes())
     cache = Cache(tmp_path / "cache")
-    with pytest.raises(ImportFailed, match=r"beside the program as alone\.ptd"):
+    with pytest.raises(ImportFailed, match=r"next to the program as alone\.ptd"):
         import_model(alone, cache=cache)
     (tmp_path / "alone.ptd").write_bytes((FILES / "outside.ptd").read_bytes())
     assert sorted(import_model(alone, cache=cache).files) == ["alone.ptd", "alone.pte"]
     assert import_model(alone, cache=cache).cached
 
 
-def test_what_lies_beside_a_program_and_is_no_file_of_tensors_is_passed_over(tmp_path: Path):
+def test_import_ignores_invalid_ptd_files(tmp_path: Path):
     program = tmp_path / "outside.pte"
     program.write_bytes((FILES / "outside.pte").read_bytes())
     (tmp_path / "tensors.ptd").write_bytes((FILES / "outside.ptd").read_bytes())
@@ -84,7 +84,7 @@ def test_what_lies_beside_a_program_and_is_no_file_of_tensors_is_passed_over(tmp
     assert sorted(import_model(program).files) == ["outside.pte", "tensors.ptd"]
 
 
-def test_a_file_beside_a_program_is_read_for_its_digest_once(monkeypatch):
+def test_import_digests_each_file_once(monkeypatch):
     digest_file, read = importers.digest_file, []
     monkeypatch.setattr(importers, "digest_file", lambda file: read.append(file.name) or digest_file(file))
     import_model(FILES / "outside.pte")
@@ -101,30 +101,30 @@ LIBRARY = Signature(
 )
 
 
-def test_a_library_of_tfcompiles_tells_what_it_takes_whatever_machine_it_is_for(tmp_path: Path):
+def test_import_reads_tfcompile_library(tmp_path: Path):
     path, cache = tmp_path / "step.so", Cache(tmp_path / "cache")
     path.write_bytes(b"\x7fELF" + bytes(60) + write_signature(LIBRARY).encode() + bytes(60))
     model = import_model(path, cache=cache)
     assert (model.format, model.function) == ("so", "step")
     assert [str(spec) for spec in model.inputs] == ["x: 3 float32", "fc1/kernel: 2 float32"]
     assert [spec.name for spec in model.outputs] == ["loss", "variable fc1/kernel"]
-    # With first values beside it, it starts from those.
+    # With initial values beside it, the program starts from those.
     (tmp_path / VALUES).write_bytes(bytes(8))
     model = import_model(path, cache=cache)
     assert [spec.name for spec in model.inputs] == ["x"] and set(model.files) == {"step.so", VALUES}
     with pytest.raises(UsageError, match="has no function 'other'"):
         import_model(path, function="other", cache=cache)
-    # Those that are its own go before those of any program there.
+    # Values named after the program take precedence over the shared file.
     (tmp_path / "step.variables.bin").write_bytes(bytes(8))
     (tmp_path / VALUES).write_bytes(bytes(7))
     assert set(import_model(path, cache=cache).files) == {"step.so", "step.variables.bin"}
     (tmp_path / "step.variables.bin").unlink()
-    with pytest.raises(ImportFailed, match="has 7 bytes, the program's variables take 8"):
+    with pytest.raises(ImportFailed, match="has 7 bytes, but the program's variables need 8"):
         import_model(path, cache=cache)
 
 
 @pytest.mark.parametrize("data", [b"\x7fELF", b'{"abi": 1, "function": ', b'{"abi": 99, "function": ""}\0'])
-def test_a_library_of_anything_else_is_refused(tmp_path: Path, data: bytes):
+def test_other_library_raises_import_error(tmp_path: Path, data: bytes):
     (tmp_path / "libc.so").write_bytes(data)
     with pytest.raises(ImportFailed, match=r"libc\.so: "):
         import_model(tmp_path / "libc.so")

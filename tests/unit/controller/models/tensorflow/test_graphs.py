@@ -33,30 +33,30 @@ parameter_number = 1 : i64}, output_index = array<i64: 1>}]} {
 """
 
 
-def test_leaves_come_sorted_by_key_with_their_paths():
+def test_leaves_are_sorted_by_key():
     structure = {"b": [1, Pair(2, None)], "a": {"z": 3}}
     assert list(leaves(structure)) == [("a.z", 3), ("b.0", 1), ("b.1.left", 2), ("b.1.right", None)]
     assert list(leaves(5, "x")) == [("x", 5)]
 
 
-def test_structures_keep_their_kind():
+def test_replace_leaves_and_restore_keep_structure():
     structure = {"b": [1.0, Pair(2.0, None)], "a": (3.0,)}
     assert replace_leaves(structure, lambda leaf: leaf and 2 * leaf) == {"b": [2.0, Pair(4.0, None)], "a": (6.0,)}
     assert numbered(structure) == {"b": [1, Pair(2, None)], "a": (0,)}
     assert list(numbered(structure)) == ["b", "a"]
     assert restore(numbered(structure), ["x", "y", "z"]) == {"b": ["y", Pair("z", None)], "a": ("x",)}
-    # A bool is no number of a place.
+    # A bool is not an index.
     assert restore((True, 0), ["x"]) == (True, "x")
 
 
-def test_operations_of_mhlo_become_what_iree_knows():
+def test_read_stablehlo_replaces_mhlo_operations():
     text = read_stablehlo(TEXT)
     assert (text.arguments, text.aliases) == (2, {1: 1})
     assert "%1 = stablehlo.reshape %0 : (tensor<2xf32>) -> tensor<2xf32> loc(#loc5)" in text.mlir
     assert "%2 = chlo.erf %1 : tensor<2xf32> -> tensor<2xf32>" in text.mlir
 
 
-def test_the_variables_that_a_function_assigns_are_in_the_order_of_its_results():
+def test_lowered_function_orders_assigned_variables():
     spec = TensorSpec("w", "float32", (2,))
     read_only, assigned, other = State(spec), State(spec, result=3), State(spec, result=2)
     function = LoweredFunction("", (spec,), (spec, spec), (read_only, assigned, other), {"a": 1, "b": [0, None]})
@@ -139,11 +139,11 @@ EAGER = "{{function_node __wrapped__MatMul_device_/job:localhost}} In[0] ndims m
         ("", "RuntimeError"),
     ],
 )
-def test_an_errors_own_message_is_told(text, told):
+def test_error_text_extracts_message(text, told):
     assert error_text(RuntimeError(text)) == told
 
 
-def test_the_converter_tells_each_operator_once():
+def test_converter_text_removes_duplicates():
     refused = "'tf.Erf' op is no custom op"
     text = f'x: error: loc(callsite(fused["Erf:", "Erf@f"] at "g")): {refused}\n  code\nx.py:3: error: {refused}\n^'
     assert converter_text(RuntimeError(text)) == refused

@@ -1,4 +1,4 @@
-"""What XLA dumps, and what becomes of its names. No TensorFlow."""
+"""XLA dumps and their file names, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def dump(flags: dict[str, str], *names: str) -> None:
         Path(place, name).write_text(name)
 
 
-def test_modules_are_called_by_where_they_stand(tmp_path, monkeypatch):
+def test_dumped_modules_are_renamed_by_stage(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     with dumping(str(tmp_path), passes=True) as flags:
         assert flags["XLA_FLAGS"].startswith("--xla_cpu_enable_fast_math=true --xla_dump_to=")
@@ -35,7 +35,7 @@ def test_modules_are_called_by_where_they_stand(tmp_path, monkeypatch):
     ]
 
 
-def test_several_modules_keep_their_numbers(tmp_path):
+def test_multiple_dumped_modules_keep_numbers(tmp_path):
     with dumping(str(tmp_path)) as flags:
         assert "pass_re" not in flags["XLA_FLAGS"]
         dump(flags, "module_0000.f.before_optimizations.txt", "module_0001.g.before_optimizations.txt")
@@ -46,6 +46,6 @@ def test_several_modules_keep_their_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_nothing_is_dumped_where_nobody_wants_it(passes):
+def test_dumping_without_directory_sets_empty_flags(passes):
     with dumping("", passes) as flags:
         assert flags == {}

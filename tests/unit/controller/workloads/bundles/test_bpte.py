@@ -1,4 +1,4 @@
-"""A .bpte as a bundle, where ExecuTorch is not installed."""
+"""Convert a .bpte to a bundle without ExecuTorch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def context(tmp_path: Path) -> Iterator[RunContext]:
         yield RunContext(Cache(tmp_path / "cache"), isolated)
 
 
-def test_a_bundled_program_becomes_a_bundle(context: RunContext, tmp_path: Path):
+def test_read_bpte_converts_program_to_bundle(context: RunContext, tmp_path: Path):
     bundle = read_bpte(FILES / "mixed.bpte", context=context)
     bundle.save(tmp_path / "mixed.hilb")
     (method,) = Bundle.open(tmp_path / "mixed.hilb").methods
@@ -34,7 +34,7 @@ def test_a_bundled_program_becomes_a_bundle(context: RunContext, tmp_path: Path)
     assert [case.name for case in method.cases] == ["0", "1", "2"]
     for case in method.cases:
         np.testing.assert_array_equal(case.expected_outputs["output1"], case.inputs["input0"] > 0)
-        # As near as ExecuTorch's own verifier wants it, measured by what is expected.
+        # The tolerance of ExecuTorch's verifier, relative to the expected outputs.
         assert (case.rtol, case.atol) == (pytest.approx(1e-5, rel=2e-5), pytest.approx(1e-8, rel=2e-5))
         assert case.rtol < 1e-5
 
@@ -43,12 +43,12 @@ def test_a_bundled_program_becomes_a_bundle(context: RunContext, tmp_path: Path)
     ("content", "said"),
     [
         (None, "No such file"),
-        (b"", "it is empty"),
+        (b"", "the file is empty"),
         (b"\0" * 64, "it is no bundled program"),
-        (b"\0\0\0\0BP99" + b"\0" * 64, "of the version"),
+        (b"\0\0\0\0BP99" + b"\0" * 64, "version 'BP99'"),
     ],
 )
-def test_what_is_no_bundled_program_is_refused(context: RunContext, tmp_path: Path, content: bytes | None, said: str):
+def test_read_bpte_rejects_other_files(context: RunContext, tmp_path: Path, content: bytes | None, said: str):
     path = tmp_path / "a.bpte"
     if content is not None:
         path.write_bytes(content)
@@ -57,7 +57,7 @@ def test_what_is_no_bundled_program_is_refused(context: RunContext, tmp_path: Pa
     assert said in error.value.message
 
 
-def test_a_case_that_is_cut_off_is_refused(context: RunContext, tmp_path: Path):
+def test_read_bpte_rejects_truncated_file(context: RunContext, tmp_path: Path):
     path = tmp_path / "a.bpte"
     whole = (FILES / "mixed.bpte").read_bytes()
     for size in range(8, len(whole) - 1, 97):
@@ -66,7 +66,7 @@ def test_a_case_that_is_cut_off_is_refused(context: RunContext, tmp_path: Path):
             read_bpte(path, context=context)
 
 
-def test_a_tensor_in_the_place_of_the_programs_own_number_is_refused(context: RunContext, tmp_path: Path):
+def test_read_bpte_rejects_tensor_in_place_of_scalar(context: RunContext, tmp_path: Path):
     path = tmp_path / "a.bpte"
     program = (FILES / "numbers.pte").read_bytes()
     places = len(read_methods(memoryview(program))["forward"].inputs)

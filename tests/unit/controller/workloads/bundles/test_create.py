@@ -1,4 +1,4 @@
-"""Making bundles: where cases come from, and what is refused before there is a bundle."""
+"""Create bundles: sources of cases and rejected requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def context(tmp_path_factory) -> Iterator[RunContext]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """sum = x + y, any number of rows; the files beside it are cases of it."""
+    """Save the model sum = x + y with any number of rows, and files with cases."""
     values = [(name, FLOAT, ["N", 4]) for name in ("x", "y", "sum")]
     x, y = np.ones((2, 4), F32), np.full((2, 4), 2, F32)
     np.savez(tmp_path / "whole.npz", x=x, y=y, sum=x + y)
@@ -60,7 +60,7 @@ def create(model: Path, context: RunContext, monkeypatch: pytest.MonkeyPatch) ->
     return call
 
 
-def test_a_case_brings_what_it_expects_or_a_reference_is_asked(create):
+def test_bundle_case_uses_given_outputs_or_reference(create):
     (method,) = create("whole.npz", "asks.npz", "wrong.npz", "folder", rtol=1e-3).methods
     sources = {case.name: case.source for case in method.cases}
     assert sources["whole"] == sources["wrong"] == "given with the case"
@@ -69,14 +69,14 @@ def test_a_case_brings_what_it_expects_or_a_reference_is_asked(create):
     assert {(case.rtol, case.atol) for case in method.cases} == {(1e-3, None)}
 
 
-def test_random_cases_are_of_the_seeds_asked_for(create):
+def test_random_cases_use_consecutive_seeds(create):
     one, other = (create(random=count, seed=7, dims={"N": 3}).methods[0].cases for count in (2, 3))
     assert [case.name for case in other] == ["seed7", "seed8", "seed9"]
     assert [case.inputs["x"].tobytes() for case in one] == [case.inputs["x"].tobytes() for case in other[:2]]
     assert len({case.inputs["x"].tobytes() for case in other}) == 3
 
 
-def test_range_of_sizes_makes_case_of_each_edge(create):
+def test_range_of_sizes_makes_case_of_every_edge(create):
     (method,) = create(dims={"N": "1..3"}).methods
     assert [case.name for case in method.cases] == ["seed0_N-1", "seed0_N-2", "seed0_N-3"]
     assert [case.inputs["x"].shape for case in method.cases] == [(1, 4), (2, 4), (3, 4)]
@@ -84,7 +84,7 @@ def test_range_of_sizes_makes_case_of_each_edge(create):
         create(dims={"M": "1..3"})
 
 
-def test_what_is_typed_is_a_case(create):
+def test_typed_inputs_make_single_case(create):
     (case,) = create(inputs=("1x4xf32=1", "1x4xf32=2 3 4 5"), expected=("1x4xf32=3 4 5 6",)).methods[0].cases
     assert (case.name, case.source) == ("given", "expected (1x4xf32=3 4 5 6)")
     assert (
@@ -95,12 +95,12 @@ def test_what_is_typed_is_a_case(create):
     )
 
 
-def test_the_signature_keeps_its_symbols(create):
+def test_signature_preserves_symbolic_dimensions(create):
     signature = create("whole.npz").methods[0].signature
     assert [spec.shape for spec in signature.inputs] == [("N", 4), ("N", 4)]
 
 
-def test_how_it_was_made_is_noted_without_anything_that_changes(create):
+def test_bundle_records_origin_reproducibly(create):
     made = create("whole.npz").made
     assert made["model"]["name"] == "add.onnx" and made["target"] == "sim"
     assert create("whole.npz").digest == create("whole.npz").digest
@@ -109,7 +109,7 @@ def test_how_it_was_made_is_noted_without_anything_that_changes(create):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("uneven.npz", "input 'y' has 3 where dimension 'N' is 2, as input 'x' has it"),
+        ("uneven.npz", "input 'y' has 3 for dimension 'N', but input 'x' has 2"),
         ("half.npz", "input 'y' is missing"),
         ("f64.npz", "input 'x' is 2x4 float64, the method takes N x 4 float32"),
         ("other.npz", "neither takes nor gives"),
@@ -118,7 +118,7 @@ def test_how_it_was_made_is_noted_without_anything_that_changes(create):
         ("sub=whole.npz", "no method 'sub'"),
     ],
 )
-def test_a_case_that_does_not_fit_is_refused(create, case, message):
+def test_create_rejects_mismatched_case(create, case, message):
     with pytest.raises(UsageError) as caught:
         create("whole.npz", case)
     assert message.replace("N x 4", "Nx4") in caught.value.message
@@ -137,18 +137,18 @@ def test_a_case_that_does_not_fit_is_refused(create, case, message):
         ({"inputs": ("z=x.npy",)}, "no tensor 'z'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(create, options, message):
+def test_create_rejects_invalid_options(create, options, message):
     with pytest.raises(UsageError) as caught:
         create(**options)
     assert message in caught.value.message
 
 
-def test_a_reference_that_does_not_answer_is_no_answer(create):
+def test_reference_timeout_stops_create(create):
     with pytest.raises(StageTimeout):
         create(inputs=("1x4xf32=1", "1x4xf32=1"), references=("iree-llvm-cpu",), timeout=1e-6)
 
 
-def test_folders_must_be_whole(create, tmp_path):
+def test_create_rejects_incomplete_case_directory(create, tmp_path):
     (tmp_path / "folder" / "input_0.npy").rename(tmp_path / "folder" / "input_2.npy")
     with pytest.raises(UsageError, match="lacks input_0"):
         create("folder")
@@ -179,24 +179,24 @@ def cases_of(made: Bundle) -> dict[str, list[str]]:
     return {method.name: [case.name for case in method.cases] for method in made.methods}
 
 
-def test_a_program_of_several_methods_has_them_all(create_of_two):
+def test_bundle_contains_every_method(create_of_two):
     made = create_of_two("both=both.npz", "forward=forward.npz")
     assert cases_of(made) == {"both": ["both"], "forward": ["forward"]}
-    # Nobody could compute what the other answers: it has no case, and needs none.
+    # No reference can run the other method: it has no case and needs none.
     assert cases_of(create_of_two("both=both.npz")) == {"both": ["both"], "forward": []}
     assert cases_of(create_of_two("both=both.npz", functions=("both",))) == {"both": ["both"]}
     with pytest.raises(UsageError, match="no method 'half'"):
         create_of_two("half=both.npz")
 
 
-def test_a_case_that_names_no_method_is_of_the_main_one(create_of_two):
+def test_unnamed_case_belongs_to_main_method(create_of_two):
     assert cases_of(create_of_two("forward.npz")) == {"forward": ["forward"]}
     given = {"inputs": ("2x4xf32=1",), "expected": ("2x3xf32=1",)}
     assert cases_of(create_of_two(**given)) == {"forward": ["given"]}
 
 
 @pytest.mark.parametrize("text", ["module {}", "func.func private @a() { return }"])
-def test_a_module_without_functions_is_told(context: RunContext, tmp_path: Path, text: str) -> None:
+def test_create_rejects_module_without_functions(context: RunContext, tmp_path: Path, text: str) -> None:
     (tmp_path / "none.mlir").write_text(text)
     with pytest.raises(ImportFailed, match=r"none\.mlir has no public function"):
         create_bundle(Request(tmp_path / "none.mlir", (), Options()), choose(), context, connect=pytest.fail)
@@ -207,7 +207,7 @@ def refuse(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ["whole.npz", "asks.npz"])
-def test_wrongly_rewritten_model_makes_no_bundle(create, monkeypatch, case):
+def test_wrong_rewrite_stops_create(create, monkeypatch, case):
     monkeypatch.setattr("hil.controller.workloads.bundles.create.check_rewrites", refuse)
     assert create(case).methods
     with pytest.raises(ImportFailed, match="the converter changed output sum"):
@@ -215,7 +215,7 @@ def test_wrongly_rewritten_model_makes_no_bundle(create, monkeypatch, case):
 
 
 @pytest.mark.parametrize("given", [{"rtol": 1e-3}, {"atol": 1e-3}, {"accept": ("cosine>=0.9",)}])
-def test_control_is_not_measured_where_a_tolerance_is_given(create, monkeypatch, given):
+def test_given_tolerance_skips_control_measurement(create, monkeypatch, given):
     monkeypatch.setattr("hil.controller.workloads.bundles.create.measure_control", refuse)
     assert not create("asks.npz", arithmetic="float16", **given).methods[0].cases[0].control
     for others in ({}, {"accept": ("other: cosine>=0.9",)}):

@@ -1,4 +1,4 @@
-"""What `hil bundle --json` and `python -m hil.agent verify --json` print is what docs/commands.schema.json says."""
+"""JSON output of `hil bundle` and `python -m hil.agent verify` matches docs/commands.schema.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REGISTRY = Registry().with_resources((name, Resource.from_contents(schema)) for 
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Callable[..., Any]:
-    """Runs `hil bundle ARGS --json` in this process; returns its document, which was checked."""
+    """Return a function that runs `hil bundle ARGS --json` in this process and returns the validated document."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
 
@@ -46,7 +46,7 @@ def check(document: Any, definition: str) -> None:
     jsonschema.Draft202012Validator({"$ref": definition}, registry=REGISTRY).validate(document)
 
 
-def test_every_document_is_as_its_schema_says(call, tmp_path, capsys):
+def test_bundle_documents_match_schema(call, tmp_path, capsys):
     value = (TensorProto.FLOAT, ["N"])
     save_model(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [("x", *value)], [("y", *value)])
     np.savez("one.npz", x=np.ones(3, np.float32), y=np.full(3, 2, np.float32))
@@ -63,12 +63,12 @@ def test_every_document_is_as_its_schema_says(call, tmp_path, capsys):
     check(json.loads(capsys.readouterr().out), "commands.schema.json#/$defs/python%20-m%20hil.agent%20verify")
 
 
-def test_nobody_is_shown_as_the_signer_who_did_not_sign(call, tmp_path):
+def test_forged_signature_raises_error_document(call, tmp_path):
     made = bundle(tmp_path)
     forged = Head(made.head.size, made.head.manifest, b"k" * 32, b"s" * 64)
     (tmp_path / "f.hilb").write_bytes(b"".join(bytes(one) for one in pieces(forged, list(made._blobs.values()))))
     for verb in ("inspect", "verify", "run"):
-        assert "signature is not" in call(verb, "f.hilb", code=2)["error"]["message"]
+        assert "invalid signature" in call(verb, "f.hilb", code=2)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_nobody_is_shown_as_the_signer_who_did_not_sign(call, tmp_path):
         ("create", "missing.onnx", "--cases", "-1"),
     ],
 )
-def test_trouble_is_told_as_the_schema_says(call, arguments):
+def test_error_documents_match_schema(call, arguments):
     assert call(*arguments, code=2)["error"]["message"]

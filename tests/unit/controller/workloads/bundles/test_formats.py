@@ -1,4 +1,4 @@
-"""The forms of others: what goes out comes back, and what they have no room for is refused."""
+"""Bundle formats round-trip and reject unsupported contents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(folder: Path, context: RunContext, form: str = "golden") -> Bundle:
     return read_format(form, folder, context=context)
 
 
-def test_a_packages_format_of_before_is_given_its_context_as_shop(tmp_path, context, monkeypatch):
+def test_old_package_format_receives_context_as_shop(tmp_path, context, monkeypatch):
     given: list[object] = []
     made = bundle(tmp_path)
     old = Format(
@@ -56,7 +56,7 @@ def test_a_packages_format_of_before_is_given_its_context_as_shop(tmp_path, cont
     assert given == [context, context]
 
 
-def test_every_dtype_goes_through_a_golden_folder(tmp_path, context):
+def test_golden_format_round_trips_every_dtype(tmp_path, context):
     specs = [TensorSpec(dtype, dtype, shape) for dtype in DTYPES for shape in [(2, 3)]]
     specs += [TensorSpec("scalar", "float32", ()), TensorSpec("empty", "bfloat16", (0, 4))]
     values = [random_tensor(spec, spec.shape, seed=1) for spec in specs]
@@ -76,7 +76,7 @@ def noisy(folder: Path) -> Bundle:
     return bundle(folder, replace(first, noise={"y": as_noise(np.full(3, 2e-3))}))
 
 
-def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, context):
+def test_golden_format_preserves_noise(tmp_path, context):
     made = noisy(tmp_path)
     write_format("golden", made, tmp_path / "golden", context=context)
     again = read(tmp_path / "golden", context)
@@ -87,18 +87,18 @@ def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, context):
     assert document["methods"][0]["cases"][0]["noise"] == ["y"]
     document["methods"][0]["cases"][0]["noise"] = {"y": [0.002, 0.001, 0.002]}
     index.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match="has noise that an earlier hil measured") as caught:
+    with pytest.raises(UsageError, match="noise from an earlier version of hil") as caught:
         read(tmp_path / "golden", context)
-    assert caught.value.hint == "create the bundle again"
+    assert caught.value.hint == "create a new bundle"
 
 
-def test_a_flag_file_is_no_stricter_than_hil_where_there_is_noise(tmp_path):
+def test_flagfile_tolerance_includes_noise(tmp_path):
     method = noisy(tmp_path).methods[0]
     [atol] = [flag for flag in _tolerances(method, method.cases[0]) if "f32_threshold" in flag]
     assert float(atol.partition("=")[2]) == pytest.approx(2.0**-8, rel=0.01)
 
 
-def test_golden_folder_keeps_criteria_and_flag_file_refuses(tmp_path, context):
+def test_golden_format_preserves_criteria_but_flagfile_rejects(tmp_path, context):
     made = bundle(tmp_path, replace(case(), accept=("y: rmse<=0.1",)))
     write_format("golden", made, tmp_path / "golden", context=context)
     again = read(tmp_path / "golden", context)
@@ -108,7 +108,7 @@ def test_golden_folder_keeps_criteria_and_flag_file_refuses(tmp_path, context):
         _tolerances(made.methods[0], made.methods[0].cases[0])
 
 
-def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, context):
+def test_golden_format_separates_similar_method_names(tmp_path, context):
     one = program(tmp_path)
     signature = Signature(tuple(one.inputs), tuple(one.outputs))
     suites = [MethodTestSuite(name, [case()]) for name in ("f/x", "f:x")]
@@ -122,11 +122,11 @@ def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, context):
     [
         (lambda d: d.update(golden=2), "version 2"),
         (lambda d: d.update(main="x"), "none of its files"),
-        (lambda d: d.update(files=["../../etc/passwd", "main.bin"]), "no name inside"),
+        (lambda d: d.update(files=["../../etc/passwd", "main.bin"]), "not a path inside"),
         (lambda d: d.update(files=["missing.bin", "main.bin"]), "lacks 'missing.bin'"),
         (lambda d: d.update(files=[1]), "no text"),
         (lambda d: d.pop("made"), "must be an object"),
-        (lambda d: d["methods"][0]["cases"][0].update(folder="../.."), "no name inside"),
+        (lambda d: d["methods"][0]["cases"][0].update(folder="../.."), "not a path inside"),
         (lambda d: d["methods"][0]["cases"][0].update(folder="nowhere"), "no folder"),
         (lambda d: d["methods"][0]["cases"][0].update(rtol="much"), "wrong type"),
         (lambda d: d["methods"][0]["cases"][0].update(rtol=10**400), "too large"),
@@ -139,7 +139,7 @@ def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, context):
         (lambda d: d["methods"][0].update(cases=[]), "verifies nothing"),
     ],
 )
-def test_a_golden_folder_that_says_what_cannot_be_is_refused(golden, context, change, message):
+def test_golden_format_rejects_invalid_document(golden, context, change, message):
     document = json.loads((golden / "golden.json").read_text())
     change(document)
     (golden / "golden.json").write_text(json.dumps(document))
@@ -149,13 +149,13 @@ def test_a_golden_folder_that_says_what_cannot_be_is_refused(golden, context, ch
 
 
 @pytest.mark.parametrize("data", [b"", b"[" * 100_000, b"\xff", b"[]"])
-def test_a_golden_json_that_is_none_is_refused(golden, context, data):
+def test_golden_format_rejects_invalid_json(golden, context, data):
     (golden / "golden.json").write_bytes(data)
     with pytest.raises(UsageError, match=r"no JSON|must be an object"):
         read(golden, context)
 
 
-def test_a_golden_tensor_that_is_pickled_is_refused(golden, context):
+def test_golden_format_rejects_pickled_tensor(golden, context):
     (path,) = golden.glob("*/0-0/input_0.npy")
     np.save(path, np.array([{}], object), allow_pickle=True)
     with pytest.raises(UsageError, match=r"no.* readable \.npy"):
@@ -165,7 +165,7 @@ def test_a_golden_tensor_that_is_pickled_is_refused(golden, context):
 @pytest.mark.parametrize(
     "shape", ["(1099511627776,)", "(1099511627776, 1099511627776)", "(4294967296,) * 4", "(-3, 2)"]
 )
-def test_a_golden_tensor_of_an_absurd_shape_is_refused(golden, context, shape):
+def test_golden_format_rejects_tensor_of_huge_shape(golden, context, shape):
     (path,) = golden.glob("*/0-0/input_0.npy")
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + b"\0" * 24)
@@ -179,7 +179,7 @@ def model(folder: Path, name: str = "model.onnx") -> Path:
     return save_model(folder / name, [helper.make_node("Add", ["x", "x"], ["y"])], [("x", *value)], [("y", *value)])
 
 
-def test_onnx_test_data_needs_a_model_and_cases(tmp_path, context):
+def test_onnx_format_needs_model_and_test_data(tmp_path, context):
     folder = tmp_path / "data"
     with pytest.raises(UsageError, match="no folder with one ONNX model"):
         read(tmp_path / "nowhere", context, "onnx")
@@ -191,11 +191,11 @@ def test_onnx_test_data_needs_a_model_and_cases(tmp_path, context):
     for name, values in {"input_0": [1, 2], "output_0": [2, 4]}.items():
         tensor = onnx.numpy_helper.from_array(np.array(values, np.float32))
         (cases / f"{name}.pb").write_bytes(tensor.SerializeToString())
-    model(folder, "another.onnx")  # model.onnx is the one
+    model(folder, "another.onnx")  # model.onnx takes precedence
     (method,) = read(folder, context, "onnx").methods
     assert [one.expected_outputs["y"].tolist() for one in method.cases] == [[2, 4]]
     (cases / "input_0.pb").write_bytes(b"no tensor")
-    with pytest.raises(UsageError, match="no ONNX tensor"):
+    with pytest.raises(UsageError, match="not an ONNX tensor"):
         read(folder, context, "onnx")
 
 
@@ -215,12 +215,12 @@ def flagfiles(folder: Path, **files: str) -> Path:
         ({"a": "--modules=a.vmfb\n"}, "does not know"),
     ],
 )
-def test_flag_files_must_be_of_one_module(tmp_path, context, files, message):
+def test_flagfile_format_requires_single_module(tmp_path, context, files, message):
     with pytest.raises(UsageError, match=message):
         read(flagfiles(tmp_path, **files), context, "flagfile")
 
 
-def test_what_iree_s_tools_cannot_compare_is_not_written(tmp_path, context):
+def test_flagfile_format_rejects_unsupported_comparison(tmp_path, context):
     for dtype, rtol, message in [
         ("float8_e5m2", None, "compares no float8"),
         ("int32", 0.1, "compares integers exactly"),
@@ -235,12 +235,12 @@ def test_what_iree_s_tools_cannot_compare_is_not_written(tmp_path, context):
 
 
 @pytest.mark.parametrize(("form", "message"), [("flagfile", "is for none"), ("onnx", "no ONNX model")])
-def test_a_program_of_another_runtime_is_refused(tmp_path, context, form, message):
+def test_write_format_rejects_program_of_other_runtime(tmp_path, context, form, message):
     with pytest.raises(UsageError, match=message):
         write_format(form, bundle(tmp_path), tmp_path / "out", context=context)
 
 
-def test_an_onnx_model_has_one_method(tmp_path, context):
+def test_onnx_format_rejects_bundle_with_two_methods(tmp_path, context):
     (tmp_path / "m.onnx").touch()
     signature = Signature(tuple(program(tmp_path).inputs), tuple(program(tmp_path).outputs))
     artifact = Artifact("onnxruntime", "m.onnx", {"m.onnx": tmp_path / "m.onnx"}, {}, "f", "none")
@@ -251,19 +251,19 @@ def test_an_onnx_model_has_one_method(tmp_path, context):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_form_that_there_is_not_is_refused_with_those_that_there_are(tmp_path, context):
+def test_unknown_format_error_suggests_name(tmp_path, context):
     with pytest.raises(UsageError) as caught:
         read_format("gold", tmp_path, context=context)
     assert "did you mean 'golden'" in caught.value.hint and "bpte" in caught.value.hint
 
 
-def test_each_form_says_in_a_line_what_it_is():
+def test_formats_have_summaries():
     assert all(isinstance(one, Format) and one.summary for one in formats().values())
     assert {"onnx", "flagfile", "golden", "bpte"} <= set(formats())
 
 
-def test_artifacts_may_be_of_any_runtime(tmp_path, context):
-    """A vendor's program goes through a golden folder as any other does."""
+def test_golden_format_accepts_vendor_runtime(tmp_path, context):
+    """A vendor's program round-trips through a golden directory."""
     spec = TensorSpec("x", "float32", (1,))
     (tmp_path / "p.bin").write_bytes(b"p")
     artifact = Artifact("vendor", "p.bin", {"p.bin": tmp_path / "p.bin"}, {}, "f", "vcc 1", (), (spec,), (spec,))

@@ -1,4 +1,4 @@
-"""What `hil bundle run` prints."""
+"""Output of `hil bundle run`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def printed(capsys, outcome: str, verdict: dict[str, Any]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_criteria_and_hints_are_shown(capsys):
+def test_print_run_shows_criteria_and_hints(capsys):
     expected = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
     results = RunResult("board", {"y": expected + np.float32(1e-3)}), RunResult("onnxruntime", {"y": expected})
 

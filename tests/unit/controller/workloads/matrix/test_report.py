@@ -1,4 +1,4 @@
-"""Stored runs side by side: a case a row, a target a column, what differs marked; in every form, for every reader."""
+"""Matrix reports of stored runs in every format: a row per case, a column per target, differences marked."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def printed(report: MatrixReport) -> str:
     return console.file.getvalue()
 
 
-def test_a_row_differs_where_its_outcomes_do(tmp_path: Path):
+def test_matrix_row_differs_if_outcomes_differ(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a"), case("b", "FAIL")])
     assert [(row.id, row.differs, [cell.word for cell in row.cells]) for row in report.rows] == [
         ("a", False, ["PASS", "PASS"]),
@@ -67,7 +67,7 @@ def test_a_row_differs_where_its_outcomes_do(tmp_path: Path):
     assert report.exit_code == 1
 
 
-def test_a_case_that_one_target_lacks_or_has_not_run_differs(tmp_path: Path):
+def test_matrix_row_differs_for_absent_or_unrun_case(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a")])
     assert [cell.word for cell in report.rows[1].cells] == ["PASS", "absent"] and report.rows[1].differs
     whole, cut = (load_run(suite_run(tmp_path / name, [case("a")], missing=("b",))) for name in ("whole", "cut"))
@@ -76,7 +76,7 @@ def test_a_case_that_one_target_lacks_or_has_not_run_differs(tmp_path: Path):
     assert [[cell.word for cell in row.cells] for row in report.rows] == [["PASS"] * 2, ["not run"] * 2]
 
 
-def test_the_gravest_target_decides_and_one_that_was_not_reached_is_a_column_of_its_error(tmp_path: Path):
+def test_unreachable_target_gets_column_and_sets_exit_code(tmp_path: Path):
     passed = TargetResults("sim", load_run(suite_run(tmp_path / "sim", [case("a")])))
     report = MatrixReport("nets", [passed, TargetResults("rpi", nothing_of(tmp_path / "rpi"), UNREACHED)])
     assert report.exit_code == 4
@@ -86,18 +86,18 @@ def test_the_gravest_target_decides_and_one_that_was_not_reached_is_a_column_of_
     assert suite.get("errors") == "1" and suite.find("testcase/error").get("type") == "BOARD_UNREACHABLE"
 
 
-def test_a_target_on_which_nothing_ran_is_no_fault_of_the_others(tmp_path: Path):
+def test_skipped_target_does_not_change_exit_code(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a")], rpi=[case("a", "SKIP")])
     assert [target.exit_code for target in report.targets] == [0, 5] and report.exit_code == 0
     assert report_of(tmp_path / "none", sim=[case("a", "SKIP")], rpi=[case("a", "SKIP")]).exit_code == 5
 
 
-def test_an_outcome_that_only_a_newer_hil_knows_is_no_pass(tmp_path: Path):
+def test_unknown_outcome_counts_as_failure(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a"), case("b", "MELTED")])
     assert report.exit_code == 3 and report.rows[1].fails
 
 
-def test_a_stored_run_of_models_tells_what_a_suites_run_tells(tmp_path: Path):
+def test_stored_model_run_matches_suite_record(tmp_path: Path):
     mine, theirs, third = (
         RunResult(name, {"y": np.float32([value])}) for name, value in [("a", 1), ("b", 1), ("c", 9)]
     )
@@ -121,7 +121,7 @@ def test_a_stored_run_of_models_tells_what_a_suites_run_tells(tmp_path: Path):
     assert "the references disagree: b and c disagree on y" in files.matrix_junit(disputed, tmp_path)
 
 
-def test_csv_has_a_case_a_row_and_a_target_a_column(tmp_path: Path):
+def test_matrix_csv_has_row_per_case_and_column_per_target(tmp_path: Path):
     failed = case("b", "FAIL", outputs=(comparison(passed=False, sqnr_db=7.1),), device_p50_ns=1_500_000.0)
     report = report_of(tmp_path, sim=[case("b")], rpi=[failed])
     (row,) = csv.DictReader(io.StringIO(files.matrix_csv(report)))
@@ -130,7 +130,7 @@ def test_csv_has_a_case_a_row_and_a_target_a_column(tmp_path: Path):
     assert row["rpi message"].startswith("y: 41 of 1024") and row["sim message"] == ""
 
 
-def test_the_document_is_what_its_schema_says(tmp_path: Path):
+def test_matrix_document_matches_schema(tmp_path: Path):
     schemas = json.loads((Path(__file__).parents[5] / "docs" / "commands.schema.json").read_text())
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a", "FAIL")])
     report = MatrixReport("nets", [*report.targets, TargetResults("off", nothing_of(tmp_path / "off"), UNREACHED)])
@@ -142,7 +142,7 @@ def test_the_document_is_what_its_schema_says(tmp_path: Path):
 HOSTILE = "=1+1<script>alert(1)</script>|`*"
 
 
-def test_what_others_wrote_is_data_in_every_form(tmp_path: Path):
+def test_matrix_formats_escape_hostile_text(tmp_path: Path):
     bad = case("b", "FAIL", model=HOSTILE, message=HOSTILE, hint=HOSTILE, repeat=HOSTILE)
     good = suite_run(tmp_path / "good", [case("b", model=HOSTILE)])
     targets = [TargetResults(HOSTILE, load_run(good)), TargetResults("x", load_run(suite_run(tmp_path / "x", [bad])))]
@@ -164,7 +164,7 @@ def test_what_others_wrote_is_data_in_every_form(tmp_path: Path):
     assert ElementTree.fromstring(files.matrix_junit(report, tmp_path)).find(".//script") is None
 
 
-def test_junit_tells_targets_apart_and_says_how_a_case_differs(tmp_path: Path):
+def test_matrix_junit_separates_targets_and_names_differences(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a"), case("b", "FAIL")])
     root = ElementTree.fromstring(files.matrix_junit(report, tmp_path))
     assert [suite.get("name") for suite in root] == ["nets sim", "nets rpi"]
@@ -178,7 +178,7 @@ def test_junit_tells_targets_apart_and_says_how_a_case_differs(tmp_path: Path):
     assert told == ["b", "b"]
 
 
-def test_the_terminal_and_markdown_show_what_differs_first(tmp_path: Path):
+def test_matrix_text_shows_differences_first(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a"), case("b", "FAIL")])
     text = printed(report)
     assert "2 cases on 2 targets, 1 differs" in text and text.index("*  b") < text.index(" a ")
@@ -187,14 +187,14 @@ def test_the_terminal_and_markdown_show_what_differs_first(tmp_path: Path):
     assert markdown.index("**`b`** differs") < markdown.index("`a`")
 
 
-def test_the_page_links_the_reports_of_targets(tmp_path: Path):
+def test_matrix_page_links_target_reports(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a")], rpi=[case("a")])
     (tmp_path / "sim" / "report.html").touch()
     page = files.matrix_html(report, tmp_path / "elsewhere")
     assert 'href="../sim/report.html"' in page and "rpi/report.html" not in page
 
 
-def test_stored_runs_are_called_after_what_they_differ_in(tmp_path: Path):
+def test_stored_runs_are_named_by_differences(tmp_path: Path):
     one, two = (suite_run(tmp_path / name, [case("a")]) for name in ("monday", "tuesday"))
     assert [target.name for target in matrix_of([one, two]).targets] == ["monday", "tuesday"]
     head = json.loads((two / "suite.json").read_text())
@@ -208,13 +208,13 @@ def test_stored_runs_are_called_after_what_they_differ_in(tmp_path: Path):
     "text",
     ["", "{}", "[]", '{"schema": 99}', '{"schema": 1, "title": "x", "targets": [{"name": "../../etc"}]}'],
 )
-def test_a_matrix_that_cannot_be_read_is_bad_usage(tmp_path: Path, text: str):
+def test_load_matrix_rejects_invalid_file(tmp_path: Path, text: str):
     (tmp_path / "matrix.json").write_text(text)
     with pytest.raises(UsageError):
         load_matrix(tmp_path)
 
 
-def test_the_report_has_a_targets_error_while_the_next_one_runs(tmp_path: Path):
+def test_matrix_report_includes_earlier_error_during_run(tmp_path: Path):
     def run(target: Target, folder: Path) -> None:
         if target.name == "a":
             raise BoardUnreachable("no answer")

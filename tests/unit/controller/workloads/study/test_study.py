@@ -1,4 +1,4 @@
-"""A study's list, its rows and its table. No compiler runs here."""
+"""A study's experiments, rows and table, without a compiler."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def row(way, failed="", outcome=Outcome.PASS):
     return Row(ONE, way, stages, outcome, f"{way} 1.0", 2048, steps, "", worst)
 
 
-def test_the_example_has_the_fourteen_experiments_of_the_report():
-    # Four are there once more, by TensorFlow 1's own optimizer; the report has them once.
+def test_example_study_contains_reported_experiments():
+    # Four experiments are repeated with the TensorFlow 1 optimizer; the report has them once.
     again = {"fc_adam_v1", "fc_batchnorm_adam_v1", "conv_fc_adam_v1", "conv_fc_batchnorm_adam_v1"}
     every = read_study(FOURTEEN)
     listed = [one for one in every if one.name not in again]
@@ -70,7 +70,7 @@ def test_the_example_has_the_fourteen_experiments_of_the_report():
         ("[fc]\n", ("fd",), "no experiment 'fd'"),
     ],
 )
-def test_a_study_that_is_none_is_refused(tmp_path, text, only, message):
+def test_read_study_rejects_invalid_file(tmp_path, text, only, message):
     (tmp_path / "fc").mkdir()
     (tmp_path / "fc" / "model.py").touch()
     if text is not None:
@@ -79,17 +79,17 @@ def test_a_study_that_is_none_is_refused(tmp_path, text, only, message):
         read_study(tmp_path, only)
 
 
-def test_a_row_is_read_as_it_was_written():
+def test_row_round_trips():
     for one in (row("tfcompile"), row("iree", "lower to StableHLO", Outcome.COMPILE_ERROR)):
         assert Row.of_document(one.document(), ONE) == one
     one.program = "fc/iree/program.vmfb"
     assert Row.of_document(one.document(), ONE) == one
-    # A study of before does not say where its program is.
+    # Studies of older versions do not record the program path.
     before = {name: value for name, value in one.document().items() if name != "program"}
     assert Row.of_document(before, ONE).program == ""
 
 
-def test_the_table_names_the_stage_that_failed_and_leaves_nothing_out(tmp_path):
+def test_table_names_failed_stage(tmp_path):
     rows = [row("tfcompile", "link", Outcome.COMPILE_ERROR), row("iree")]
     broken, fine = map(cells, rows)
     assert (broken["config / lower"], broken["link"], broken["load"], broken["outcome"]) == (
@@ -110,7 +110,7 @@ def test_the_table_names_the_stage_that_failed_and_leaves_nothing_out(tmp_path):
     assert summary(rows) == "tfcompile: 0 of 1 passed; iree: 1 of 1 passed"
 
 
-def test_pass_by_the_same_library_is_marked(tmp_path):
+def test_table_marks_pass_by_same_library(tmp_path):
     rows = [replace(row("tfcompile"), relation="same library"), row("iree")]
     assert [cells(one)["outcome"] for one in rows] == ["PASS (same library)", "PASS"]
     assert "PASS (same library)" in markdown(rows)
@@ -121,7 +121,7 @@ def test_pass_by_the_same_library_is_marked(tmp_path):
     ]
 
 
-def test_a_message_that_begins_like_a_formula_is_a_text_in_the_table(tmp_path):
+def test_csv_escapes_formula_in_message(tmp_path):
     told = row("tfcompile", "link", Outcome.COMPILE_ERROR)
     stages = tuple(replace(stage, message="=cmd|' /C calc'!A0" if stage.message else "") for stage in told.stages)
     write_tables([replace(told, stages=stages)], tmp_path)
@@ -129,7 +129,7 @@ def test_a_message_that_begins_like_a_formula_is_a_text_in_the_table(tmp_path):
     assert line["message"] == "'=cmd|' /C calc'!A0"
 
 
-def test_exit_codes_are_those_of_all_commands():
+def test_exit_code_follows_gravest_outcome():
     assert exit_code([row("iree")], False) == 0
     assert exit_code([row("iree"), row("iree", "match", Outcome.FAIL)], False) == 1
     assert exit_code([row("iree", "compile", Outcome.COMPILE_CRASH), row("iree", "match", Outcome.FAIL)], False) == 3
@@ -137,7 +137,7 @@ def test_exit_codes_are_those_of_all_commands():
     assert exit_code([row("iree")], True) == 130
 
 
-def test_a_study_that_goes_on_keeps_every_row_that_ended():
+def test_resumed_study_preserves_finished_rows():
     lost = row("tfcompile", "run", Outcome.BOARD_LOST)
     fresh = [Row(ONE, way, [StageResult(name) for name in WAYS[way].all_stages]) for way in ("tfcompile", "iree")]
     other = Row(Experiment("conv", "CNN", "", Path()), "iree", [], Outcome.FAIL)
@@ -171,14 +171,14 @@ def match(results, trained=TRAINED, *, atol=None, noise=None, **allowed):
     return found, ""
 
 
-def test_every_output_and_variable_of_every_step_has_to_agree():
+def test_match_steps_requires_every_output_to_agree():
     near = [{**step, "loss": step["loss"] * np.float32(1 + 5e-5)} for step in TRAINED]
     found, message = match(near)
     assert (found.steps, message) == (3, "")
     assert (found.worst["of"], found.worst["max_abs"] > 0) == ("loss", True)
     for step in range(3):
         for name, value in TRAINED[step].items():
-            # Squares are small: one that differs by a thousandth of all else's size differs all the same.
+            # Squares are small; an error of a thousandth of the other values' size must still fail.
             off = np.asarray(value) + np.asarray(1 if value.dtype.kind == "i" else value.dtype.type(1e-3) * value)
             changed = [dict(one) for one in TRAINED]
             changed[step][name] = off.astype(value.dtype)
@@ -186,34 +186,38 @@ def test_every_output_and_variable_of_every_step_has_to_agree():
             assert found.steps == step and message.startswith(f"step {step + 1} of 3: {name}: "), message
 
 
-def test_what_is_noise_in_tensorflow_itself_is_not_called_wrong_nor_right():
+def test_match_steps_treats_noise_as_blind():
     name = "variable gradient of zero"
     other = [{**step, name: -step[name]} for step in TRAINED]
     found, message = match(other)
     assert message.startswith(f"step 1 of 3: {name}: 3 of 3 values out of tolerance"), "nobody measured its noise"
     noise = {name: as_noise(np.full(3, 4e-9))}
     found, message = match(other, noise=noise)
-    assert found.steps == 3 and message.startswith(f"step 1 of 3: {name}: ") and "its own noise is 7.5e-09" in message
+    assert (
+        found.steps == 3
+        and message.startswith(f"step 1 of 3: {name}: ")
+        and "within the rounding noise of the reference (7.5e-09)" in message
+    )
     assert match(other, noise=noise, allow_blind=["variable gradient*"])[1] == ""
     far = [{**step, name: step[name] + np.float32(1e-3)} for step in TRAINED]
     assert "out of tolerance" in match(far, noise=noise, allow_blind=["*"])[1], "it is wrong beyond all noise"
 
 
-def test_criteria_judge_the_tensors_that_they_name():
+def test_criteria_apply_to_named_tensors():
     near = [{**step, "loss": step["loss"] + np.float32(0.3)} for step in TRAINED]
     assert match(near, accept=parse_accept(["loss: max_abs<=0.4"]))[1] == ""
     assert "max_abs<=0.2 is not met" in match(near, accept=parse_accept(["loss: max_abs<=0.2"]))[1]
 
 
-def test_an_absolute_tolerance_means_what_it_means_everywhere():
+def test_absolute_tolerance_applies_to_match():
     near = [{**step, "loss": step["loss"] + np.float32(0.3)} for step in TRAINED]
     assert "loss" in match(near)[1]
     assert match(near, atol=0.4, allow_blind=["variable*"])[1] == ""
     found, message = match(near, atol=0.4)
-    assert found.steps == 3 and "sign flipped" in message
+    assert found.steps == 3 and "flipped signs would agree" in message
 
 
-def test_a_comparison_of_nothing_is_no_match():
+def test_match_steps_rejects_empty_comparison():
     assert "no step" in match([])[1]
     assert "nothing to compare" in match([{}], [{}])[1]
     fewer = [{name: value for name, value in step.items() if name != "variable count"} for step in TRAINED]
@@ -221,7 +225,7 @@ def test_a_comparison_of_nothing_is_no_match():
     assert "variable count" in match(TRAINED, fewer)[1]
 
 
-def test_a_training_that_diverged_agrees_only_where_both_did():
+def test_diverged_training_matches_only_diverged_training():
     diverged = [{"loss": np.array([np.nan, np.inf, 1], np.float32)}]
     assert match(diverged, diverged)[1] == ""
     assert "loss" in match([{"loss": np.array([np.nan, 2, 1], np.float32)}], diverged)[1]
@@ -229,7 +233,7 @@ def test_a_training_that_diverged_agrees_only_where_both_did():
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed here")
 @pytest.mark.parametrize(("way", "extra"), [("iree", "tensorflow"), ("tfcompile", "tfcompile")])
-def test_without_tensorflow_nothing_is_begun(hil, tmp_path, way, extra):
+def test_study_without_tensorflow_names_extra(hil, tmp_path, way, extra):
     done = hil("study", "run", FOURTEEN, "--experiment", "fc", "--compiler", way)
     assert done.code == 2
     assert f"pip install 'hil[{extra}]'" in done.err

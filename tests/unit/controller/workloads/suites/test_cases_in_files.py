@@ -1,4 +1,4 @@
-"""The cases that files bring with them: tests/frameworks/executorch has those that ExecuTorch wrote."""
+"""Cases stored in files; tests/frameworks/executorch tests files written by ExecuTorch."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def context(tmp_path: Path) -> Iterator[RunContext]:
         yield RunContext(Cache(tmp_path / "cache"), isolated)
 
 
-def test_a_damaged_file_says_so(tmp_path, context):
+def test_cases_in_rejects_damaged_file(tmp_path, context):
     for name, data in {"net.bpte": b"\0\0\0\0BP08" + b"\xff" * 40, "net.hilb": b"\x89HILB" + b"\xff" * 40}.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UsageError, match=r"net\.(bpte|hilb)"):
             cases_in(tmp_path / name, context)
 
 
-def test_a_program_without_cases_has_none(tmp_path, context):
+def test_cases_in_accepts_program_without_cases(tmp_path, context):
     file = tmp_path / "net.bpte"
     file.write_bytes(b"\x10\0\0\0ET12" + b"\0" * 40)
     assert cases_in(file, context) == []
 
 
-def test_a_bundled_program_of_executorch_brings_all_its_cases(tmp_path, context):
+def test_cases_in_reads_bundled_executorch_cases(tmp_path, context):
     found = cases_in(FILES / "mixed.bpte", context)
     assert [one.name for one in found] == ["forward_0", "forward_1", "forward_2"]
     begun = found[2].make(tmp_path).begin(Options(), tmp_path)
     assert begun.options.runtime == begun.artifact.runtime == "executorch" and begun.options.function == "forward"
     assert list(begun.inputs) == ["input0"] and begun.references[0].source == "mixed.bpte"
-    # As its own verifier judges it, unless the user says otherwise.
+    # Same tolerance as ExecuTorch's verifier unless the user overrides it.
     assert begun.options.rtol == pytest.approx(1e-5, rel=1e-4)
     assert found[2].make(tmp_path).begin(Options(rtol=0.5), tmp_path).options.rtol == 0.5
 
 
-def test_cases_of_one_program_share_its_files(tmp_path, context):
+def test_cases_of_same_program_share_files(tmp_path, context):
     made = bundle(tmp_path, *(case(size, name=f"case {size}") for size in (1, 2, 3)))
     made.save(tmp_path / "a.hilb")
     write_format("golden", made, tmp_path / "golden", context=context)
@@ -65,7 +65,7 @@ def test_cases_of_one_program_share_its_files(tmp_path, context):
     assert program.read_bytes() == b"main.bin" * 7
 
 
-def test_flag_files_are_of_the_program_that_they_name(tmp_path):
+def test_flagfiles_are_grouped_by_program(tmp_path):
     for name, text in {
         "a": "--module=net.vmfb\n--expected_output=1xf32=1\n",
         "below/b": "--module=../net.vmfb\n--expected_output=1xf32=1\n",

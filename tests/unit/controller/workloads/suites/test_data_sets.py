@@ -1,4 +1,4 @@
-"""ONNX's test data: paired by name where the tensors have names, and invalid sets fail alone."""
+"""ONNX test data: pair tensors by name if they have names; an invalid set fails only its case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def context(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model that returns d = a - b and s = a + b."""
+    """Save a model that returns d = a - b and s = a + b."""
     nodes = [helper.make_node("Sub", ["a", "b"], ["d"]), helper.make_node("Add", ["a", "b"], ["s"])]
     sides = [[(name, FLOAT, [3]) for name in names] for names in ("ab", "ds")]
     return save_model(tmp_path / "model.onnx", nodes, *sides)
@@ -65,7 +65,7 @@ def test_named_tensors_are_paired_by_name(model, context, tmp_path):
     assert data.expected["d"].tolist() == (A - B).tolist()
 
 
-def test_named_tensors_are_paired_by_name_in_bundles(model, context):
+def test_bundle_pairs_named_tensors_by_name(model, context):
     swapped(model)
     (case,) = read_onnx(model.parent, context=context).methods[0].cases
     assert case.inputs["a"].tolist() == A.tolist() and case.expected_outputs["s"].tolist() == (A + B).tolist()
@@ -83,7 +83,7 @@ def invalid_then_valid(model: Path) -> None:
     save_set(model, 1, [("a", A), ("b", B)], [("d", A - B), ("s", A + B)])
 
 
-def test_invalid_data_set_fails_alone(model, context, tmp_path):
+def test_invalid_data_set_does_not_affect_other_cases(model, context, tmp_path):
     invalid_then_valid(model)
     with pytest.raises(HilError, match="input 'a' is 3 float64"):
         data_of(model, "model_test_data_set_0", context, tmp_path / "bad")
@@ -95,12 +95,12 @@ def test_invalid_data_set_fails_alone(model, context, tmp_path):
     assert [array.tolist() for array in layer.make(tmp_path / "layer").inputs.values()] == [A.tolist(), B.tolist()]
 
 
-def test_model_without_valid_data_set_has_random_inputs(model, context, tmp_path):
+def test_model_without_valid_data_set_gets_random_inputs(model, context, tmp_path):
     save_set(model, 0, [("a", A)], [("d", A), ("s", A)])
     assert data_of(model, "model_full_model", context, tmp_path / "case").inputs.keys() == {"a", "b"}
 
 
-def test_bundle_leaves_invalid_data_set_out(model, context):
+def test_bundle_omits_invalid_data_set(model, context):
     invalid_then_valid(model)
     bundle = read_onnx(model.parent, context=context)
     assert [case.name for case in bundle.methods[0].cases] == ["test_data_set_1"]
@@ -108,7 +108,7 @@ def test_bundle_leaves_invalid_data_set_out(model, context):
     assert "test_data_set_0" in line and "input 'a' is 3 float64" in line
 
 
-def test_bundle_of_invalid_data_sets_is_refused(model, context):
+def test_bundle_rejects_invalid_data_sets(model, context):
     save_set(model, 0, [("a", A)], [("d", A), ("s", A)])
     with pytest.raises(UsageError, match="input 'b' is missing"):
         read_onnx(model.parent, context=context)
@@ -116,7 +116,7 @@ def test_bundle_of_invalid_data_sets_is_refused(model, context):
 
 @pytest.fixture
 def with_default(tmp_path: Path) -> Path:
-    """A model that returns y = x + bias, where bias is an input with the default value 0."""
+    """Save a model that returns y = x + bias, where the input bias defaults to 0."""
     inputs = [(name, FLOAT, [3]) for name in ("x", "bias")]
     bias = numpy_helper.from_array(np.zeros(3, np.float32), "bias")
     nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
@@ -141,7 +141,7 @@ def test_data_set_overrides_default_value(with_default, context, tmp_path, names
     assert second.inputs["x"].tolist() == whole.inputs["x"].tolist() == A.tolist()
 
 
-def test_inputs_beside_model_override_default_value(with_default, context, tmp_path):
+def test_inputs_file_overrides_default_value(with_default, context, tmp_path):
     np.savez(with_default.with_name("model.inputs.npz"), x=A, bias=B)
     data = data_of(with_default, "model_full_model", context, tmp_path / "case")
     assert bias_of(data.path) == B.tolist() and data.inputs["x"].tolist() == A.tolist()

@@ -1,9 +1,11 @@
-"""What the engine does with cases whose boards leave, and what of a case survives that it runs again."""
+"""The suite engine: cases of lost boards and repeated cases."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.fake_boards import fake_boards
@@ -21,15 +23,15 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, fresh
-from hil.core.results import Outcome, Timings
-from hil.errors import BoardLost, ImportFailed
+from hil.core.results import Outcome, Stage, Timings
+from hil.errors import BoardLost, BoardUnfit, ImportFailed
 
 __all__ = ["fake_boards"]
 
 
 @pytest.fixture
 def engine(tmp_path):
-    """An engine of two boards on which nothing runs yet."""
+    """Return an idle engine with two boards."""
     choices = [choose(f"unix:{tmp_path / name}", "") for name in ("a", "b")]
     with Isolated(1) as isolated:
         context = RunContext(Cache(tmp_path / "cache"), isolated)
@@ -41,7 +43,7 @@ def task(name: str, *boards: str) -> Task:
     return Task(Case(name, Path(name), Options(), Path()), boards=boards)
 
 
-def test_a_case_meant_for_a_board_that_leaves_goes_to_one_that_is_left(engine):
+def test_engine_moves_case_of_lost_board_to_remaining_board(engine):
     a, b = engine._slots
     again = task("again", b.name)
     assert engine._queue.put(again)
@@ -50,11 +52,11 @@ def test_a_case_meant_for_a_board_that_leaves_goes_to_one_that_is_left(engine):
     # It is lost only with the last board.
     assert engine._put(task("late", b.name))
     engine._leave(a.name, BoardLost("gone too"))
-    ended = engine._ended.get(timeout=1)
+    ended = engine._ended.get(timeout=60)
     assert ended.case.outcome is Outcome.BOARD_LOST and "gone too" in ended.case.reason
 
 
-def test_a_case_that_runs_again_keeps_no_times_of_the_run_before():
+def test_fresh_case_drops_times_of_earlier_run():
     before = Timings(
         import_s=1, compile_s=2, push_s=3, load_s=4, warmup_s=5, run_s=6, fetch_s=7, refer_s=8, compare_s=9
     )
@@ -63,7 +65,46 @@ def test_a_case_that_runs_again_keeps_no_times_of_the_run_before():
     assert case.timings is before
 
 
-def test_when_a_suite_is_given_up_the_cases_to_come_are_not_begun(fake_boards, engine):
+@pytest.fixture
+def serve(fake_boards, engine, monkeypatch):
+    """Serve cases on two fake boards of which some are unfit. Return the tasks by case, as they ended."""
+
+    def run(names: str, *unfit: str) -> dict[str, Task]:
+        def execute(case, session):
+            if session.board.name in unfit:
+                return case.ended(BoardUnfit("the disk is full"), Stage.PUSH)
+            return replace(case, outcome=Outcome.PASS)
+
+        monkeypatch.setattr(engine, "_runner", SimpleNamespace(execute=execute))
+        a, b = engine._slots
+        for name in names:
+            assert engine._queue.put(task(name, b.name))
+        threads = [threading.Thread(target=engine._serve, args=(slot,), daemon=True) for slot in (a, b)]
+        for thread in threads:
+            thread.start()
+        ended = [engine._ended.get(timeout=60) for _ in names]
+        engine._queue.close()
+        for thread in threads:
+            thread.join(60)
+        return {one.case.name: one for one in ended}
+
+    return run
+
+
+def test_engine_moves_cases_of_unfit_board(serve, engine):
+    a, b = (slot.name for slot in engine._slots)
+    ended = serve("vwxyz", b)
+    assert {(one.case.outcome, one.board) for one in ended.values()} == {(Outcome.PASS, a)}
+    # After three unfit cases in a row, the board gets no further cases.
+    assert [[one["why"] for one in ended[name].attempts] for name in "vwxyz"] == [["board unfit"]] * 3 + [[]] * 2
+
+
+def test_case_unfit_for_every_board_ends_unfit(serve, engine):
+    ended = serve("x", *(slot.name for slot in engine._slots))
+    assert ended["x"].case.outcome is Outcome.BOARD_UNFIT and len(ended["x"].attempts) == 1
+
+
+def test_closed_engine_does_not_begin_remaining_cases(fake_boards, engine):
     begun = []
 
     def make(folder):

@@ -1,4 +1,4 @@
-"""What a file of expected failures means: which entry counts for a case, and what a record becomes under it."""
+"""Files of expected failures: matching entries and judged records."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def entry(table: str = "run", **values: Any) -> str:
     return f"[[{table}]]\n" + "".join(f"{key} = {value}\n" for key, value in given.items())
 
 
-# --- what a record becomes -------------------------------------------------------------------------------------------
+# --- judged records ---------------------------------------------------------------------------------------------------
 
 
-def test_without_a_file_everything_should_pass(tmp_path: Path) -> None:
+def test_missing_file_expects_every_case_to_pass(tmp_path: Path) -> None:
     for known in (Expectations.load(None), Expectations.load(tmp_path / "expected.toml")):
         assert known.entries == () and known.find(record("a")) is None
         for one in (record("a"), record("a", "FAIL"), record("a", "BOARD_LOST")):
@@ -52,7 +52,7 @@ def test_without_a_file_everything_should_pass(tmp_path: Path) -> None:
         assert known.remarks(["a"], flow="iree", runtime="iree") == []
 
 
-def test_a_failure_that_was_foreseen_is_an_expected_one(tmp_path: Path) -> None:
+def test_expected_failure_becomes_xfail(tmp_path: Path) -> None:
     known = expectations(tmp_path, entry(cases='"conv_*"', issue='"https://example.com/7"'))
     found = known.judge(record("conv_1", "FAIL"))
     assert (found.outcome, found.ended, found.message) == ("XFAIL", "FAIL", "it broke")
@@ -60,7 +60,7 @@ def test_a_failure_that_was_foreseen_is_an_expected_one(tmp_path: Path) -> None:
     assert known.judge(record("relu_1", "FAIL")).outcome == "FAIL"
 
 
-def test_a_pass_that_was_not_expected_fails(tmp_path: Path) -> None:
+def test_unexpected_pass_becomes_xpass(tmp_path: Path) -> None:
     known = expectations(tmp_path, entry("compile", outcome='["COMPILE_ERROR", "COMPILE_CRASH"]'))
     found = known.judge(record("conv_1"))
     assert (found.outcome, found.ended) == ("XPASS", "PASS")
@@ -73,13 +73,13 @@ def test_a_pass_that_was_not_expected_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ended", "stage"), [("RUN_CRASH", "run"), ("COMPILE_ERROR", "compile"), ("TIMEOUT", "run"), ("LOAD_ERROR", "load")]
 )
-def test_another_failure_than_the_expected_one_stays_what_it_is(tmp_path: Path, ended: str, stage: str) -> None:
+def test_different_failure_preserves_outcome(tmp_path: Path, ended: str, stage: str) -> None:
     found = expectations(tmp_path, entry()).judge(record("a", ended, stage))
     assert (found.outcome, found.ended) == (ended, ended)
     assert found.message == "it broke; FAIL was expected (why)" and found.expectation["outcome"] == "FAIL"
 
 
-def test_the_message_is_found_again_under_what_was_told(tmp_path: Path) -> None:
+def test_message_of_returns_original_message(tmp_path: Path) -> None:
     known = expectations(tmp_path, entry() + entry(cases='"old"', outcome='"LOAD_ERROR"', until="2026-11-20"))
     for one in (record("a"), record("a", "FAIL"), record("a", "RUN_ERROR"), record("b", "RUN_ERROR", message="")):
         assert message_of(known.judge(one)) == one.message
@@ -89,13 +89,13 @@ def test_the_message_is_found_again_under_what_was_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["import", "compile", "push", "load", "run", "refer"])
-def test_a_time_limit_belongs_to_the_table_of_the_stage_that_outlived_it(tmp_path: Path, stage: str) -> None:
+def test_timeout_belongs_to_table_of_stage(tmp_path: Path, stage: str) -> None:
     for table in TABLES:
         found = expectations(tmp_path, entry(table, outcome='"TIMEOUT"')).judge(record("a", "TIMEOUT", stage))
         assert (found.outcome == "XFAIL") is ((stage in ("import", "compile")) == (table == "compile"))
 
 
-def test_where_a_pass_is_one_of_several_ends_either_is_right_and_any_other_is_not(tmp_path: Path) -> None:
+def test_optional_pass_accepts_pass_and_failure(tmp_path: Path) -> None:
     known = expectations(tmp_path, entry(outcome='["LOAD_ERROR", "PASS"]'))
     assert known.judge(record("a")) == record("a")
     assert known.judge(record("a", "LOAD_ERROR", "load")).outcome == "XFAIL"
@@ -105,7 +105,7 @@ def test_where_a_pass_is_one_of_several_ends_either_is_right_and_any_other_is_no
     assert late.judge(record("a")) == record("a")
 
 
-def test_a_surprise_under_other_versions_than_the_list_was_made_with_says_so(tmp_path: Path) -> None:
+def test_surprise_hint_names_version_differences(tmp_path: Path) -> None:
     installed = {"numpy": version("numpy"), "onnx": "1.0.0", "no-such-package": "2.1"}
     head = "[made_with]\n" + "".join(f'{name} = "{made}"\n' for name, made in installed.items())
     known = expectations(tmp_path, head + entry(cases='"a"') + entry(cases='"old"', until="2026-11-20"))
@@ -118,18 +118,18 @@ def test_a_surprise_under_other_versions_than_the_list_was_made_with_says_so(tmp
     for one in (record("a", "FAIL"), record("b"), record("b", "BOARD_LOST")):
         assert known.judge(one).hint == ""
     assert told in known.remarks(["a", "old"], flow="iree", runtime="iree")[-1]
-    # A build of its own, such as PyTorch's for CPUs (2.13.0+cpu), is the same version.
+    # Local builds such as PyTorch's for CPUs (2.13.0+cpu) count as the same version.
     same = expectations(tmp_path, f'[made_with]\nnumpy = "{version("numpy")}+cpu"\n' + entry())
     assert same.judge(record("b", "RUN_CRASH")).hint == "" and same.remarks(["a"], flow="iree", runtime="iree") == []
 
 
 @pytest.mark.parametrize("ended", ["BOARD_LOST", "SKIP"])
-def test_a_lost_board_is_never_expected(tmp_path: Path, ended: str) -> None:
+def test_expected_outcomes_exclude_lost_board(tmp_path: Path, ended: str) -> None:
     every = "".join(entry(table, outcome=str(list(words))) for table, words in TABLES.items())
     assert expectations(tmp_path, every).judge(record("a", ended)) == record("a", ended)
 
 
-def test_every_outcome_that_a_case_can_end_in_can_be_expected_in_one_table_at_least() -> None:
+def test_every_case_outcome_can_be_expected() -> None:
     never = {"PASS", *BOARD_OUTCOMES, "SKIP", "XFAIL", "XPASS"}
     assert {word for words in TABLES.values() for word in words} == {one.value for one in Outcome} - never
 
@@ -152,7 +152,7 @@ def test_every_outcome_that_a_case_can_end_in_can_be_expected_in_one_table_at_le
         ({"flow": '"iree"', "board": '"rpi5"'}, {}, False),
     ],
 )
-def test_an_entry_counts_in_its_scope_only(
+def test_entry_applies_in_scope_only(
     tmp_path: Path, scope: dict[str, str], place: dict[str, str], counts: bool
 ) -> None:
     known = expectations(tmp_path, entry(**scope))
@@ -161,13 +161,13 @@ def test_an_entry_counts_in_its_scope_only(
     assert known.selects("a", one.flow, one.board, one.runtime, one.hw_type) is counts
 
 
-def test_patterns_are_the_shells_and_see_case(tmp_path: Path) -> None:
+def test_patterns_match_like_shell_with_case(tmp_path: Path) -> None:
     known = expectations(tmp_path, entry(cases='["conv_?d", "x[12]", "a.b"]', **{"except": '"conv_3*"'}))
     ids = ["conv_1d", "conv_3d", "conv_10d", "Conv_1d", "x1", "x3", "a.b", "aXb", "a.b.c"]
     assert [one for one in ids if known.find(record(one))] == ["conv_1d", "x1", "a.b"]
 
 
-def test_the_last_entry_of_a_table_counts(tmp_path: Path) -> None:
+def test_last_entry_of_table_wins(tmp_path: Path) -> None:
     known = expectations(tmp_path, entry() + entry(cases='"a"', outcome='"RUN_CRASH"') + entry(flow='"other"'))
     assert known.judge(record("a", "RUN_CRASH")).outcome == "XFAIL"
     assert known.judge(record("a", "FAIL")).outcome == "FAIL"
@@ -175,7 +175,7 @@ def test_the_last_entry_of_a_table_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["compile", "run"])
-def test_what_is_not_expected_to_compile_is_not_expected_to_run(tmp_path: Path, first: str) -> None:
+def test_compile_entry_precedes_run_entry(tmp_path: Path, first: str) -> None:
     texts = {"compile": entry("compile", cases='"a"'), "run": entry()}
     known = expectations(tmp_path, texts.pop(first) + "".join(texts.values()))
     assert known.judge(record("a", "COMPILE_ERROR")).outcome == "XFAIL"
@@ -184,7 +184,7 @@ def test_what_is_not_expected_to_compile_is_not_expected_to_run(tmp_path: Path, 
     assert known.judge(record("b", "FAIL")).outcome == "XFAIL"
 
 
-def test_an_entry_counts_until_its_day_is_over_and_then_says_so(tmp_path: Path) -> None:
+def test_entry_expires_after_date(tmp_path: Path) -> None:
     text = entry(cases='"a"', until="2026-11-21")
     assert expectations(tmp_path, text).judge(record("a", "FAIL")).outcome == "XFAIL"
     late = expectations(tmp_path, text, date(2026, 11, 22))
@@ -197,12 +197,12 @@ def test_an_entry_counts_until_its_day_is_over_and_then_says_so(tmp_path: Path) 
     assert "[[run]] entry 1: expired after 2026-11-21" in remark
 
 
-def test_another_entry_may_count_once_the_day_of_one_is_over(tmp_path: Path) -> None:
+def test_earlier_entry_applies_after_expiry(tmp_path: Path) -> None:
     known = expectations(tmp_path, entry() + entry(outcome='"RUN_CRASH"', until="2026-11-20"))
     assert known.judge(record("a", "FAIL")).outcome == "XFAIL"
 
 
-def test_patterns_that_match_no_case_are_told(tmp_path: Path) -> None:
+def test_remarks_list_unmatched_patterns(tmp_path: Path) -> None:
     known = expectations(
         tmp_path,
         entry(cases='["a", "gone", "c*", "x?"]')
@@ -218,7 +218,7 @@ def test_patterns_that_match_no_case_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_hundreds_of_entries_for_thousands_of_cases_are_quick(tmp_path: Path) -> None:
+def test_judge_handles_many_entries_and_cases_quickly(tmp_path: Path) -> None:
     text = "".join(
         entry(cases=str([f"op_{n}_{k}_cpu" for k in range(5)]), flow='"iree*"') + entry(cases=f'"group_{n}_*"')
         for n in range(200)
@@ -232,7 +232,7 @@ def test_hundreds_of_entries_for_thousands_of_cases_are_quick(tmp_path: Path) ->
     assert time.process_time() - start < 20  # measured: 0.4 s
 
 
-# --- what is no such file --------------------------------------------------------------------------------------------
+# --- invalid files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -267,14 +267,14 @@ def test_hundreds_of_entries_for_thousands_of_cases_are_quick(tmp_path: Path) ->
         (entry(until="2030"), "until must be a day", "without quotes"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_said_with_its_place(tmp_path: Path, text: str, says: str, hint: str) -> None:
+def test_load_error_names_place_in_file(tmp_path: Path, text: str, says: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         expectations(tmp_path, text)
     assert "expected.toml" in caught.value.message and says in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_load_rejects_unreadable_file(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     for name in ("folder.toml", "bytes.toml"):

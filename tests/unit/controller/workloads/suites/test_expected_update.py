@@ -1,4 +1,4 @@
-"""Rewriting expected failures from a run: afterwards the same run is green, and nothing else has changed."""
+"""Update expected failures from a run: the run passes afterwards and other entries stay unchanged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def file(tmp_path: Path) -> File:
 # --- new entries -----------------------------------------------------------------------------------------------------
 
 
-def test_a_first_file_has_an_entry_for_each_kind_of_failure_where_it_was_seen(file: File) -> None:
+def test_first_update_writes_entry_per_failure_kind(file: File) -> None:
     diff = file.update(
         record("c", "FAIL", "output y: 3 of 12 values differ"),
         record("a", "COMPILE_ERROR", "failed to legalize operation 'x'\nmore", flow="iree-O3"),
@@ -71,7 +71,7 @@ def test_a_first_file_has_an_entry_for_each_kind_of_failure_where_it_was_seen(fi
         record("e", "TIMEOUT", "outlived 60 s", stage="run"),
     )
     place = {"flow": "iree", "board": "sim"}
-    # A wrong answer's numbers may be others the next time, so that its reason has none.
+    # The reason contains no numbers, because they may differ in the next run.
     assert file.entries("compile") == [
         {
             "cases": "a",
@@ -89,7 +89,7 @@ def test_a_first_file_has_an_entry_for_each_kind_of_failure_where_it_was_seen(fi
     assert diff.startswith("--- /dev/null\n") and file.text.replace("\n", "\n+") in f"+{diff}+"
 
 
-def test_failures_that_are_alike_share_an_entry_and_its_reason_is_what_they_have_in_common(file: File) -> None:
+def test_similar_failures_share_entry_and_reason(file: File) -> None:
     names = "qponmlkjihgfedcba"
     file.update(
         *(record(name, "FAIL", f"output o{n}: {n} of 12 values out of tolerance") for n, name in enumerate(names)),
@@ -105,7 +105,7 @@ def test_failures_that_are_alike_share_an_entry_and_its_reason_is_what_they_have
     assert '    "a_long_name_of_a_case_3",\n' in file.text, "a list too wide for a line has a line for each"
 
 
-def test_a_new_failure_joins_an_entry_of_its_kind_and_keeps_what_a_person_wrote_there(file: File) -> None:
+def test_new_failure_joins_matching_entry(file: File) -> None:
     file.write("""\
         # Our own list.
 
@@ -122,19 +122,19 @@ def test_a_new_failure_joins_an_entry_of_its_kind_and_keeps_what_a_person_wrote_
 
 
 @pytest.mark.parametrize("line", ["until = 2030-01-01\n", 'flow = "other"\n', 'board = "rpi5"\n', 'except = ["c*"]\n'])
-def test_it_joins_no_entry_that_is_for_something_else(file: File, line: str) -> None:
+def test_new_failure_skips_entry_of_other_scope(file: File, line: str) -> None:
     file.write('[[run]]\ncases = "x"\noutcome = "FAIL"\nreason = "it differs"\n' + line)
     before = file.text
     file.update(record("c", "FAIL", "it differs"))
     assert file.text.startswith(before) and [one["cases"] for one in file.entries("run")] == ["x", "c"]
 
 
-def test_a_reason_is_made_even_of_nothing(file: File) -> None:
+def test_update_fills_empty_reason(file: File) -> None:
     file.update(record("a", "RUN_CRASH"), record("b", "RUN_CRASH", "   \n"))
     assert file.entries("run")[0]["reason"] == "RUN_CRASH"
 
 
-def test_a_judged_run_says_the_same_as_one_that_was_not(file: File) -> None:
+def test_judged_run_gives_same_update(file: File) -> None:
     file.write('[[run]]\ncases = ["a", "b"]\noutcome = "FAIL"\nreason = "it differs"\n')
     run = [record("a", "RUN_ERROR", "no such kernel"), record("b"), record("c", "FAIL", "it differs")]
     known = Expectations.load(file.path, today=TODAY)
@@ -144,10 +144,10 @@ def test_a_judged_run_says_the_same_as_one_that_was_not(file: File) -> None:
     assert [one["reason"] for one in file.entries("run")] == ["no such kernel", "it differs"]
 
 
-# --- what passes now -------------------------------------------------------------------------------------------------
+# --- passing cases ----------------------------------------------------------------------------------------------------
 
 
-def test_what_passes_now_is_taken_out_and_an_entry_without_cases_goes_with_its_comment(file: File) -> None:
+def test_update_removes_passing_cases_and_empty_entries(file: File) -> None:
     file.write("""\
         # All of them.
 
@@ -189,7 +189,7 @@ def test_what_passes_now_is_taken_out_and_an_entry_without_cases_goes_with_its_c
     assert file.text == "# All of them.\n\n\n# Resizing.\n"
 
 
-def test_a_pattern_that_others_need_is_kept_with_an_exception(file: File) -> None:
+def test_update_adds_exception_to_pattern(file: File) -> None:
     file.write('[[run]]\ncases = ["a*", "x"]\noutcome = "FAIL"\nreason = "r"\n')
     ids = {"a1", "a2", "a3", "x"}
     path = file.path
@@ -197,32 +197,32 @@ def test_a_pattern_that_others_need_is_kept_with_an_exception(file: File) -> Non
     assert file.entries("run") == [{"cases": ["a*", "x"], "outcome": "FAIL", "reason": "r", "except": "a1"}]
     update(path, [record("a2"), record("x", "FAIL")], ids=ids, write=True, today=TODAY)
     assert file.entries("run")[0]["except"] == ["a1", "a2"]
-    # The last case that a pattern was for takes it along, and the exceptions to it.
+    # A pattern and its exceptions are removed with its last case.
     update(path, [record("a3")], ids=ids, write=True, today=TODAY)
     assert file.entries("run") == [{"cases": ["x"], "outcome": "FAIL", "reason": "r"}]
 
 
-def test_a_case_that_failed_again_is_no_exception_any_more(file: File) -> None:
+def test_repeated_failure_removes_exception(file: File) -> None:
     file.write('[[run]]\ncases = "?"\nexcept = ["a", "b"]\noutcome = "FAIL"\nreason = "it differs"\n')
     file.update(record("b", "FAIL", "it differs"))
     [entry] = file.entries("run")
     assert (entry["cases"], entry["except"]) == ("?", ["a"]) and Expectations.load(file.path).find(record("b"))
 
 
-def test_an_exception_to_a_case_that_is_named_stays(file: File) -> None:
+def test_update_preserves_exception_for_listed_case(file: File) -> None:
     file.write('[[run]]\ncases = ["a", "b", "c"]\nexcept = "a"\noutcome = "FAIL"\nreason = "it differs"\n')
     file.update(record("b"))
     assert file.entries("run")[0] == {"cases": ["a", "c"], "except": "a", "outcome": "FAIL", "reason": "it differs"}
 
 
-def test_a_failure_that_became_another_moves(file: File) -> None:
+def test_changed_failure_moves_to_other_entry(file: File) -> None:
     file.write('[[compile]]\ncases = ["a", "b"]\noutcome = "COMPILE_ERROR"\nreason = "r"\nissue = "i"\n')
     file.update(record("a", "FAIL", "it differs"), record("b", "COMPILE_CRASH", "died"))
     assert [(one["cases"], one["outcome"]) for one in file.entries("compile")] == [("b", "COMPILE_CRASH")]
     assert [(one["cases"], one["outcome"]) for one in file.entries("run")] == [("a", "FAIL")]
 
 
-def test_an_entry_behind_another_counts_once_that_is_gone(file: File) -> None:
+def test_hidden_entry_applies_after_removal(file: File) -> None:
     file.write("""\
         [[run]]
         cases = "*"
@@ -238,11 +238,11 @@ def test_an_entry_behind_another_counts_once_that_is_gone(file: File) -> None:
     assert [one["reason"] for one in file.entries("run")] == ["all"]
 
 
-# --- what is left alone ----------------------------------------------------------------------------------------------
+# --- unchanged entries ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", ['flow = "other"', 'runtime = "onnxruntime"', 'board = ["rpi5", "lab*"]'])
-def test_entries_for_other_places_stay_to_the_letter(file: File, scope: str) -> None:
+def test_update_preserves_entries_of_other_scope(file: File, scope: str) -> None:
     file.write(f'[[run]]\ncases   =  ["a",]\n{scope}\noutcome="FAIL"\nreason=\'r\'\n')
     before = file.text
     assert file.update(record("a"), record("b")) == "" and file.text == before
@@ -250,7 +250,7 @@ def test_entries_for_other_places_stay_to_the_letter(file: File, scope: str) -> 
     assert file.text.startswith(before) and len(file.entries("run")) == 2
 
 
-def test_cases_that_did_not_run_stay(file: File) -> None:
+def test_update_preserves_cases_without_result(file: File) -> None:
     file.write('[[run]]\ncases = ["a", "b"]\noutcome = "FAIL"\nreason = "r"\n')
     assert file.update(record("c")) == ""
     file.update(record("a"))
@@ -267,22 +267,22 @@ def test_cases_that_did_not_run_stay(file: File) -> None:
     ],
 )
 @pytest.mark.parametrize("there", ["", '[[run]]\ncases = "a"\noutcome = "LOAD_ERROR"\nreason = "r"\n'])
-def test_what_says_nothing_of_a_case_changes_nothing(file: File, silent: CaseRecord, there: str) -> None:
+def test_inconclusive_result_does_not_change_file(file: File, silent: CaseRecord, there: str) -> None:
     assert file.write(there).update(silent) == "" and file.text == there
 
 
-def test_a_mismatch_that_is_always_wrong_does(file: File) -> None:
+def test_confirmed_failure_changes_file(file: File) -> None:
     assert file.update(record("a", "FAIL", "it differs", confirmed="always wrong"))
 
 
-def test_an_entry_whose_day_is_over_is_not_renewed_but_goes_when_its_cases_pass(file: File) -> None:
+def test_update_does_not_renew_expired_entry(file: File) -> None:
     file.write('[[run]]\ncases = ["a", "b"]\noutcome = "FAIL"\nreason = "r"\nuntil = 2026-11-20\n')
     assert file.update(record("a", "FAIL"), record("b", "FAIL")) == ""
     file.update(record("a"), record("b", "LOAD_ERROR", "too big"))
     assert [one["cases"] for one in file.entries("run")] == [["b"], "b"]
 
 
-def test_nothing_is_written_unless_asked_for(file: File) -> None:
+def test_update_without_write_returns_diff_only(file: File) -> None:
     assert "+[[run]]" in file.update(record("a", "FAIL", "m"), write=False) and not file.path.exists()
 
 
@@ -294,14 +294,14 @@ def test_nothing_is_written_unless_asked_for(file: File) -> None:
         '[["run"]]\ncases = "a"\noutcome = "FAIL"\nreason = "r"\n',
     ],
 )
-def test_what_cannot_be_rewritten_is_refused_and_stays(file: File, text: str) -> None:
+def test_update_rejects_unsupported_syntax(file: File, text: str) -> None:
     assert file.write(text).update(record("a", "FAIL")) == ""
     with pytest.raises(UsageError, match="cannot be rewritten"):
         file.update(record("a"))
     assert file.text == text
 
 
-def test_a_broken_file_is_refused(file: File) -> None:
+def test_update_rejects_invalid_file(file: File) -> None:
     with pytest.raises(UsageError, match="unknown key"):
         file.write('[[run]]\ncase = "a"\n').update(record("a"))
 
@@ -326,12 +326,12 @@ def test_a_broken_file_is_refused(file: File) -> None:
         ("line one\nof mine", "line one\nof yours", True),
     ],
 )
-def test_messages_are_alike_but_for_names_and_numbers(one: str, other: str, same: bool) -> None:
+def test_alike_ignores_names_and_numbers(one: str, other: str, same: bool) -> None:
     assert (alike(one) == alike(other)) is same
 
 
 def verdict(actual: Any, wanted: Any) -> str:
-    """What the comparer says of an output called y."""
+    """Return the comparison's reason for an output y."""
     mine, theirs = (RunResult(outputs={"y": np.array(value)}, source="r 1.2") for value in (actual, wanted))
     found = compare(mine, theirs)
     assert found.outcome is Outcome.FAIL
@@ -353,20 +353,18 @@ def verdict(actual: Any, wanted: Any) -> str:
         (np.float32([1, 2]), [1.0, 3.0], "dtype float32, the reference has float64; values out of tolerance"),
     ],
 )
-def test_the_reason_of_a_mismatch_is_what_it_is_and_not_what_it_measured(
-    file: File, actual: Any, wanted: Any, reason: str
-) -> None:
+def test_failure_reason_omits_measured_numbers(file: File, actual: Any, wanted: Any, reason: str) -> None:
     file.update(record("a", "FAIL", verdict(actual, wanted)))
     assert [one["reason"] for one in file.entries("run")] == [reason]
 
 
 @settings(max_examples=100)
 @given(st.text(alphabet="ab 12'\"`[](),.:-+…\nnaninf", max_size=400))
-def test_what_messages_have_in_common_is_like_them(text: str) -> None:
+def test_alike_stays_short_and_idempotent(text: str) -> None:
     assert alike(alike(text)) == alike(text) and len(alike(text)) <= 160 and "\n" not in alike(text)
 
 
-# --- whatever the file and the run -----------------------------------------------------------------------------------
+# --- any file and run -------------------------------------------------------------------------------------------------
 
 NAMES = ["a", "b", "c", "ab", "bc"]
 PATTERNS = st.lists(st.sampled_from([*NAMES, "*", "a*", "?b", "[bc]"]), min_size=1, max_size=3)
@@ -401,7 +399,7 @@ def runs(draw: st.DrawFn) -> list[CaseRecord]:
 
 @settings(max_examples=100)
 @given(files(), runs())
-def test_after_an_update_the_run_is_as_expected_and_all_else_as_before(text: str, run: list[CaseRecord]) -> None:
+def test_updated_run_passes_and_other_cases_stay(text: str, run: list[CaseRecord]) -> None:
     path = Path("expected.toml")
     after = updated(text, path, run, ids=NAMES, today=TODAY)
     assert updated(after, path, run, ids=NAMES, today=TODAY) == after

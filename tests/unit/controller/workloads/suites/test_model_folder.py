@@ -1,4 +1,4 @@
-"""Models in a folder: which are found, and what they are called."""
+"""Find and name models in a directory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def names(found):
     return [model.name for model in found]
 
 
-def test_models_of_every_format_are_found_at_any_depth_by_path(folder):
+def test_look_finds_models_at_any_depth(folder):
     place = folder("b.onnx", "a.mlir", "deep/er/c.vmfb", "deep/d.ONNX")
     assert names(look(place).models) == ["a", "b", "d", "c"]
 
 
-def test_models_of_other_frameworks_are_found(folder):
+def test_look_finds_models_of_other_frameworks(folder):
     place = folder("a.tflite", "b.pte", "c.bpte", "d.pt2", "e.keras")
     assert names(look(place).models) == ["a", "b", "c", "d", "e"]
 
 
-def test_a_saved_model_is_called_by_its_folder_and_its_other_files_are_no_models(folder):
+def test_saved_model_takes_name_of_directory(folder):
     place = folder("net/saved_model.pb", "net/fingerprint.pb", "net/keras_metadata.pb", "graph.pb")
     (found,) = look(place).models
     assert (found.name, found.path) == ("net", place / "net" / "saved_model.pb")
@@ -43,7 +43,7 @@ def test_a_saved_model_is_called_by_its_folder_and_its_other_files_are_no_models
     assert list(found.given()) == ["x"]
 
 
-def test_a_graph_with_a_config_is_a_model_and_others_only_where_they_are_named(folder):
+def test_graph_needs_config_or_explicit_path(folder):
     place = folder("a.pbtxt", "a.config.pbtxt", "b.pb", "b.config.pb", "labels.pbtxt", "c.pb", "d.so")
     assert names(look(place).models) == ["a", "b"]
     for name in ("c.pb", "labels.pbtxt", "d.so"):
@@ -52,52 +52,52 @@ def test_a_graph_with_a_config_is_a_model_and_others_only_where_they_are_named(f
         look(place / "a.config.pbtxt")
 
 
-def test_one_file_of_a_saved_model_that_is_no_model_is_refused(folder):
+def test_look_rejects_auxiliary_saved_model_file(folder):
     with pytest.raises(UsageError, match=r"fingerprint\.pb is no kind of model"):
         look(folder("net/fingerprint.pb") / "net" / "fingerprint.pb")
 
 
-def test_what_is_hidden_or_no_model_is_left_out(folder):
+def test_look_skips_hidden_and_other_files(folder):
     place = folder(".git/a.onnx", ".b.onnx", "expected.toml", "c.calibration.npz", "c.onnx.data", "README.md", "c.onnx")
     assert names(look(place).models) == ["c"]
 
 
-def test_what_a_run_of_hil_left_there_is_left_out(folder):
+def test_look_skips_stored_runs(folder):
     place = folder("a.onnx", "run/suite.json", "run/cases/x/a.onnx", "old/run.json", "old/a.onnx")
     assert names(look(place).models) == ["a"]
 
 
-def test_models_of_one_name_are_called_by_their_paths(folder):
+def test_models_with_same_name_get_path_prefix(folder):
     place = folder("x/net.onnx", "y/net.onnx", "y/other.onnx")
     assert names(look(place).models) == ["x.net", "y.net", "other"]
 
 
-def test_models_of_one_path_are_called_by_their_suffixes_too(folder):
+def test_models_with_same_path_get_suffix(folder):
     place = folder("net.onnx", "net.mlir")
     assert names(look(place).models) == ["net.mlir", "net.onnx"]
 
 
-def test_names_hold_only_what_ids_may_hold_and_still_differ(folder):
+def test_model_names_are_valid_unique_ids(folder):
     place = folder("a b.onnx", "a_b.onnx", "größe.onnx")
     found = names(look(place).models)
     assert found == ["a_b.onnx", "a_b.onnx-2", "gr__e"]
 
 
-def test_one_file_is_one_model(folder):
+def test_single_file_gives_single_model(folder):
     place = folder("a.onnx", "b.onnx")
     assert names(look(place / "b.onnx").models) == ["b"]
 
 
-def test_a_file_that_is_no_model_is_refused(folder):
+def test_look_rejects_file_without_model(folder):
     with pytest.raises(UsageError, match="no kind of model"):
         look(folder("notes.txt") / "notes.txt")
 
 
-def test_a_folder_without_models_has_none(folder):
+def test_empty_directory_has_empty_model_list(folder):
     assert look(folder("README.md")).models == []
 
 
-def test_tensors_beside_a_model_are_its_inputs_and_expected_outputs(folder):
+def test_tensor_files_give_inputs_and_expected_outputs(folder):
     place = folder("net.onnx", "bare.onnx")
     np.savez(place / "net.inputs.npz", x=np.arange(3))
     np.savez(place / "net.expected.npz", y=np.arange(4))
@@ -107,7 +107,7 @@ def test_tensors_beside_a_model_are_its_inputs_and_expected_outputs(folder):
     assert bare.given() == {} and bare.expected() == {}
 
 
-def test_bundles_and_golden_folders_are_found_and_bring_their_cases(folder):
+def test_look_finds_bundles_and_golden_directories(folder):
     place = folder(
         "a.hilb", "b.bpte", "set/golden.json", "set/program/main.vmfb", "set/f-0/0-x/input_0.npy", "golden.json"
     )
@@ -119,7 +119,7 @@ def test_bundles_and_golden_folders_are_found_and_bring_their_cases(folder):
     assert look(place).models[1].is_case
 
 
-def test_test_data_is_of_the_one_model_beside_it(folder):
+def test_data_sets_belong_to_model_in_same_directory(folder):
     place = folder("net/a.onnx", *(f"net/test_data_set_{number}/input_0.pb" for number in (10, 9)))
     (model,) = look(place).models
     assert [one.name for one in model.data_sets] == ["test_data_set_9", "test_data_set_10"]
@@ -132,7 +132,7 @@ def test_test_data_is_of_the_one_model_beside_it(folder):
     assert [bool(model.data_sets) for model in look(place).models] == [False, False, True]
 
 
-def test_a_flag_file_stands_for_a_program_elsewhere(folder):
+def test_flagfiles_refer_to_program_in_other_directory(folder):
     place = folder("run/net.vmfb", "flags/x", "alone.vmfb")
     for number in range(11):
         flags = "--module=../run/net.vmfb\n--expected_output=1xf32=1\n"

@@ -35,14 +35,14 @@ def made(cases: dict[str, CaseSpec], context: RunContext, tmp_path: Path) -> Ite
     yield lambda name: cases[name].make(tmp_path)
 
 
-def test_there_are_over_a_thousand_in_order_with_ids_fit_for_files(cases):
+def test_operator_cases_have_sorted_valid_ids(cases):
     assert len(cases) > 1000
     assert list(cases) == sorted(cases)
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", name) for name in cases)
     assert {"add", "conv_with_strides_padding", "lstm_defaults"} <= set(cases)
 
 
-def test_each_brings_its_own_model_inputs_outputs_and_tolerance(made):
+def test_operator_case_has_model_tensors_and_tolerance(made):
     data: CaseData = made("matmul_2d")
     assert [node.op_type for node in onnx.load(data.path).graph.node] == ["MatMul"]
     assert list(data.inputs) == ["a", "b"]
@@ -60,39 +60,39 @@ def test_each_brings_its_own_model_inputs_outputs_and_tolerance(made):
         ("string_concat", "result", "object"),
     ],
 )
-def test_dtypes_that_numpy_lacks_come_through(made, case, tensor, dtype):
+def test_operator_cases_preserve_unusual_dtypes(made, case, tensor, dtype):
     assert made(case).expected[tensor].dtype == dtype
 
 
-def test_strings_and_shapes_without_elements_are_kept(made):
+def test_operator_cases_preserve_strings_and_empty_shapes(made):
     assert made("string_concat").expected["result"].ravel().tolist() == ["abc.com", "def.net"]
     assert made("split_zero_size_splits_opset18").expected["output_1"].shape == (0,)
 
 
-def test_what_is_no_tensor_is_left_out(made):
+def test_operator_case_omits_non_tensor_outputs(made):
     assert made("sequence_insert_at_back").expected == {}
 
 
-def test_an_operator_is_told_from_the_body_of_its_function(cases):
+def test_expanded_function_has_separate_operator_name(cases):
     assert cases["add"].op == "Add"
     assert cases["clip"].op == "Clip"
     assert cases["clip_expanded"].op == "Clip (expanded)"
 
 
-def test_what_they_are_made_from_has_a_digest_that_is_another_for_another_flow(context, cases):
+def test_content_digest_depends_on_flow(context, cases):
     (content,) = {case.content for case in cases.values()}
     (other,) = {case.content for case in operator_cases(load_flow("iree"), context)}
     assert content and other and content != other
 
 
-def test_they_are_made_once_for_all_that_share_a_cache(context, cases):
+def test_operator_cases_use_shared_cache(context, cases):
     before = [(entry.key, entry.path.stat().st_mtime_ns) for entry in context.cache.ls() if entry.kind == "node-tests"]
     assert [case.id for case in operator_cases(load_flow("onnxruntime"), context)] == list(cases)
     after = [(entry.key, entry.path.stat().st_mtime_ns) for entry in context.cache.ls() if entry.kind == "node-tests"]
     assert len(before) == 1 and before == after
 
 
-def test_a_flow_with_a_recipe_runs_what_it_made_and_keeps_what_the_test_expects_of_the_plain_model(context, tmp_path):
+def test_recipe_case_compares_with_plain_model(context, tmp_path):
     flow = Flow("half", "onnxruntime", recipe="float16")
     (case,) = [case for case in operator_cases(flow, context) if case.id == "matmul_2d"]
     data = case.make(tmp_path)

@@ -1,13 +1,16 @@
-"""What a record keeps of a case that has ended."""
+"""Records of finished cases."""
 
 from __future__ import annotations
 
+import ast
+import re
 import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hil import errors
 from hil.compare.verdict import compare
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
@@ -37,7 +40,7 @@ def recorded(tmp_path):
 
 
 def run_case(outputs: dict[str, list[float]], reference: dict[str, list[float]]) -> Case:
-    """A case that a board answered in four iterations of 1, 2, 3 and 10 us."""
+    """Return a case with board outputs from four iterations of 1, 2, 3 and 10 us."""
     mine = RunResult("b", {name: np.float32(value) for name, value in outputs.items()})
     mine = RunResult(mine.source, mine.outputs, tuple((0, end) for end in (3000, 1000, 10_000, 2000)))
     theirs = RunResult("r", {name: np.float32(value) for name, value in reference.items()})
@@ -51,11 +54,11 @@ def run_case(outputs: dict[str, list[float]], reference: dict[str, list[float]])
     ("reference", "worst"),
     [
         ({"x": [1.0], "y": [2.0]}, "0-x 0-x"),
-        ({"y": [1.0], "x": [5.0]}, "0-x 1-x"),  # by name, whatever their order
-        ({"p": [1.0], "q": [7.0]}, "1-y 1-q"),  # by place, where names differ
+        ({"y": [1.0], "x": [5.0]}, "0-x 1-x"),  # by name, in any order
+        ({"p": [1.0], "q": [7.0]}, "1-y 1-q"),  # by position if names differ
     ],
 )
-def test_the_command_that_shows_the_worst_output_names_it_and_its_own_reference(recorded, tmp_path, reference, worst):
+def test_diff_command_names_worst_output_and_reference(recorded, tmp_path, reference, worst):
     outputs = {"x": [1.5], "y": [2.0]} if worst == "0-x 0-x" else {"x": [1.0], "y": [1.0]}
     record = recorded(run_case(outputs, reference))
     mine, theirs = (f"{name}.npy" for name in worst.split())
@@ -65,31 +68,46 @@ def test_the_command_that_shows_the_worst_output_names_it_and_its_own_reference(
     assert all(Path(word).is_file() for word in words[2:4])
 
 
-def test_times_of_the_device_are_kept_with_what_tells_noise(recorded):
+def test_record_preserves_device_times(recorded):
     record = recorded(run_case({"x": [1.0]}, {"x": [1.0]}))
     assert (record.outcome, record.iterations, record.content) == ("PASS", 4, "of c")
     assert (record.device_p50_ns, record.device_p90_ns) == (2500, 10_000)
     assert (record.diff, record.folder, record.program) == ("", "", "")
 
 
-def test_of_a_tools_long_words_the_beginning_and_the_end_are_kept(recorded):
+def test_record_shortens_long_detail(recorded):
     error = CompileFailed("it failed", detail="first" + "x" * 100_000 + "last")
     record = recorded(Case("c", Path("m"), Options(), Path(), outcome=Outcome.COMPILE_ERROR, error=error))
     assert record.detail.startswith("first") and record.detail.endswith("last") and len(record.detail) < 9000
 
 
 @pytest.mark.parametrize(
-    ("hint", "told"),
+    ("option", "hint"),
     [
-        ("choose one with --function: a, b", "hil bundle create MODEL"),
-        ("give what you expect: --expected out.npy", "NAME.expected.npz"),
-        ("--input x=x.npy", "NAME.inputs.npz"),
-        ("choose another --runtime", "another flow"),
-        ("use --runtime-hw-type sim", "use --runtime-hw-type sim"),
-        ("--dim N=1", "--dim N=1"),
+        ("--function", "hil bundle create MODEL"),
+        ("--expected", "NAME.expected.npz"),
+        ("--input", "NAME.inputs.npz"),
+        ("--runtime", "another flow"),
+        ("--dim", "set --dim N=1"),
+        ("", "set --dim N=1"),
     ],
 )
-def test_a_hint_names_no_option_that_a_suite_has_not(recorded, hint, told):
-    error = CompileFailed("it cannot be", hint=hint)
+def test_record_hint_uses_suite_options(recorded, option, hint):
+    error = CompileFailed("it cannot be", hint="set --dim N=1", option=option)
     record = recorded(Case("c", Path("m"), Options(), Path(), outcome=Outcome.COMPILE_ERROR, error=error))
-    assert told in record.hint and (told == hint or hint not in record.hint)
+    assert hint in record.hint
+
+
+def test_hint_with_unavailable_option_names_it_in_a_field():
+    """Suites replace such hints by the field. Commands and bundles have these options themselves."""
+    option = re.compile(r"--(function|expected|input|runtime)\b(?!-)")
+    found = []
+    for path in sorted(Path(errors.__file__).parent.rglob("*.py")):
+        name = path.relative_to(Path(errors.__file__).parent).as_posix()
+        if name.startswith(("controller/cli/", "controller/workloads/bundles/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            given = {one.arg: ast.unparse(one.value) for one in getattr(node, "keywords", ())}
+            if option.search(re.sub(r"hil (board|compile) .*", "", given.get("hint", ""))) and "option" not in given:
+                found.append(f"{name}:{node.lineno}")
+    assert not found

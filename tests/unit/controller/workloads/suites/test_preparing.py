@@ -1,4 +1,4 @@
-"""Options of a suite's cases: what the user, the flow and the project file say of whole models and of layers."""
+"""Case options from the user, the flow and the project file, for whole models and layers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ LAYER = CaseSpec("net_layer_Conv", "net", lambda folder: DATA, layer="conv", fil
 FLOW = Flow("own", "iree", accept=("logits: top1>=0.9",))
 
 
-def test_criteria_of_the_user_replace_those_of_the_flow() -> None:
+def test_user_criteria_replace_flow_criteria() -> None:
     assert options_for(DATA, FLOW, Settings(), WHOLE).accept == ("logits: top1>=0.9",)
     assert options_for(DATA, FLOW, Settings(accept=("rmse<=1",)), WHOLE).accept == ("rmse<=1",)
 
 
-def test_layers_have_the_criteria_that_name_outputs() -> None:
+def test_layers_use_criteria_with_output_names() -> None:
     settings = Settings(accept=("rmse<=1", "logits: argmax"))
     assert options_for(DATA, FLOW, settings, LAYER).accept == ("logits: argmax",)
     assert options_for(DATA, FLOW, settings, WHOLE).accept == settings.accept
 
 
-def test_project_file_is_for_whole_models_by_their_own_file() -> None:
+def test_project_file_applies_to_whole_models() -> None:
     settings = Settings(per_model={"net.onnx": {"rtol": 0.5, "runtime": "onnxruntime"}, "recipe.onnx": {"atol": 1.0}})
     whole, layer = (options_for(DATA, FLOW, settings, spec) for spec in (WHOLE, LAYER))
     assert (whole.rtol, whole.atol, whole.runtime, whole.per_model) == (0.5, None, "iree", {})
@@ -43,7 +43,7 @@ def test_project_file_is_for_whole_models_by_their_own_file() -> None:
 
 
 @pytest.mark.parametrize(("pattern", "outcome"), [("net.onnx", Outcome.IMPORT_ERROR), ("*.onnx", None)])
-def test_table_for_one_model_must_name_its_outputs(
+def test_model_table_must_name_existing_outputs(
     pattern: str, outcome: Any, save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path
 ) -> None:
     value = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
@@ -52,4 +52,4 @@ def test_table_for_one_model_must_name_its_outputs(
     settings = Settings(per_model={pattern: {"accept": ("yy: argmax",)}})
     case = begin_case(spec, FLOW, suite_runner(RunContext(cache, isolated)), tmp_path / "case", settings)
     assert case.outcome is outcome
-    assert ("'yy', which does not exist" in case.reason) is (outcome is not None)
+    assert ("unknown output 'yy'" in case.reason) is (outcome is not None)

@@ -1,4 +1,4 @@
-"""Suites from where a user points: models, their layers, and what each case runs."""
+"""Suites from models: cases, layers and inputs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ids(suite: Suite) -> list[str]:
     return [case.id for case in suite.cases]
 
 
-def test_a_model_is_a_case_and_so_is_each_of_its_layers(tmp_path, context):
+def test_suite_has_cases_for_model_and_layers(tmp_path, context):
     two_layers(tmp_path / "net.onnx")
     suite = open_suite(Request(str(tmp_path)), PLAIN, context)
     assert ids(suite) == ["net_full_model", "net_layer_MatMul_mix", "net_layer_Relu_clamp"]
@@ -66,7 +66,7 @@ def test_a_model_is_a_case_and_so_is_each_of_its_layers(tmp_path, context):
     assert model_files(suite.cases) == {"net": {"path": str(tmp_path / "net.onnx"), "digest": digest}}
 
 
-def test_layers_can_be_left_out_and_fused(tmp_path, context):
+def test_suite_options_omit_or_fuse_layers(tmp_path, context):
     path = str(two_layers(tmp_path / "net.onnx"))
     assert ids(open_suite(Request(path, layers=False), PLAIN, context)) == ["net_full_model"]
     assert ids(open_suite(Request(path, group="fused"), PLAIN, context)) == [
@@ -78,7 +78,7 @@ def test_layers_can_be_left_out_and_fused(tmp_path, context):
 @pytest.mark.parametrize(
     ("merge", "left"), [("content", ["first", "second"]), ("shape", ["first"]), ("none", ["first", "again", "second"])]
 )
-def test_layers_that_are_merged_are_one_case(tmp_path, context, merge, left):
+def test_merge_option_removes_repeated_layers(tmp_path, context, merge, left):
     tensors = [numpy_helper.from_array(np.eye(3, dtype=np.float32) * size, f"w{size}") for size in (1, 2)]
     nodes = [
         helper.make_node("MatMul", ["x", f"w{size}"], [name], name)
@@ -90,12 +90,12 @@ def test_layers_that_are_merged_are_one_case(tmp_path, context, merge, left):
     assert ids(suite) == ["net_full_model", *(f"net_layer_MatMul_{name}" for name in left)]
 
 
-def test_layers_are_merged_in_no_other_way(tmp_path, context):
+def test_suite_rejects_unknown_merge_option(tmp_path, context):
     with pytest.raises(UsageError, match="by 'size'"):
         open_suite(Request(str(two_layers(tmp_path / "net.onnx")), merge="size"), PLAIN, context)
 
 
-def test_layers_run_on_what_the_reference_computed_for_the_whole_model(tmp_path, context, data_of):
+def test_layer_case_uses_reference_activations(tmp_path, context, data_of):
     suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx"))), PLAIN, context)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     (hidden,) = clamp.inputs.values()
@@ -103,7 +103,7 @@ def test_layers_run_on_what_the_reference_computed_for_the_whole_model(tmp_path,
     assert [node.op_type for node in onnx.load(clamp.path).graph.node] == ["Relu"]
 
 
-def test_random_inputs_of_layers_are_in_the_range_of_what_the_reference_computed_but_others(tmp_path, context, data_of):
+def test_random_layer_inputs_stay_in_reference_range(tmp_path, context, data_of):
     suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx")), layer_inputs="random"), PLAIN, context)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     (hidden,) = clamp.inputs.values()
@@ -112,7 +112,7 @@ def test_random_inputs_of_layers_are_in_the_range_of_what_the_reference_computed
     assert not np.array_equal(hidden, real)
 
 
-def test_files_beside_a_model_are_its_inputs_and_expected_outputs(tmp_path, context, data_of):
+def test_files_beside_model_give_inputs_and_outputs(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx", batch="N")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((5, 3), np.float32))
     np.savez(tmp_path / "net.expected.npz", y=np.zeros((5, 2), np.float32))
@@ -123,7 +123,7 @@ def test_files_beside_a_model_are_its_inputs_and_expected_outputs(tmp_path, cont
     assert next(iter(clamp.inputs.values())).shape == (5, 2)
 
 
-def test_an_open_dimension_is_told_of_and_can_be_given(tmp_path, context, data_of):
+def test_open_dimension_raises_error_until_set(tmp_path, context, data_of):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(ImportFailed, match="N"):
         data_of(open_suite(Request(path), PLAIN, context), "net_full_model")
@@ -132,7 +132,7 @@ def test_an_open_dimension_is_told_of_and_can_be_given(tmp_path, context, data_o
     assert data_of(suite, "net_layer_MatMul_mix").inputs["x"].shape == (7, 3)
 
 
-def test_range_of_sizes_makes_case_of_each_edge(tmp_path, context, data_of):
+def test_range_of_sizes_makes_case_of_every_edge(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx", batch="N")
     two_layers(tmp_path / "fixed.onnx")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((5, 3), np.float32))
@@ -148,7 +148,7 @@ def test_range_of_sizes_makes_case_of_each_edge(tmp_path, context, data_of):
     assert [data_of(suite, f"net_N-{size}_full_model").inputs["x"].shape for size in (1, 2)] == [(1, 3), (2, 3)]
 
 
-def test_project_file_sets_inputs_of_its_models(tmp_path, context, data_of):
+def test_project_file_sets_inputs_of_models(tmp_path, context, data_of):
     for name in ("net", "other"):
         two_layers(tmp_path / f"{name}.onnx", batch="N")
     per_model = {"net.*": {"dims": {"N": 4}, "seed": 5, "input_range": (10.0, 11.0)}}
@@ -163,7 +163,7 @@ def test_project_file_sets_inputs_of_its_models(tmp_path, context, data_of):
     assert not np.array_equal(data_of(again, "net_full_model").inputs["x"], x)
 
 
-def test_project_file_ranges_sizes_of_its_models(tmp_path, context):
+def test_project_file_sets_size_range_of_models(tmp_path, context):
     for name in ("net", "other"):
         two_layers(tmp_path / f"{name}.onnx", batch="N")
     settings = Settings(per_model={"net.*": {"dims": {"N": "1..2"}}})
@@ -175,14 +175,14 @@ def test_project_file_ranges_sizes_of_its_models(tmp_path, context):
     assert ids(open_suite(request, PLAIN, context)) == ["net_full_model"]
 
 
-def test_a_dimension_that_no_model_has_is_refused(tmp_path, context):
+def test_suite_rejects_unknown_dimension(tmp_path, context):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(UsageError, match="dimension of that name") as caught:
         open_suite(Request(path, dims={"M": 7}), PLAIN, context)
     assert "N" in caught.value.hint
 
 
-def test_a_model_that_cannot_be_read_is_a_case_that_says_so_and_the_others_stay(tmp_path, context, data_of):
+def test_unreadable_model_becomes_failing_case(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
     suite = open_suite(Request(str(tmp_path)), PLAIN, context)
@@ -192,7 +192,7 @@ def test_a_model_that_cannot_be_read_is_a_case_that_says_so_and_the_others_stay(
         data_of(suite, "broken_full_model")
 
 
-def test_what_a_model_and_its_layers_are_made_from_has_a_digest(tmp_path, context):
+def test_content_digest_covers_model_flow_and_inputs(tmp_path, context):
     two_layers(tmp_path / "net.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
 
@@ -212,7 +212,7 @@ def test_what_a_model_and_its_layers_are_made_from_has_a_digest(tmp_path, contex
     assert len(set(seen)) == 5 and content() == seen[-1]
 
 
-def test_inputs_that_a_model_does_not_take_are_told_with_its_case(tmp_path, context, data_of):
+def test_mismatched_inputs_file_raises_import_error(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((9, 9), np.float32))
     suite = open_suite(Request(str(tmp_path)), PLAIN, context)
@@ -221,7 +221,7 @@ def test_inputs_that_a_model_does_not_take_are_told_with_its_case(tmp_path, cont
         data_of(suite, "net_full_model")
 
 
-def test_a_recipe_is_applied_before_a_model_is_cut(tmp_path, context, data_of):
+def test_recipe_applies_before_layer_split(tmp_path, context, data_of):
     suite = open_suite(
         Request(str(DIGITS / "digits_cnn.onnx")), load_flow("onnxruntime-static-int8-per-channel"), context
     )
@@ -231,20 +231,20 @@ def test_a_recipe_is_applied_before_a_model_is_cut(tmp_path, context, data_of):
     assert "QuantizeLinear" in {node.op_type for node in onnx.load(whole.path).graph.node}
 
 
-def test_a_folder_without_models_is_an_empty_suite(tmp_path, context):
+def test_directory_without_models_gives_empty_suite(tmp_path, context):
     assert open_suite(Request(str(tmp_path)), PLAIN, context).cases == ()
 
 
 @pytest.mark.parametrize(
     ("source", "meant"), [("models", "'@models'"), ("operator", "'@operators'"), ("@model", "'@models'")]
 )
-def test_a_source_that_is_not_there_is_refused_with_what_was_meant(context, source, meant):
+def test_missing_source_error_suggests_name(context, source, meant):
     with pytest.raises(UsageError, match="no suite, model or folder") as caught:
         open_suite(Request(source), PLAIN, context)
     assert f"did you mean {meant}" in caught.value.hint
 
 
-def test_a_folder_of_the_users_is_never_hils_own_suite(tmp_path, context, monkeypatch):
+def test_local_directory_never_selects_built_in_suite(tmp_path, context, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("models", "operators"):
         (tmp_path / name).mkdir()
@@ -253,7 +253,7 @@ def test_a_folder_of_the_users_is_never_hils_own_suite(tmp_path, context, monkey
         assert ids(suite) == ["net_full_model"] and suite.expected == Path(name, "expected.toml")
 
 
-def test_hils_own_models_come_whole_and_in_layers(context, data_of):
+def test_built_in_models_have_whole_and_layer_cases(context, data_of):
     suite = open_suite(Request("@models"), PLAIN, context)
     found = ids(suite)
     assert len(found) == len(set(found)) > 200

@@ -1,4 +1,4 @@
-"""A suite run's folder keeps what had ended, whatever ends the run."""
+"""A suite directory keeps finished records after any interruption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(tmp_path) -> SuiteRun:
     return SuiteRun.create(tmp_path / "run", {"ids": ["a", "b", "c"], "suite": "s"})
 
 
-def test_records_come_back_as_they_were_in_the_suites_order(run):
+def test_records_round_trip_in_suite_order(run):
     records = [
         record("c", outputs=({"name": "y", "sqnr_db": float("inf"), "max_abs": 0.0},), timings={"run_s": 0.5}),
         record("a", attempts=({"why": "confirm", "board": "x", "outcome": "FAIL", "message": "m"},)),
@@ -35,7 +35,7 @@ def test_records_come_back_as_they_were_in_the_suites_order(run):
     assert again[1].outputs == ({"name": "y", "sqnr_db": "inf", "max_abs": 0.0},)
 
 
-def test_half_a_line_is_no_record_and_the_next_one_is_whole(run):
+def test_store_ignores_partial_line(run):
     run.append(record("a"))
     with (run.folder / LINES).open("ab") as file:
         file.write(b'{"id": "b", "mod')
@@ -46,7 +46,7 @@ def test_half_a_line_is_no_record_and_the_next_one_is_whole(run):
     assert all(json.loads(line) for line in (run.folder / LINES).read_text().splitlines())
 
 
-def test_what_was_made_from_something_else_is_taken_out_and_all_else_stays(run):
+def test_drop_stale_removes_changed_records_only(run):
     for name in "abc":
         run.append(record(name, content=f"of {name}"))
     before = (run.folder / LINES).read_bytes()
@@ -57,34 +57,34 @@ def test_what_was_made_from_something_else_is_taken_out_and_all_else_stays(run):
     assert [path.name for path in run.folder.iterdir() if LINES in path.name] == [LINES]
 
 
-def test_one_writes_at_a_time(run):
+def test_store_allows_single_writer(run):
     with run.writing(), pytest.raises(UsageError, match="another hil writes"), SuiteRun.open(run.folder).writing():
         pass
     with run.writing():
         pass
 
 
-def test_a_folder_holds_one_run(run):
+def test_create_rejects_directory_with_run(run):
     with pytest.raises(UsageError, match="holds a suite run already"):
         SuiteRun.create(run.folder, {})
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": 99}', '{"no": 1}'])
-def test_what_is_no_run_is_said_to_be_none(tmp_path, text):
+def test_open_rejects_directory_without_run(tmp_path, text):
     if text is not None:
         (tmp_path / HEAD).write_text(text)
     with pytest.raises(UsageError, match=r"no suite run|cannot be read|newer hil"):
         SuiteRun.open(tmp_path)
 
 
-def test_tensors_are_kept_below_their_case(run):
+def test_tensors_are_stored_in_case_directory(run):
     files = run.save_tensors("a", "outputs", {"y/0": np.arange(3)})
     assert files[0] == run.case_folder("a") / "outputs" / "0-y_0.npy"
     assert (np.load(files[0]) == np.arange(3)).all()
 
 
-def test_a_record_that_found_no_room_is_an_error_and_not_half_a_line(run, tmp_path):
-    # A limit of the file's size stands for a full disk: the first write of what goes beyond it is a short one.
+def test_full_disk_raises_error_without_partial_record(run, tmp_path):
+    # A file size limit simulates a full disk: the first write beyond it is short.
     script = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""Suites of flows that start from PyTorch, as far as they go without it: tests/frameworks/executorch has the rest."""
+"""Suites of flows that start from PyTorch, without PyTorch; see tests/frameworks/executorch for the rest."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hil.controller.workloads.suites.torch_cases import starts_from_torch
 from hil.errors import UsageError
 
 
-def test_flows_of_executorch_start_from_torch_and_no_others():
+def test_executorch_flows_start_from_torch():
     found = {name for name, flow in flows().items() if starts_from_torch(flow)}
     assert {"executorch-portable", "xnnpack"} <= found
     assert not {"iree", "onnxruntime"} & found
 
 
-def test_int8_flows_quantise():
+def test_int8_flows_have_recipe():
     known = flows()
     assert [bool(known[name].recipe) for name in ("xnnpack", "xnnpack-static-int8-per-channel")] == [False, True]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("executorch") is not None, reason="executorch is installed here")
 @pytest.mark.parametrize("suite", ["@operators", "@models"])
-def test_without_executorch_it_is_said_what_to_install(suite, isolated, tmp_path):
+def test_missing_executorch_error_names_extra(suite, isolated, tmp_path):
     with pytest.raises(UsageError, match="this needs executorch") as refused:
         open_suite(Request(suite), flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
     assert refused.value.hint == "pip install 'hil[executorch]'"

@@ -1,4 +1,4 @@
-"""hil's own models: what they are, that they stay the same, and that a reference can run each of them."""
+"""Built-in models: contents, reproducible builds, and reference runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def operators(model: SuiteModel) -> set[str]:
     return {node.op_type for node in onnx.load(model.path).graph.node}
 
 
-def test_there_are_about_twenty_and_the_digits(models):
+def test_zoo_contains_about_twenty_models(models):
     assert len(models) >= 23
     assert {"digits_cnn", "digits_cnn_int8", "digits_cnn_batch"} <= set(models)
 
@@ -56,11 +56,11 @@ def test_there_are_about_twenty_and_the_digits(models):
         ("beam_step", {"TopK", "ArgMax"}),
     ],
 )
-def test_each_architecture_has_the_operators_that_make_it(models, name, has):
+def test_zoo_architectures_use_typical_operators(models, name, has):
     assert has <= operators(models[name])
 
 
-def test_depthwise_convolutions_have_a_group_for_each_channel(models):
+def test_depthwise_convolutions_have_group_per_channel(models):
     groups = [
         attribute.i
         for node in onnx.load(models["mobilenet"].path).graph.node
@@ -70,18 +70,18 @@ def test_depthwise_convolutions_have_a_group_for_each_channel(models):
     assert max(groups) == 36
 
 
-def test_building_again_gives_the_same_bytes(models, tmp_path):
+def test_zoo_build_writes_same_bytes(models, tmp_path):
     build(str(tmp_path))
     assert [
         name for name in BUILDERS if (tmp_path / f"{name}.onnx").read_bytes() != models[name].path.read_bytes()
     ] == []
 
 
-def test_they_are_small(models):
+def test_zoo_models_are_small(models):
     assert max(model.path.stat().st_size for model in models.values()) < 200_000
 
 
-def test_the_digits_come_with_images_to_run_and_others_to_calibrate_with(models):
+def test_digits_models_have_inputs_and_calibration_samples(models):
     given = models["digits_cnn_batch"].given()["image"]
     samples = models["digits_cnn_batch"].calibration()
     assert given.shape == (4, 1, 8, 8)
@@ -90,7 +90,7 @@ def test_the_digits_come_with_images_to_run_and_others_to_calibrate_with(models)
     assert not any(np.array_equal(sample["image"], given) for sample in samples)
 
 
-def test_a_reference_runs_every_model_and_finds_something_to_compare(models, context, tmp_path):
+def test_reference_runs_every_zoo_model(models, context, tmp_path):
     sources = {}
     for model in models.values():
         read = import_model(model.path, dims=model.dims, isolated=context.isolated, cache=context.cache)
@@ -109,5 +109,5 @@ def test_a_reference_runs_every_model_and_finds_something_to_compare(models, con
             numbers = value.astype(np.float64)
             assert np.isfinite(numbers).all(), (model.name, name)
             assert numbers.size == 1 or np.ptp(numbers) > 0, (model.name, name)
-    # What ONNX Runtime has no kernels for is answered by another, and says so.
+    # The only model without ONNX Runtime kernels uses another reference.
     assert [name for name, source in sources.items() if not source.startswith("onnxruntime")] == ["bfloat16"]

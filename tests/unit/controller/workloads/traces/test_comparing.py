@@ -23,12 +23,12 @@ def call(*outputs: object, method: str = "predict", rtol: float | None = None, a
 ONES = np.ones(4, np.float32)
 
 
-def test_equal_traces_agree():
+def test_equal_traces_pass():
     one = traced("tf", call({"a": ONES, "b": [ONES, None, 3]}), call())
     assert all(compare_traces(one, one)) and judged(compare_traces(one, one)) == (Outcome.PASS, "")
 
 
-def test_every_wrong_call_and_output_is_told_with_its_numbers():
+def test_compare_reports_every_wrong_output():
     wrong = ONES.copy()
     wrong[2] = 1.5
     reference = traced("tf", call(ONES, {"x": ONES}), call(ONES), call(ONES))
@@ -45,7 +45,7 @@ def test_every_wrong_call_and_output_is_told_with_its_numbers():
     assert len(first.lines(failed_only=True)) == 3
 
 
-def test_a_call_that_cannot_be_judged_is_blind_unless_another_is_wrong():
+def test_blind_call_gives_blind_unless_other_call_fails():
     near = np.array([1, 1 + 2e-6, 1 - 2e-6], np.float32)
     blind, wrong = call(near[::-1].copy()), call(2 * near)
     reference = traced("tf", call(near), call(near))
@@ -59,7 +59,7 @@ def asked(given: object, *answers: np.ndarray, **more: float) -> ModuleCall:
     return ModuleCall("predict", (given,), answers, more.get("rtol"), more.get("atol"))
 
 
-def test_a_wrong_answer_to_another_question_is_told_as_such():
+def test_compare_reports_different_inputs():
     reference = traced("tf", asked(ONES, ONES))
     [other] = compare_traces(reference, traced("board", asked(2 * ONES, 2 * ONES)))
     assert not other and other.reason == "it was given other inputs than tf: 0"
@@ -69,41 +69,41 @@ def test_a_wrong_answer_to_another_question_is_told_as_such():
 
 @pytest.mark.parametrize("given", [2 * ONES, {"a": ONES}, ONES.astype(np.float64), ONES[:2], 3])
 @pytest.mark.parametrize("answers", [(ONES,), ()])
-def test_other_inputs_fail_call_with_equal_outputs(given, answers):
+def test_different_inputs_fail_call_with_equal_outputs(given, answers):
     [other] = compare_traces(traced("tf", asked(ONES, *answers)), traced("board", asked(given, *answers)))
     assert not other and other.reason.startswith("it was given other inputs than tf")
 
 
-def test_python_values_are_compared_as_inputs():
+def test_compare_includes_python_values_of_inputs():
     [other] = compare_traces(traced("tf", asked([ONES, 3], ONES)), traced("board", asked([ONES, 4], ONES)))
     assert not other
 
 
-def test_inputs_within_tolerance_of_call_are_the_same():
+def test_inputs_within_call_tolerance_are_equal():
     near = ONES * np.float32(1.01)
     for rtol, same in ((0.02, True), (1e-3, False)):
         reference = traced("tf", asked(ONES, ONES, rtol=rtol))
         assert bool(compare_traces(reference, traced("board", asked(near, ONES)))[0]) is same
 
 
-def test_inputs_that_an_earlier_call_returned_are_judged_there():
+def test_returned_inputs_are_judged_in_earlier_call():
     near = ONES * np.float32(1.01)
     first = traced("tf", asked(ONES, ONES, rtol=0.02), asked(ONES, 2 * ONES))
     assert all(compare_traces(first, traced("board", asked(ONES, near), asked(near, 2 * ONES))))
-    # One that no call returned is other input.
+    # A value that no call returned counts as different input.
     assert not compare_traces(first, traced("board", asked(ONES, ONES), asked(near, 2 * ONES)))[1]
 
 
-def test_tolerances_are_those_of_the_call():
+def test_compare_uses_tolerance_of_call():
     near = ONES * np.float32(1.01)
     for reference, passes in ((call(ONES), False), (call(ONES, rtol=0.02), True), (call(ONES, atol=0.005), False)):
         [found] = compare_traces(traced("tf", reference), traced("board", call(near)))
         assert bool(found) is passes
-    with pytest.raises(UsageError, match="every sign flipped"):
+    with pytest.raises(UsageError, match="flipped signs would agree"):
         compare_traces(traced("tf", call(ONES, atol=5.0)), traced("board", call(near)))
 
 
-def test_criteria_judge_the_outputs_of_calls():
+def test_criteria_judge_outputs_of_calls():
     reference, near = (traced(name, call(ONES * scale)) for name, scale in (("tf", 1), ("board", 1.01)))
     for text, passes in (("rmse<=0.1", True), ("rmse<=0.001", False), ("other: rmse<=0.1", False)):
         [found] = compare_traces(reference, near, Judging(accept=parse_accept([text])))
@@ -121,11 +121,11 @@ def test_criteria_judge_the_outputs_of_calls():
         (call(ONES), call(ONES.astype(np.float64)), "dtype float64, the reference has float32"),
     ],
 )
-def test_calls_that_are_of_another_kind_are_wrong(reference, target, said):
+def test_calls_of_other_kind_fail(reference, target, said):
     assert said in judged(compare_traces(traced("tf", reference), traced("board", target)))[1]
 
 
-def test_a_call_that_only_one_of_them_made_is_wrong():
+def test_missing_call_fails():
     one, two = traced("tf", call(ONES)), traced("board", call(ONES), call(ONES))
     assert "tf did not make this call" in judged(compare_traces(one, two))[1]
     assert "tf did not make this call" in judged(compare_traces(traced("tf"), one))[1]

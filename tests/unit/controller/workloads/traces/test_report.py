@@ -1,4 +1,4 @@
-"""The report beside a module's artifacts: a trace a row, a backend a column."""
+"""The report in a module's artifact directory: a row per trace, a column per backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(module: Path) -> list[dict[str, Any]]:
     return [{key: row[key] for key in ("id", "differs", "iree_vmvx", "tflite") if key in row} for row in table]
 
 
-def test_each_trace_has_the_backends_that_it_was_last_compared_on(tmp_path: Path) -> None:
+def test_report_shows_last_compared_backends(tmp_path: Path) -> None:
     compared(tmp_path, "predict", iree_vmvx="FAIL", tflite="PASS")
     compared(tmp_path, "train", iree_vmvx="PASS")
     assert rows(tmp_path) == [
@@ -37,7 +37,7 @@ def test_each_trace_has_the_backends_that_it_was_last_compared_on(tmp_path: Path
     ]
     assert {path.name for path in tmp_path.glob("*.*")} == {"matrix.csv", "matrix.md", "matrix.html", "junit.xml"}
     assert "predict" in (tmp_path / "junit.xml").read_text()
-    # Another reference, and one backend less.
+    # Another reference, and one backend fewer.
     compared(tmp_path, "predict", "iree_ref", iree_vmvx="PASS")
     assert rows(tmp_path) == [
         {"id": "Net/predict", "differs": "no", "iree_vmvx": "PASS"},
@@ -45,13 +45,13 @@ def test_each_trace_has_the_backends_that_it_was_last_compared_on(tmp_path: Path
     ]
 
 
-def test_of_one_backend_there_is_no_report(tmp_path: Path) -> None:
+def test_single_backend_skips_report(tmp_path: Path) -> None:
     compared(tmp_path, "predict", tflite="PASS")
     assert not list(tmp_path.glob("*.*"))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null\n", '{"id": 1}'])
-def test_results_that_are_damaged_are_left_out(tmp_path: Path, text: str) -> None:
+def test_report_skips_damaged_results(tmp_path: Path, text: str) -> None:
     place = tmp_path / "tf_ref/traces/old"
     place.mkdir(parents=True)
     (place / RESULTS).write_text(text)

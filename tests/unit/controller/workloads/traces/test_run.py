@@ -1,4 +1,4 @@
-"""A stored trace made again: every call in order, with the state that the board's own calls make."""
+"""Repeat a stored trace: calls in order, with state from the board's calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SUM = TensorSpec("sum", "float32", (2,))
 
 
 class Quiet:
-    """Who is told of progress and says nothing."""
+    """A screen that ignores progress."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
@@ -64,7 +64,7 @@ def array(*values: float) -> Array:
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    """A trace of three additions, of a backend, beside the reference's."""
+    """Save a trace of three additions of a backend, and the reference's trace."""
     module = tmp_path / "traces" / "Adder"
     module.mkdir(parents=True)
     (module / "model.mlir").write_text("module {}")
@@ -91,7 +91,7 @@ def again(stored: Path, against: Path | None = None, **settings: Any) -> dict[st
     return run_trace(job, against, screen=Quiet(), choice=fake_choice())
 
 
-def test_each_call_takes_the_state_that_the_calls_before_it_made(stored):
+def test_call_receives_state_of_earlier_calls(stored):
     record = again(stored)
     assert outcomes(record) == ["PASS"] * 3 and record["exit_code"] == 0
     names = [output["name"] for output in record["cases"][2]["verdicts"][0]["outputs"]]
@@ -101,17 +101,17 @@ def test_each_call_takes_the_state_that_the_calls_before_it_made(stored):
     assert made.ran_by == "fake 1" and made.reference == (stored / "tf_ref" / "traces" / "three").resolve()
 
 
-def test_a_folder_that_was_moved_as_a_whole_still_knows_its_programs_and_its_reference(stored):
+def test_moved_trace_preserves_program_and_reference_paths(stored):
     other = stored.rename(stored.parent / "Elsewhere")
     assert outcomes(again(other)) == ["PASS"] * 3
     outside = CallProgram(stored.parent / "model.mlir", "add", "iree")
     call = ModuleCall("add", (), (array(1, 2),), program=outside)
     Trace("Adder", "iree_x", "odd", calls=[call]).save(other / "iree_x" / "traces" / "odd")
-    with pytest.raises(UsageError, match="leads out"):
+    with pytest.raises(UsageError, match="points outside"):
         load_one(other / "iree_x" / "traces" / "odd")
 
 
-def test_a_wrong_call_leaves_its_state_to_the_calls_after_it_and_one_that_failed_leaves_none(stored, fake_boards):
+def test_wrong_call_passes_state_but_failed_call_does_not(stored, fake_boards):
     place = stored / "tf_ref" / "traces" / "three"
     wrong = Trace.load(place)
     wrong.calls[0] = replace(wrong.calls[0], outputs=(array(7, 7),))
@@ -129,7 +129,7 @@ def test_a_wrong_call_leaves_its_state_to_the_calls_after_it_and_one_that_failed
     assert made.calls == [] and made.error == "call_0_add: died"
 
 
-def test_what_cannot_be_made_again_is_refused_with_a_hint(stored):
+def test_unrepeatable_trace_raises_usage_error(stored):
     job = Job(models=(stored / "tf_ref" / "traces" / "three",), out=stored.parent / "runs")
     damaged = stored / "iree_damaged" / "traces" / "three"
     shutil.copytree(stored / "iree_x" / "traces" / "three", damaged)
@@ -146,7 +146,7 @@ def test_what_cannot_be_made_again_is_refused_with_a_hint(stored):
         find_traces(stored / "tf_ref" / "traces" / "three" / "call_0")
 
 
-def test_places_are_compared_trace_by_trace(stored):
+def test_compare_stored_matches_traces_by_name(stored):
     one, other = stored / "iree_x", stored / "tf_ref"
     assert [found.outcome for found in compare_stored(one, other, Judging())] == [Outcome.PASS]
     extra = Trace.load(other / "traces" / "three")

@@ -1,4 +1,4 @@
-"""Traces come back as they were saved, whatever is in them, and what is none of ours is refused."""
+"""Traces round-trip; invalid traces are rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hil.testing import ModuleCall, Trace
 
 DTYPES = st.sampled_from([np.float32, np.float64, np.float16, np.int8, np.uint64, np.bool_, np.complex64])
 SHAPES = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
-# numpy's own format keeps no NUL at a text's end.
+# numpy's text arrays drop trailing NULs.
 TEXTS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=5)
 ARRAYS = st.one_of(
     DTYPES.flatmap(lambda dtype: npst.arrays(dtype, SHAPES)),
@@ -60,7 +60,7 @@ def some_trace() -> Trace:
 
 
 @given(st.lists(STRUCTURES, max_size=2), st.lists(STRUCTURES, max_size=2), st.none() | st.floats(0, 0.9))
-def test_any_nested_call_comes_back_as_it_was(inputs, outputs, rtol):
+def test_call_round_trips_any_structure(inputs, outputs, rtol):
     call = ModuleCall("call", tuple(inputs), tuple(outputs), rtol, None)
     with tempfile.TemporaryDirectory() as folder:
         call.save(Path(folder))
@@ -70,7 +70,7 @@ def test_any_nested_call_comes_back_as_it_was(inputs, outputs, rtol):
     assert (again.method, again.rtol, again.atol) == ("call", rtol, None)
 
 
-def test_a_trace_comes_back_and_its_log_can_be_read(tmp_path):
+def test_trace_round_trips_and_writes_log(tmp_path):
     trace = some_trace()
     folder = trace.save(tmp_path / "traces" / "once")
     again = Trace.load(f"{folder}/")
@@ -83,7 +83,7 @@ def test_a_trace_comes_back_and_its_log_can_be_read(tmp_path):
         np.load(path, allow_pickle=False)
 
 
-def test_a_trace_takes_the_place_of_an_older_one_and_of_nothing_else(tmp_path):
+def test_save_replaces_trace_but_not_other_files(tmp_path):
     trace = some_trace()
     trace.save(tmp_path / "trace")
     trace.calls.pop()
@@ -116,14 +116,14 @@ def spoil(path: Path, **changes: object) -> None:
         ("call_0/call.json", {"rtol": "0.1"}, "rtol is"),
     ],
 )  # fmt: skip
-def test_a_damaged_trace_is_refused(tmp_path, file, changes, said):
+def test_load_rejects_damaged_trace(tmp_path, file, changes, said):
     folder = some_trace().save(tmp_path / "trace")
     spoil(folder / file, **changes)
     with pytest.raises(UsageError, match=said):
         Trace.load(folder)
 
 
-def test_absurd_traces_are_refused(tmp_path):
+def test_load_rejects_deep_or_huge_trace(tmp_path):
     folder = some_trace().save(tmp_path / "trace")
     deep = '{"list": [' * 5000 + "]}" * 5000
     (folder / "call_1" / "call.json").write_text('{"method": "m", "outputs": [], "inputs": [' + deep + "]}")
@@ -135,14 +135,14 @@ def test_absurd_traces_are_refused(tmp_path):
         Trace.load(folder)
 
 
-def test_a_pickled_tensor_is_refused(tmp_path):
+def test_load_rejects_pickled_tensor(tmp_path):
     folder = some_trace().save(tmp_path / "trace")
     np.save(folder / "call_0" / "input_0.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(UsageError, match=r"not a readable \.npy"):
         Trace.load(folder)
 
 
-def test_what_frameworks_give_becomes_numpy_and_what_is_no_tensor_is_refused():
+def test_as_numpy_converts_framework_tensors():
     class Framework:
         def numpy(self):
             return np.float32(3)
@@ -157,7 +157,7 @@ def test_what_frameworks_give_becomes_numpy_and_what_is_no_tensor_is_refused():
         as_numpy("x", {1.5: np.ones(1)})
 
 
-def test_what_was_recorded_does_not_change_with_the_array():
+def test_as_numpy_copies_array():
     array = np.ones(2)
     recorded = as_numpy("x", array)
     array[:] = 7

@@ -21,7 +21,7 @@ def ids(moved):
     return [one.id for one in moved]
 
 
-def test_what_broke_what_was_mended_and_what_fails_still(tmp_path):
+def test_diff_separates_broken_fixed_and_failing_cases(tmp_path):
     found = diff(
         tmp_path,
         [case("good"), case("breaks"), case("mends", "COMPILE_ERROR"), case("stays", "COMPILE_ERROR"), case("gone")],
@@ -34,7 +34,7 @@ def test_what_broke_what_was_mended_and_what_fails_still(tmp_path):
     assert found.is_worse
 
 
-def test_new_cases_that_fail_come_first_and_tell_how_to_repeat_them(tmp_path):
+def test_diff_lists_new_failures_first_with_command(tmp_path):
     found = diff(tmp_path, [case("a")], [case("a"), case("b"), case("c", "FAIL")])
     assert ids(found.new) == ["c", "b"] and found.is_worse
     console = Console(file=io.StringIO(), width=120)
@@ -43,17 +43,17 @@ def test_new_cases_that_fail_come_first_and_tell_how_to_repeat_them(tmp_path):
     assert "--filter c\n" in text and "--filter b" not in text
 
 
-def test_a_failure_that_was_put_on_the_expected_list_has_still_broken(tmp_path):
+def test_diff_counts_expected_failure_as_broken(tmp_path):
     found = diff(tmp_path, [case("a"), case("b", "XFAIL")], [case("a", "XFAIL"), case("b", "XPASS")])
     assert ids(found.broke) == ["a"] and ids(found.mended) == ["b"]
 
 
-def test_a_skipped_case_is_not_mended(tmp_path):
+def test_diff_does_not_count_skipped_case_as_fixed(tmp_path):
     found = diff(tmp_path, [case("a", "FAIL")], [case("a", "SKIP")])
     assert not found.mended and not found.broke
 
 
-def test_what_was_cut_off_is_not_run_rather_than_gone(tmp_path):
+def test_diff_marks_unrun_cases_of_incomplete_run(tmp_path):
     found = diff(tmp_path, [case("a"), case("b"), case("c")], [case("a")], ids=["a", "b"])
     assert [(one.id, one.after) for one in found.gone] == [("b", "not run"), ("c", "absent")]
     assert any("1 of 2 cases was not run" in note for note in found.notes)
@@ -77,7 +77,7 @@ def measured(id, *, p50=100e3, p90=110e3, iterations=10, sqnr_db=90.0, max_abs=1
         ({"sqnr_db": "inf"}, "sqnr_db", None, False),
     ],
 )
-def test_a_number_that_changed_is_told_with_its_ratio(tmp_path, change, what, ratio, worse):
+def test_diff_reports_changed_number_with_ratio(tmp_path, change, what, ratio, worse):
     found = diff(tmp_path, [measured("a")], [measured("a", **change)])
     (changed,) = found.changed
     assert (changed.id, changed.what, changed.worse) == ("a", what, worse)
@@ -88,8 +88,8 @@ def test_a_number_that_changed_is_told_with_its_ratio(tmp_path, change, what, ra
     ("before", "after"),
     [
         ({}, {"p50": 115e3}),
-        ({"p50": 2e3, "p90": 2e3}, {"p50": 9e3}),  # too short to tell
-        ({"p90": 160e3}, {"p50": 150e3, "p90": 190e3}),  # as slow as that it was before now and then
+        ({"p50": 2e3, "p90": 2e3}, {"p50": 9e3}),  # too short to compare
+        ({"p90": 160e3}, {"p50": 150e3, "p90": 190e3}),  # within the earlier spread
         ({"p50": 150e3}, {"p90": 160e3}),
         ({}, {"sqnr_db": 90.5}),
         ({}, {"max_abs": 1.5e-5}),
@@ -99,11 +99,11 @@ def test_a_number_that_changed_is_told_with_its_ratio(tmp_path, change, what, ra
         ({"p50": None}, {}),
     ],
 )
-def test_noise_is_no_change(tmp_path, before, after):
+def test_diff_ignores_noise(tmp_path, before, after):
     assert diff(tmp_path, [measured("a", **before)], [measured("a", **after)]).changed == ()
 
 
-def test_the_largest_change_for_the_worse_comes_first(tmp_path):
+def test_diff_lists_largest_regression_first(tmp_path):
     found = diff(
         tmp_path,
         [measured(name) for name in "abc"],
@@ -113,13 +113,13 @@ def test_the_largest_change_for_the_worse_comes_first(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (10, 1), (4, 10)])
-def test_device_times_of_few_iterations_are_noise_and_that_is_told(tmp_path, before, after):
+def test_diff_skips_times_of_few_iterations_with_note(tmp_path, before, after):
     found = diff(tmp_path, [measured("a", iterations=before)], [measured("a", p50=900e3, iterations=after)])
     assert found.changed == () and (found.device_ratio, found.device_cases, found.device_few) == (None, 0, 1)
     assert "device times of 1 case not compared: under 5 iterations" in diff_markdown(found)
 
 
-def test_the_size_of_a_program_that_several_cases_share_is_told_once(tmp_path):
+def test_diff_reports_size_of_shared_program_once(tmp_path):
     alone = measured("alone", size=5_000, program="p")
     before = [alone, *(measured(name, program="g1") for name in "abc")]
     after = [alone, *(measured(name, program="g2", size=20_000) for name in "abc")]
@@ -132,18 +132,18 @@ def test_the_size_of_a_program_that_several_cases_share_is_told_once(tmp_path):
     assert "| `a` and 2 more in one program | 9.8 KiB" in diff_markdown(found)
 
 
-def test_sizes_of_programs_that_hold_other_cases_now_are_no_change(tmp_path):
+def test_diff_ignores_size_of_regrouped_programs(tmp_path):
     before = [*(measured(name, program="g1") for name in "ab"), measured("c", program="own", size=3_000)]
     after = [measured("a", program="a", size=3_000), *(measured(name, program="g2", size=20_000) for name in "bc")]
     assert diff(tmp_path, before, after).changed == ()
 
 
-def test_device_time_over_all_cases_is_a_geometric_mean(tmp_path):
+def test_diff_averages_device_time_geometrically(tmp_path):
     found = diff(tmp_path, [measured("a"), measured("b")], [measured("a", p50=200e3), measured("b", p50=50e3)])
     assert found.device_ratio == pytest.approx(1.0) and found.device_cases == 2
 
 
-def test_a_different_flow_board_or_version_is_noted(tmp_path):
+def test_diff_notes_different_flow_board_and_version(tmp_path):
     versions = {"hil": "0.1.0", "iree-compile": "3.14.0", "onnxruntime": "1.31.1"}
     found = diff(tmp_path, [case("a")], [case("a")], flow="iree-O3", boards=["rpi5"], versions=versions)
     assert list(found.notes) == [
@@ -153,19 +153,19 @@ def test_a_different_flow_board_or_version_is_noted(tmp_path):
     ]
 
 
-def test_a_run_is_no_worse_than_itself(tmp_path):
+def test_diff_of_same_run_has_empty_lists(tmp_path):
     folder = suite_run(tmp_path / "a", large_run(300))
     found = diff_runs(folder, folder)
     assert not (found.broke or found.mended or found.new or found.gone or found.changed or found.notes)
     assert found.still_failing and not found.is_worse and found.device_ratio == pytest.approx(1.0)
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_diff_rejects_directory_without_run(tmp_path):
     with pytest.raises(UsageError, match="holds no suite run"):
         diff_runs(suite_run(tmp_path / "a", [case("a")]), tmp_path)
 
 
-def test_json_says_all_of_it(tmp_path):
+def test_diff_json_contains_every_change(tmp_path):
     found = diff(tmp_path, [case("a"), measured("b")], [case("a", "FAIL"), measured("b", sqnr_db="inf")])
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert told["counts"]["broke"] == 1 and told["broke"][0]["id"] == "a"
@@ -173,7 +173,7 @@ def test_json_says_all_of_it(tmp_path):
     assert told["after"]["flow"] == "iree" and told["before"]["folder"].endswith("a")
 
 
-def test_terminal_and_markdown_tell_the_same(tmp_path):
+def test_diff_terminal_and_markdown_match(tmp_path):
     before = [case(f"c{n}") for n in range(30)] + [measured("slow")]
     after = [case(f"c{n}", "FAIL", message="bad | [/red] <b>") for n in range(30)] + [measured("slow", p50=250e3)]
     found = diff(tmp_path, before, after, flow="iree-O3")

@@ -1,4 +1,4 @@
-"""Each fact that a verdict rests on is in each report."""
+"""Each report contains every fact behind a verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hil.testing.pytest_plugin import failure_text
 CRITERION = {"criterion": "top1>=0.99", "value": 1.0, "passed": True, "reason": ""}
 OTHER = {"against": "tflite 2", "relation": "self-check", "outcome": "FAIL", "outputs": ()}
 SILENT = {"reference": "iree-llvm-cpu", "outcome": "REFERENCE_ERROR", "reason": "index 9 of 4", "detail": ""}
-# What a record holds -> what every report says.
+# Record values -> text in every report.
 FACTS: dict[str, tuple[dict[str, Any], str]] = {
     "decider": ({"decided_by": "ort 1 (same library)", "relation": "same library"}, "decided by: ort 1 (same library)"),
     "relation": ({"against": "ort 1", "relation": "self-check"}, "compared with: ort 1 (self-check)"),
@@ -91,14 +91,14 @@ REPORTS: dict[str, Callable[[Path, CaseRecord], str]] = {
 
 
 @pytest.mark.parametrize("report", REPORTS)
-def test_report_has_every_fact(report: str, tmp_path: Path) -> None:
+def test_report_contains_every_fact(report: str, tmp_path: Path) -> None:
     for number, (fact, (values, text)) in enumerate(FACTS.items()):
         record = case("net", "FAIL", **{"relation": "independent", **values})
         folder = suite_run(tmp_path / str(number) / "run", [record])
         assert text in REPORTS[report](folder, record), fact
 
 
-def test_run_record_has_the_same_facts() -> None:
+def test_run_record_contains_same_facts() -> None:
     verdict = {"against": "ort 1", "relation": "self-check", "outcome": "FAIL", "outputs": []}
     document = {"verdicts": [verdict, OTHER], "unanswered": [SILENT], "repetition": {"text": "2 answers in 9 runs"}}
     assert evidence_of_case(document) == [
@@ -110,8 +110,12 @@ def test_run_record_has_the_same_facts() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", [3], {"a": 1}, [{"name": 3}]])
-def test_evidence_leaves_out_damaged_values(value: Any) -> None:
+def test_evidence_ignores_damaged_values(value: Any) -> None:
     names = ("decided_by", "relation", "unanswered", "other_references", "random", "outputs", "answers", "against")
+    note = ("note", "y: flushed")
     for name in names:
-        evidence({name: value})
-        evidence_of_case({"verdicts": value, name: value, "repetition": value})
+        if name != "outputs":
+            assert evidence({"outputs": [{"name": "y", "notes": ["flushed"]}], name: value})[-1] == note
+        for found in (evidence({name: value}), evidence_of_case({"verdicts": value, name: value, "repetition": value})):
+            assert all(type(title) is type(text) is str for title, text in found)
+            assert not found or value == "x" or (name, value) == ("unanswered", [{"name": 3}])

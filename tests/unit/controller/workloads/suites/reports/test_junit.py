@@ -1,4 +1,4 @@
-"""JUnit: what a CI server counts is what happened."""
+"""JUnit files map outcomes to the counts of CI servers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def tree(folder, *records, **header):
         ("RUN_CRASH", "error"),
         ("TIMEOUT", "error"),
         ("BOARD_LOST", "error"),
+        ("BOARD_UNFIT", "error"),
         ("SOMETHING_NEWER", "error"),
         ("XFAIL", "skipped"),
         ("SKIP", "skipped"),
     ],
 )
-def test_a_wrong_answer_is_a_failure_trouble_an_error_and_what_was_expected_is_skipped(tmp_path, outcome, tag):
+def test_junit_maps_outcomes_to_failure_error_and_skipped(tmp_path, outcome, tag):
     root = tree(tmp_path, case("a", outcome))
     (found,) = root.iter("testcase")
     assert [one.tag for one in found if one.tag != "system-out"] == ([tag] if tag else [])
@@ -45,7 +46,7 @@ def test_a_wrong_answer_is_a_failure_trouble_an_error_and_what_was_expected_is_s
     }
 
 
-def test_elements_and_attributes_are_those_of_jenkins_schema(tmp_path):
+def test_junit_elements_match_jenkins_schema(tmp_path):
     """Of junit-10.xsd in Jenkins' xunit plugin, which GitLab and pytest keep to as well."""
     allowed = {
         "testsuites": {"name", "time", "tests", "failures", "errors"},
@@ -63,12 +64,12 @@ def test_elements_and_attributes_are_those_of_jenkins_schema(tmp_path):
     assert all(set(one.keys()) == allowed[one.tag] for one in root.iter())
 
 
-def test_an_expected_failure_says_what_was_expected_and_where_that_is_discussed(tmp_path):
+def test_junit_expected_failure_has_reason_and_issue(tmp_path):
     (skipped,) = tree(tmp_path, case("a", "XFAIL", expectation=KNOWN)).iter("skipped")
     assert skipped.get("message") == "expected failure (FAIL): tanh is approximated https://example.com/17"
 
 
-def test_a_failure_carries_reason_hint_detail_and_the_commands(tmp_path):
+def test_junit_failure_contains_hint_detail_and_commands(tmp_path):
     record = case("a", "FAIL", hint="look at the log", detail="line 1\nline 2", confirmed="always wrong")
     (found,) = tree(tmp_path, record).iter("testcase")
     failure, out = found.find("failure"), found.find("system-out").text
@@ -79,7 +80,7 @@ def test_a_failure_carries_reason_hint_detail_and_the_commands(tmp_path):
     assert record.repeat in out and record.diff in out
 
 
-def test_cases_are_grouped_by_suite_flow_and_model_and_timed_by_their_stages(tmp_path):
+def test_junit_groups_cases_and_sums_times(tmp_path):
     record = case("a", model="mobile.net v2", timings={"compile_s": 1.5, "run_s": 0.25, "push_s": None})
     root = tree(tmp_path, record)
     (found,) = root.iter("testcase")
@@ -87,33 +88,33 @@ def test_cases_are_grouped_by_suite_flow_and_model_and_timed_by_their_stages(tmp
     assert found.get("time") == root.find("testsuite").get("time") == "1.750"
 
 
-def test_a_case_that_was_not_run_is_there_and_skipped(tmp_path):
+def test_junit_lists_unrun_case_as_skipped(tmp_path):
     root = tree(tmp_path, case("a"), missing=("b",))
     assert [one.get("name") for one in root.iter("testcase")] == ["a", "b"]
     assert root.find("testsuite").get("skipped") == "1"
     assert "not run" in next(root.iter("skipped")).get("message")
 
 
-def test_colours_and_control_characters_do_not_break_the_file(tmp_path):
+def test_junit_removes_control_characters(tmp_path):
     words = "\x1b[31merror:\x1b[0m \x00\x08bad \ufffe]]> <tag> & \x1b]0;title\x07done \U0001f600"
     (found,) = tree(tmp_path, case("a", "COMPILE_ERROR", message=words, detail=words)).iter("error")
     assert found.get("message") == "error: bad ]]> <tag> & done \U0001f600"
     assert "error: bad ]]> <tag> & done" in found.text
 
 
-def test_other_tries_are_told(tmp_path):
+def test_junit_lists_earlier_attempts(tmp_path):
     tried = {"why": "board lost", "board": "b1", "outcome": "BOARD_LOST", "message": "gone"}
     (found,) = tree(tmp_path, case("a", attempts=(tried,))).iter("testcase")
     assert "also tried (board lost) on b1: BOARD_LOST gone" in found.find("system-out").text
 
 
-def test_a_tools_long_words_are_shortened_in_the_middle(tmp_path):
+def test_junit_shortens_long_detail(tmp_path):
     (found,) = tree(tmp_path, case("a", "COMPILE_ERROR", detail="begin" + "x" * 50_000 + "end")).iter("error")
     assert len(found.text) < 6000
-    assert "begin" in found.text and found.text.endswith("end") and "characters left out" in found.text
+    assert "begin" in found.text and found.text.endswith("end") and "characters omitted" in found.text
 
 
-def test_only_a_run_that_was_cut_off_says_how_to_go_on(tmp_path):
+def test_junit_incomplete_run_has_resume_command(tmp_path):
     def told(*missing):
         root = tree(tmp_path / f"{len(missing)}", case("a"), missing=missing)
         return {one.get("name"): one.get("value") for one in root.iter("property")}

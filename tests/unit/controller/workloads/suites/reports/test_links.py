@@ -1,4 +1,4 @@
-"""Reports link all that a case left behind; the links work wherever the run's folder is moved."""
+"""Reports link the files of a case with relative links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.controller.workloads.suites.store import SuiteRun
 
 
 def kept(folder: Path, number: int) -> str:
-    """The tensors of a case that failed; returns the command that shows the difference."""
+    """Save the tensors of a failing case; return the compare command."""
     name, run = f"c{number}", SuiteRun(folder / "run", {})
     (actual,) = run.save_tensors(name, "outputs", {"y": np.float32([[1, 2], [3, 4]])})
     (wanted,) = run.save_tensors(name, "references", {"y": np.float32([[1, 2], [3, 5]])})
@@ -33,7 +33,7 @@ def failed(folder: Path, count: int = 1) -> Path:
     return suite_run(folder / "run", records)
 
 
-def test_every_report_links_what_a_failing_case_left(tmp_path: Path) -> None:
+def test_reports_link_files_of_failing_case(tmp_path: Path) -> None:
     folder = failed(tmp_path)
     write_reports(folder)
     moved = tmp_path / "elsewhere"
@@ -52,7 +52,7 @@ def test_every_report_links_what_a_failing_case_left(tmp_path: Path) -> None:
     assert not re.search(re.escape(str(tmp_path)) + "(?!.*hil compare)", texts["summary.md"])
 
 
-def test_what_shows_a_compilers_failure_again_is_linked(tmp_path: Path) -> None:
+def test_reports_link_compiler_reproducer(tmp_path: Path) -> None:
     (tmp_path / "cases/a/logs/compile-failure").mkdir(parents=True)
     run = load_run(suite_run(tmp_path, [case("a", "COMPILE_CRASH", folder="cases/a")]))
     assert dict(links_of(run, run.records[0])) == {
@@ -61,13 +61,13 @@ def test_what_shows_a_compilers_failure_again_is_linked(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_gone_is_not_linked(tmp_path: Path) -> None:
+def test_reports_do_not_link_missing_files(tmp_path: Path) -> None:
     run = load_run(suite_run(tmp_path, [case("a", "FAIL", folder="cases/a", left={"ir": "../gone"})]))
     assert list(links_of(run, run.records[0])) == []
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_the_first_failing_cases_have_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_failing_cases_have_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_PICTURES", "1")
     folder = failed(tmp_path, 2)
     write_reports(folder)
@@ -76,7 +76,7 @@ def test_the_first_failing_cases_have_a_picture(tmp_path: Path, monkeypatch: pyt
     assert f"[difference](cases/c0/{PICTURE})" in (folder / "summary.md").read_text()
 
 
-def test_tensors_that_cannot_be_read_have_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_tensors_skip_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_PICTURES", "5")
     folder = failed(tmp_path)
     next((folder / "cases/c0/outputs").glob("*.npy")).write_bytes(b"no")

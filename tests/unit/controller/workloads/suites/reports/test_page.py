@@ -1,4 +1,4 @@
-"""The HTML file as text; what a browser makes of it is tested in tests/integration/test_suite_report_browser.py."""
+"""The HTML report as text; tests/integration/test_suite_report_browser.py tests it in a browser."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parsed(folder, *records, **header):
     return tags
 
 
-def test_the_page_holds_every_case_and_fetches_nothing(tmp_path):
+def test_page_contains_every_case_without_external_links(tmp_path):
     records = large_run(60)
     page = parsed(tmp_path, *records)
     assert [one["id"] for one in json.loads(page.data)["cases"]] == [record.id for record in records]
@@ -62,7 +62,7 @@ def test_the_page_holds_every_case_and_fetches_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_no_name_or_message_becomes_a_part_of_the_page(tmp_path, text):
+def test_page_escapes_names_and_messages(tmp_path, text):
     usual = parsed(tmp_path / "usual", case("a", "FAIL"))
     values = dict.fromkeys(("model", "layer", "op", "board", "message", "hint", "detail", "repeat", "folder"), text)
     record = case(text, "FAIL", **values, outputs=(comparison(name=text, passed=False, reason=text),))
@@ -74,18 +74,18 @@ def test_no_name_or_message_becomes_a_part_of_the_page(tmp_path, text):
     assert found["id"] == found["message"] == found["outputs"][0]["name"] == text
 
 
-def test_infinities_reach_the_page_as_texts(tmp_path):
+def test_page_writes_infinity_as_text(tmp_path):
     page = parsed(tmp_path, case("a", outputs=(comparison(sqnr_db="inf", max_abs=float("nan")),)))
     (found,) = json.loads(page.data)["cases"]
     assert (found["outputs"][0]["sqnr_db"], found["outputs"][0]["max_abs"]) == ("inf", "nan")
 
 
-def test_a_tools_long_words_do_not_make_the_page_large(tmp_path):
+def test_page_shortens_long_detail(tmp_path):
     page = parsed(tmp_path, *(case(f"c{n}", "COMPILE_ERROR", detail="x" * 300_000) for n in range(20)))
     assert len(page.data) < 200_000
 
 
-def test_a_column_with_a_title_is_in_the_csv_file_and_on_the_page(tmp_path, monkeypatch):
+def test_titled_column_appears_in_csv_and_page(tmp_path, monkeypatch):
     hint = Column("hint", lambda record: record.hint, title="Hint")
     monkeypatch.setattr("hil.controller.workloads.suites.reports.tables.COLUMNS", (*COLUMNS, hint))
     run = load_run(suite_run(tmp_path, [case("a", hint="lower the limit"), case("b")]))

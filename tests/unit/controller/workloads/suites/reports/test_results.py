@@ -24,21 +24,21 @@ NOTES = {
 }
 
 
-def test_records_come_in_the_suites_order_however_they_ended(tmp_path):
+def test_records_follow_suite_order(tmp_path):
     suite_run(tmp_path, [case("c"), case("a"), case("b")], ids=["a", "b", "c", "d"])
     run = load_run(tmp_path)
     assert [record.id for record in run.records] == ["a", "b", "c"]
     assert run.missing == ("d",)
 
 
-def test_a_record_is_what_was_written(tmp_path):
+def test_record_round_trips(tmp_path):
     written = case("a", "XFAIL", expectation={"outcome": "FAIL", "reason": "known", "issue": ""})
     (read,) = load_run(suite_run(tmp_path, [written])).records
     assert json.loads(json.dumps(read.to_json())) == json.loads(json.dumps(written.to_json()))
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])
-def test_half_a_line_at_the_end_is_left_out_and_its_case_counts_as_not_run(tmp_path, cut):
+def test_truncated_last_line_counts_as_unrun_case(tmp_path, cut):
     suite_run(tmp_path, [case("a"), case("b")])
     lines = tmp_path / "results.jsonl"
     lines.write_bytes(lines.read_bytes()[:-cut])
@@ -48,7 +48,7 @@ def test_half_a_line_at_the_end_is_left_out_and_its_case_counts_as_not_run(tmp_p
     assert run.notes == ["1 of 2 cases was not run: the run is not over, or was cut off."]
 
 
-def test_a_damaged_line_in_the_middle_is_told_and_hides_no_other(tmp_path):
+def test_damaged_line_adds_note_and_preserves_others(tmp_path):
     suite_run(tmp_path, [case("a"), case("b")])
     lines = tmp_path / "results.jsonl"
     lines.write_bytes(b'{"id": "a", \xff\n[1]\n{"outcome": "PASS"}\n' + lines.read_bytes())
@@ -63,13 +63,13 @@ def test_remarks_count_cases_with_random_numbers(names, text, tmp_path):
     assert f"{text} random numbers: a" in Totals(run).remarks
 
 
-def test_of_two_records_of_a_case_the_later_counts(tmp_path):
+def test_later_record_of_case_wins(tmp_path):
     (record,) = load_run(suite_run(tmp_path, [case("a", "FAIL"), case("a", "PASS")], ids=["a"])).records
     assert record.outcome == "PASS"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"suite": "s", "flow": "f", "ids": 3}', "\xff"])
-def test_a_folder_without_a_run_is_refused(tmp_path, text):
+def test_load_run_rejects_directory_without_run(tmp_path, text):
     with pytest.raises(UsageError, match=r"holds no suite run: it has no suite\.json"):
         load_run(tmp_path)
     suite_run(tmp_path, [])
@@ -78,24 +78,24 @@ def test_a_folder_without_a_run_is_refused(tmp_path, text):
         load_run(tmp_path)
 
 
-def test_all_reports_are_written_and_nothing_else_is_left(tmp_path):
+def test_write_reports_writes_every_report(tmp_path):
     suite_run(tmp_path, [case("a"), case("b", "FAIL"), case("c", "RUN_CRASH")])
     before = {path.name for path in tmp_path.iterdir()}
     write_reports(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} - before == REPORTS
 
 
-def test_reports_of_a_run_with_no_case_are_written(tmp_path):
+def test_write_reports_accepts_run_without_cases(tmp_path):
     write_reports(suite_run(tmp_path, [], missing=("a", "b"), finished=None, exit_code=None))
     assert all((tmp_path / name).stat().st_size for name in REPORTS)
 
 
-def test_what_cannot_be_encoded_does_not_cost_the_reports(tmp_path):
+def test_write_reports_accepts_unencodable_text(tmp_path):
     write_reports(suite_run(tmp_path, [case("a", "RUN_ERROR", message="no file caf\udce9", detail="\udce9\x00")]))
     assert all((tmp_path / name).read_text(encoding="utf-8") for name in REPORTS)
 
 
-def test_writing_again_gives_the_same_bytes(tmp_path):
+def test_write_reports_writes_same_bytes(tmp_path):
     suite_run(tmp_path, [case("a"), case("b", "FAIL")])
     found = []
     for _ in range(2):
@@ -104,10 +104,10 @@ def test_writing_again_gives_the_same_bytes(tmp_path):
     assert found[0] == found[1]
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_write_reports_rejects_unwritable_directory(tmp_path):
     suite_run(tmp_path, [case("a")])
     (tmp_path / "results.csv").mkdir()
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot write to"):
         write_reports(tmp_path)
 
 
@@ -119,7 +119,7 @@ def rows(folder, *records):
     return list(csv.DictReader(io.StringIO(cases_csv(run_of(folder, *records)))))
 
 
-def test_a_row_carries_what_the_testers_own_reports_carry(tmp_path):
+def test_csv_row_contains_delegation_and_output_columns(tmp_path):
     outputs = (comparison(name="y", max_abs=0.5, mean_abs=0.125, sqnr_db=31.5), comparison(name="z", sqnr_db="inf"))
     (row,) = rows(tmp_path, case("add_dtype-float32", notes=NOTES, params={"dtype": "float32"}, outputs=outputs))
     assert row["params"] == '{"dtype": "float32"}'
@@ -131,22 +131,22 @@ def test_a_row_carries_what_the_testers_own_reports_carry(tmp_path):
     assert row["output_1_sqnr_db"] == "inf"
 
 
-def test_a_program_of_which_nothing_was_delegated_says_no(tmp_path):
+def test_csv_row_reports_missing_delegation(tmp_path):
     (row,) = rows(tmp_path, case("a", notes={"delegation": {"delegated": {}, "undelegated": {"aten.sin.default": 2}}}))
     assert (row["delegated"], row["delegated_nodes"], row["undelegated_nodes"]) == ("no", "0", "2")
 
 
-def test_a_case_that_never_was_compiled_has_empty_cells_there(tmp_path):
+def test_uncompiled_case_has_empty_compiler_cells(tmp_path):
     _, failed = rows(tmp_path, case("a", notes=NOTES), case("b", "COMPILE_ERROR", notes={}))
     assert {failed[column.name] for column in COMPILER_COLUMNS} == {""}
 
 
-def test_a_run_of_which_no_compiler_told_has_no_such_columns(tmp_path):
+def test_csv_omits_empty_compiler_columns(tmp_path):
     (row,) = rows(tmp_path, case("a"))
     assert not {column.name for column in COMPILER_COLUMNS} & set(row)
 
 
-def test_the_share_of_a_run_is_counted_over_nodes_and_programs(tmp_path):
+def test_delegation_text_sums_nodes_and_programs(tmp_path):
     plain = case(
         "b", notes={"delegation": {"delegated": {}, "undelegated": {"aten.sin.default": 4, "aten.cos.default": 1}}}
     )
@@ -157,12 +157,12 @@ def test_the_share_of_a_run_is_counted_over_nodes_and_programs(tmp_path):
     assert words in report_html(run)
 
 
-def test_a_case_tells_in_words_how_it_is_shared_out():
+def test_delegation_text_describes_case():
     assert Delegation.of(case("a", notes=NOTES)).text == "3 of 4 nodes; left: aten.sin.default 1"
     assert Delegation.of(case("a", notes={"delegation": {"delegated": {"x": 1}}})).text == "1 of 1 node"
 
 
 @pytest.mark.parametrize("told", [{}, {"delegation": None}, {"delegation": "all"}, {"delegation": [1]}])
-def test_other_compilers_tell_of_no_delegation(told):
+def test_delegation_ignores_other_compiler_notes(told):
     assert Delegation.of(case("a", notes=told)) is None
     assert delegation_text([case("a", notes=told)]) == ""

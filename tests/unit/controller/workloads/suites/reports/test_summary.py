@@ -15,7 +15,7 @@ def shown(folder, *records, width=100, **header):
     return console.file.getvalue()
 
 
-def test_it_tells_totals_groups_and_how_to_repeat_a_failure(tmp_path):
+def test_print_summary_shows_totals_groups_and_command(tmp_path):
     text = shown(tmp_path, case("a"), case("b", "FAIL", op="Conv", confirmed="flaky"), case("c", "TIMEOUT", op="LSTM"))
     assert "1 PASS" in text and "1 FAIL" in text and "1 TIMEOUT" in text
     assert "compare 1, run 1" in text and "Conv 1, LSTM 1" in text
@@ -24,42 +24,42 @@ def test_it_tells_totals_groups_and_how_to_repeat_a_failure(tmp_path):
     assert f"open {tmp_path}/report.html" in text
 
 
-def test_only_the_first_twenty_failures_are_shown(tmp_path):
+def test_print_summary_limits_failures_to_twenty(tmp_path):
     text = shown(tmp_path, *(case(f"c{n}", "FAIL") for n in range(33)))
     assert text.count("--filter") == 20 and "and 13 failing cases more" in text
 
 
-def test_a_command_is_never_wrapped(tmp_path):
+def test_print_summary_does_not_wrap_commands(tmp_path):
     repeat = "hil suite run @models --flow iree " + "--filter " + "x" * 200
     assert f"  {repeat}\n" in shown(tmp_path, case("a", "FAIL", repeat=repeat), width=60)
 
 
-def test_brackets_and_colours_in_names_are_no_markup(tmp_path):
+def test_print_summary_escapes_markup_and_colours(tmp_path):
     text = shown(tmp_path, case("a", "RUN_ERROR", op="[red]x[/]", message="bad [/bold] \x1b[31mred"))
     assert "[red]x[/] 1" in text and "bad [/bold] red" in text and "\x1b" not in text
 
 
-def test_all_is_well_in_two_lines(tmp_path):
+def test_print_summary_of_passed_run_has_two_lines(tmp_path):
     lines = shown(tmp_path, case("a"), case("b"), width=200).splitlines()
     assert len(lines) == 2 and "2 PASS" in lines[0]
 
 
-def test_eighty_columns_hold_a_large_run(tmp_path):
+def test_print_summary_fits_80_columns(tmp_path):
     lines = shown(tmp_path, *large_run(500), width=80).splitlines()
     assert all(len(line.rstrip()) <= 80 for line in lines if "hil suite" not in line and "report.html" not in line)
 
 
-def test_cases_that_were_lost_with_the_board_are_one_failure(tmp_path):
+def test_print_summary_merges_cases_lost_with_board(tmp_path):
     lost = [case(f"c{n}", "BOARD_LOST") for n in range(30)]
     other = case("gone", "BOARD_LOST", message="the cable was cut")
     text = shown(tmp_path, *lost, case("wrong", "FAIL"), other)
     assert text.count("the board stopped answering") == 1 and "and 29 cases more for the same reason" in text
     assert "BOARD_LOST  c0\n" in text and "FAIL  wrong\n" in text and "the cable was cut" in text
-    # Nothing that the counts do not have.
+    # The totals match the list.
     assert "31 BOARD_LOST" in text and "failing cases more" not in text
 
 
-def test_a_folder_is_told_as_one_types_it(tmp_path):
+def test_print_summary_quotes_directory(tmp_path):
     text = shown(tmp_path / "my runs", case("a"), width=300)
     assert f"stored in '{tmp_path}/my runs'; open '{tmp_path}/my runs/report.html'" in text
 
@@ -68,7 +68,7 @@ def summary(folder, *records, **header):
     return summary_markdown(load_run(suite_run(folder, list(records), **header)))
 
 
-def test_totals_groups_failing_cases_and_commands_are_there(tmp_path):
+def test_summary_contains_totals_failures_and_commands(tmp_path):
     text = summary(
         tmp_path,
         case("good"),
@@ -85,18 +85,18 @@ def test_totals_groups_failing_cases_and_commands_are_there(tmp_path):
     assert "hil suite run @models --flow iree --filter wrong\n" in details and "--filter good" not in text
 
 
-def test_a_run_that_passed_says_so_and_lists_nothing(tmp_path):
+def test_summary_of_passed_run_omits_failures(tmp_path):
     text = summary(tmp_path, case("a"), case("b"))
     assert "2 of 2 passed" in text
     assert "What failed" not in text and "<details>" not in text
 
 
-def test_what_was_not_run_is_said_first(tmp_path):
+def test_summary_starts_with_unrun_cases(tmp_path):
     text = summary(tmp_path, case("a"), missing=("b", "c"), interrupted=True)
     assert "**2 of 3 cases were not run: it was interrupted.**" in text
 
 
-def test_reruns_retries_and_expectations_are_counted(tmp_path):
+def test_summary_counts_reruns_retries_and_expectations(tmp_path):
     lost = {"why": "board lost", "board": "b1", "outcome": "BOARD_LOST", "message": "gone"}
     again = {"why": "confirm", "board": "b2", "outcome": "FAIL", "message": ""}
     text = summary(
@@ -114,7 +114,7 @@ def test_reruns_retries_and_expectations_are_counted(tmp_path):
     assert "- the infrastructure failed 3 times: 2 cases tried again" in text
 
 
-def test_names_and_messages_cannot_become_markup(tmp_path):
+def test_summary_escapes_markup(tmp_path):
     text = summary(tmp_path, case("a|b`c", "RUN_ERROR", message="<img src=x onerror=alert(1)> | **x** [y](z)\n# title"))
     row = next(row for row in text.splitlines() if "RUN\\_ERROR |" in row)
     assert row.count(" | ") == 3
@@ -122,12 +122,12 @@ def test_names_and_messages_cannot_become_markup(tmp_path):
     assert "a\\|b\\`c" in row
 
 
-def test_backticks_in_a_command_do_not_end_its_block(tmp_path):
+def test_summary_fences_command_with_backticks(tmp_path):
     text = summary(tmp_path, case("a", "FAIL", repeat="hil suite run ```` x"))
     assert "`````sh\nhil suite run ```` x\n`````\n" in text
 
 
-def test_it_stays_below_a_megabyte_and_says_how_much_is_left_out(tmp_path):
+def test_summary_stays_below_a_megabyte(tmp_path):
     long = "\U0001f600|" * 1500
     text = summary(
         tmp_path, *(case(f"c{n}_{'é' * 2000}", "FAIL", op=f"{n}{long}", message=long, repeat=long) for n in range(400))
@@ -136,14 +136,14 @@ def test_it_stays_below_a_megabyte_and_says_how_much_is_left_out(tmp_path):
     assert "... and 200 cases more" in text and "... and 370 operators more" in text
 
 
-def test_a_large_run_is_a_short_summary(tmp_path):
+def test_summary_of_large_run_stays_short(tmp_path):
     records = large_run(2000)
     text = summary(tmp_path, *records)
     assert len(text.encode()) < 100_000
     assert f"of {len(records)} failed" in text
 
 
-def test_what_was_timed_once_and_cold_is_not_ranked(tmp_path):
+def test_summary_does_not_rank_single_cold_iterations(tmp_path):
     cold = {"iterations": 1, "cold": True}
     text = summary_markdown(load_run(suite_run(tmp_path / "a", [case("a", **cold), case("b", device_p50_ns=9e6)])))
     assert "| `b` | 9 ms | 130 us | 10 iterations |" in text and "| `a` |" not in text
@@ -152,6 +152,6 @@ def test_what_was_timed_once_and_cold_is_not_ranked(tmp_path):
     assert "every case was timed by 1 cold iteration" in text and "| case | median" not in text
 
 
-def test_oracles_that_disagree_are_told(tmp_path):
+def test_summary_reports_disagreeing_references(tmp_path):
     text = summary_markdown(load_run(suite_run(tmp_path, [case("a", disagreement="this vs that on output y")])))
     assert "the references disagree in 1 case: a: this vs that on output y" in text

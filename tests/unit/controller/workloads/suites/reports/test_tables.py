@@ -16,7 +16,7 @@ def rows(make, folder, *records):
     return list(csv.DictReader(io.StringIO(make(load_run(suite_run(folder, list(records)))))))
 
 
-def test_a_row_says_what_a_case_was_and_what_it_came_to(tmp_path):
+def test_cases_csv_row_describes_case(tmp_path):
     (row,) = rows(
         cases_csv,
         tmp_path,
@@ -46,7 +46,7 @@ def test_a_row_says_what_a_case_was_and_what_it_came_to(tmp_path):
     assert row["message"].startswith("y: 41 of 1024")
 
 
-def test_a_case_that_was_never_compared_has_empty_cells_there(tmp_path):
+def test_uncompared_case_has_empty_cells(tmp_path):
     (row,) = rows(cases_csv, tmp_path, case("a", "COMPILE_ERROR", cached=None))
     assert {
         row[name]
@@ -54,7 +54,7 @@ def test_a_case_that_was_never_compared_has_empty_cells_there(tmp_path):
     } == {""}
 
 
-def test_every_output_has_a_row_beside_each_reference(tmp_path):
+def test_outputs_csv_has_row_per_output_and_reference(tmp_path):
     found = rows(
         outputs_csv,
         tmp_path,
@@ -73,7 +73,7 @@ def test_every_output_has_a_row_beside_each_reference(tmp_path):
     assert (found[0]["shape"], found[0]["rtol"], found[2]["against"]) == ("1 16 64", "0.001", "onnxruntime, float")
 
 
-def test_outputs_have_a_cell_with_their_criteria(tmp_path):
+def test_outputs_csv_has_criteria_cell(tmp_path):
     criteria = [
         {"criterion": "top1>=0.99", "value": 1.0, "bound": 0.99, "passed": True, "reason": ""},
         {"criterion": "python:j.py:f", "value": None, "bound": None, "passed": False, "reason": "moved"},
@@ -83,23 +83,23 @@ def test_outputs_have_a_cell_with_their_criteria(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+cmd|' /C calc'!A0", "@SUM(A1)", "-2+3", "\t=1"])
-def test_a_name_that_a_spreadsheet_would_run_becomes_a_text(tmp_path, name):
+def test_csv_escapes_formula_in_name(tmp_path, name):
     (row,) = rows(cases_csv, tmp_path, case("a", model=name))
     assert row["model"] == f"'{name}"
 
 
-def test_values_that_are_texts_are_no_formulas_either(tmp_path):
+def test_csv_escapes_formula_in_values(tmp_path):
     (row,) = rows(outputs_csv, tmp_path, case("a", outputs=(comparison(worst_values=["=1+1", -2.5]),)))
     assert row["worst_values"] == "'=1+1 -2.5"
 
 
 @pytest.mark.parametrize("message", ['he said "no", twice', "two\nlines", "a;b,c"])
-def test_quotes_commas_and_lines_stay_in_their_cell(tmp_path, message):
+def test_csv_quotes_special_characters(tmp_path, message):
     (row,) = rows(cases_csv, tmp_path, case("a", "RUN_ERROR", message=message))
     assert row["message"] == message
 
 
-def test_negative_and_infinite_numbers_stay_numbers(tmp_path):
+def test_csv_preserves_negative_and_infinite_numbers(tmp_path):
     first, second = rows(
         cases_csv,
         tmp_path,
@@ -119,5 +119,5 @@ def test_negative_and_infinite_numbers_stay_numbers(tmp_path):
         ([comparison(sqnr_db=None), comparison(sqnr_db=80)], 1),
     ],
 )
-def test_the_worst_output_failed_or_is_furthest_from_its_reference(outputs, place):
+def test_worst_prefers_failed_then_lowest_sqnr(outputs, place):
     assert worst(outputs) == place

@@ -1,0 +1,41 @@
+"""Programs of Debian packages, unpacked into the cache, for a machine that lacks them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+from pathlib import Path
+
+from filelock import FileLock
+
+from tools.virtual_board.packages import Apt, unpack
+from tools.virtual_board.places import cache_folder, made
+
+
+def _unpacked(name: str, package: str) -> tuple[Path, dict[str, str]]:
+    """Return the folder below which a package and what this machine lacks for it lie, and the environment it needs."""
+    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    arch = platform.machine()
+    place = made(cache_folder()) / f"{name}-{release}-{arch}"
+    with FileLock(f"{place}.lock"):
+        if not (place / "ready").exists():
+            apt = Apt(made(place / "apt"), arch, release)
+            apt.update()
+            # What this machine has need not be fetched: its libraries serve these programs too.
+            shutil.copy("/var/lib/dpkg/status", apt.folder / "status")
+            for deb in apt.download([package]):
+                unpack(deb, made(place / "root"))
+            (place / "ready").touch()
+    libraries = {str(path.parent) for path in (place / "root").rglob("*.so*")}
+    return place / "root", {"LD_LIBRARY_PATH": ":".join(sorted(libraries))}
+
+
+@functools.cache
+def program(name: str, package: str, path: str) -> tuple[Path, dict[str, str]]:
+    """Return a program, this machine's own or that at a path of a package, and the environment it needs."""
+    if found := shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"):
+        return Path(found), {}
+    root, environment = _unpacked(name, package)
+    return root / path, environment

@@ -1,0 +1,143 @@
+"""Test which pages of `hil web` need a token. Every route is listed here; an unlisted route fails the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+from support.fake_farm_client import FakeFarm, busy_farm
+from support.web import ADDRESS, asking, write_run
+
+from hil.controller.web import peers, security
+from hil.controller.web.peers import user_of_peer
+
+TOKEN = "the server's token"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+# Readable on loopback without a token, unless a farm is shown.
+SESSIONS = """
+    / /session /case /log /file /compare /history /history/regressions /graph /graph/node-data /tensors /traces /trace
+    /share /events /api/there /api/graph /api/tensors/cell /static /perfetto/ /perfetto/ui/{name:path} /perfetto/trace
+    /sessions.csv /session.csv /session/table.csv /session/targets.csv /case.csv /compare.csv /tensors.csv /graph.csv
+    /history.csv /history/suites.csv /history/regressions.csv /traces.csv /trace.csv /trace/compilation.csv
+"""
+# Available only with a farm.
+FARM = """
+    /boards /board /queue /job /job/log /job/log.txt /farm/events
+    /boards.csv /board/leases.csv /board/use.csv /boards/use.csv /events.csv /jobs.csv /queue.csv /queue/waits.csv
+    /job/jobs.csv /job/leases.csv /job/cases.csv
+"""
+# Routes that change something.
+CHANGES = """
+    /board/drain /board/resume /job/cancel /history/annotate
+    /publish/missing /publish/blobs/{digest} /publish/sessions
+"""
+
+
+def routes(client: TestClient) -> Iterator[tuple[str, str]]:
+    """Yield each method and path of the application."""
+    for one in client.app.routes:  # type: ignore[attr-defined]
+        included = getattr(one, "original_router", None)  # newer versions of FastAPI keep routers
+        for route in included.routes if included else (one,):
+            for method in ("GET",) if isinstance(route, Mount) else route.methods:
+                yield method, route.path
+
+
+@pytest.fixture
+def farm() -> FakeFarm:
+    return busy_farm()
+
+
+@pytest.fixture
+def shown(farm: FakeFarm, tmp_path: Path) -> Iterator[TestClient]:
+    """Serve on loopback with a farm."""
+    write_run(tmp_path, "one", [{"name": "model"}])
+    with farm.link() as link, asking(tmp_path, token=TOKEN, farm=link) as client:
+        yield client
+
+
+def test_access_lists_classify_every_route(shown: TestClient) -> None:
+    assert {path for _, path in routes(shown)} == {*SESSIONS.split(), *FARM.split(), *CHANGES.split()}
+
+
+def test_every_route_requires_token_with_farm(shown: TestClient) -> None:
+    for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic x"}, {"cookie": "hil_token=x"}):
+        for method, path in routes(shown):
+            answer = shown.request(method, path, headers=given)
+            assert answer.status_code == 401, (method, path)
+            assert len(answer.content) < 200, (method, path)
+    assert shown.get("/nothing").status_code == 401
+    assert shown.get("/", headers=BEARER).status_code == 200
+
+
+def test_only_changes_require_token_without_farm(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", [{"name": "model"}])
+    with asking(tmp_path, token=TOKEN) as client:
+        for method, path in routes(client):
+            if path == "/events":  # this stream never ends
+                continue
+            status = client.request(method, path).status_code
+            assert (status == 403) == (method not in ("GET", "HEAD")), (method, path, status)
+            if path in FARM.split():
+                assert status == 404, path
+
+
+def test_farm_view_rejects_request_without_token(shown: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security.Access, "is_open", property(lambda self: True))
+    for path in FARM.split():
+        answer = shown.get(path, params={"name": "1"})
+        assert answer.status_code in (403, 404), path
+        assert "token required for farm pages" in answer.text or "over" in answer.text, path
+
+
+def login(client: TestClient, token: str = TOKEN) -> dict[str, str]:
+    """Return the cookie header of a browser after a login."""
+    answer = client.get(f"/?token={token}", follow_redirects=False)
+    client.cookies.clear()
+    return {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+
+
+def test_cookie_works_only_on_issuing_server(tmp_path: Path) -> None:
+    with asking(tmp_path, token=TOKEN, host="192.0.2.1") as one, asking(tmp_path, token=TOKEN, host="192.0.2.1") as two:
+        kept = login(one)
+        assert one.get("/", headers=kept).status_code == 200
+        assert two.get("/", headers=kept).status_code == 401
+
+
+@pytest.mark.parametrize("token", [TOKEN, "a"])
+def test_cookie_works_only_for_logged_in_user(shown: TestClient, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setattr(security, "user_of_peer", lambda client, server: "1000")
+    kept = login(shown, token)
+    assert shown.get("/boards", headers=kept).status_code == 200
+    # Browsers send the cookie to a server of another user on another port of this host too.
+    monkeypatch.setattr(security, "user_of_peer", lambda client, server: "65534")
+    assert shown.get("/boards", headers=kept).status_code == 401
+    drain = {"origin": ADDRESS, **kept}
+    assert shown.post("/board/drain", data={"name": "pi"}, headers=drain).status_code == 401
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells it on Linux only")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_user_of_peer_returns_owner_of_connection(host: str) -> None:
+    try:
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError:
+        pytest.skip(f"no {host} here")
+    with listener, socket.create_connection(listener.getsockname()[:2]) as client:
+        here, there = client.getsockname()[:2], listener.getsockname()[:2]
+        assert user_of_peer(here, there) == str(os.getuid())
+        assert user_of_peer(there, (here[0], 1)) == ""
+
+
+@pytest.mark.parametrize("client", [None, ("testclient", 50000), ("", 1), ("127.0.0.1", 1)])
+def test_user_of_peer_returns_empty_for_unknown_connection(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert user_of_peer(client, ("127.0.0.1", 8790)) == ""
+    monkeypatch.setattr(peers, "_TABLES", {4: Path("/nowhere")})
+    assert user_of_peer(("127.0.0.1", 1), ("127.0.0.1", 8790)) == ""
+    assert user_of_peer(("127.0.0.1", 1), None) == ""

@@ -1,0 +1,179 @@
+"""File reads use hil.core.files, which accepts only regular files and limits their size."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HIL = Path(__file__).parents[2] / "hil"
+# Functions that read a file by path: methods of Path, and functions of modules.
+_METHODS = {"read_text", "read_bytes"}
+_FUNCTIONS = {
+    *("io.open", "gzip.open", "lzma.open", "bz2.open", "tarfile.open", "zipfile.ZipFile", "sqlite3.connect"),
+    *(
+        "np.load",
+        "np.fromfile",
+        "np.loadtxt",
+        "np.genfromtxt",
+        "np.memmap",
+        "onnx.load",
+        "onnx.load_model",
+        "json.load",
+    ),
+    *("json.load", "tomllib.load", "pickle.load", "torch.load", "torch.export.load", "keras.saving.load_model"),
+    *("tf.saved_model.load", "shutil.copyfile", "shutil.copy", "shutil.copy2", "shutil.copytree", "shutil.move"),
+}
+# Names of values whose `open` method does not open a file.
+_NO_FILES = {"self", "login", "connection", "engine", "pool", "_far", "_target", "sftp", "archive", "_zip"}
+_KERNEL = "files of the kernel"
+_PACKAGE = "files of hil, or of an installed package"
+_BOARD = "runs on a board, without hil"
+_OPENED = "takes a file that open_file opened"
+_CHECKED = "takes a path that open_file accepted before"
+_OWN = "files that hil made, in a place of its own"
+_WRITES = "writes only"
+_PIPE = "named by the user on the command line or in ssh's config: may be a pipe or /dev/null"
+# Functions that may read files in another way: file and function -> reason.
+ALLOWED = {
+    "agent/__main__.py:config_of": _PIPE,
+    "agent/confinement.py:confine": _KERNEL,
+    "agent/forks.py:_become_server": _KERNEL,
+    "agent/machine.py:_bytes": _KERNEL,
+    "agent/machine.py:_text": _KERNEL,
+    "controller/analysis/profile/perfetto.py:_messages": _PACKAGE,
+    "controller/backends/compilers/iree_failure.py:keep_failure": _OWN,
+    "controller/backends/compilers/tfcompile.py:compile_tfcompile": _OWN,
+    "controller/devices/deploy/board_side.py:Place.running": _BOARD,
+    "controller/devices/deploy/board_side.py:record": _BOARD,
+    "controller/devices/deploy/board_side.py:unpack": _BOARD,
+    "controller/devices/deploy/board_side.py:wait_until_up": _BOARD,
+    "controller/devices/deploy/ensure.py:install": _PACKAGE,
+    "controller/devices/deploy/packages.py:_archive": _WRITES,
+    "controller/devices/deploy/packages.py:own_files": _PACKAGE,
+    "controller/devices/deploy/packages.py:wheel_files": _PACKAGE,
+    "controller/devices/deploy/probe.py:_output_of": _PACKAGE,
+    "controller/devices/deploy/wheels.py:_fill": _PACKAGE,
+    "controller/devices/links/kept_simulators.py:_kind": _KERNEL,
+    "controller/devices/ssh/paramiko_hosts.py:KnownHosts._pin": _PIPE,
+    "controller/devices/ssh/paramiko_hosts.py:_read_lines": _PIPE,
+    "controller/devices/ssh/tunnel.py:_start_helper": _PACKAGE,
+    "controller/farm/lease_session.py:machine_id": _KERNEL,
+    "controller/farm/processes.py:start_time": _KERNEL,
+    "controller/farm/store/database.py:_read": _PACKAGE,
+    "controller/farm/store/database.py:shipped": _PACKAGE,
+    "controller/farm/store/embedded_database.py:Embedded._leftovers": _KERNEL,
+    "controller/farm/store/unprivileged.py:_enter_namespace": _KERNEL,
+    "controller/models/importers/onnx.py:limited_memory": _KERNEL,
+    "controller/models/importers/onnx_data.py:raw_of": _OPENED,
+    "controller/models/importers/pt2_archive.py:_check": _OPENED,
+    "controller/models/importers/pt2_archive.py:load_program": _CHECKED,
+    "controller/models/tensorflow/source.py:_open_keras": _CHECKED,
+    "controller/models/tensorflow/source.py:_open_saved": _CHECKED,
+    "controller/storage/own_code.py:code_digest": _PACKAGE,
+    "controller/storage/runs.py:RunStore._listed": _CHECKED,
+    "controller/storage/tensor_files.py:save_npz": _WRITES,
+    "controller/web/index.py:Reader._connection": _OWN,
+    "controller/web/index.py:_connected": _OWN,
+    "controller/web/peers.py:user_of_peer": _KERNEL,
+    "controller/workloads/study/toolchains.py:Making.keep": _OWN,
+    "controller/workloads/suites/operators.py:operator_cases": _OWN,
+    "controller/workloads/suites/operators.py:write_archive": _WRITES,
+    "controller/workloads/suites/reports/page.py:_part": _PACKAGE,
+    "controller/workloads/suites/zoo/__init__.py:zoo_models": _PACKAGE,
+    "core/files.py:copy_file": _CHECKED,
+    "core/files.py:open_file": "checks the file that it opens",
+    "core/installed.py:_text": _PACKAGE,
+    "core/npy.py:Npz.__init__": _OPENED,
+    "core/npy.py:read_npy": _OPENED,
+    "core/processes.py:_parents": _KERNEL,
+    "core/processes.py:children": _KERNEL,
+    "sim/faults.py:SimClock.__init__": _OWN,
+    "sim/faults.py:watch_for_end.watch": "waits on a pipe",
+    "sim/runtime.py:SimOnnxRuntime.in_arithmetic": _OWN,
+    "testing/pytest_plugin/running.py:CaseRun._recorded": _OWN,
+}
+
+
+def reads(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield each call that reads a file by path: (enclosing function, called function)."""
+
+    def visit(node: ast.AST, inside: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                yield from visit(child, (*inside, child.name))
+                continue
+            if isinstance(child, ast.Call) and (called := read_by(child)):
+                yield ".".join(inside) or "<module>", called
+            yield from visit(child, inside)
+
+    return visit(tree, ())
+
+
+def read_by(call: ast.Call) -> str:
+    """Return the name of the function that reads the file, or "" if the call does not read a file."""
+    if isinstance(call.func, ast.Name):
+        return "open" if call.func.id == "open" else ""
+    if not isinstance(call.func, ast.Attribute):
+        return ""
+    name, owner = call.func.attr, ast.unparse(call.func.value)
+    if f"{owner}.{name}" in _FUNCTIONS:
+        return f"{owner}.{name}"
+    if name in _METHODS and owner != "files":
+        return name
+    return "open" if name == "open" and not _opens_no_file(call.func.value) and _may_read(call) else ""
+
+
+def _opens_no_file(owner: ast.expr) -> bool:
+    """Return whether a value with an `open` method is not a path, judged by its name or class."""
+    if isinstance(owner, ast.Call):
+        return ast.unparse(owner.func).lstrip("_")[0].isupper() and ast.unparse(owner.func) != "Path"
+    return ast.unparse(owner).rpartition(".")[2] in _NO_FILES
+
+
+def _may_read(call: ast.Call) -> bool:
+    """Return whether a call of an `open` method may read a Path."""
+    modes = [*call.args, *(one.value for one in call.keywords if one.arg == "mode")]
+    if not modes:
+        return True
+    return isinstance(modes[0], ast.Constant) and isinstance(modes[0].value, str) and set(modes[0].value) <= set("rbt+")
+
+
+@functools.cache
+def found() -> dict[str, set[str]]:
+    """Return the reads in hil: file and function -> called functions."""
+    by_place: dict[str, set[str]] = {}
+    for path in HIL.rglob("*.py"):
+        for function, called in reads(ast.parse(path.read_text())):
+            by_place.setdefault(f"{path.relative_to(HIL)}:{function}", set()).add(called)
+    return by_place
+
+
+def test_hil_reads_files_only_through_core_files():
+    unknown = {place: sorted(called) for place, called in found().items() if place not in ALLOWED}
+    assert not unknown, "use open_file, read_file, read_text, read_end, map_file or copy_file of hil.core.files"
+
+
+def test_file_read_exceptions_are_all_in_use():
+    assert sorted(set(ALLOWED) - set(found())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("def f(): Path(x).read_text()", "read_text"),
+        ("def f(): open(x)", "open"),
+        ("def f(): path.open()", "open"),
+        ("def f(): path.open('rb')", "open"),
+        ("def f(): np.load(x)", "np.load"),
+        ("def f():\n with zipfile.ZipFile(x): pass", "zipfile.ZipFile"),
+        ("def f(): path.open('wb')", ""),
+        ("def f(): files.read_text(x)", ""),
+        ("def f(): store.open(name)", ""),
+    ],
+)
+def test_file_read_rule_detects_reads(text, called):
+    assert list(reads(ast.parse(text))) == ([("f", called)] if called else [])
