@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hil.bundles import Bundle
     from hil.controller.devices.board import Board
 
-_sign = click.option("--sign", "key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
+_sign = click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
 
 _BUNDLE = click.argument("bundle", type=FILE)
 _method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeatable.")
@@ -85,7 +85,7 @@ def bundle() -> None:
 @_sign
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Bundle file to write (default: MODEL.hilb).")
 @json_option
-def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **settings: Any) -> int:
+def create(model: Path, output: Path | None, signing_key: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and bundle it with test cases.
 
     Checks each case against the model's signature. A CPU reference computes missing outputs; the bundle records it.
@@ -112,7 +112,7 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
             with BoardPool("hil bundle create", wait_s=settings["wait_s"], say=screen.note, opened=opened) as pool:
                 connect = functools.partial(pool.session, choice, runtimes=(options.runtime,))
                 bundle = create_bundle(request, choice, context, connect=connect, say=progress)
-        return _save(bundle, target, key, as_json)
+        return _save(bundle, target, signing_key, as_json)
 
 
 @bundle.command(epilog="Example: hil bundle extract digits.hilb program")
@@ -168,7 +168,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Bundle file to write (default: PATH's name .hilb).")
 @_sign
 @json_option
-def import_from(path: Path, form: str, output: Path | None, key: Path | None, as_json: bool) -> int:
+def import_from(path: Path, form: str, output: Path | None, signing_key: Path | None, as_json: bool) -> int:
     """Import another tool's files at PATH as a bundle. Program, inputs and expected outputs are not changed."""
     from hil.controller.workloads.bundles.formats import read_format
 
@@ -177,7 +177,7 @@ def import_from(path: Path, form: str, output: Path | None, key: Path | None, as
     target = _free(output or Path(f"{path.absolute().stem}.hilb"))
     with workshop() as context:
         bundle = read_format(form, path, context=context)
-        return _save(bundle, target, key, as_json)
+        return _save(bundle, target, signing_key, as_json)
 
 
 @bundle.command(epilog="Example: hil bundle inspect digits_cnn.hilb")

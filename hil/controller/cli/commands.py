@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.help_sections import write_options
 from hil.controller.storage.origin import note_typed
 from hil.errors import UsageError
 
@@ -38,6 +39,10 @@ class Command(click.Command):
         if PROJECT in ctx.meta:
             _show_project(self, ctx)
         return rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in sections."""
+        write_options(self.get_params(ctx), ctx, formatter)
 
 
 class Group(click.Group):

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from hil.controller.cli.commands import Command, Group
+from hil.controller.cli.help_sections import MIN_OPTIONS, SECTIONS
 from hil.controller.cli.main import cli
 from hil.errors import UsageError
 
@@ -86,3 +87,45 @@ def test_help_texts_hide_markup_characters() -> None:
     found = dict(helps(cli))
     assert len(found) > 50
     assert [name for name, text in found.items() if "\b" in text] == []
+
+
+def declared_options(command: click.Command) -> set[str]:
+    return {str(one.name) for one in command.params if isinstance(one, click.Option)}
+
+
+LONG = {name: command for name, command in COMMANDS.items() if len(declared_options(command)) >= MIN_OPTIONS}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_every_option_of_long_help_has_section(name: str):
+    sections = {option for names in SECTIONS.values() for option in names}
+    assert declared_options(LONG[name]) <= sections
+
+
+def test_help_sections_name_existing_options_once():
+    names = [option for section in SECTIONS.values() for option in section]
+    assert len(names) == len(set(names))
+    assert set(names) <= {option for command in LONG.values() for option in declared_options(command)}
+
+
+def test_run_help_groups_options_by_purpose():
+    text = LONG["run"].get_help(click.Context(LONG["run"], info_name="hil run"))
+    titles = [line[:-1] for line in text.splitlines() if line[:1].isalpha() and line.endswith(":")]
+    expected = ["Board", "Model and inputs", "References and criteria", "Measurement", "Debugging", "Output"]
+    assert titles == expected
+    board, measurement = (text.index(f"\n{title}:") for title in ("Board", "Measurement"))
+    assert board < text.index("--identity") < measurement < text.index("--iterations")
+
+
+def test_short_help_has_single_section():
+    command = COMMANDS["board ping"]
+    text = command.get_help(click.Context(command, info_name="hil board ping"))
+    assert "\nOptions:\n" in text
+    assert "\nBoard:\n" not in text
+
+
+def test_help_lists_both_names_of_an_option():
+    command = COMMANDS["suite run"]
+    text = command.get_help(click.Context(command, info_name="hil suite run"))
+    assert "--no-merge" in text
+    assert "--merge [" in text

@@ -1,0 +1,56 @@
+"""Sections of options in the help of commands with many options.
+
+rich-click does this too, but importing it and rich takes longer than printing the whole help with click.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+# Commands with fewer options list them without sections.
+MIN_OPTIONS = 13
+# Section -> parameter names. Help lists the sections in this order, and options of a section in the command's order.
+SECTIONS = {
+    "Board": (
+        *("selector", "board", "boards", "hw_type", "each_board", "identity", "known_hosts", "accept_new_host_key"),
+        *("runtime", "wait_s"),
+    ),
+    "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),
+    "Cases": (
+        *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
+        *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
+        "key",
+    ),
+    "Model and inputs": (
+        *("function", "functions", "dims", "inputs", "seed", "input_range", "steps", "flagfile"),
+        *("compile_flags", "recompute"),
+    ),
+    "References and criteria": (
+        *("references", "expected", "against", "require_independent", "rtol", "atol", "accept", "arithmetic"),
+        *("allow_blind", "allow_flush", "allow_unstable", "no_fallback", "no_check"),
+    ),
+    "Measurement": (
+        *("iterations", "warmup", "min_time_s", "concurrency", "repeat", "fresh_load", "recompile", "confirm"),
+        *("min_effect", "fail_if_slower", "timeout", "jobs", "profile", "compile_time_profile"),
+    ),
+    "Debugging": ("verbose", "debug_ir", "debug_ir_passes", "faults", "sandbox", "fresh"),
+    "Output": (*("output", "out", "signing_key", "keep_all", "labels", "plot", "benchmark_out", "resume", "as_json"),),
+}
+_SECTION_OF = {name: section for section, names in SECTIONS.items() for name in names}
+_LAST = "Output"
+
+
+def write_options(params: Iterable[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the help of options, in sections if there are many. An option without a section is in the last one."""
+    options = [one for one in params if isinstance(one, click.Option) and not one.hidden]
+    sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *SECTIONS)}
+    for one in options:
+        title = _SECTION_OF.get(str(one.name), _LAST) if len(options) >= MIN_OPTIONS else "Options"
+        if record := one.get_help_record(ctx):
+            sections[title].append(record)
+    for title, lines in sections.items():
+        if lines:
+            with formatter.section(title):
+                formatter.write_dl(lines)
