@@ -116,14 +116,14 @@ def test_variables_start_from_checkpoint_initializer_or_seed(graphs, tmp_path):
 @pytest.mark.parametrize(
     ("name", "function", "error", "message"),
     [
-        ("pair.pb", "sun", UsageError, "the graph has no operation 'sun'"),
-        ("pair.pb", "sum:1", UsageError, "'sum' has no output 1"),
-        ("pair.pb", "pear.config.pbtxt", UsageError, "no config 'pear.config.pbtxt' beside"),
-        ("broken.pbtxt", "", ImportFailed, "broken.pbtxt is no GraphDef"),
-        ("empty.pbtxt", "", ImportFailed, "it has no node"),
-        ("feed.pb", "", ImportFailed, "feed.config.pbtxt has no fetch"),
-        ("away.pb", "", UsageError, "away.config.pbtxt: the graph has no operation 'gone'"),
-        ("reference.pb", "", ImportFailed, "keeps 'v' in a reference variable"),
+        ("pair.pb", "sun", UsageError, "operation 'sun' not found in the graph"),
+        ("pair.pb", "sum:1", UsageError, "output 1 of operation 'sum' not found"),
+        ("pair.pb", "pear.config.pbtxt", UsageError, "config 'pear.config.pbtxt' not found in the directory"),
+        ("broken.pbtxt", "", ImportFailed, "broken.pbtxt is not a GraphDef"),
+        ("empty.pbtxt", "", ImportFailed, "empty.pbtxt is not a GraphDef: missing node"),
+        ("feed.pb", "", ImportFailed, "invalid config feed.config.pbtxt: expected at least one fetch"),
+        ("away.pb", "", UsageError, "away.config.pbtxt: operation 'gone' not found in the graph"),
+        ("reference.pb", "", ImportFailed, "unsupported reference variable 'v'"),
     ],
 )
 def test_open_graph_rejects_invalid_function_or_file(graphs, tmp_path, name, function, error, message):

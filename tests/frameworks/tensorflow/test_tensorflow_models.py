@@ -105,7 +105,7 @@ def test_run_compares_assigned_variables(hil, models, tmp_path):
 def test_tflite_rejects_function_with_assigned_variables(hil, models):
     ended = hil("run", models / "module", "--function", "train", "--runtime", "tflite", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "COMPILE_ERROR"), ended.out
-    assert "assigns variables (Variable" in ended.case["reason"]
+    assert "do not return updated variables: Variable" in ended.case["reason"]
 
 
 def test_run_resets_tflite_state_and_notes_unchecked_state(hil, tmp_path):
@@ -135,7 +135,7 @@ def test_run_resets_tflite_state_and_notes_unchecked_state(hil, tmp_path):
         (["cnn.keras", "--function", "predict"], "no function 'predict'"),
         (["cnn.keras"], "--dim batch=1"),
         (["cnn.keras", "--dim", "n=1"], "no dimension 'n'"),
-        (["."], "is a folder"),
+        (["."], "is a directory"),
     ],
 )
 def test_run_rejects_invalid_model_arguments(hil, models, arguments, words):
@@ -147,7 +147,7 @@ def test_run_rejects_invalid_model_arguments(hil, models, arguments, words):
 def test_import_refuses_code_in_keras_file(hil, models):
     ended = hil("run", models / "lambda.keras", "--dim", "batch=1", "--runtime-hw-type", "sim", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR"), ended.out
-    assert "code that hil does not run" in ended.out
+    assert "hil does not run the code of custom layers or lambdas" in ended.out
 
 
 def test_import_reports_damaged_files(hil, models, tmp_path):
@@ -195,5 +195,5 @@ def test_import_rejects_saved_tensorflow_1_optimizer(hil, tmp_path):
     tf.saved_model.save(Training(), str(tmp_path / "training"))
     ended = hil("run", tmp_path / "training", "--function", "step", "--runtime-hw-type", "sim", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR")
-    assert "holds an optimizer of TensorFlow 1" in ended.case["reason"]
+    assert "contains a TensorFlow 1 optimizer" in ended.case["reason"]
     assert "self.state = optimizer.variables()" in ended.out

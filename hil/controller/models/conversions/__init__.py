@@ -66,7 +66,7 @@ CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
 _VERSION = 3
 CONVERT_TIMEOUT_S = 1800.0
 # Hint for operators that torch-mlir or IREE do not support.
-ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
+ONNX_HINT = "convert through ONNX with --compile-flag=--via=onnx (in a suite: --flow iree-via-onnx)"
 # JSON file next to a converted model: names in MLIR locations -> operator or module type, in the model's order.
 OP_TYPES = "op_types.json"
 # Files that a conversion may write in addition to the model.
@@ -99,7 +99,7 @@ def convert(
         return model, ""
     conversion = CONVERSIONS.get((model.format, want))
     if conversion is None:
-        raise UsageError(f"{model.path.name} cannot be made into {want}: it is {model.format}")
+        raise UsageError(f"cannot convert {model.path.name} to {want}: unsupported conversion from {model.format}")
     versions = [needed_version(package, conversion.packages[0]) for package in conversion.packages]
     by = f"{conversion.by} {versions[0]}"
     key = Cache.key(
@@ -119,7 +119,7 @@ def convert(
         arguments: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
-        with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
+        with compiling(who, died=f"{who} crashed", failed=f"{who} cannot convert {model.path.name} to {want}"):
             call_isolated(conversion.convert, arguments, how)
 
     if debug_ir is not None and conversion.debug is not None:
@@ -145,8 +145,8 @@ def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Mod
     """
     if model.format != "onnx" and not can_convert(model.format, "onnx"):
         raise UsageError(
-            f"{model.path.name} is {model.format}: only ONNX models can be taken apart, and what converts to ONNX",
-            hint="name the ONNX file it was made from",
+            f"{model.path.name} is {model.format}: expected ONNX or a format that converts to ONNX",
+            hint="pass the ONNX file that the model was converted from",
         )
     work: Work = {"cache": cache, "isolated": isolated, "recompute": False, "timeout": None, "log": log}
     return convert(model, "onnx", work)[0]

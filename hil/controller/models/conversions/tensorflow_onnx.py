@@ -23,7 +23,7 @@ from hil.formats.litert import open_signature
 from hil.formats.ort_values import ONNX_TYPES
 
 _OPSET = 18  # newest opset of tf2onnx 1.17
-_HINT = "hil run takes the whole model without ONNX; or name an ONNX file of it from another exporter"
+_HINT = "run the whole model without ONNX (hil run), or pass an ONNX file from a different exporter"
 
 # Parts to remove from node names: enclosing calls, and counters of tf2onnx and TensorFlow that depend on the process.
 _NOISE = re.compile(r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+|_frozen_\d+|__\d+")
@@ -38,8 +38,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     source = open_model(path, function, dims)
     if source.assigned:
         raise CompileFailed(
-            f"the function assigns variables ({', '.join(list(source.assigned)[:4])}), whose new values an ONNX model "
-            "of it would not show",
+            f"ONNX models do not return updated variables: {', '.join(list(source.assigned)[:4])}",
             hint=_HINT,
         )
     _unroll(source.model)
@@ -56,7 +55,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
         specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number}") for number, spec in enumerate(source.specs)]
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
     entering("freeze the variables")
-    with foreign_errors(CompileFailed, f"the variables of {source.name} cannot be frozen", error_text=converter_text):
+    with foreign_errors(CompileFailed, f"cannot freeze the variables of {source.name}", error_text=converter_text):
         frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=False, aggressive_inlining=True)
         tensors = [tensor.name for tensor in frozen.inputs], [tensor.name for tensor in frozen.outputs]
         with tf.Graph().as_default():
@@ -93,7 +92,7 @@ def tflite_to_onnx(path: str, function: str, output: str, dims: Mapping[str, int
         raise error.as_kind(CompileFailed) from error
     if opened.graph:
         raise CompileFailed(
-            f"tf2onnx converts the first graph of {file.name}, and {opened.name!r} is another", hint=_HINT
+            f"tf2onnx converts only the first graph of {file.name}, not that of {opened.name!r}", hint=_HINT
         )
     check_dims(file.name, dims, {dim for spec in opened.inputs for dim in spec.shape if isinstance(dim, str)})
     inputs = [replace(spec, shape=tuple(dims.get(str(dim), dim) for dim in spec.shape)) for spec in opened.inputs]
@@ -117,7 +116,7 @@ def _convert(
     takes, gives = ([spec.name for spec in side] for side in specs)
     if both := sorted(set(takes) & set(gives)):
         raise CompileFailed(
-            f"an input and an output of {name} are both called {both[0]!r}, which ONNX does not allow", hint=_HINT
+            f"{both[0]!r} is both an input and an output of {name}: ONNX requires different names", hint=_HINT
         )
     entering("tf2onnx: convert")
     with foreign_errors(CompileFailed, f"tf2onnx cannot convert {name}", hint=_HINT), tf.Graph().as_default() as live:
@@ -198,7 +197,7 @@ def _write(
     made = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     for spec in outputs:
         if made.get(spec.name) != ONNX_TYPES[spec.dtype]:
-            raise CompileFailed(f"tf2onnx made another dtype of the output {spec.name!r}, which is {spec.dtype}")
+            raise CompileFailed(f"tf2onnx changed the dtype of output {spec.name!r}: expected {spec.dtype}")
     for values, specs in ((graph.input, inputs), (graph.output, outputs)):
         del values[:]
         # Include unused inputs, in hil's order and with hil's symbols.
@@ -209,7 +208,7 @@ def _write(
     graph.name = function or "main"  # ONNX requires a graph name
     heavy = sum(len(weight.raw_data) for weight in graph.initializer) > EXTERNAL_FROM_BYTES
     onnx.save(model, output, save_as_external_data=heavy, location=f"{output.name}.data")
-    with foreign_errors(CompileFailed, "what tf2onnx made is no valid ONNX model", hint=_HINT):
+    with foreign_errors(CompileFailed, "tf2onnx generated an invalid ONNX model", hint=_HINT):
         onnx.checker.check_model(str(output))
 
 
@@ -219,7 +218,7 @@ def _refuse_unknown(graph: Any) -> None:
     known = {schema.name for schema in onnx.defs.get_all_schemas()}
     unknown = sorted({node.op_type for node in _nodes(graph) if node.domain or node.op_type not in known})
     if unknown:
-        raise CompileFailed(f"tf2onnx has no ONNX for {', '.join(unknown)}", hint=_HINT)
+        raise CompileFailed(f"tf2onnx: unsupported ops {', '.join(unknown)}", hint=_HINT)
 
 
 def _nodes(graph: Any) -> Any:

@@ -49,9 +49,8 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
     source = open_model(path, function, dims)
     if source.assigned:
         raise CompileFailed(
-            f"the function assigns variables ({', '.join(list(source.assigned)[:4])}), whose new values a TFLite "
-            "program does not show",
-            hint="the runtimes iree and xla-aot return them",
+            f"TFLite programs do not return updated variables: {', '.join(list(source.assigned)[:4])}",
+            hint="use the runtime iree or xla-aot, which return updated variables",
         )
     # TFLite sorts the names of a signature, so numbers keep hil's order.
     specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number:03}") for number, spec in enumerate(source.specs)]
@@ -124,17 +123,20 @@ def lowered_module(
             elif name != ENTRY:
                 _rename(module, function_in(module, ENTRY), name)
         if _LOOP.search(mlir) and _is_miscompiled(module):
-            print("iree-compile cannot take the loops as they are: their steps are written out", flush=True)
+            print("iree-compile crashes on these loops or miscompiles them: unrolling them", flush=True)
             with context, ir.Location.unknown():
                 passmanager.PassManager.parse(INLINE).run(module.operation)
                 unroll(module)
                 if "stablehlo.while" in str(module) and _is_miscompiled(module):
-                    print("iree-compile cannot take the loops that are left either: they are made branches", flush=True)
+                    print(
+                        "iree-compile crashes on the remaining loops or miscompiles them: converting them to branches",
+                        flush=True,
+                    )
                     passmanager.PassManager.parse(_BRANCHES).run(module.operation)
     except ir.MLIRError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
         raise CompileFailed(
-            f"IREE cannot read what TensorFlow made: {' '.join(lines[:2])[:400]}", detail=str(error)
+            f"IREE cannot parse the StableHLO from TensorFlow: {' '.join(lines[:2])[:400]}", detail=str(error)
         ) from error
     return module
 
@@ -155,9 +157,7 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
     from io import BytesIO
 
     if others := [state.spec.name for state in lowered.assigned if state.spec.name not in assigned]:
-        raise CompileFailed(
-            f"the function assigns variables whose new values nobody would see: {', '.join(others[:4])}"
-        )
+        raise CompileFailed(f"the function assigns variables that the program does not return: {', '.join(others[:4])}")
     count = len(lowered.inputs)
     states = {state.spec.name: (count + place, state.result) for place, state in enumerate(lowered.state)}
     new = [states[variable] for variable in assigned]
@@ -262,7 +262,7 @@ def convert(concrete: Any, name: str) -> bytes:
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    with foreign_errors(CompileFailed, f"TFLite cannot take {name}", error_text=converter_text):
+    with foreign_errors(CompileFailed, f"TFLite cannot convert {name}", error_text=converter_text):
         # The converter leaves some constant variables without a value.
         concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
         with temporary_folder("hil-tflite-") as folder:

@@ -61,7 +61,9 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     program = load_program(path)
     inputs, outputs = _specs(path, program, dims)
     if pairs := [spec for spec in (*inputs, *outputs) if spec.dtype.startswith("complex")]:
-        raise CompileFailed(f"torch.onnx makes pairs of floats of complex tensors: {pairs[0]} would be another tensor")
+        raise CompileFailed(
+            f"unsupported complex tensor {pairs[0]}: torch.onnx converts complex values to pairs of floats"
+        )
     heavy = sum(weight.nbytes for weight in program.state_dict.values()) > EXTERNAL_FROM_BYTES
     # The exporter raises various nested exceptions.
     with foreign_errors(

@@ -106,13 +106,13 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
             return next(iter(held.values()))
         if found and name in held:
             return held[name]
-        problem = f"{path} holds no flow {name!r}" if found else f"{path} holds {len(held)} flows"
+        problem = f"flow {name!r} not found in {path}" if found else f"expected one flow in {path}, got {len(held)}"
         raise UsageError(
-            problem, hint=f"{did_you_mean(name, held)}name one: {path}:{next(iter(held))}; it holds {', '.join(held)}"
+            problem, hint=f"{did_you_mean(name, held)}select one: {path}:{next(iter(held))}; flows: {', '.join(held)}"
         )
     raise UsageError(
-        f"there is no flow {text!r}",
-        hint=f"{did_you_mean(text, known)}one of {', '.join(known)}; or a file: my.toml, my.toml:NAME"
+        f"flow {text!r} not found",
+        hint=f"{did_you_mean(text, known)}known flows: {', '.join(known)}; or pass a file: my.toml, my.toml:NAME"
         f"{known.broken_text()}",
     )
 
@@ -124,7 +124,7 @@ def _of_entry_point(point: EntryPoint) -> list[Flow]:
             thing = thing()
     listed = [thing] if isinstance(thing, Flow) else thing
     if not isinstance(listed, list | tuple) or not all(isinstance(one, Flow) for one in listed):
-        raise refused(point, f"gives no flow: {shown(thing)}: a hil.plugins.Flow, or a list of them")
+        raise refused(point, f"must be a hil.plugins.Flow or a list of flows, got {shown(thing)}")
     return list(listed)
 
 
@@ -132,9 +132,9 @@ _TEXTS = ("runtime", "compiler", "recipe", "arithmetic", "description")
 _NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
 # Key of a flow's table -> description and types of the value.
 _KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
-    **dict.fromkeys(_TEXTS, ("a text", str)),
+    **dict.fromkeys(_TEXTS, ("a string", str)),
     **dict.fromkeys(_NUMBERS, ("a number", (int, float))),
-    **dict.fromkeys(("compile_flags", "references", "accept"), ("a list of texts", list)),
+    **dict.fromkeys(("compile_flags", "references", "accept"), ("a list of strings", list)),
     "settings": ("a table", dict),
 }
 _EXAMPLE = '[my-flow] runtime = "iree"'
@@ -145,11 +145,11 @@ def read_flows(path: Path) -> dict[str, Flow]:
     try:
         data = parse_toml(read_text(path), path)
     except FileNotFoundError as error:
-        raise UsageError(f"no such file of flows: {path}") from error
+        raise UsageError(f"flow file not found: {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not data:
-        raise UsageError(f"{path} holds no flow", hint=f"a table for each, such as {_EXAMPLE}")
+        raise UsageError(f"{path} defines no flows", hint=f"add a table for each flow, such as {_EXAMPLE}")
     return {name: _flow(name, table, f"{path}: [{name}]") for name, table in data.items()}
 
 
@@ -157,7 +157,7 @@ def check_flow(flow: Flow, where: str) -> None:
     """Raise UsageError for an invalid flow from any source."""
     try:
         if not flow.runtime:
-            raise UsageError("it has no runtime", hint='runtime = "iree" or "onnxruntime"')
+            raise UsageError("missing runtime", hint='runtime = "iree" or "onnxruntime"')
         if flow.compiler:
             pick("compiler", dict.fromkeys(_compilers()), flow.compiler)
         else:
@@ -168,13 +168,13 @@ def check_flow(flow: Flow, where: str) -> None:
         parse_accept(flow.accept, option="accept")
         check_arithmetic(flow.arithmetic, "arithmetic")
         if flow.quanta is not None and not 0 <= flow.quanta < math.inf:
-            raise UsageError(f"quanta is {flow.quanta:g}: it is a number of 0 or more")
+            raise UsageError(f"invalid quanta {flow.quanta:g}: expected a finite number of at least 0")
         if flow.quanta is not None and flow.atol is not None:
-            raise UsageError("quanta and atol are two ways to say the same", hint="give one of them")
+            raise UsageError("quanta and atol are mutually exclusive", hint="remove one of them")
         if flow.min_sqnr_db is not None and not math.isfinite(flow.min_sqnr_db):
-            raise UsageError(f"min_sqnr_db is {flow.min_sqnr_db:g}: it is a number of dB")
+            raise UsageError(f"invalid min_sqnr_db {flow.min_sqnr_db:g}: expected a finite number of dB")
         if flow.min_sqnr_db is not None and not flow.recipe:
-            raise UsageError("min_sqnr_db without a recipe: there is no other model to be near to")
+            raise UsageError("min_sqnr_db requires a recipe: SQNR compares the model before and after the recipe")
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
 
@@ -187,16 +187,18 @@ def _compilers() -> list[str]:
 
 def _flow(name: str, table: Any, where: str) -> Flow:
     if not isinstance(table, dict):
-        raise UsageError(f"{where} must be a table", hint=f"a flow is a table, such as {_EXAMPLE}")
+        raise UsageError(f"{where} must be a table", hint=f"define a flow as a table, such as {_EXAMPLE}")
     values: dict[str, Any] = {"runtime": ""}
     for key, value in table.items():
         if key not in _KINDS:
-            raise UsageError(f"{where} has no {key!r}", hint=f"{did_you_mean(key, _KINDS)}it takes {', '.join(_KINDS)}")
+            raise UsageError(
+                f"{where}: unknown key {key!r}", hint=f"{did_you_mean(key, _KINDS)}known keys: {', '.join(_KINDS)}"
+            )
         wanted, kinds = _KINDS[key]
         texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
         plain = all(isinstance(one, str) and "\0" not in one for one in texts)
         if isinstance(value, bool) or not isinstance(value, kinds) or not plain:
-            raise UsageError(f"{where} {key} must be {wanted}, not {value!r:.80}")
+            raise UsageError(f"{where} {key} must be {wanted}, got {value!r:.80}")
         values[key] = tuple(value) if isinstance(value, list) else value
     flow = Flow(name, **values)
     check_flow(flow, where)

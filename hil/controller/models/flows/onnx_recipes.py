@@ -35,14 +35,14 @@ def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) 
     graph = converted.graph
     _put_in_order(graph)
     if before == _contents(graph):
-        raise ImportFailed("there is no float32 in it that could be float16")
+        raise ImportFailed("the model has no float32 values to convert to float16")
     name = f"{Path(output).name}.data"
     onnx.save_model(converted, output, save_as_external_data=external, location=name)
     try:
         onnx.checker.check_model(output, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         text = line(str(error), 400)
-        raise ImportFailed(f"its float16 form is no valid model: {text}", detail=str(error)) from error
+        raise ImportFailed(f"the float16 model is invalid: {text}", detail=str(error)) from error
 
 
 def _contents(graph: Any) -> list[bytes]:
@@ -171,7 +171,7 @@ def _quantise(
     model: str, output: str, external: bool, samples: Sequence[str], quantise: Callable[..., None], **settings: Any
 ) -> None:
     if before := _quantised(model):
-        raise ImportFailed(f"it is quantised already: it has {', '.join(sorted(before))}")
+        raise ImportFailed(f"the model is already quantised: found {', '.join(sorted(before))}")
     with temporary_folder("hil-quantise-") as folder:
         prepared = Path(folder) / "prepared.onnx"
         _prepare(model, prepared, external)
@@ -180,7 +180,7 @@ def _quantise(
     _drop_stale_shapes(output)
     if not _quantised(output):
         operators = ", ".join(sorted(_operators(model)))
-        raise ImportFailed(f"there is nothing in it that can be quantised; its operators: {operators}")
+        raise ImportFailed(f"the model has no operators to quantise; operators: {operators}")
 
 
 def _prepare(model: str, prepared: Path, external: bool) -> None:
@@ -196,7 +196,7 @@ def _prepare(model: str, prepared: Path, external: bool) -> None:
         except Exception as error:
             if skipped == tries[-1]:
                 raise
-            print(f"preparing the model failed ({error}): the next try does less")
+            print(f"preprocessing failed ({error}): retrying with fewer steps")
         else:
             return
 
@@ -246,5 +246,5 @@ def _operators(path: str) -> set[str]:
 
 def _one_of(setting: str, value: str, known: dict[str, Any]) -> Any:
     if value not in known:
-        raise ImportFailed(f"the setting {setting} is {value!r}", hint=f"one of {', '.join(known)}")
+        raise ImportFailed(f"invalid value {value!r} for setting {setting}", hint=f"expected one of {', '.join(known)}")
     return known[value]

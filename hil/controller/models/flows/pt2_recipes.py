@@ -57,7 +57,7 @@ def _quantise(
 
     program = load_program(model)
     if _quantised(program):
-        raise ImportFailed(f"it is quantised already: it has {', '.join(_quantised(program))}")
+        raise ImportFailed(f"the model is already quantised: found {', '.join(_quantised(program))}")
     given = ({name: to_torch(array) for name, array in load_tensors(Path(folder)).items()} for folder in samples)
     calls = [call_of(program, tensors) for tensors in given]
     quantizer = make_quantizer(backend, per_channel, is_dynamic, options)
@@ -73,7 +73,7 @@ def _quantise(
     again = torch.export.export(converted, args, kwargs, dynamic_shapes=_dynamic_shapes(program))
     if not _quantised(again):
         found = sorted({str(node.target) for node in program.graph.nodes if node.op == "call_function"})
-        raise ImportFailed(f"there is nothing in it that can be quantised; its operators: {', '.join(found)}")
+        raise ImportFailed(f"the model has no operators to quantise; operators: {', '.join(found)}")
     torch.export.save(again, output)
     return {"quantise_s": seconds}
 

@@ -153,23 +153,23 @@ def check_settings(flow: Flow) -> dict[str, Any]:
     """
     if not flow.recipe:
         if flow.settings:
-            raise UsageError("settings without a recipe", hint='they are the recipe\'s: recipe = "static-int8"')
+            raise UsageError("settings require a recipe", hint='set a recipe, such as recipe = "static-int8"')
         return {}
     defaults = pick("recipe", recipes(), flow.recipe).all_settings
     for name, value in flow.settings.items():
         if name not in defaults:
             taken = ", ".join(f"{key} = {default!r}" for key, default in defaults.items()) or "none"
             raise UsageError(
-                f"the recipe {flow.recipe} has no setting {name!r}",
-                hint=f"{did_you_mean(name, defaults)}it takes {taken}",
+                f"unknown setting {name!r} for the recipe {flow.recipe}",
+                hint=f"{did_you_mean(name, defaults)}known settings: {taken}",
             )
         if type(value) is not type(defaults[name]):
             raise UsageError(
-                f"the setting {name} must be {type(defaults[name]).__name__}, not {value!r:.80}",
-                hint=f"such as {name} = {defaults[name]!r}",
+                f"invalid value {value!r:.80} for setting {name}: expected {type(defaults[name]).__name__}",
+                hint=f"for example {name} = {defaults[name]!r}",
             )
     if flow.settings.get(_SAMPLES, 1) < 1:
-        raise UsageError(f"the setting samples is {flow.settings[_SAMPLES]}: at least 1 is needed")
+        raise UsageError(f"invalid value {flow.settings[_SAMPLES]} for setting samples: expected at least 1")
     return {**defaults, **flow.settings}
 
 
@@ -210,7 +210,7 @@ def apply_recipe(
     if model.format not in recipe.formats:
         taken = " and ".join(recipe.formats)
         raise ImportFailed(
-            f"the recipe {flow.recipe} takes models of the format {taken}: {path.name} is {model.format}",
+            f"the recipe {flow.recipe} supports only {taken} models: {path.name} is {model.format}",
             stage="import",
         )
     count = settings.pop(_SAMPLES, 0)
@@ -255,7 +255,7 @@ def _apply(
                 "samples": [str(one) for one in folders],
                 **settings,
             }
-            what = f"the recipe {name} cannot be applied to {path.name}"
+            what = f"cannot apply the recipe {name} to {path.name}"
             failure = partial(ImportFailed, stage="import")
             with naming_errors("import", f"the recipe {name}", failure, what):
                 try:
@@ -267,7 +267,7 @@ def _apply(
             _check_made(called("recipe", _GROUP, name), model, folder / path.name, context)
             if notes:
                 if not isinstance(notes, dict):
-                    raise TypeError(f"it returned {shown(notes)}: expected notes as a JSON object, or None")
+                    raise TypeError(f"expected notes as a JSON object or None, got {shown(notes)}")
                 (folder / _NOTES).write_text(json.dumps(notes))
 
     meta = {"model": model.name, "recipe": name, "settings": settings}
@@ -287,23 +287,23 @@ def _without_links(model: Model, folder: Path) -> Path:
 
 def _check_made(recipe: str, model: Model, made: Path, context: RunContext) -> None:
     """Raise ImportFailed if a recipe did not write a model with the same inputs and outputs."""
-    failed = f"{recipe} spoilt {made.name}"
+    failed = f"invalid {made.name} from {recipe}"
     if not made.is_file():
-        raise ImportFailed(f"{failed}: it wrote no model", stage="import", hint=_KEEPS)
+        raise ImportFailed(f"{failed}: file not written", stage="import", hint=_KEEPS)
     try:
         again = import_model(made, dims=model.dims, format=model.format, isolated=context.isolated, cache=context.cache)
     except (ImportFailed, UsageError) as error:
-        text = f"{failed}: what it wrote cannot be read: {error.message}"
+        text = f"{failed}: the file cannot be read: {error.message}"
         raise ImportFailed(text, stage="import", hint=_KEEPS, detail=error.detail) from error
     for what, before, after in (("inputs", model.inputs, again.inputs), ("outputs", model.outputs, again.outputs)):
         # Outputs are None if their rank is known only at run time.
         if before is not None and after is not None and not _is_same(before, after):
             raise ImportFailed(
-                f"{failed}: its {what} were {_listed(before)} and are {_listed(after)}", stage="import", hint=_KEEPS
+                f"{failed}: {what} changed from {_listed(before)} to {_listed(after)}", stage="import", hint=_KEEPS
             )
 
 
-_KEEPS = "a recipe writes a model whose inputs and outputs keep names, dtypes and shapes"
+_KEEPS = "a recipe must keep the names, dtypes and shapes of the inputs and outputs"
 
 
 def _is_same(before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> bool:

@@ -84,14 +84,14 @@ class Graph:
         import tensorflow as tf
 
         nodes = {node.name: node for node in self.definition.node if node.op == VARIABLE_OP}
-        with foreign_errors(ImportFailed, "the checkpoint beside the graph cannot be read", error_text=error_text):
+        with foreign_errors(ImportFailed, "cannot read the graph's checkpoint", error_text=error_text):
             stored = tf.train.load_checkpoint(self.checkpoint) if self.checkpoint and nodes else None
         values = {}
         for name, node in nodes.items():
             dtype = tf.dtypes.as_dtype(node.attr["dtype"].type)
             shape = tf.TensorShape(node.attr["shape"].shape)
             if not shape.is_fully_defined():
-                raise ImportFailed(f"the graph's variable {name!r} has no fixed shape: {shape}")
+                raise ImportFailed(f"variable {name!r} has the shape {shape}: expected a fixed shape")
             value, source = stored.get_tensor(name) if stored and stored.has_tensor(name) else None, CHECKPOINT
             if value is None:
                 value, source = _initial(self.initialisers, name), INITIALISER
@@ -99,8 +99,8 @@ class Graph:
                 value, source = _seeded(name, dtype, shape), SEED
             if value.shape != tuple(shape) or value.dtype != dtype.as_numpy_dtype:
                 raise ImportFailed(
-                    f"the {source}'s value of {name!r} is {value.dtype}{list(value.shape)}, the graph has "
-                    f"{dtype.name}{shape.as_list()}"
+                    f"invalid {source} value for variable {name!r}: expected {dtype.name}{shape.as_list()}, "
+                    f"got {value.dtype}{list(value.shape)}"
                 )
             values[name] = value, source
         return values
@@ -175,7 +175,7 @@ def open_graph(file: Path, function: str) -> Graph:
     definition = tf.compat.v1.GraphDef()
     _parse(file, definition, "GraphDef", ("node",))
     if not definition.node:
-        raise ImportFailed(f"{file.name} is no GraphDef: it has no node")
+        raise ImportFailed(f"{file.name} is not a GraphDef: missing node")
     own = own_config(file)
     configs = sorted(path.name for path in file.parent.iterdir() if is_config(path))
     entries = (MAIN, *configs)
@@ -185,15 +185,16 @@ def open_graph(file: Path, function: str) -> Graph:
     identifiers: dict[str, str] = {}
     if is_config(Path(wanted)):
         if wanted not in configs:
-            hint = f"{did_you_mean(wanted, configs)}there is {', '.join(configs) or 'none'}"
-            raise UsageError(f"there is no config {wanted!r} beside {file.name}", hint=hint)
+            hint = f"{did_you_mean(wanted, configs)}configs in this directory: {', '.join(configs) or 'none'}"
+            raise UsageError(f"config {wanted!r} not found in the directory of {file.name}", hint=hint)
         feeds, fetches, identifiers = _configured(file.with_name(wanted), nodes)
     else:
         names, targets = nodes.leaves() if wanted == MAIN else nodes.named(wanted.split(","))
         if not names:
             raise UsageError(
-                f"{file.name} has no tensor that is computed of what is fed and goes nowhere else: nothing to return",
-                hint="--function with operations of the graph, such as loss,train",
+                f"no output tensors in {file.name}",
+                hint="pass operations with values, such as --function loss,train; the default outputs are the unused "
+                "tensors that depend on an input",
                 option="--function",
             )
         fetches = [Fed(name, name.removesuffix(":0")) for name in names]
@@ -202,8 +203,8 @@ def open_graph(file: Path, function: str) -> Graph:
     made, fetches = nodes.cut(fetches, targets)
     if reference := next((node.name for node in made.node if node.op in _REFERENCES), ""):
         raise ImportFailed(
-            f"the graph keeps {reference!r} in a reference variable, which XLA has not",
-            hint="make it after tf.compat.v1.enable_resource_variables(), or freeze its variables to constants",
+            f"unsupported reference variable {reference!r}: XLA requires resource variables",
+            hint="call tf.compat.v1.enable_resource_variables() first, or freeze the variables to constants",
         )
     specs = [nodes.spec(feed) for feed in feeds]
     return Graph(
@@ -221,13 +222,13 @@ def open_graph(file: Path, function: str) -> Graph:
 def _parse(file: Path, message: Any, kind: str, fields: Sequence[str]) -> None:
     from google.protobuf import text_format
 
-    with foreign_errors(ImportFailed, f"{file.name} is no {kind}", error_text=error_text):
+    with foreign_errors(ImportFailed, f"{file.name} is not a {kind}", error_text=error_text):
         if file.suffix.lower() == ".pbtxt":
             text_format.Parse(read_text(file, MAX_MODEL_BYTES), message, allow_unknown_field=False)
         else:
             message.ParseFromString(read_file(file, MAX_MODEL_BYTES))
     if not any(len(getattr(message, field)) for field in fields):
-        raise ImportFailed(f"{file.name} is no {kind}: it has no {' and no '.join(fields)}")
+        raise ImportFailed(f"{file.name} is not a {kind}: missing {', '.join(fields)}")
 
 
 def _configured(file: Path, nodes: _Nodes) -> tuple[list[Fed], list[Fed], dict[str, str]]:
@@ -235,7 +236,7 @@ def _configured(file: Path, nodes: _Nodes) -> tuple[list[Fed], list[Fed], dict[s
     from tensorflow.compiler.tf2xla import tf2xla_pb2
 
     config = tf2xla_pb2.Config()
-    _parse(file, config, "config of tf2xla", ("feed", "fetch", "variable"))
+    _parse(file, config, "tf2xla config", ("feed", "fetch", "variable"))
 
     def placed(port: Any) -> Fed:
         tensor = f"{port.id.node_name}:{port.id.output_index}"
@@ -247,7 +248,7 @@ def _configured(file: Path, nodes: _Nodes) -> tuple[list[Fed], list[Fed], dict[s
         return Fed(tensor, port.name or tensor.removesuffix(":0"), port.name, spec)
 
     if not config.fetch:
-        raise ImportFailed(f"{file.name} has no fetch: nothing would be returned")
+        raise ImportFailed(f"invalid config {file.name}: expected at least one fetch")
     return (
         [placed(feed) for feed in config.feed],
         [placed(fetch) for fetch in config.fetch],
@@ -314,10 +315,10 @@ class _Nodes:
         """Raise UsageError if the graph lacks this tensor or operation."""
         node, _, number = tensor.partition(":")
         if node not in self._nodes:
-            hint = did_you_mean(node, self._nodes) or "--function takes a config's file, or operations of the graph"
-            raise UsageError(f"{where}the graph has no operation {node!r}", hint=hint, option="--function")
+            hint = did_you_mean(node, self._nodes) or "pass a config file or operations of the graph to --function"
+            raise UsageError(f"{where}operation {node!r} not found in the graph", hint=hint, option="--function")
         if number and not (number.isdigit() and int(number) < len(self._types(self._nodes[node]))):
-            raise UsageError(f"{where}the operation {node!r} has no output {number}")
+            raise UsageError(f"{where}output {number} of operation {node!r} not found")
 
     def spec(self, feed: Fed) -> Any:
         """Return the ``tf.TensorSpec`` for a feed, from the config or the graph.
@@ -366,7 +367,7 @@ class _Nodes:
             functions = (one.signature for one in self._definition.library.function)
             signature = next((one for one in functions if one.name == node.op), None)
         if signature is None:
-            raise ImportFailed(f"the graph's operation {node.name!r} is a {node.op}, which this TensorFlow has not")
+            raise ImportFailed(f"unsupported op {node.op} of node {node.name!r}: unknown to the installed TensorFlow")
         types: list[int] = []
         for output in signature.output_arg:
             if output.type_list_attr:
@@ -390,7 +391,7 @@ def _initial(definition: Any, variable: str) -> Any:
         for one in part.node:
             if "seed2" in one.attr and not one.attr["seed"].i and not one.attr["seed2"].i:
                 one.attr["seed2"].i = _number(one.name)  # deterministic across processes
-        what = f"TensorFlow cannot compute the first value of {variable}"
+        what = f"TensorFlow cannot compute the initial value of {variable}"
         with tf.Graph().as_default() as graph, foreign_errors(ImportFailed, what, error_text=error_text):
             tf.import_graph_def(part, name="")
             with tf.compat.v1.Session(graph=graph) as session:

@@ -88,7 +88,9 @@ def captured(concrete: Any) -> list[tuple[str, Any]]:
     """
     items = _captures(concrete)
     if any(item.dtype.name == "resource" for _, item in items):
-        raise CompileFailed("the function uses a resource that is no variable, such as a table: XLA has none")
+        raise CompileFailed(
+            "unsupported resource in the function: XLA supports variables, but not tables or other resources"
+        )
     return items
 
 

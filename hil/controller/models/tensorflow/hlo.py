@@ -60,7 +60,7 @@ def write_hlo(path: str, function: str, dims: Mapping[str, int], folder: str, lo
     with dumping(str(Path(folder, HLO)), passes) as flags:
         code, _ = run_logged(command, Path(log), environment=flags)
     if code:
-        print(f"XLA ended {death_text(code)}: its modules in {folder} are not complete", flush=True)
+        print(f"XLA died {death_text(code)}: incomplete modules in {folder}", flush=True)
 
 
 def main() -> None:

@@ -79,10 +79,10 @@ def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> lis
 def _live(concrete: Any, items: list[tuple[str, Any]], text: str, inputs: list[TensorSpec], returned: Any) -> Live:
     module = read_stablehlo(text)
     if not module.aliases and not concrete.structured_outputs:
-        raise CompileFailed("the function returns nothing and assigns no variable: there is nothing to run")
+        raise CompileFailed("the function has no outputs and assigns no variables: expected at least one of them")
     if module.arguments != len(inputs) + len(items):
         raise CompileFailed(
-            f"the lowered function takes {module.arguments} arguments, expected were {len(inputs)} inputs and "
+            f"the lowered function takes {module.arguments} arguments, expected {len(inputs)} inputs and "
             f"{len(items)} captured variables"
         )
     named = zip(named_outputs(returned), concrete.structured_outputs, strict=True)

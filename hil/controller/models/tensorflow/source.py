@@ -90,7 +90,7 @@ class Source:
             for dim in spec.shape:
                 if not isinstance(dim, int):
                     raise UsageError(
-                        f"input {spec.name!r} has the open dimension {dim!r}: TensorFlow lowers fixed shapes only",
+                        f"missing size for dimension {dim!r} of input {spec.name!r}: expected a fixed shape",
                         hint=f"--dim {dim}=1",
                     )
         return self.specs
@@ -124,7 +124,7 @@ def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
     file = Path(path)
     if graph_def.is_config(file):
         raise UsageError(
-            f"{file.name} is a config of a graph: name the graph",
+            f"expected a graph, got the config {file.name}",
             hint=f"hil run GRAPH.pb --function {file.name}",
             option="--function",
         )
@@ -143,7 +143,7 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
     import tensorflow as tf
 
     with foreign_errors(
-        ImportFailed, f"{file.parent.name} is no SavedModel that TensorFlow reads", error_text=error_text
+        ImportFailed, f"TensorFlow cannot read the SavedModel {file.parent.name}", error_text=error_text
     ):
         try:
             model = tf.saved_model.load(str(file.parent))
@@ -151,17 +151,17 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
             if error.name != _SLOTS:
                 raise
             raise ImportFailed(
-                f"the SavedModel {file.parent.name} holds an optimizer of TensorFlow 1, which TensorFlow does not load",
-                hint="keep what is called, self.apply = optimizer.apply_gradients, and, after the first step, its "
-                "variables, self.state = optimizer.variables(), in place of the optimizer",
+                f"SavedModel {file.parent.name} contains a TensorFlow 1 optimizer, which TensorFlow cannot load",
+                hint="instead of the optimizer, save self.apply = optimizer.apply_gradients and, after the first step, "
+                "self.state = optimizer.variables()",
             ) from error
     signatures = {name: found for name, found in model.signatures.items() if name not in _OWN}
     methods = _methods(model, signatures)
     functions = signatures | methods
     if not functions:
         raise ImportFailed(
-            f"the SavedModel {file.parent.name} holds no function",
-            hint="save it with signatures=..., or methods that are tf.function and were called once",
+            f"SavedModel {file.parent.name} has no functions",
+            hint="save it with signatures=..., or with tf.function methods that were called before saving",
         )
     default = _DEFAULT if _DEFAULT in signatures else next(iter(functions)) if len(functions) == 1 else ""
     chosen = function or default
@@ -196,16 +196,16 @@ def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> Source:
     import tensorflow as tf
 
     if function not in ("", "call"):
-        raise UsageError(f"{file.name} has no function {function!r}", hint="a Keras model has one: 'call'")
+        raise UsageError(f"{file.name} has no function {function!r}", hint="a Keras model has only the function 'call'")
     try:
         model = keras.saving.load_model(file, compile=False, safe_mode=True)
     except Exception as error:  # raised by Keras, zipfile, h5py, json or the layers
-        hint = "its layers of your own, or lambdas, are code that hil does not run" if "ambda" in str(error) else ""
-        raise ImportFailed(f"{file.name} is no model that Keras reads: {error_text(error)}", hint=hint) from error
+        hint = "hil does not run the code of custom layers or lambdas" if "ambda" in str(error) else ""
+        raise ImportFailed(f"Keras cannot read {file.name}: {error_text(error)}", hint=hint) from error
     if not getattr(model, "inputs", None):
         raise ImportFailed(
-            f"{file.name} does not say what it takes",
-            hint="save a functional or Sequential model with keras.Input, or tf.saved_model.save",
+            f"{file.name} does not define inputs",
+            hint="save a functional or Sequential model with keras.Input, or use tf.saved_model.save",
         )
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name) for tensor in model.inputs]
     structure, inputs = _fix(file.name, (specs, {}), dims, batch=True)
@@ -235,7 +235,7 @@ def _fix(
         if not is_spec(leaf):
             return leaf
         if leaf.shape.rank is None:
-            raise ImportFailed(f"{file}: input {path!r} has no shape, not even a number of dimensions")
+            raise ImportFailed(f"{file}: input {path!r} has an unknown number of dimensions: expected a shape")
         shape: list[Dim] = []
         for axis, dim in enumerate(leaf.shape):
             symbol = "batch" if batch and axis == 0 else f"{path}.dim{axis}"
@@ -272,7 +272,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     version = needed_version("tensorflow", "tensorflow")
     name = Path(path).name
     # TensorFlow validates nodes, types and operations only when a model is used.
-    with foreign_errors(ImportFailed, f"{name} is no model that TensorFlow reads", error_text=error_text):
+    with foreign_errors(ImportFailed, f"TensorFlow cannot read {name}", error_text=error_text):
         source = open_model(path, function, dims)
         new = [spec_of(new_value(name), variable) for name, variable in source.assigned.items()]
         return description(
@@ -300,7 +300,7 @@ def spec_of(name: str, spec: Any) -> TensorSpec:
     try:
         dtype = dtype_name(spec.dtype.as_numpy_dtype)
     except UsageError as error:
-        raise CompileFailed(f"{name} has elements of type {spec.dtype.name}, which hil cannot pass") from error
+        raise CompileFailed(f"{name} has the unsupported dtype {spec.dtype.name}") from error
     return TensorSpec(name, dtype, tuple(spec.shape))
 
 

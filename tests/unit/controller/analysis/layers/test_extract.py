@@ -411,5 +411,5 @@ def test_layers_reject_unknown_group_and_other_formats(
         layers_of(imported(lstm()), group="every", **context)
     path = tmp_path / "double.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
-    with pytest.raises(UsageError, match="only ONNX models can be taken apart"):
+    with pytest.raises(UsageError, match="expected ONNX or a format that converts to ONNX"):
         layers_of(import_model(path, isolated=isolated), **context)

@@ -264,5 +264,5 @@ def test_activations_reject_models_other_than_onnx(
 ) -> None:
     path = tmp_path / "same.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
-    with pytest.raises(UsageError, match="only ONNX models can be taken apart"):
+    with pytest.raises(UsageError, match="expected ONNX or a format that converts to ONNX"):
         activations(import_model(path, isolated=isolated), {}, **settings)

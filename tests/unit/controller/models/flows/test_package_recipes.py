@@ -69,34 +69,34 @@ def test_recipe_may_change_inferred_output_shapes(apply_to, save_onnx, before, a
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("pass", "it wrote no model"),
-        ("Path(output).write_text('no model')", "what it wrote cannot be read: .*no ONNX model"),
+        ("pass", "file not written"),
+        ("Path(output).write_text('no model')", "the file cannot be read: .*is not an ONNX model"),
         (
             "graph.graph.input[0].name = graph.graph.node[0].input[0] = 'z'" + SAVE,
-            "its inputs were x: .* and are z: ",
+            "inputs changed from x: .* to z: ",
         ),
         (
             "graph.graph.output[0].name = graph.graph.node[0].output[0] = 'z'" + SAVE,
-            "its outputs were y: .* and are z: ",
+            "outputs changed from y: .* to z: ",
         ),
         (
             "graph.graph.output.append(onnx.helper.make_tensor_value_info('x', 1, ['N', 3]))" + SAVE,
-            "its outputs were y: .* and are y: .*, x: ",
+            "outputs changed from y: .* to y: .*, x: ",
         ),
-        ("graph.graph.input[0].type.tensor_type.elem_type = 11" + SAVE, "its inputs were x: .* and are x: .*64"),
+        ("graph.graph.input[0].type.tensor_type.elem_type = 11" + SAVE, "inputs changed from x: .* to x: .*64"),
         (
             "graph.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 4" + SAVE,
-            "its inputs were x: .*3.* and are x: .*4",
+            "inputs changed from x: .*3.* to x: .*4",
         ),
         (
             "del graph.graph.input[0].type.tensor_type.shape.dim[1]" + SAVE,
-            "its inputs were x: Nx3 .* and are x: N float32",
+            "inputs changed from x: Nx3 .* to x: N float32",
         ),
     ],
 )
 def test_recipe_changing_signature_raises_import_error(apply, body: str, message: str) -> None:
     with pytest.raises(
-        ImportFailed, match=rf"the recipe odd of the package vendor 1.0 spoilt .*\.onnx: {message}"
+        ImportFailed, match=rf"invalid .*\.onnx from the recipe odd of the package vendor 1.0: {message}"
     ) as caught:
         apply(body)
-    assert caught.value.stage == "import" and "keep names" in caught.value.hint
+    assert caught.value.stage == "import" and "keep the names" in caught.value.hint
