@@ -145,7 +145,7 @@ def test_run_limits_profiled_iterations(hil, tmp_path):
     assert len(profile.calls[0].iterations_ns) == 3000
     assert 10 <= count <= 1000
     (note,) = profile.notes
-    assert note.startswith(f"of the 3000 iterations after 2 of warm-up, {count} after 2 were profiled")
+    assert note.startswith(f"requested 3000 iterations after 2 warm-up iterations, profiled only {count} after 2")
 
 
 def test_ctrl_c_while_writing_profile_preserves_outcome(hil, environment, tmp_path):
@@ -200,7 +200,7 @@ def test_run_rejects_unusable_profile_directory_first(hil, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.onnx").touch()
     ended = hil("run", DIGITS_CNN, "--profile", "models")
-    assert ended.code == 2 and "holds other things" in ended.err
+    assert ended.code == 2 and "contains other files" in ended.err
     assert not (tmp_path / "hil-runs").exists()
     assert hil("run", DIGITS_CNN, "--profile", "p", "--compile-time-profile", "p").code == 2
 
@@ -222,4 +222,4 @@ def test_profile_show_prints_compile_times(hil, tmp_path):
 
 def test_profile_open_rejects_model_file(hil):
     ended = hil("profile", "open", DIGITS_CNN, "--no-browser")
-    assert ended.code == 2 and "is no trace" in ended.err
+    assert ended.code == 2 and "is not a Perfetto trace" in ended.err

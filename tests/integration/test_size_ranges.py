@@ -43,4 +43,4 @@ def test_run_finds_smallest_failing_size(hil, simulator, from_ten, tmp_path):
 @pytest.mark.parametrize("verb", ["bench", "bisect", "compile"])
 def test_commands_without_ranges_reject_dim_range(hil, from_ten, verb):
     ended = hil(verb, from_ten, "--dim", "S=1..64", "--json")
-    assert ended.code == 2 and "--dim S=1..64 is a range of sizes" in ended.out
+    assert ended.code == 2 and "--dim S=1..64 is a range, expected a single size" in ended.out

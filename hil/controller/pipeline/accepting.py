@@ -54,13 +54,16 @@ def load_function(file: str, name: str) -> Callable[..., Any]:
     try:
         modified = path.stat().st_mtime_ns
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="python:FILE:FUNCTION") from error
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}", hint="use python:FILE:FUNCTION"
+        ) from error
     names = _run_file(path.resolve(), modified)
     function = names.get(name)
     if not callable(function):
         known = [one for one, value in names.items() if callable(value) and not one.startswith("_")]
         raise UsageError(
-            f"{path} has no function {name!r}", hint=f"{did_you_mean(name, known)}{one_of(known, 'it has ')}"
+            f"function {name!r} not found in {path}",
+            hint=f"{did_you_mean(name, known)}{one_of(known, 'known functions: ')}",
         )
     made: Callable[..., Any] = function
     return made

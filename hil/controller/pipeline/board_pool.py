@@ -217,7 +217,7 @@ class BoardPool:
     def _entry(self, choice: BoardChoice, runtimes: Sequence[str], faults: Sequence[str]) -> _Entry:
         with self._mutex:
             if self._closed:
-                raise BoardLost("the boards were given back", board=choice.name)
+                raise BoardLost("the boards were released", board=choice.name)
             return self._entries.setdefault(
                 _place(choice, faults), _Entry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults))
             )
@@ -250,7 +250,7 @@ class BoardPool:
                 entry.session = BoardSession(board, self._most_loaded)
                 return
         board.close()
-        raise BoardLost("the boards were given back", board=board.name)
+        raise BoardLost("the boards were released", board=board.name)
 
     def __enter__(self) -> BoardPool:
         return self

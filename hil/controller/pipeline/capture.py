@@ -75,13 +75,13 @@ class Capture:
         times = [end - start for call in self.calls for start, end in call.iterations_ns]
         runs, cold = (bounded(asked, float(np.median(times)) if times else 0.0) for asked in (iterations, warmup))
         if (runs, cold) != (iterations, warmup):
-            asked = f"{iterations} iterations after {warmup} of warm-up"
-            self.notes.append(f"of the {asked}, {runs} after {cold} were profiled: more would make huge files")
+            asked = f"{iterations} iterations after {warmup} warm-up iterations"
+            self.notes.append(f"requested {asked}, profiled only {runs} after {cold} to limit the file size")
         try:
             taken = program.profile(inputs, warmup=cold, iterations=runs, timeout=timeout)
         except HilError as error:
             hint = f" ({error.hint})" if error.hint else ""
-            self.notes.append(f"no profile of the operations: {error.message}{hint}")
+            self.notes.append(f"operations not profiled: {error.message}{hint}")
             return
         self.taken = taken
         size = sum(content.nbytes for content in taken.files.values())
@@ -113,7 +113,7 @@ class Capture:
         if self.clock is not None and self.clock.jumped_ns:
             self.notes.append(
                 f"the board's clock jumped by {self.clock.jumped_ns / 1e9:+.6f} s during the run: "
-                "where its times lie beside the host's is not sure"
+                "board times may not align with host times"
             )
 
 

@@ -59,7 +59,7 @@ def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if (named := reference_text(other)) != decider:
             yield "compared with", f"{named}: {_text(other.get('outcome'))}"
     for one in _mappings(record.get("unanswered")):
-        yield "no answer from", unanswered_text(one)
+        yield "failed reference", unanswered_text(one)
     if disagreement := _text(record.get("disagreement")):
         yield "the references disagree", disagreement
     if random := [one for one in _list(record.get("random")) if isinstance(one, str)]:

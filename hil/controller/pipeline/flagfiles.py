@@ -70,7 +70,8 @@ def tool_differs(
         if array.dtype.kind not in "iub":
             if kind and dtype_name(array.dtype) not in ATOLS and to_bytes(array) != to_bytes(other):
                 return (
-                    f"output {name}: the values agree, but not the bits of a NaN or zero, as iree-run-module compares"
+                    f"output {name}: the values agree, but the bits of a NaN or zero differ, "
+                    "which iree-run-module reports as different"
                 )
             continue
         own = "i1" if array.dtype.kind == "b" else f"i{8 * array.dtype.itemsize}"
@@ -79,8 +80,8 @@ def tool_differs(
         same = (one for one in inputs.values() if array.dtype == one.dtype and np.array_equal(array, one))
         if kind not in ("", own) and not (signed and next(same, None) is not None):
             return (
-                f"output {name}: the values agree, but the elements expected are {kind} and the program's are {own}, "
-                f"which iree-run-module calls different: write --expected_output=SHAPEx{own}=..."
+                f"output {name}: the values agree, but iree-run-module reports a type mismatch: "
+                f"expected {kind}, got {own}; use --expected_output=SHAPEx{own}=..."
             )
     return ""
 
@@ -140,21 +141,21 @@ def _is_blind(tolerance: Tolerance, expected: Array) -> bool:
 
 # The tools' flags for the execution -> hil's equivalent, as a hint.
 _HOW = {
-    "device": "the board's config does: --board, --runtime-hw-type",
-    "device_allocator": "the board's runtime does",
-    "print_statistics": "hil always tells",
-    "output": "hil keeps outputs with the run",
-    "benchmark_min_time": "--min-time S, or --iterations N",
-    "benchmark_repetitions": "--iterations N",
-    "output_max_element_count": "hil keeps outputs with the run",
+    "device": "the board's config sets this: use --board or --runtime-hw-type",
+    "device_allocator": "the board's runtime sets this",
+    "print_statistics": "hil always prints statistics",
+    "output": "hil stores outputs with the run",
+    "benchmark_min_time": "use --min-time S or --iterations N",
+    "benchmark_repetitions": "use --iterations N",
+    "output_max_element_count": "hil stores outputs with the run",
     "module_mode": "hil maps programs into memory",
     "parameter_mode": "hil maps parameters into memory",
-    "trace_execution": "hil layers shows what lies between",
+    "trace_execution": "use hil layers to see intermediate values",
 }
 # The same for prefixes of flags.
 _HOW_OF = {
-    **dict.fromkeys(("task_", "cuda_", "hip_", "vulkan_"), "the board's runtime does"),
-    "device_profiling_": "--profile DIR",
+    **dict.fromkeys(("task_", "cuda_", "hip_", "vulkan_"), "the board's runtime sets this"),
+    "device_profiling_": "use --profile DIR",
 }
 # dtype -> the tools' name for it in the absolute tolerance flags.
 _SHORT = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
@@ -201,7 +202,7 @@ def write_flagfile(path: Path, flags: FlagFile) -> None:
     lines = flags.lines(path.parent)
     for line in lines:
         if len(line.splitlines()) != 1:
-            raise UsageError(f"a flag file cannot hold {line[:60]!r}: it is more than one line")
+            raise UsageError(f"cannot write {line[:60]!r} to a flag file: expected a single line")
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
@@ -233,11 +234,11 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
         name, equals, value = (part.strip() for part in text.removeprefix("--").partition("="))
         how = _HOW.get(name) or next((hint for family, hint in _HOW_OF.items() if name.startswith(family)), "")
         if not text.startswith("--") or not (equals or how):
-            raise UsageError(f"{where}{text[:60]!r} is not --flag=value")
+            raise UsageError(f"{where}invalid flag {text[:60]!r}: expected --flag=value")
         if strict and how:
-            raise UsageError(f"--{name} is none of hil's flags", hint=how)
+            raise UsageError(f"unsupported flag --{name}", hint=how)
         if name not in _KNOWN and not how:
-            raise UsageError(f"{where}hil does not know --{name}", hint=did_you_mean(name, _KNOWN))
+            raise UsageError(f"{where}unknown flag --{name}", hint=did_you_mean(name, _KNOWN))
         found.setdefault(name, []).append(value)
 
     def last(name: str) -> str:
@@ -249,7 +250,7 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
     if (mode := last("equality_mode")) == "exact":
         rtol, atols = 0.0, dict.fromkeys(THRESHOLDS, 0.0)
     elif mode not in ("", "approximate"):
-        raise UsageError(f"--equality_mode={mode} is none", hint="one of approximate, exact")
+        raise UsageError(f"invalid --equality_mode={mode}", hint="one of approximate, exact")
     return FlagFile(
         tuple(_seen_from(folder, value) for value in found.get("module", ())),
         last("function"),
@@ -277,13 +278,13 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     flags = replace(flags, **{name: value for name, value in vars(over).items() if value not in ((), "", None, {})})
     if flags.parameters:
         raise UsageError(
-            f"{job.flagfile} names files of parameters, which hil keeps beside the program itself",
-            hint="run the model instead of its program: hil bench MODEL.onnx",
+            f"unsupported --parameters in {job.flagfile}: hil stores parameters with the program",
+            hint="run the model instead of the program: hil bench MODEL.onnx",
         )
     if len(flags.modules) > 1:
         raise UsageError(
-            f"{job.flagfile} names {len(flags.modules)} modules that are linked as one program",
-            hint="hil runs programs of one module: compile them into one",
+            f"{job.flagfile} lists {len(flags.modules)} linked modules, expected a single module",
+            hint="compile the modules into a single module",
         )
     rtol, atol = flags.rtol, min(flags.atols.values(), default=None)
     types: tuple[str, ...] = ()
@@ -310,7 +311,7 @@ def _number(name: str, text: str) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        raise UsageError(f"--{name}={text[:60]} is no number") from None
+        raise UsageError(f"invalid --{name}={text[:60]}: expected a number") from None
 
 
 _KNOWN = (

@@ -12,7 +12,7 @@ from hil.core.arithmetic import FLOAT32
 from hil.core.results import RunResult
 from hil.errors import ReferenceFailed
 
-_HINT = "give a tolerance (--rtol, --atol), or judge the board as one that computes in float32: --arithmetic float32"
+_HINT = "set a tolerance (--rtol, --atol), or judge the board as float32: --arithmetic float32"
 
 
 def arithmetic_of(result: RunResult) -> str:
@@ -58,13 +58,16 @@ def with_control(case: Case, settings: dict[str, Any]) -> Case:
     if known:  # from a bundle
         if known != {arithmetic}:
             raise ReferenceFailed(
-                f"the board computes in {arithmetic}, and the bundle has a control of {', '.join(sorted(known))}",
+                f"arithmetic mismatch: the board computes in {arithmetic}, "
+                f"the bundle has a control in {', '.join(sorted(known))}",
                 stage="refer",
-                hint=f"create it again with --arithmetic {arithmetic}; {_HINT}",
+                hint=f"create the bundle with --arithmetic {arithmetic}; {_HINT}",
             )
         return case
     if case.model is None or case.inputs is None:
-        raise ReferenceFailed(f"there is no model to compute in {arithmetic}", stage="refer", hint=_HINT)
+        raise ReferenceFailed(
+            f"cannot compute the model in {arithmetic}: model or inputs are missing", stage="refer", hint=_HINT
+        )
     try:
         control = measure_control(case.model, case.inputs, arithmetic, **settings)
     except ReferenceFailed as error:

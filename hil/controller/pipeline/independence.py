@@ -41,16 +41,16 @@ def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
     for name, why in case.unanswered.items():
         refuses = name in known and not isinstance(why, ReferenceTooSlow)
         is_evidence = refuses and relation_of(runtime, name) is Relation.INDEPENDENT
-        (evidence if is_evidence else others).append(f"the reference {name} could not answer: {why.message}")
+        (evidence if is_evidence else others).append(f"reference {name} failed: {why.message}")
     return evidence, others
 
 
 def not_asked(case: Case, runtime: str) -> str:
     """Return the independent references that were not used, or that none supports the model's format."""
     if case.model is None or not (names := _independent(case.model.format, runtime)):
-        return f"no independent reference runs {case.model.format} models" if case.model else ""
+        return f"no independent reference supports {case.model.format} models" if case.model else ""
     left = [name for name in names if name not in _asked(case) and name not in case.unanswered]
-    return f"not asked: {', '.join(left)}" if left else ""
+    return f"not run: {', '.join(left)}" if left else ""
 
 
 def unasked_reference(case: Case, runtime: str) -> str:

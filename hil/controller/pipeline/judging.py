@@ -39,7 +39,7 @@ def compare_case(case: Case, tools: Tools) -> Iterator[Case]:
         case = replace(case, options=replace(case.options, rtol=None, atol=None))
         for judged in _judge(case, tools):
             yield (case := judged)
-        note = f"judged within hil's default tolerances: {error.message}"
+        note = f"used hil's default tolerances: {error.message}"
         yield replace(case, reason="; ".join(filter(None, (case.reason, note))))
 
 
@@ -59,7 +59,7 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint, option=option)
     if case.outcome is Outcome.PASS and case.options.min_sqnr_db is not None and PLAIN in case.unanswered:
         why = case.unanswered[PLAIN]
-        what = f"how near the answer is to the plain model's cannot be told: {why.message}"
+        what = f"cannot compare the outputs with the plain model: {why.message}"
         raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
     yield case.timed(compare_s=time.monotonic() - start)
 
@@ -117,7 +117,7 @@ class _NoiseOnce:
         case, tools = self._case, self._tools
         if case.model is None or case.inputs is None:
             return {}
-        tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")
+        tools.sink.stage(case, Stage.COMPARE, "measuring the noise of the reference")
         settings = reference_settings(case.options, tools.context, case.folder / "logs" / "noise.log")
         return largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
 

@@ -36,8 +36,8 @@ def checked_models(values: Any) -> dict[str, dict[str, Any]]:
         for name, value in checked(f"settings of {pattern}", table, _TABLE).items():
             if name not in specs:
                 raise UsageError(
-                    f"there is no setting {name!r} of a model",
-                    hint=f"{did_you_mean(name, specs)}one of {', '.join(specs)}",
+                    f"unknown model setting {name!r}",
+                    hint=f"{did_you_mean(name, specs)}known settings: {', '.join(specs)}",
                 )
             own[name] = checked(name, value, specs[name].kind, specs[name].hint)
         found[pattern] = own

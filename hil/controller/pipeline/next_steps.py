@@ -23,9 +23,7 @@ def hint_for_case(case: Mapping[str, Any]) -> str:
         return hint_for_blind(decisive[0])
     failed = [output for verdict in decisive for output in verdict["outputs"] if not output["passed"]]
     if outcome == "FAIL" and failed and _may_declare(case) and all(map(_looks_rounded, failed)):
-        return (
-            "most values are off by little: if the board computes in float16 or bfloat16, declare it with --arithmetic"
-        )
+        return "most errors are small: if the board computes in float16 or bfloat16, declare it with --arithmetic"
     return ""
 
 
@@ -33,7 +31,7 @@ def hint_for_blind(verdict: Mapping[str, Any]) -> str:
     """Return a hint for a BLIND verdict."""
     names = [output["name"] for output in verdict["outputs"] if not output["passed"]]
     allow = _for_each("--allow-blind", names) or "--allow-blind=OUTPUT"
-    return f"try other inputs (such as another --seed) or criteria (--accept); {allow} passes without a judgement"
+    return f"try other inputs (such as a different --seed) or criteria (--accept); {allow} passes without a judgement"
 
 
 def _may_declare(case: Mapping[str, Any]) -> bool:
@@ -60,10 +58,10 @@ def _looks_rounded(output: Mapping[str, Any]) -> bool:
 def hint_for_unstable(repetition: Mapping[str, Any]) -> str:
     """Return the iteration with the first difference, and options to find the cause or to allow it."""
     _, *others = repetition["answers"]
-    where = f"first differs in iteration {others[0]['first'] + 1}; " if others else ""
+    where = f"first difference in iteration {others[0]['first'] + 1}; " if others else ""
     allow = _for_each("--allow-unstable", repetition["differing"])
     allowed = f"; {allow} allows differences within the tolerance" if allow else ""
-    return f"{where}--repeat 5 --fresh-load shows whether a freshly loaded program differs too{allowed}"
+    return f"{where}use --repeat 5 --fresh-load to check if a reloaded program also differs{allowed}"
 
 
 def _for_each(option: str, names: list[str]) -> str:

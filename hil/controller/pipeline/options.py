@@ -303,8 +303,7 @@ class CaseSettings:
     allow_unstable: tuple[str, ...] = _option(
         (),
         TEXTS,
-        "Pass this output if its values differ between iterations but are within tolerance; * is a wildcard. "
-        "Repeatable.",
+        "Pass this output despite differences between iterations within the tolerance; * is a wildcard. Repeatable.",
         metavar="OUTPUT",
         repeats=True,
     )

@@ -137,7 +137,7 @@ def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -
     specs, usual = _specs(), RunSettings()
     for name, value in _table(path, where, table).items():
         if name not in specs:
-            _refuse(path, f"{where} has no {name!r}", name, [*specs, *others])
+            _refuse(path, f"unknown key {name!r} in {where}", name, [*specs, *others])
         wanted, fits = _kind_of(specs[name], getattr(usual, name))
         if not fits(value):
             raise UsageError(f"{path}: {where} {name} must be {wanted}, got {value!r:.80}")
@@ -158,10 +158,10 @@ def _read_outputs(path: Path, where: str, outputs: Any) -> tuple[str, ...]:
         here = f'{where[:-1]}.{_OUTPUTS}."{output}"]'
         for name, value in _table(path, here, table).items():
             if name != "accept" or not _is_list_of_texts(value):
-                _refuse(path, f"{here} takes accept, a list of texts", name, ["accept"])
+                _refuse(path, f"{here} supports only accept, a list of strings", name, ["accept"])
             for text in _read_accept(path, f"{here} accept", value):
                 if parse_accept([text], _unloaded)[0].output:
-                    raise UsageError(f"{path}: {here} accept {text!r} names another output")
+                    raise UsageError(f"{path}: {here} accept {text!r} must not name an output")
                 found.append(f"{output}: {text}")
     return tuple(found)
 
@@ -186,14 +186,14 @@ def _is_list_of_texts(value: Any) -> bool:
 def _kind_of(spec: Spec, default: Any) -> tuple[str, Callable[[Any], bool]]:
     """Return a description of a key's type, and a function that checks a TOML value."""
     if spec.repeats:
-        return "a list of texts", _is_list_of_texts
+        return "a list of strings", _is_list_of_texts
     if isinstance(default, bool):
         return "true or false", lambda value: isinstance(value, bool)
     if isinstance(default, int):
         return "a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)
     if isinstance(default, float) or (default is None and spec.metavar is None):
         return "a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)
-    return "a text", lambda value: isinstance(value, str)
+    return "a string", lambda value: isinstance(value, str)
 
 
 def _field_value(path: Path, where: str, name: str, value: Any) -> Any:
@@ -202,4 +202,4 @@ def _field_value(path: Path, where: str, name: str, value: Any) -> Any:
 
 
 def _refuse(path: Path, what: str, name: str, known: Any) -> NoReturn:
-    raise UsageError(f"{path}: {what}", hint=f"{did_you_mean(name, known)}it takes {', '.join(known)}")
+    raise UsageError(f"{path}: {what}", hint=f"{did_you_mean(name, known)}known keys: {', '.join(known)}")

@@ -176,7 +176,7 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     if case["error"]:
         _print_error(console, case)
     for one in () if is_told else case.get("unanswered", ()):
-        say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
+        say(console, "note", f"reference {one['reference']} failed: {one['reason']}")
     for verdict in case["verdicts"]:
         print_verdict(console, verdict)
     if case.get("random") and outcome in ("FAIL", "BLIND"):  # the reason of a pass includes it
@@ -185,7 +185,7 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     for note in (*provenance.get("notes", ()), *filter(None, [provenance.get("elsewhere")])):
         say(console, "note", note)
     if (placement := provenance.get("placement")) is not None:
-        say(console, "ran on", placement_text(placement) or "nothing: it has no nodes")
+        say(console, "ran on", placement_text(placement) or "no device (the model has no nodes)")
     if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):
         say(console, "compiled", text)
     if command := provenance.get("command"):
@@ -266,8 +266,8 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
 def _bound(control: Mapping[str, Any]) -> str:
     """Describe the bound that a declared arithmetic set."""
     return (
-        f"{control['arithmetic']}, judged by {control['factor']:g} times the deviation of the model computed in it "
-        f"({control['source']})"
+        f"{control['arithmetic']}, bound: {control['factor']:g} times the deviation of the model computed in "
+        f"{control['arithmetic']} ({control['source']})"
     )
 
 
@@ -329,7 +329,7 @@ def _device_time(device: dict[str, Any]) -> str:
     times = ", ".join(together(f"{name} {text}") for name, text in shown.items())
     if cold is None:
         return f"{times} {together(f'({count} iterations)')}"
-    return f"{times} ({together(f'{count} iterations')}; the first, cold: {seconds(cold / 1e9)}, is left out)"
+    return f"{times} ({together(f'{count} iterations')}; excludes the cold first iteration: {seconds(cold / 1e9)})"
 
 
 def _how(case: dict[str, Any]) -> str:
@@ -349,7 +349,7 @@ def _print_error(console: Console, case: dict[str, Any]) -> None:
     if len(lines) > _DETAIL_SHOWN:
         # Python reports a crash at the start of the output, other programs at the end.
         half = _DETAIL_SHOWN // 2
-        lines = [*lines[:half], f"... {len(lines) - 2 * half} lines more in run.json ...", *lines[-half:]]
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} more lines in run.json ...", *lines[-half:]]
     for line in lines:
         say(console, "", line, style="dim", indent=4, whole=True)
     if error["hint"]:

@@ -129,7 +129,7 @@ def with_profile(
         return result
     repetition = taken.repetition
     if repetition is None:
-        note = "the answers of the profile pass were not checked: the profiler does not give them out"
+        note = "the outputs of the profile pass were not checked: the profiler does not return them"
         return replace(result, provenance={**result.provenance, "notes": [*result.provenance.get("notes", ()), note]})
     repetition = repetition.converted(convert)
     given = list(repetition.answers[0].outputs or {})
@@ -181,9 +181,9 @@ def instability(
     unseen = len(repetition.answers) - len(verdicts) + repetition.others
     if is_allowed and not unseen and all(verdicts.values()):
         return False, f"{repetition.text} in {', '.join(differing)}, allowed by --allow-unstable"
-    text = f"{repetition.text} to the same inputs"
+    text = f"{repetition.text} for the same inputs"
     if is_allowed and unseen:
-        text += f" ({unseen} of them were not fetched, and cannot be allowed by --allow-unstable)"
+        text += f" ({unseen} of them were not fetched, so --allow-unstable does not apply)"
     if random := [name for name in differing if model is not None and name in model.random_outputs]:
         text += f" ({', '.join(random)} {'depends' if len(random) == 1 else 'depend'} on random numbers)"
     if not verdicts:

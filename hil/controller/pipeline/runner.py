@@ -68,8 +68,8 @@ class Runner(Tools):
         if not (options.expected or options.references or default_references(case.model)):
             is_bundled = path.suffix == ".bpte"
             raise errors.UsageError(
-                f"a {case.model.format} model has no reference to be compared with",
-                hint="it has its own cases: hil bundle import FILE --from bpte, then hil bundle run"
+                f"no reference supports {case.model.format} models",
+                hint="run the cases in the file: hil bundle import FILE --from bpte, then hil bundle run"
                 if is_bundled
                 else EXPECTED_HINT,
                 option="" if is_bundled else "--expected",
@@ -209,7 +209,7 @@ class Runner(Tools):
         """Run a case. If the board is lost, try to reconnect for the next case."""
         case = self.execute(case, session)
         if isinstance(case.error, errors.BoardError) and not isinstance(case.error, errors.BoardUnfit):
-            self.sink.stage(case, Stage(case.stage), "the board is gone, looking for it")
+            self.sink.stage(case, Stage(case.stage), "board lost, reconnecting")
             pool.reconnect(choice, case.error, faults=faults)
             # The error's message now contains the result of reconnecting.
             case = replace(case, reason=case.error.message)

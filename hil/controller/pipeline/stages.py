@@ -68,9 +68,9 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     if options.repeat < 1 or options.recompile < 1:
         raise errors.UsageError("--repeat and --recompile must be at least 1")
     if options.fresh_load and options.repeat == 1:
-        raise errors.UsageError("--fresh-load needs --repeat", hint="for example --repeat 5 --fresh-load")
+        raise errors.UsageError("--fresh-load requires --repeat", hint="for example --repeat 5 --fresh-load")
     if options.debug_ir_passes and options.debug_ir is None:
-        raise errors.UsageError("--debug-ir-passes needs a folder for the IR", hint="--debug-ir DIR --debug-ir-passes")
+        raise errors.UsageError("--debug-ir-passes requires --debug-ir", hint="use --debug-ir DIR --debug-ir-passes")
     if not options.timeout > 0:
         raise errors.UsageError("--timeout must be above 0 seconds")
     for name in options.references:
@@ -78,7 +78,8 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     runtime = options.runtime or choice.config.runtime
     if choice.config.devices and runtime not in choice.config.devices:
         raise errors.UsageError(
-            f"board {choice.name} has no runtime {runtime!r}", hint=f"one of {', '.join(choice.config.devices)}"
+            f"board {choice.name} does not support runtime {runtime!r}",
+            hint=f"configured runtimes: {', '.join(choice.config.devices)}",
         )
 
 
@@ -86,8 +87,8 @@ def refuse_ranges(options: Options) -> None:
     """Raise UsageError if a dimension has a range of sizes instead of a size."""
     for name, sizes in options.dim_ranges.items():
         raise errors.UsageError(
-            f"--dim {name}={range_text(sizes)} is a range of sizes, and this takes one size",
-            hint=f"--dim {name}={sizes[1]}; hil run, hil suite run, hil bundle create and pytest take ranges",
+            f"--dim {name}={range_text(sizes)} is a range, expected a single size",
+            hint=f"use --dim {name}={sizes[1]}; hil run, hil suite run, hil bundle create and pytest support ranges",
         )
 
 
@@ -222,7 +223,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
             tools.sink.keep(case, "outputs")
             if capture is not None:
                 capture.timed(call, inputs, result.outputs)
-                tools.sink.stage(case, Stage.RUN, "once more, under the profiler")
+                tools.sink.stage(case, Stage.RUN, "second run, with the profiler")
                 capture.profile(program, inputs, **counts)
                 yield (case := replace(case, result=with_profile(result, capture.taken, convert)))
         if tools.logs:
@@ -287,7 +288,7 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
 
 def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunContext, log: Path) -> RunResult | None:
     if options.plain_expected:
-        return RunResult("expected, of the plain model", options.plain_expected)
+        return RunResult("expected outputs of the plain model", options.plain_expected)
     if options.plain_model is None:
         return None
     model = import_model(options.plain_model, dims=options.dims, isolated=context.isolated, cache=context.cache)

@@ -40,7 +40,7 @@ def test_load_function_reloads_changed_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content, message, hint",
     [
-        (JUDGE, "has no function 'neer'", "did you mean 'near'"),
+        (JUDGE, "function 'neer' not found in", "did you mean 'near'"),
         ("1 / 0", "cannot be loaded: ZeroDivisionError", ""),
         ("raise SystemExit(1)", "cannot be loaded: SystemExit", ""),
         ("def (", "cannot be loaded: SyntaxError", ""),

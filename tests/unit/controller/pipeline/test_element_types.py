@@ -44,10 +44,10 @@ def gives(*arrays):
     [
         ("i64", "int64", ""),
         ("i8", "uint8", ""),
-        ("si64", "int64", "expected are si64 and the program's are i64"),
-        ("ui8", "uint8", "expected are ui8 and the program's are i8"),
+        ("si64", "int64", "expected si64, got i64"),
+        ("ui8", "uint8", "expected ui8, got i8"),
         ("i1", "bool", ""),
-        ("i8", "bool", "expected are i8 and the program's are i1"),
+        ("i8", "bool", "expected i8, got i1"),
         ("f32", "float32", ""),
         ("", "int64", ""),
     ],
@@ -58,7 +58,7 @@ def test_tool_differs_reports_other_integer_type(wanted, dtype, said):
     assert said in reason and bool(said) == bool(reason)
 
 
-@pytest.mark.parametrize(("wanted", "said"), [("ui8", ""), ("i8", "expected are i8 and the program's are ui8")])
+@pytest.mark.parametrize(("wanted", "said"), [("ui8", ""), ("i8", "expected i8, got ui8")])
 def test_tool_differs_uses_unsigned_declaration(wanted, said):
     given = gives(np.ones(3, np.uint8))
     declared = [TensorSpec("y0", "int8", (3,))]

@@ -37,7 +37,7 @@ def failed(**more: object) -> dict[str, Any]:
         (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", "outputs": []}, BLIND]), ""),
         (case(outcome="RUN_ERROR", error={"hint": "give --input"}), "give --input"),
         (case(outcome="BLIND", verdicts=[BLIND]), "--allow-blind='a b' passes without a judgement"),
-        (case(outcome="UNSTABLE", verdicts=[BLIND], repetition=UNSTABLE), "first differs in iteration 61"),
+        (case(outcome="UNSTABLE", verdicts=[BLIND], repetition=UNSTABLE), "first difference in iteration 61"),
         (case(outcome="UNSTABLE", verdicts=[BLIND]), ""),
         (failed(), HINT),
         (failed(max_abs=0.2), ""),

@@ -73,7 +73,8 @@ def test_instability_names_shares_and_worst_answer():
     found = answers(RIGHT, WRONG, WORSE)
     is_unstable, text = instability(found, judged(found), None, ())
     assert is_unstable and worst_answer(judged(found)) == 2
-    assert text.startswith("3 different answers in 6 iterations: 3 (50 %), 2 (33.3 %), 1 (16.7 %) to the same inputs; ")
+    shares = "3 (50 %), 2 (33.3 %), 1 (16.7 %)"
+    assert text.startswith(f"3 different answers in 6 iterations: {shares} for the same inputs; ")
     assert "; the first passes, the worst is wrong (output y: 3 of 4 values" in text
 
 
@@ -93,7 +94,7 @@ def test_instability_reports_unjudged_answers():
 def test_instability_without_references_has_shares():
     assert instability(answers(RIGHT, WRONG), {}, None, ()) == (
         True,
-        "2 different answers in 3 iterations: 1 (33.3 %), 2 (66.7 %) to the same inputs".replace(
+        "2 different answers in 3 iterations: 1 (33.3 %), 2 (66.7 %) for the same inputs".replace(
             "1 (33.3 %), 2 (66.7 %)", "2 (66.7 %), 1 (33.3 %)"
         ),
     )

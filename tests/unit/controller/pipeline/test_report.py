@@ -132,7 +132,7 @@ def timed(*durations, cold):
 def test_failed_case_with_passing_verdict_shows_reason():
     """The values agree, but not their element types, as iree-run-module compares."""
     same = RunResult("board", {"y": np.ones(2, np.int64)})
-    why = "output y: the values agree, but the elements expected are si64"
+    why = "output y: the values agree, but iree-run-module reports a type mismatch"
     verdicts = [verdict_record(compare(same, same))]
     assert f"\n  {why}\n" in screen(outcome="FAIL", reason=why, verdicts=verdicts)
     blind = verdict_record(
@@ -149,7 +149,7 @@ def test_unstable_case_shows_next_step():
     verdicts = [verdict_record(compare(same, same))]
     text = " ".join(screen(outcome="UNSTABLE", reason="", verdicts=verdicts, repetition=repetition).split())
     assert "note the tables show the first answer" in text
-    assert "hint first differs in iteration 61; --repeat 5 --fresh-load" in text
+    assert "hint first difference in iteration 61; use --repeat 5 --fresh-load" in text
     assert "--allow-unstable=y --allow-unstable='z z'" in text
     assert "hint" not in screen(outcome="PASS", verdicts=verdicts, repetition=repetition)
 
@@ -164,7 +164,7 @@ def test_statistics_exclude_cold_iteration():
     assert (found["iterations"], found["cold_ns"], found["p50_ns"], found["min_ns"]) == (4, 9_000_000, 30_000, 20_000)
     assert found["samples_ns"][0] == 9_000_000
     text = " ".join(screen(200, device=found).split())
-    assert "p50 30 us" in text and "(4 iterations; the first, cold: 9 ms, is left out)" in text
+    assert "p50 30 us" in text and "(4 iterations; excludes the cold first iteration: 9 ms)" in text
     warm = timed(20_000, 30_000, 40_000, cold=False)
     assert (warm["cold_ns"], warm["p50_ns"]) == (None, 30_000)
 

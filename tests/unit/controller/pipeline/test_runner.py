@@ -214,7 +214,7 @@ def test_closed_pool_refuses_sessions(fake_boards: FakeBoards) -> None:
     pool = BoardPool("a test")
     pool.session(fake_choice())
     pool.close()
-    with pytest.raises(BoardLost, match="given back"):
+    with pytest.raises(BoardLost, match="the boards were released"):
         pool.session(fake_choice("b"))
     assert [board.closed for board in fake_boards.opened] == [True]
 

@@ -32,7 +32,7 @@ FACTS: dict[str, tuple[dict[str, Any], str]] = {
     "decider": ({"decided_by": "ort 1 (same library)", "relation": "same library"}, "decided by: ort 1 (same library)"),
     "relation": ({"against": "ort 1", "relation": "self-check"}, "compared with: ort 1 (self-check)"),
     "other reference": ({"other_references": (OTHER,)}, "compared with: tflite 2 (self-check): FAIL"),
-    "refusal": ({"unanswered": (SILENT,)}, "no answer from: iree-llvm-cpu: index 9 of 4"),
+    "refusal": ({"unanswered": (SILENT,)}, "failed reference: iree-llvm-cpu: index 9 of 4"),
     "disagreement": ({"disagreement": "a and b on y"}, "the references disagree: a and b on y"),
     "random": ({"random": ("drop",)}, "random: the model draws random numbers (node drop)"),
     "answers": ({"answers": "2 different answers in 9 runs"}, "answers: 2 different answers in 9 runs"),
@@ -104,7 +104,7 @@ def test_run_record_contains_same_facts() -> None:
     assert evidence_of_case(document) == [
         ("compared with", "ort 1 (self-check)"),
         ("compared with", "tflite 2 (self-check): FAIL"),
-        ("no answer from", "iree-llvm-cpu: index 9 of 4"),
+        ("failed reference", "iree-llvm-cpu: index 9 of 4"),
         ("answers", "2 answers in 9 runs"),
     ]
 
