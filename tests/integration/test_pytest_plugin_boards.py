@@ -161,7 +161,7 @@ def test_plugin_yields_conflicting_option_to_other_plugin(project, small):
     tested = project.test("-p", "desks", "--hil-board", "sim-f16", "--board", "x", "-k", "Relu")
     assert tested.code == 0, tested.out
     assert boards_of(tested) == {"sim-f16"}
-    assert "--board belongs to another plugin here: use --hil-board" in tested.out
+    assert "--board is used by a different plugin: use --hil-board" in tested.out
 
 
 def test_fixture_without_models_reports_missing_setting(project):

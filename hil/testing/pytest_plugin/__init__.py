@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 MARKER = (
-    "hil(models=PATTERN, layers=BOOL, ops=PATTERN): the cases that a test which asks for hil's fixtures is run with: "
-    "those of models whose name matches, of layers only or of whole models only, of layers whose operator matches."
+    "hil(models=PATTERN, layers=BOOL, ops=PATTERN): select the cases of a test with hil's fixtures: by name of the "
+    "model, layers only or whole models only, by operator of the layer."
 )
 
 
@@ -49,7 +49,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
             option.known and option.known in str(error) for option in OPTIONS
         ):
             raise
-        raise pytest.UsageError(f"{error}: hil takes it where the ini setting {MODELS} is set") from error
+        raise pytest.UsageError(f"{error}: hil uses this option if the ini setting {MODELS} is set") from error
 
 
 def pytest_configure(config: pytest.Config) -> None:

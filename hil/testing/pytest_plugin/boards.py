@@ -189,9 +189,9 @@ class BoardLender:
         lent = is_lent(self.choices[self._name].config.connection.address)
         if lent and all(self._known.values()) and self._config.compile_flags != config.compile_flags:
             raise BoardError(
-                f"it needs other programs than {self._config.name}, which was lent before",
+                f"requires different compile flags than {self._config.name}, which was leased before",
                 board=config.name,
-                hint="a narrower selector has the farm lend boards of one kind",
+                hint="use a narrower selector, so that the farm leases boards of the same kind",
             )
 
     def _avoid(self) -> None:

@@ -39,7 +39,7 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     detail = record.detail.strip().splitlines()
     if len(detail) > _DETAIL_LINES:
         half = _DETAIL_LINES // 2
-        detail = [*detail[:half], f"... {len(detail) - 2 * half} lines more ...", *detail[-half:]]
+        detail = [*detail[:half], f"... {len(detail) - 2 * half} more lines ...", *detail[-half:]]
     lines += [f"    {line}" for line in detail]
     lines += facts
     if record.hint:

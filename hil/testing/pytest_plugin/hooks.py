@@ -76,7 +76,7 @@ class Hooks:
             )
         )
         flows = ", ".join(dict.fromkeys(target.flow.name for target in plugin.targets))
-        taken = [f"{name} belongs to another plugin here: use --hil{name[1:]}" for name in plugin.config.stash[TAKEN]]
+        taken = [f"{name} is used by a different plugin: use --hil{name[1:]}" for name in plugin.config.stash[TAKEN]]
         return [f"hil: flow {flows} on {boards}", *taken]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -205,8 +205,8 @@ def multiply(metafunc: pytest.Metafunc) -> None:
     plugin = metafunc.config.stash.get(SESSION, None)
     if plugin is None:
         raise pytest.Collector.CollectError(
-            f"{metafunc.function.__name__} asks for hil's fixtures, but no models are named\n"
-            "  hint: set hil_models in the ini file, a folder with models"
+            f"{metafunc.function.__name__} uses hil's fixtures, but hil_models is not set\n"
+            "  hint: set hil_models in the ini file to a directory with models"
         )
     chosen = _chosen(metafunc.definition.iter_markers("hil"))
     cases = [case for folder in plugin.folders for case in _cases(plugin, folder, folder.models) if chosen(case)]
@@ -234,7 +234,8 @@ def _checked(arguments: tuple[Any, ...], wanted: Mapping[str, Any]) -> Mapping[s
             wrong.append(f"{name}={value!r}")
     if wrong:
         raise pytest.Collector.CollectError(
-            f"pytest.mark.hil takes models=PATTERN, ops=PATTERN and layers=True or False, not {wrong[0]}"
+            f"invalid pytest.mark.hil argument {wrong[0]}: "
+            "expected models=PATTERN, ops=PATTERN, layers=True or layers=False"
         )
     return wanted
 

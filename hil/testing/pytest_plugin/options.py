@@ -271,7 +271,7 @@ def request_of(config: pytest.Config) -> Request:
         return config.getoption(f"hil_{name}")
 
     if given("runtime_profile") and given("runtime_profile") == given("compile_profile"):
-        raise UsageError("--hil-runtime-profile and --hil-compile-profile need different directories")
+        raise UsageError("--hil-runtime-profile and --hil-compile-profile require different directories")
     make_profile_folders(profile_folders(config, ""))
 
     def path(name: str) -> Path | None:

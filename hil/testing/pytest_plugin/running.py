@@ -133,7 +133,7 @@ class CaseRun:
             self._case = runner.with_references(self.case, early)
         self._go_on()
         if not self.case.references:
-            raise pytest.UsageError("a model whose inputs only the board knows has a reference after hil_result only")
+            raise pytest.UsageError("hil_reference requires hil_result: only the board knows the inputs of this model")
         return self.case.references[0]
 
     def verdict(self, result: RunResult, reference: RunResult) -> Verdict:

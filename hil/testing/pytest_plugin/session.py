@@ -354,7 +354,7 @@ class PluginSession:
 
     def _folder(self, path: Path) -> ModelFolder:
         if not path.is_dir():
-            raise UsageError(f"there is no folder {path}", hint=f"the ini setting {MODELS} names it")
+            raise UsageError(f"directory {path} not found", hint=f"check the ini setting {MODELS}")
         inside = path.is_relative_to(self.config.rootpath)
         out = out_folder(self.config) / (path.relative_to(self.config.rootpath) if inside else path.name)
         taken = [folder.out for folder in self.folders]

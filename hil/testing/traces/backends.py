@@ -21,10 +21,11 @@ ALL = "all"
 DEFAULT_FOLDER = "hil-traces"
 # Option name -> help, for pytest and for test files run as scripts.
 TEXTS = {
-    "target_backends": "Backends that traces are compared on, with commas: tf, iree_llvmcpu, iree_vmvx, iree_cuda, "
-    "iree_vulkan, tflite, board:NAME, or all: those of this machine but tf; what is not here is skipped (default all).",
-    "reference_backend": "The backend that they are compared with (default: tf, and for model files their reference).",
-    "artifacts_dir": f"Where programs and traces are kept (default {DEFAULT_FOLDER}).",
+    "target_backends": "Backends to compare with the reference, separated by commas: tf, iree_llvmcpu, iree_vmvx, "
+    "iree_cuda, iree_vulkan, tflite, board:NAME, or all (default): every backend of this machine except tf. "
+    "Unavailable backends are skipped.",
+    "reference_backend": "Reference backend (default: tf; for model files, the default reference of the format).",
+    "artifacts_dir": f"Directory for programs and traces (default {DEFAULT_FOLDER}).",
 }
 # Destination names in pytest's options. They differ from a project's options with the same name.
 PYTEST_DEST = "hil_traces_{}"
@@ -138,7 +139,8 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
         return _board(name)
     known = tuple(dict.fromkeys((ALL, *PLAIN, *references)))
     raise UsageError(
-        f"there is no backend {name!r}", hint=f"{did_you_mean(name, known)}one of {', '.join(known)}, board:NAME"
+        f"unknown backend {name!r}",
+        hint=f"{did_you_mean(name, known)}known backends: {', '.join(known)}, board:NAME",
     )
 
 
@@ -163,7 +165,7 @@ def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, .
     words = [name.strip() for name in text.split(",") if name.strip()]
     names = [name for word in words for name in ((*_IREE, TFLITE) if word == ALL else (word,))]
     if not names:
-        raise UsageError("--target_backends names none", hint="for example --target_backends=iree_llvmcpu")
+        raise UsageError("--target_backends is empty", hint="for example --target_backends=iree_llvmcpu")
     found = []
     for place, name in enumerate(names):
         number = f"_{names[:place].count(name)}" if names.count(name) > 1 else ""
@@ -192,7 +194,8 @@ def _board(name: str) -> Backend:
     runtime = runtime or (config.runtime if config.runtime in RUNTIMES else RUNTIMES[0])
     if config.devices and runtime not in config.devices:
         raise UsageError(
-            f"board {choice.name} has no runtime {runtime!r}", hint=f"its config has {', '.join(config.devices)}"
+            f"board {choice.name} does not support runtime {runtime!r}",
+            hint=f"configured runtimes: {', '.join(config.devices)}",
         )
     return Backend(name, name, runtime, choice)
 

@@ -49,15 +49,17 @@ class CompiledModule:
             raise AttributeError(name)
         methods = self._methods()
         if name not in methods:
-            what = f"{self._name} exports no {name!r}"
-            raise AttributeError(f"{what}: {did_you_mean(name, methods)}it exports {', '.join(methods)}")
+            what = f"method {name!r} not found in {self._name}"
+            raise AttributeError(f"{what}: {did_you_mean(name, methods)}exported methods: {', '.join(methods)}")
         return functools.partial(self._call, name)
 
     def __call__(self, *args: Any) -> Any:
         """Call the only method. Raises UsageError if there are several."""
         methods = self._methods()
         if len(methods) > 1:
-            raise UsageError(f"{self._name} has {len(methods)} methods", hint=f"call one: .{methods[0]}(...)")
+            raise UsageError(
+                f"cannot call {self._name}: it has {len(methods)} methods", hint=f"call a method: .{methods[0]}(...)"
+            )
         return self._call(methods[0], *args)
 
     def _call(self, method: str, /, *args: Any) -> Any:
@@ -107,7 +109,7 @@ def compile(
     subject = subject_of(maker, exported_names, name)
     target, *others = parse_targets(backend, subject.references)
     if others:
-        raise UsageError(f"{backend} are several backends", hint="compile for each")
+        raise UsageError(f"expected a single backend, got {backend!r}", hint="compile for each backend separately")
     with ExitStack() as stack:
         if artifacts_dir is None:
             folder = Path(stack.enter_context(temporary_folder("hil-compiled-"))) / "module"

@@ -26,10 +26,12 @@ def module_name(module_class: Callable[[], Any], name: str = "") -> str:
     """
     found = name or str(getattr(module_class, "__name__", ""))
     if not found:
-        raise UsageError(f"{module_class!r} has no name", hint='give it one: name="ResNet50/cifar10"')
+        raise UsageError(f"missing module name for {module_class!r}", hint='for example name="ResNet50/cifar10"')
     path = PurePath(found)
     if path.is_absolute() or not path.parts or os.pardir in path.parts:
-        raise UsageError(f"{found!r} is no name of a module", hint='for example name="ResNet50/cifar10"')
+        raise UsageError(
+            f"invalid module name {found!r}: expected a relative path", hint='for example name="ResNet50/cifar10"'
+        )
     return path.as_posix()
 
 

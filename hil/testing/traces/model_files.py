@@ -50,7 +50,7 @@ class FileSubject:
             self._folder = Path.cwd()
         for name in exported_names or ():
             if name not in files:
-                raise UsageError(f"{self.name} has no method {name!r}", hint=f"it has {', '.join(files)}")
+                raise UsageError(f"method {name!r} not found in {self.name}", hint=f"known methods: {', '.join(files)}")
         self._files = {name: files[name] for name in exported_names or files}
         self._models: dict[str, Model] = {}
         self.methods = tuple(self._files)
@@ -91,7 +91,7 @@ class FileSubject:
         """Return a runner for a reference or a board. Raises UsageError for other backends."""
         if backend.choice is None and backend.runtime not in self.references:
             raise UsageError(
-                f"the backend {backend.name} runs TensorFlow modules, and {self.name} consists of files",
+                f"backend {backend.name} runs only TensorFlow modules, but {self.name} consists of model files",
                 hint=f"one of {', '.join(self.references)}, iree_llvmcpu, board:NAME",
             )
         return _FileRunner(self, backend, context, folder / backend.id, settings)
@@ -122,9 +122,11 @@ class _FileRunner(Runner):
         for position, value in enumerate(inputs):
             what = f"argument {position} of {method}"
             if not hasattr(value, "dtype"):
-                raise UsageError(f"{what} is no array", hint="a model's file takes tensors only")
+                raise UsageError(
+                    f"{what} must be an array, got {type(value).__name__}", hint="model files accept only tensors"
+                )
             if specs is not None and not specs[position].accepts(dtype_name(value.dtype), value.shape):
-                raise UsageError(f"{what} is {list(value.shape)} {value.dtype}, the model takes {specs[position]}")
+                raise UsageError(f"{what}: expected {specs[position]}, got {list(value.shape)} {value.dtype}")
         return inputs
 
     def call(self, method: str, inputs: Inputs) -> Called:
@@ -141,7 +143,7 @@ class _FileRunner(Runner):
 
     def _run_reference(self, model: Model, inputs: Inputs) -> RunResult:
         if model.format not in references()[self._reference].formats:
-            raise NotRun(f"{self._reference} runs no {model.format} models")
+            raise NotRun(f"{self._reference} does not support {model.format} models")
         given = dict(zip([spec.name for spec in model.inputs or ()], inputs, strict=True))
         with temporary_folder("hil-trace-") as scratch:
             return run_reference(

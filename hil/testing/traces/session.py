@@ -141,17 +141,17 @@ class ModuleTraces:
         origin = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', name)}"
         if self._traced.setdefault(name, origin) != origin:
             raise UsageError(
-                f"{self._subject.name} has two trace functions called {name}: {self._traced[name]} and {origin}",
-                hint="a trace is kept under its function's name: give them different ones",
+                f"duplicate trace function name {name} in {self._subject.name}: {self._traced[name]} and {origin}",
+                hint="rename a function: traces are stored by function name",
             )
         wanted = self._trace(function, self.reference, command)
         save_traced(wanted, self._trace_folder(self.reference, name))
         if isinstance(wanted.error, NotRun):
-            raise UsageError(f"the reference cannot run here: {wanted.error.message}", hint=wanted.error.hint)
+            raise UsageError(f"reference not available: {wanted.error.message}", hint=wanted.error.hint)
         if wanted.error is not None:
             raise wanted.raised or wanted.error
         if not wanted.trace.calls:
-            raise UsageError(f"{name} called nothing", hint="call methods of the module that it is given")
+            raise UsageError(f"{name} called no methods", hint="call methods of the module argument")
         traces = []
         for target in self.targets:
             traced = self._trace(function, target, command)
@@ -216,7 +216,7 @@ class ModuleTraces:
         found = self._record(target, wanted, traced, comparisons)
         record = self._expectations.judge(found)
         if record.outcome == Outcome.XPASS.value:
-            hints = (f"take it out of {self._expectations.path}", self._expectations.other_versions)
+            hints = (f"remove it from {self._expectations.path}", self._expectations.other_versions)
             record = replace(record, hint="; ".join(filter(None, hints)))
         result = TargetResult(record, comparisons, folder, target.id)
         if isinstance(traced.error, NotRun):
@@ -307,7 +307,8 @@ def compare_backends(
 
     Args:
         trace_function: Called with a :class:`TracedModule`, once for each backend.
-        module_class, exported_names: See :class:`ModuleTraces`.
+        module_class: See :class:`ModuleTraces`.
+        exported_names: See :class:`ModuleTraces`.
         reference_backend: The reference's name; "" is the module's default: ``tf``.
         target_backends: Names, or a comma-separated text; ``all`` is all backends of this machine.
         artifacts_dir: Artifacts directory; None is ``hil-traces``.

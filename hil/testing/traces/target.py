@@ -115,7 +115,7 @@ class Target:
 
         def bind(specs: Sequence[TensorSpec]) -> dict[str, Array]:
             if len(specs) != len(arrays):
-                raise RunFailed(f"the program takes {len(specs)} inputs, not {len(arrays)}", stage=Stage.RUN.value)
+                raise RunFailed(f"the program expects {len(specs)} inputs, got {len(arrays)}", stage=Stage.RUN.value)
             given.update({spec.name: same_bits(spec.dtype, one) for spec, one in zip(specs, arrays, strict=True)})
             return given
 
@@ -139,7 +139,9 @@ class Target:
         if not outputs:  # a program file may not declare them
             outputs = [spec_of(name, array) for name, array in result.outputs.items()]
         if len(returned) != len(outputs):
-            raise RunFailed(f"the program returned {len(returned)} outputs, not {len(outputs)}", stage=Stage.RUN.value)
+            raise RunFailed(
+                f"expected {len(outputs)} outputs from the program, got {len(returned)}", stage=Stage.RUN.value
+            )
         # Copy: a view would keep the complete received message in memory.
         own = tuple(same_bits(spec.dtype, array).copy() for spec, array in zip(outputs, returned, strict=True))
         parts = result.provenance.get("placement") or ()
@@ -172,13 +174,13 @@ class Target:
         there = {one["name"]: one for one in board.info.get("runtimes", ())}
         if runtime not in there:
             raise NotRun(
-                f"{self.backend.name}: {board.name} has no runtime {runtime!r}",
-                hint=f"it has {', '.join(there) or 'none'}; is hil[{runtime}] installed there?",
+                f"{self.backend.name}: board {board.name} does not support runtime {runtime!r}",
+                hint=f"available runtimes: {', '.join(there) or 'none'}; install hil[{runtime}] on the board",
             )
         devices = there[runtime].get("devices", ())
         if runtime == "iree" and device and devices and device not in [one.split("://")[0] for one in devices]:
             raise NotRun(
-                f"{self.backend.name}: IREE has no {device} device on {board.name}",
-                hint=f"it has {', '.join(devices)}: leave {self.backend.name} out, or install the driver",
+                f"{self.backend.name}: IREE device {device} not found on board {board.name}",
+                hint=f"available devices: {', '.join(devices)}; remove {self.backend.name} or install the driver",
             )
         board.take()

@@ -66,20 +66,20 @@ class TfSubject:
         if self._exported is None:
             if not found:
                 raise UsageError(
-                    f"{self.name} has no public tf.function",
-                    hint="decorate its methods with @tf.function, or name them: exported_names=[...]",
+                    f"{self.name} does not define a public tf.function",
+                    hint="decorate methods with @tf.function, or list them: exported_names=[...]",
                 )
             self._methods = found
         for name in self._exported or ():
             if not callable(getattr(module, name, None)):
                 raise UsageError(
-                    f"{self.name} has no method {name!r}, which exported_names names",
-                    hint=f"{did_you_mean(name, found)}its functions are {', '.join(found) or 'none'}",
+                    f"method {name!r} in exported_names not found in {self.name}",
+                    hint=f"{did_you_mean(name, found)}known functions: {', '.join(found) or 'none'}",
                 )
             if name in _LOOPS and str(getattr(getattr(module, name), "__module__", "")).startswith("keras."):
                 raise UsageError(
-                    f"{self.name}.{name} is Keras's own loop over batches, in Python, and no function of tensors",
-                    hint="export what it calls, exported_names=['call'], or a tf.function of your own",
+                    f"unsupported method {self.name}.{name}: Keras runs a loop over batches in Python",
+                    hint="export the called method instead, exported_names=['call'], or write a tf.function",
                 )
         return module
 
@@ -121,9 +121,9 @@ class _ModuleRunner(Runner):
         """Convert arguments to the dtypes of the method's signature, if it has one."""
         signature = getattr(getattr(self.module, method), "input_signature", None)
         if signature is not None:
-            takes = f"{method} takes {_signature_text(signature) or 'nothing'}"
+            takes = f"{method} expects {_signature_text(signature) or 'no arguments'}"
             if len(args) != len(signature):
-                raise UsageError(f"{takes}: {len(args)} given")
+                raise UsageError(f"{takes}: got {len(args)} argument{'' if len(args) == 1 else 's'}")
             try:
                 args = [_cast(spec, value) for spec, value in zip(signature, args, strict=True)]
             except (TypeError, ValueError, LookupError) as error:
@@ -149,7 +149,7 @@ class _Eager(_ModuleRunner):
                 self._variables.add(function.get_concrete_function(*tensors).graph.variables)
         except (tf.errors.OpError, TypeError, ValueError) as error:
             raise RunFailed(f"TensorFlow: {error_text(error)}", stage=Stage.RUN.value, detail=str(error)) from error
-        return Called(as_numpy(f"what {method} returned", outputs), f"tensorflow {self._subject.version}")
+        return Called(as_numpy(f"the result of {method}", outputs), f"tensorflow {self._subject.version}")
 
 
 class _OnBoard(_ModuleRunner):
@@ -170,7 +170,7 @@ class _OnBoard(_ModuleRunner):
     def _call(self, method: str, inputs: Inputs) -> Called:
         on_tflite = self._target.backend.runtime == TFLITE
         outputs, answer = (self._run_tflite if on_tflite else self._run_iree)(method, inputs)
-        found = as_numpy(f"what {method} returned", outputs)
+        found = as_numpy(f"the result of {method}", outputs)
         return Called(found, answer.source, answer)
 
     def _run_iree(self, method: str, inputs: Inputs) -> tuple[Any, Answer]:
@@ -224,13 +224,13 @@ def _cast(spec: Any, value: Any) -> Any:
 
     if isinstance(spec, Mapping):
         if spec.keys() != value.keys():
-            raise ValueError(f"it has {', '.join(map(str, spec))}, given were {', '.join(map(str, value))}")
+            raise ValueError(f"expected keys {', '.join(map(str, spec))}, got {', '.join(map(str, value))}")
         return {name: _cast(spec[name], item) for name, item in value.items()}
     if isinstance(spec, (list, tuple)):
         return tuple(_cast(one, item) for one, item in zip(spec, value, strict=True))
     tensor = tf.convert_to_tensor(value, spec.dtype)
     if not spec.shape.is_compatible_with(tensor.shape):
-        raise ValueError(f"a tensor of shape {tensor.shape} was given for one of {spec.shape}")
+        raise ValueError(f"expected shape {spec.shape}, got {tensor.shape}")
     return tensor
 
 

@@ -85,8 +85,8 @@ class Programs:
         while True:
             if _outline(program.lowered) != _outline(live.function):
                 raise UsageError(
-                    f"{self._name}.{method} is another function each time the module is made",
-                    hint="what it takes, returns and captures must not depend on chance or on earlier modules",
+                    f"{self._name}.{method} differs between instances of the module",
+                    hint="inputs, outputs and captured values must not depend on random numbers or earlier instances",
                 )
             if not (outdated := program.outdated(live)):
                 return program
@@ -112,7 +112,9 @@ class Programs:
                 return target.compile(program.model, target.folder / program.place)
             except StageError as error:
                 if program.place == COMPILED:
-                    error.hint += f"; exported_names=[...] leaves out what cannot be compiled of {self._name}"
+                    error.hint += (
+                        f"; use exported_names=[...] to exclude methods of {self._name} that cannot be compiled"
+                    )
                 raise
 
         return self._once(program.place, make)
@@ -150,7 +152,7 @@ class Programs:
                 lives[name] = lower_method(module, name, signature)
             except CompileFailed as error:
                 others = ", ".join(repr(other) for other in signed if other != name)
-                error.hint = error.hint or (f"leave it out: exported_names=[{others}]" if others else "")
+                error.hint = error.hint or (f"exclude it: exported_names=[{others}]" if others else "")
                 error.located(stage=Stage.COMPILE.value)
                 raise
         return self._make(lives, {name: (module, signature) for name, signature in signed.items()}, "")
@@ -196,10 +198,10 @@ class Programs:
             try:
                 self._context.isolated.call(merge, arguments, timeout=COMPILE_TIMEOUT_S, log=Path(scratch) / "log")
             except IsolatedCrash as error:
-                raise CompileCrashed(f"IREE died of {self._name}'s StableHLO", detail=error.detail) from error
+                raise CompileCrashed(f"IREE crashed on the StableHLO of {self._name}", detail=error.detail) from error
             except IsolatedFailure as error:
                 raise CompileFailed(
-                    f"IREE cannot read what TensorFlow made: {error.message}", detail=error.detail
+                    f"IREE cannot read the output of TensorFlow: {error.message}", detail=error.detail
                 ) from error
         source, isolated = bytecode if is_large else text, self._context.isolated
         model = import_model(source, function=next(iter(lives)), isolated=isolated, cache=self._context.cache)
@@ -311,16 +313,16 @@ def make_tflite(
         ) from error
     if names := ", ".join(assigned(concrete)):
         raise CompileFailed(
-            f"{method} changes variables ({names}), which a TFLite program cannot hand back",
+            f"{method}: TFLite programs do not return updated variables: {names}",
             stage=Stage.COMPILE.value,
-            hint="run it on IREE; for tflite list it in expected.toml",
+            hint="run it on IREE, or list the tflite failure in expected.toml",
         )
     try:
         content = convert(concrete, place.stem)
     except CompileFailed as error:
         kept = place.with_suffix(".mlir")
         write_file(kept, in_tf_dialect(function, place.stem, inputs).encode(), option="", make_folder=True)
-        error.hint = f"what it was given is in {kept}"
+        error.hint = f"input of the converter: {kept}"
         error.located(stage=Stage.COMPILE.value)
         raise
     write_file(place, content, option="", make_folder=True)

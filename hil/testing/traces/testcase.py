@@ -41,7 +41,8 @@ def compile_module(
         module_class: A tf.Module or Keras model class (or a callable that returns a module), or a class with
             :class:`hil.testing.ModelFile` attributes.
         exported_names: Methods to export; None is every public tf.function. Omit methods that a backend cannot compile.
-        target_backends, reference_backend: Default backends, if no option specifies others.
+        target_backends: Default backends to test, if no option specifies others.
+        reference_backend: Default reference, if no option specifies another.
         name: The module's name, instead of the class name; ``ResNet50/cifar10`` creates a subdirectory.
     """
 
@@ -129,8 +130,8 @@ class TracedModuleTestCase(unittest.TestCase):
         if "_traces" not in vars(case) or case._traces is None:
             if case.module_class is None:
                 raise UsageError(
-                    f"{case.__name__} does not say which module it is about",
-                    hint="decorate it with @hil.testing.compile_module(ModuleClass)",
+                    f"missing module for {case.__name__}",
+                    hint="decorate the class with @hil.testing.compile_module(ModuleClass)",
                 )
             options, expected = self._options(), Path(inspect.getfile(case)).with_name(EXPECTED)
             case._traces = ModuleTraces(

@@ -41,8 +41,8 @@ class TracedModule:
         if name in self._methods:
             return partial(self._call, name)
         raise AttributeError(
-            f"{self._traced.trace.module_name} exports no {name!r}: {did_you_mean(name, self._methods)}it exports "
-            f"{', '.join(self._methods)}"
+            f"method {name!r} not found in {self._traced.trace.module_name}: {did_you_mean(name, self._methods)}"
+            f"exported methods: {', '.join(self._methods)}"
         )
 
     def _call(
@@ -50,8 +50,8 @@ class TracedModule:
     ) -> Any:
         if named:
             raise UsageError(
-                f"{method} is given {', '.join(named)} by name, and a trace records arguments by their position",
-                hint="give it without the name; only rtol and atol have one",
+                f"unsupported keyword argument of {method}: {', '.join(named)}",
+                hint="use positional arguments; only rtol and atol are keywords",
             )
         check_tolerance(rtol, atol)
         inputs = self._runner.inputs(method, args)
@@ -123,7 +123,7 @@ def trace_name(function: TraceFunction) -> str:
     """Return a trace's name: that of its function. Raises UsageError if the function has no name."""
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
-        raise UsageError(f"a trace is named after its function, and {function!r} has no name", hint="write it with def")
+        raise UsageError(f"trace function {function!r} requires a name", hint="define it with def")
     return str(name)
 
 

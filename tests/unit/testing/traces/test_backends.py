@@ -42,12 +42,12 @@ def test_parse_targets_accepts_board_files_and_addresses(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("iree_llvmjit", "there is no backend 'iree_llvmjit'"),
-        ("onnxruntime", "there is no backend"),
-        ("board:", "there is no backend"),
+        ("iree_llvmjit", "unknown backend 'iree_llvmjit'"),
+        ("onnxruntime", "unknown backend 'onnxruntime'"),
+        ("board:", "unknown backend 'board:'"),
         ("board:rpi55", "unknown board"),
         ("board:no.toml", "no such board config"),
-        ("board:plain.toml:tflite", "has no runtime 'tflite'"),
+        ("board:plain.toml:tflite", "does not support runtime 'tflite'"),
     ],
 )
 def test_parse_backend_rejects_unknown_names(name, said, tmp_path, monkeypatch):
@@ -59,7 +59,7 @@ def test_parse_backend_rejects_unknown_names(name, said, tmp_path, monkeypatch):
 
 def test_parse_backend_accepts_references_for_model_files():
     assert parse_backend("onnxruntime", ["onnxruntime"]).choice is None
-    with pytest.raises(UsageError, match="names none"):
+    with pytest.raises(UsageError, match="--target_backends is empty"):
         parse_targets(" ,")
 
 

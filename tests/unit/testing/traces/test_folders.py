@@ -35,11 +35,11 @@ def test_owner_of_returns_path_relative_to_artifacts(tmp_path):
 
 @pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/../../x", "."])
 def test_module_name_rejects_path_outside_artifacts(name):
-    with pytest.raises(UsageError, match="no name of a module"):
+    with pytest.raises(UsageError, match="invalid module name"):
         module_name(dict, name)
 
 
 def test_module_name_requires_a_name():
-    with pytest.raises(UsageError, match="has no name"):
+    with pytest.raises(UsageError, match="missing module name for"):
         module_name(functools.partial(dict, a=1))
     assert module_name(functools.partial(dict, a=1), "Vision/small") == "Vision/small"
