@@ -93,7 +93,7 @@ def test_suite_skips_boards_with_other_compile_flags(
     fake_farm.add("lab1-old", farm_agents[1], CONFIG.replace("target-cpu=host", "target-cpu=generic"))
     ended = hil("suite", "run", models, "--filter", "*full_model", "--board", "farm:", "-j", 2, "--json")
     assert ended.code == 0, ended.err
-    assert "is left out from now on: it needs programs compiled with" in ended.err
+    assert "removed from the run: the board requires code compiled with" in ended.err
     assert len({case["board"] for case in ended.document["cases"]}) == 1
     assert fake_farm.is_free()
 

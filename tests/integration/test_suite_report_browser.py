@@ -60,7 +60,7 @@ def test_report_lists_failures_first_with_totals(page, tmp_path):
     opened(page, tmp_path, *SMALL, missing=("f",))
     assert shown(page) == ["b_fail", "c_crash", "e_known", "a_pass", "d_slow"]
     assert page.texts(".legend button") == ["2 PASS", "1 FAIL", "1 COMPILE_CRASH", "1 XFAIL"]
-    assert page.texts("#notes") == ["1 of 6 cases was not run: the run is not over, or was cut off."]
+    assert page.texts("#notes") == ["1 of 6 cases not run: the run is unfinished or was aborted"]
     assert page.texts("#count") == ["5 cases"]
     assert page.run("document.querySelectorAll('#outcomes rect').length") == 4
 
@@ -79,7 +79,7 @@ def test_report_filters_by_text_and_menus(page, tmp_path):
     assert len(shown(page)) == 5
     page.type("no such case")
     page.wait("document.querySelector('#count').innerText === '0 of 5 cases'")
-    assert page.texts("#table") == ["No case is like that."]
+    assert page.texts("#table") == ["no matching cases"]
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_report_fits_window_width(page, tmp_path, width, unfolded):
 
 def test_report_shows_empty_and_passing_runs(page, tmp_path):
     opened(page, tmp_path / "none", missing=("a",))
-    assert page.texts("#table") == ["No case has ended."]
+    assert page.texts("#table") == ["no finished cases"]
     opened(page, tmp_path / "good", case("a"))
-    assert page.texts("#by-op") == ["nothing fails"] and shown(page) == ["a"]
+    assert page.texts("#by-op") == ["no failures"] and shown(page) == ["a"]
 
 
 def test_report_with_thousands_of_cases_sorts_quickly(page, tmp_path):
@@ -248,11 +248,11 @@ def test_report_excludes_single_cold_iteration_from_ranking(page, tmp_path):
     cold = {"iterations": 1, "cold": True}
     opened(page, tmp_path / "some", case("a", **cold), case("b", device_p50_ns=9e6))
     (text,) = page.texts("#device-plot")
-    assert "1 of 1 case, each the median of 10 iterations" in text
-    assert "1 case was timed by 1 cold iteration and is not ranked" in text
+    assert "1 of 1 case, each is the median of 10 iterations" in text
+    assert "1 case timed with 1 cold iteration and not ranked" in text
     opened(page, tmp_path / "all", case("a", **cold), case("b", **cold))
     (text,) = page.texts("#device-plot")
-    assert text.startswith("every case was timed by 1 cold iteration") and "--iterations 20" in text
+    assert text.startswith("all cases timed with 1 cold iteration") and "--iterations 20" in text
 
 
 def test_row_links_case_files(page, tmp_path):
@@ -266,4 +266,4 @@ def test_row_links_case_files(page, tmp_path):
         "[...document.querySelectorAll('.detail dd a')].map(one => `${one.textContent} ${one.getAttribute('href')}`)"
     )
     assert links == ["cases/q ./cases/q", "outputs ./cases/q/outputs", "ir ./../ir/q"]
-    assert "Beside another reference: another" in page.texts(".detail")[0]
+    assert "Compared with an additional reference: another" in page.texts(".detail")[0]

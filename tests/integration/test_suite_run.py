@@ -120,7 +120,7 @@ def test_expected_failures_are_strict_and_updated_from_run(hil, simulator, model
     assert "net_full_model" in hil("suite", "expect", "first").out
     assert not (models / "expected.toml").exists()
     misspelt = hil("suite", "expect", "first", "--file", "expetced.toml")
-    assert misspelt.code == 2 and "there is no file expetced.toml" in misspelt.err
+    assert misspelt.code == 2 and "file expetced.toml not found" in misspelt.err
     assert hil("suite", "expect", "first", "--update").code == 0
     second = hil(*run, "--out", "second", "--json")
     assert second.code == 0 and second.document["cases"][0]["outcome"] == "XFAIL"
@@ -264,7 +264,7 @@ def test_resume_rejects_run_with_missing_models(hil, simulator, models):
     assert hil(*run).code == 0
     (models / "net.onnx").rename(models / "other.onnx")
     ended = hil("suite", "run", "--resume", "out")
-    assert ended.code == 2 and "no case 'net_full_model' any more" in ended.err
+    assert ended.code == 2 and "no longer has the case 'net_full_model'" in ended.err
     assert hil(*run).code == 2  # the directory is in use
 
 
@@ -288,7 +288,7 @@ def test_resume_reruns_cases_with_changed_inputs(hil, simulator, models, tmp_pat
     head = tmp_path / "out" / "suite.json"
     head.write_text(head.read_text().replace(f'"onnxruntime": "{version("onnxruntime")}"', '"onnxruntime": "1.0.0"'))
     found, said = again()
-    assert found == [] and "what has ended ran with onnxruntime 1.0.0 (here: " in said
+    assert found == [] and "finished cases ran with onnxruntime 1.0.0 (here: " in said
     chain(models / "net.onnx", OPS[::-1])
     found, said = again()
     assert found == ["net_full_model"] and "net_full_model will run again: the model" in said
@@ -333,7 +333,7 @@ def test_resume_rejects_invalid_suite_record(hil, tmp_path, monkeypatch, head):
     monkeypatch.setenv("HOME", str(tmp_path))
     begun.seal(tmp_path / "out", head.get("request", {}))
     ended = hil("suite", "run", "--resume", "out")
-    assert ended.code == 2 and "cannot be gone on with" in ended.err
+    assert ended.code == 2 and "cannot resume out: missing or invalid request in suite.json" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -342,11 +342,11 @@ def test_resume_rejects_invalid_suite_record(hil, tmp_path, monkeypatch, head):
         (["nowhere"], "nowhere"),
         (["models"], "did you mean '@models'"),
         (["@models", "--flow", "irree"], "did you mean"),
-        (["@models", "--board", "sim", "--board", "sim"], "named twice"),
+        (["@models", "--board", "sim", "--board", "sim"], "duplicate --board sim"),
         (["@models", "--rtol", "-1"], "tolerance"),
         ([], "a suite or --resume is required"),
         (["@models", "--resume", "x"], "a suite or --resume is required"),
-        (["--resume", "nowhere"], "no suite run"),
+        (["--resume", "nowhere"], "nowhere is not a suite run"),
     ],
 )
 def test_invalid_arguments_exit_with_2(hil, arguments, words):

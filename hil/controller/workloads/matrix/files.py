@@ -105,9 +105,9 @@ def matrix_markdown(report: MatrixReport) -> str:
         "",
     ]
     if len(rows) > _ROWS:
-        lines.append(f"... and {counted(len(rows) - _ROWS, 'case')} more: matrix.csv has them all.\n")
+        lines.append(f"... and {counted(len(rows) - _ROWS, 'more case')}: see matrix.csv\n")
     if reasons := list(_reasons(report, rows[:_ROWS])):
-        lines += ["### Why\n"]
+        lines += ["### Reasons\n"]
         lines += [
             f"- {as_name(row.id)}, {as_text(target.name)}: {as_text(_why(cell))}" for row, target, cell in reasons
         ]
@@ -164,7 +164,7 @@ def print_matrix(console: Console, report: MatrixReport, *, where: Path | None =
     totals = ["", "", *(Text(totals_text(target), "dim") for target in report.targets)]
     console.print(table(heads, [*lines, totals]))
     if len(rows) > _SHOWN:
-        console.print(Text(f"and {counted(len(rows) - _SHOWN, 'case')} more", style="dim"))
+        console.print(Text(f"and {counted(len(rows) - _SHOWN, 'more case')}", style="dim"))
     reasons = list(_reasons(report, rows))
     for row, target, cell in reasons[:_REASONS]:
         console.print(Text.assemble((cell.word, COLOURS[_kind(cell)]), f"  {row.id}  ", (target.name, "bold")))
@@ -184,13 +184,13 @@ def totals_text(target: TargetResults) -> str:
         counts[NOT_RUN] = len(target.run.missing)
     if target.error is not None:
         counts[target.error["outcome"] or "error"] += 0
-    return ", ".join(f"{count} {word}" if count else word for word, count in sorted(counts.items())) or "nothing ran"
+    return ", ".join(f"{count} {word}" if count else word for word, count in sorted(counts.items())) or "no cases run"
 
 
 def _differing(report: MatrixReport) -> str:
     cases, targets = counted(len(report.rows), "case"), counted(len(report.targets), "target")
     count = len(report.differing)
-    how = f"{count} {'differs' if count == 1 else 'differ'}" if count else "none differs"
+    how = f"{count} {'differs' if count == 1 else 'differ'}" if count else "no differences"
     return f"{cases} on {targets}, {how}"
 
 
@@ -267,7 +267,7 @@ def matrix_html(report: MatrixReport, folder: Path) -> str:
 <h1>{_text(report.title)}</h1>
 <p>{_text(_differing(report))}</p>
 {notes}
-<input type="checkbox" id="only"> <label for="only">only what differs</label>
+<input type="checkbox" id="only"> <label for="only">only differences</label>
 <div class="scroll"><table>
 <thead><tr><th scope=col>case</th>{heads}</tr></thead>
 <tbody>

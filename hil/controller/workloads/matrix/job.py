@@ -46,7 +46,9 @@ class Matrix:
             StorageError: the directory cannot be written.
         """
         if folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty", hint="name another --out; --resume goes on with a matrix")
+            raise UsageError(
+                f"{folder} is not empty", hint="choose a different --out, or resume the matrix with --resume"
+            )
         asked = {"kind": kind, "request": request, "targets": [[one.name, dict(one.options)] for one in targets]}
         made_root = not folder.parent.exists()
         with storing(folder):
@@ -91,7 +93,7 @@ class Matrix:
             raise UsageError(f"{folder / MATRIX} cannot be read: {error}") from error
         check_seal(folder, asked)
         if other:
-            raise UsageError(f"{folder} is a matrix of another command", hint=f"go on with it: {head['command']}")
+            raise UsageError(f"{folder} is a matrix of a different command", hint=f"resume it with: {head['command']}")
         return cls(folder, head)
 
     @property

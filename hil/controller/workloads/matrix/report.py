@@ -221,7 +221,7 @@ def load_matrix(folder: Path) -> MatrixReport:
             raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
         title, targets = str(head["title"]), [(str(one["name"]), one.get("error")) for one in head["targets"]]
         if wrong := next((name for name, _ in targets if safe_name(name) != name), None):
-            raise UsageError(f"{folder / MATRIX} names a target {wrong!r}, which is no folder of its own")
+            raise UsageError(f"invalid target name {wrong!r} in {folder / MATRIX}: expected a plain directory name")
         found = []
         for name, error in targets:
             stored = any((folder / name / file).exists() for file in (SUITE_HEAD, "run.json"))
@@ -254,7 +254,7 @@ def matrix_of(folders: Sequence[Path]) -> MatrixReport:
             found.append(TargetResults("", load_results(folder)))
     seen = [target.run.folder.resolve() for target in found]
     if twice := next((place for place in seen if seen.count(place) > 1), None):
-        raise UsageError(f"{twice} is named twice", hint="each run once")
+        raise UsageError(f"duplicate run {twice}", hint="give each run once")
     names = numbered([one.name or other for one, other in zip(found, _own_names(found), strict=True)])
     targets = [replace(target, name=name) for target, name in zip(found, names, strict=True)]
     suites = dict.fromkeys(target.run.suite for target in targets if target.run.suite)

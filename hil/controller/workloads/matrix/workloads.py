@@ -63,7 +63,7 @@ def _run_suites(matrix: Matrix, screen: Progress) -> Done:
     try:
         request = Request.of_json(matrix.head["request"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{matrix.folder} cannot be gone on with: {error}", hint="start a new run") from error
+        raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
     with _workers(None if request.on_farm else request.jobs) as workers:
 
         def run(target: Target, folder: Path) -> None:
@@ -86,7 +86,7 @@ def _request_of(request: Request, target: Target) -> Request:
 def job_matrix(job: Job, targets: Sequence[Target], *, screen: run_context.Progress) -> Done:
     """Run models on all targets, as :func:`suite_matrix` does. The matrix is stored in ``job.out``."""
     if not job.models and not job.flagfile:
-        raise UsageError("no MODEL was named", hint="hil run MODEL, or hil run --help")
+        raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
     return _run_jobs(_created("run", job, targets, "hil run"), screen)
 
 
@@ -153,7 +153,7 @@ def _job_of(matrix: Matrix, target: Target) -> Job:
     try:
         job = Job.of_record(matrix.head["request"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{matrix.folder} cannot be gone on with: {error}", hint="start a new run") from error
+        raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
     return replace(_of_target(job, target), out=matrix.folder)
 
 

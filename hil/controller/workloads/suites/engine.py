@@ -162,7 +162,7 @@ class Engine:
                 useless = 0 if loss.task else useless + 1
                 another = slot.lent and useless < _TRIES and not isinstance(loss.gone, OtherTarget)
                 if another:
-                    self._say(f"{choice.name} is lost: {loss.gone.message}; another board is to take its place")
+                    self._say(f"{choice.name} lost: {loss.gone.message}; waiting for a replacement board")
                     self._lost = loss.gone
                     self._queue.rename(choice.name, slot.name)
                     slot.give_back()
@@ -217,7 +217,7 @@ class Engine:
                 try:
                     if why := slot.over():
                         raise SessionEnded(f"the lease ended: {why}")
-                    self._say(f"{choice.name}: {error.message}; looking for it again")
+                    self._say(f"{choice.name}: {error.message}; reconnecting")
                     self._pool.reconnect(choice, error, faults=self._request.faults)
                     session = self._pool.session(choice, runtimes=runtimes, faults=self._request.faults)
                 except BoardError as gone:
@@ -239,7 +239,7 @@ class Engine:
         waiting = self._queue.leave(board)
         if not (self._queue.alive or self._got_in) and isinstance(error, (BoardRefused, BoardUnreachable)):
             raise error
-        self._say(f"{board} is left out from now on: {error.message}")
+        self._say(f"{board} removed from the run: {error.message}")
         for task in waiting:
             if not self._put(task):
                 self._end_lost(task)
@@ -292,7 +292,7 @@ class Engine:
 
     def _end_lost(self, task: Task) -> None:
         if task.wrong is None:
-            task.case = task.case.ended(self._lost or BoardLost("no board is left"), Stage.PUSH)
+            task.case = task.case.ended(self._lost or BoardLost("no board available"), Stage.PUSH)
         self._end(task)
 
     def _end(self, task: Task) -> None:

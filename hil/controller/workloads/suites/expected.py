@@ -154,7 +154,7 @@ class Expectations:
             judged = _with_expectation(record, {**_expectation(old), "until": str(old.until)})
         if passed:
             judged = replace(judged, outcome=Outcome.XPASS.value)
-            hint = hint or "take it out of the expected failures: hil suite expect --update does, from this run"
+            hint = hint or "remove it from the expected failures: run hil suite expect --update on this run"
         return replace(judged, hint="; ".join(filter(None, (hint, self.other_versions))))
 
     @cached_property
@@ -165,7 +165,7 @@ class Expectations:
         # Ignore the local part, so that 2.13.0 equals PyTorch's 2.13.0+cpu.
         differ = [one for one in found if one[1].partition("+")[0] != one[2].partition("+")[0]]
         text = ", ".join(f"{name} {made} (here: {now})" for name, made, now in differ)
-        return f"the expected failures were listed with {text}" if text else ""
+        return f"the expected failures were recorded with {text}" if text else ""
 
     def expired(self) -> tuple[Expectation, ...]:
         """Return the entries that have expired."""
@@ -192,7 +192,7 @@ class Expectations:
         lines = []
         for entry, idle in self.unused(ids, flow=flow, runtime=runtime).items():
             some = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
-            lines.append(f"[[{entry.table}]] entry {entry.number}: no case is called {some}")
+            lines.append(f"[[{entry.table}]] entry {entry.number}: no case matches {some}")
         for entry in self.expired():
             lines.append(f"[[{entry.table}]] entry {entry.number}: expired after {entry.until} ({entry.reason})")
         return [f"{self.path}: {line}" for line in (*lines, self.other_versions) if line]
@@ -239,17 +239,17 @@ def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
     position = next((number for number, name in enumerate(data) if name == MADE_WITH), 0)
     versions = data.pop(MADE_WITH, {})
     if not isinstance(versions, dict) or not all(isinstance(one, str) for one in versions.values()):
-        raise UsageError(f"{path}: [{MADE_WITH}] must name versions", hint='for example onnx = "1.23.2"')
+        raise UsageError(f"{path}: [{MADE_WITH}] must map packages to versions", hint='example: onnx = "1.23.2"')
     if versions and position:
-        raise UsageError(f"{path}: [{MADE_WITH}] must stand before the entries")
+        raise UsageError(f"{path}: [{MADE_WITH}] must come before the entries")
     for name in sorted(data.keys() - TABLES.keys()):
-        hint = f"{did_you_mean(name, [*TABLES, MADE_WITH])}an entry begins with [[compile]] or [[run]]"
-        raise UsageError(f"{path}: {name!r} is no table of expected failures", hint=hint)
+        hint = f"{did_you_mean(name, [*TABLES, MADE_WITH])}begin each entry with [[compile]] or [[run]]"
+        raise UsageError(f"{path}: unknown table {name!r}", hint=hint)
     entries: list[Expectation] = []
     for table in TABLES:
         rows = data.get(table, [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise UsageError(f"{path}: {table} must be a list of tables", hint=f"begin each entry with [[{table}]]")
+            raise UsageError(f"{path}: {table} must be an array of tables", hint=f"begin each entry with [[{table}]]")
         entries += (_entry(f"{path}: [[{table}]] entry {n}", table, n, row) for n, row in enumerate(rows, 1))
     return tuple(entries)
 
@@ -257,24 +257,28 @@ def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
 def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expectation:
     for key in row:
         if key not in _KEYS:
-            raise UsageError(f"{where}: unknown key {key!r}", hint=f"{did_you_mean(key, _KEYS)}of {', '.join(_KEYS)}")
+            raise UsageError(
+                f"{where}: unknown key {key!r}", hint=f"{did_you_mean(key, _KEYS)}one of {', '.join(_KEYS)}"
+            )
     for key in ("cases", "outcome", "reason"):
         if key not in row:
-            raise UsageError(f"{where} has no {key!r}", hint="an entry needs cases, outcome and reason")
+            raise UsageError(f"{where}: missing {key!r}", hint="an entry requires cases, outcome and reason")
     values: dict[str, Any] = {}
     for key, value in row.items():
         if key in ("reason", "issue"):
             if not isinstance(value, str) or (key == "reason" and not value.strip()):
-                raise UsageError(f"{where}: {key} must be a text")
+                raise UsageError(f"{where}: {key} must be a string, and reason must not be empty")
         elif key == "until":
             if isinstance(value, datetime) or not isinstance(value, date):
-                hint = "for example until = 2030-12-31, without quotes"
-                raise UsageError(f"{where}: until must be a day", hint=hint)
+                hint = "example: until = 2030-12-31, without quotes"
+                raise UsageError(f"{where}: until must be a date", hint=hint)
         else:
             value = _texts(where, key, value)
         values[_FIELDS.get(key, key)] = value
     if {*values["outcomes"]} == {_PASS}:
-        raise UsageError(f"{where}: PASS cannot be expected alone", hint=f"one of {', '.join(TABLES[table])}")
+        raise UsageError(
+            f"{where}: outcome PASS requires a failure outcome", hint=f"add one of {', '.join(TABLES[table])}"
+        )
     for outcome in values["outcomes"]:
         _check_outcome(where, table, outcome)
     return Expectation(table, number, **values)
@@ -283,7 +287,7 @@ def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expec
 def _texts(where: str, key: str, value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) and one for one in texts):
-        raise UsageError(f"{where}: {key} must be a text or a list of texts, none of them empty")
+        raise UsageError(f"{where}: {key} must be a non-empty string or a non-empty list of such strings")
     return tuple(texts)
 
 
@@ -293,10 +297,10 @@ def _check_outcome(where: str, table: str, outcome: str) -> None:
     allowed = ", ".join(TABLES[table])
     other = next((name for name, outcomes in TABLES.items() if outcome in outcomes), "")
     if other:
-        hint = f"it belongs into [[{other}]]; a case of [[{table}]] ends in one of {allowed}"
-        raise UsageError(f"{where}: no case of this table ends in {outcome}", hint=hint)
+        hint = f"move the entry to [[{other}]]; [[{table}]] supports {allowed}"
+        raise UsageError(f"{where}: unsupported outcome {outcome} in [[{table}]]", hint=hint)
     if outcome in Outcome.__members__:
-        raise UsageError(f"{where}: {outcome} cannot be expected", hint=f"one of {allowed}")
+        raise UsageError(f"{where}: unsupported outcome {outcome}", hint=f"one of {allowed}")
     every = [one for outcomes in TABLES.values() for one in outcomes]
     hint = f"{did_you_mean(outcome.upper(), every)}one of {allowed}"
     raise UsageError(f"{where}: unknown outcome {outcome!r}", hint=hint)

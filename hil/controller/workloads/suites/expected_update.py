@@ -264,8 +264,8 @@ def _split(text: str, path: Path) -> tuple[str, list[_Block]]:
     numbered = [replace(entry, number=0) for entry in parse(text, path)]
     if [replace(entry, number=0) for entry in sorted(apart, key=lambda entry: entry.table)] != numbered:
         raise UsageError(
-            f"{path} is written in a way that cannot be rewritten",
-            hint="begin each entry with a line of its own, [[compile]] or [[run]], and let no text look like one",
+            f"cannot update {path}: unsupported layout of the entries",
+            hint="begin each entry with a separate [[compile]] or [[run]] line, and avoid such lines in strings",
         )
     return "".join(lines[: starts[0]] if starts else lines), blocks
 

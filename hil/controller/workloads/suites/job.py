@@ -99,8 +99,8 @@ def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = 
         str(run.head["suite"]), list(run.head["ids"]), str(run.head["id"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{folder} cannot be gone on with: its suite.json does not say what was asked for ({error})",
-            hint="it is another version's, or damaged: start a new run",
+            f"cannot resume {folder}: missing or invalid request in suite.json ({error})",
+            hint="suite.json is damaged or from a different version: start a new run",
         ) from error
     with _context(request, isolated) as context:
         job = _SuiteJob(request, context, screen)
@@ -140,7 +140,7 @@ def _boards_of(request: Request) -> list[BoardChoice]:
     choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
     names = [choice.name for choice in choices]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"--board {twice} is named twice", hint="each board once: it runs one program at a time")
+        raise UsageError(f"duplicate --board {twice}", hint="give each board once: a board runs one program at a time")
     return choices
 
 
@@ -157,8 +157,8 @@ class _SuiteJob:
         self._choices = list(boards) or _boards_of(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(
-                "which failures are expected depends on the kind of hardware, which a farm's board only shows later",
-                hint="name it: --runtime-hw-type TYPE",
+                "--only-expected-failures requires a hardware type: farm boards report it only after the start",
+                hint="add --runtime-hw-type TYPE",
             )
         check_settings(request.settings, self._flow, self._choices)
         make_profile_folders(request.profiles)
@@ -205,14 +205,14 @@ class _SuiteJob:
         by_id = {spec.id: spec for spec in self._suite.cases}
         if missing := [case_id for case_id in run.head["ids"] if case_id not in by_id]:
             raise UsageError(
-                f"{run.folder} cannot be gone on with: the suite {self._suite.name} has no case {missing[0]!r} any more"
-                + (f", nor {len(missing) - 1} others" if len(missing) > 1 else ""),
-                hint="its models or the onnx package changed: start a new run",
+                f"cannot resume {run.folder}: the suite {self._suite.name} no longer has the case {missing[0]!r}"
+                + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
+                hint="the models or the onnx package changed: start a new run",
             )
         with run.writing():
             was, now = run.head.get("versions", {}), versions()
             if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
-                text = f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same"
+                text = f"finished cases ran with {', '.join(other)}: start a new run for consistent versions"
                 self._screen.note(text)
             specs = [by_id[case_id] for case_id in run.head["ids"]]
             run.head.update(interrupted=False, finished=None, exit_code=None, models=model_files(specs))
@@ -223,7 +223,7 @@ class _SuiteJob:
         request, suite, flow, screen = self._request, self._suite, self._flow, self._screen
         if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
             more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
-            screen.note(f"{stale[0]}{more} will run again: the model, what lies beside it, or the flow has changed")
+            screen.note(f"{stale[0]}{more} will run again: the model, an accompanying file or the flow changed")
         done = {record.id: record for record in run.records()}
         todo = {spec.id: spec for spec in specs if spec.id not in done}
         screen.begin(len(specs), list(done.values()))
@@ -296,9 +296,9 @@ def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
 
     run = SuiteRun.open(folder)
     if path is not None and not update and not path.exists():
-        raise UsageError(f"there is no file {path}", hint="with --update it is written from what failed in the run")
+        raise UsageError(f"file {path} not found", hint="--update creates it from the failures of the run")
     own = path or (Path(run.head["expected"]) if run.head.get("expected") else None)
     if own is None:
-        what = f"the suite {run.head['suite']} has no file of expected failures"
-        raise UsageError(what, hint="name one: --file FILE")
+        what = f"the suite {run.head['suite']} has no expected-failures file"
+        raise UsageError(what, hint="add --file FILE")
     return rewritten(own, run.records(), ids=run.head["suite_ids"], write=update)

@@ -180,7 +180,7 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
             raise
         except HilError as error:
             if model.format != "onnx":  # the whole model may still run
-                error = NotRun(f"its layers are not told in ONNX: {error.message}", stage="import", detail=error.detail)
+                error = NotRun(f"cannot extract layers as ONNX: {error.message}", stage="import", detail=error.detail)
             return [*specs, spec(f"{name}_layers", make=_raising(error))]
     for layer in unmerged(layers, choice.merge):
         if not layer.by_chance:
@@ -212,12 +212,10 @@ def _make_own(own: OwnCase, path: Path, flow: Flow, folder: Path) -> CaseData:
     program = own.make(folder)
     runtime = program.artifact.runtime
     if flow.recipe:
-        raise ImportFailed(
-            f"the recipe {flow.recipe} takes models: {path.name} holds a program that is compiled already"
-        )
+        raise ImportFailed(f"the recipe {flow.recipe} requires a model, got the compiled program {path.name}")
     if runtime != flow.runtime:
         raise ImportFailed(
-            f"{path.name} holds a program for {runtime}, and the flow {flow.name} runs {flow.runtime}",
+            f"{path.name} contains a program for {runtime}, but the flow {flow.name} runs {flow.runtime}",
             hint=f"choose a flow that runs {runtime}",
         )
     return CaseData(path, rtol=program.given.rtol, atol=program.given.atol, program=program)
@@ -363,7 +361,7 @@ class _Whole:
                 if isinstance(error, OpenDimensions):
                     error.suggest(suggest_sizes(model, self.context))
                 failed = error.as_kind(ImportFailed)
-                failed.hint = error.hint or f"give all inputs in {self.source.path.stem}.inputs.npz beside the model"
+                failed.hint = error.hint or f"put all inputs in {self.source.path.stem}.inputs.npz next to the model"
                 raise failed from error
 
         return self._once("inputs", read)

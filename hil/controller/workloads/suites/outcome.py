@@ -23,10 +23,10 @@ _DETAIL = 8 << 10  # characters
 
 # `hil run` option that a hint asks for -> equivalent hint for a suite's model.
 _INSTEAD = {
-    "--function": "a suite runs models of one function; of several make a bundle: hil bundle create MODEL",
-    "--expected": "say what it should give in NAME.expected.npz beside the model",
-    "--input": "give it in NAME.inputs.npz beside the model",
-    "--runtime": "choose another flow",
+    "--function": "suites require models with one function; for several, create a bundle: hil bundle create MODEL",
+    "--expected": "put the expected outputs in NAME.expected.npz next to the model",
+    "--input": "put the input in NAME.inputs.npz next to the model",
+    "--runtime": "choose a different flow",
 }
 
 

@@ -85,7 +85,7 @@ class Request:
     def remarks(self, ids: Sequence[str]) -> list[str]:
         """Return a warning per filter that matches no case of the suite."""
         idle = [pattern for pattern in self.filters if not any(_matches(case_id, pattern) for case_id in ids)]
-        return [f"--filter {pattern}: no case is called like that" for pattern in idle]
+        return [f"--filter {pattern}: no case matches" for pattern in idle]
 
     def command(self, *case_ids: str) -> str:
         """Return the command that repeats the given cases, or the whole request if none are given."""
@@ -127,7 +127,9 @@ def make_profile_folders(folders: Mapping[str, str | Path]) -> None:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{folder} cannot hold {kind} profiles: {error.strerror or error}") from error
+            raise UsageError(
+                f"cannot create the {kind} profile directory {folder}: {error.strerror or error}"
+            ) from error
 
 
 def _matches(case_id: str, pattern: str) -> bool:

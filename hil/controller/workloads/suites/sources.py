@@ -85,7 +85,7 @@ def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
         return Suite(own, source, cases_of(zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
     path = Path(source)
     if not exists(path):
-        raise UsageError(f"there is no suite, model or folder {source!r}", hint=source_hint(source))
+        raise UsageError(f"suite, model or directory {source!r} not found", hint=source_hint(source))
     folder = path if path.is_dir() else path.parent
     found = look(path)
     name = path.stem if path.is_file() else path.resolve().name
@@ -98,7 +98,7 @@ def source_hint(source: str) -> str:
     path = Path(source)
     beside = sorted(path.parent.iterdir()) if is_folder(path.parent) else []
     known = [*BUILT_IN, *(str(one) for one in beside if not one.name.startswith("."))]
-    return f"{did_you_mean(source, known)}{', '.join(BUILT_IN)}, or the path of a model or a folder"
+    return f"{did_you_mean(source, known)}{', '.join(BUILT_IN)}, or the path of a model or directory"
 
 
 def place_of(source: str) -> str:
@@ -149,8 +149,8 @@ def look(path: Path) -> Found:
         if not is_flagfile(path.name):
             flagged = {program: its for program, its in flagged.items() if program == path.resolve()}
         if not flagged and not _is_model(path, _suffixes(), True):
-            hint = f"one of {', '.join(_suffixes())}"
-            raise UsageError(f"{path.name} is no kind of model that hil knows", hint=hint)
+            hint = f"supported suffixes: {', '.join(_suffixes())}"
+            raise UsageError(f"unsupported model format: {path.name}", hint=hint)
     suffixes = _suffixes()
     own = {file: flagged.pop(file.resolve(), []) for file in files if _is_model(file, suffixes, not path.is_dir())}
     elsewhere = {its[0]: program.name for program, its in flagged.items()}
@@ -300,7 +300,7 @@ def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[
             program = file
         programs.setdefault(program, []).append(file)
     more = f" and {len(silent) - 1} more flag files" if len(silent) > 1 else ""
-    left_out = [f"{silent[0]}{more}: nothing is expected, for there is no --expected_output"] if silent else []
+    left_out = [f"{silent[0]}{more}: missing --expected_output"] if silent else []
     return programs, left_out
 
 

@@ -205,8 +205,8 @@ class SuiteRun:
         """Create a run. Raises UsageError if the directory already contains a run."""
         if (folder / HEAD).exists():
             raise UsageError(
-                f"{folder} holds a suite run already",
-                hint=f"go on with it: --resume {shlex.quote(str(folder))}, or name another --out",
+                f"{folder} already contains a suite run",
+                hint=f"resume it with --resume {shlex.quote(str(folder))}, or choose a different --out",
             )
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -227,8 +227,8 @@ class SuiteRun:
                 raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
         except FileNotFoundError as error:
             raise UsageError(
-                f"{folder} holds no suite run: it has no {HEAD}",
-                hint="name the folder of one: --out, or what hil suite run told of",
+                f"{folder} is not a suite run: {HEAD} not found",
+                hint="give the directory of a suite run: --out, or the path that hil suite run printed",
             ) from error
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{folder / HEAD} cannot be read: {error}") from error
@@ -251,7 +251,9 @@ class SuiteRun:
             try:
                 lock.acquire()
             except filelock.Timeout as error:
-                raise UsageError(f"another hil writes {self.folder} now", hint="wait until it has ended") from error
+                raise UsageError(
+                    f"{self.folder} is in use by a different hil process", hint="wait for that process to end"
+                ) from error
             path = self.folder / LINES
             if path.exists() and (half := read_file(path).rpartition(b"\n")[2]):
                 os.truncate(path, path.stat().st_size - len(half))

@@ -197,10 +197,9 @@ class Agreement:
         mine, theirs = (" ".join(one.compile_flags.get(self._compiler, ())) for one in (config, agreed))
         if mine != theirs:
             raise OtherTarget(
-                f"it needs programs compiled with {mine or 'no flags'}, the others with {theirs or 'no flags'}",
+                f"the board requires code compiled with {mine or 'no flags'}, the others with {theirs or 'no flags'}",
                 board=config.name,
-                hint="boards of one suite run must be alike: run the suite on each kind of board by itself "
-                "(a narrower selector has a farm lend boards of one kind)",
+                hint="run the suite separately for each kind of board (on a farm, use a narrower selector)",
             )
 
 
@@ -270,7 +269,7 @@ class LeasedSlot(BoardSlot):
                 try:
                     self._loan = self._loan or provider.order(selector, self._purpose)
                     if self._loan.wait(_LOOK_S):
-                        state.say(f"{self._loan.name} of the farm runs cases")
+                        state.say(f"farm board {self._loan.name} runs cases")
                         self._had_one = True
                         return BoardChoice(self._loan.config)
                 except FarmUnreachable:
@@ -280,7 +279,7 @@ class LeasedSlot(BoardSlot):
                     time.sleep(_LOOK_S)
                 if time.monotonic() > deadline:
                     text = self._loan.queue_text() if self._loan else ""
-                    raise BoardBusy(f"the farm had no board for us within {self._wait_s:g} s: {text}".rstrip(": "))
+                    raise BoardBusy(f"no farm board became available within {self._wait_s:g} s: {text}".rstrip(": "))
         except BaseException:
             self.give_back()
             raise

@@ -132,14 +132,14 @@ def _make(
     test: TorchTest, made_by: Mapping[str, Any], flow: Flow, whole: bool, context: RunContext, folder: Path
 ) -> CaseData:
     if test.skipped:
-        raise LeftOut(f"ExecuTorch's own tester skips it: {test.skipped}")
+        raise LeftOut(f"skipped by ExecuTorch's tester: {test.skipped}")
     if test.problem:
         raise ImportFailed(test.problem)
 
     def make(entry: Path) -> None:
         where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
         arguments = {**where, "quantize": made_by["quantize"], "folder": str(entry)}
-        with naming_errors("import", f"exporting {test.id}", ImportFailed, f"{test.id} cannot be exported"):
+        with naming_errors("import", f"exporting {test.id}", ImportFailed, f"cannot export {test.id}"):
             context.isolated.call(export_test, arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log")
 
     entry, _ = context.cache.get_or_make(Cache.key("torch-test", **made_by), {"model": test.id}, make)
@@ -171,7 +171,7 @@ def _model_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float
 def _named(specs: tuple[TensorSpec, ...], tensors: Mapping[str, Array], kind: str) -> dict[str, Array]:
     """Map the exported program's names to tensors. Both are in call order."""
     if len(specs) != len(tensors):
-        raise ImportFailed(f"the exported program has {len(specs)} {kind}, the module {len(tensors)}")
+        raise ImportFailed(f"the exported program has {len(specs)} {kind}, the module has {len(tensors)}")
     return {spec.name: array for spec, array in zip(specs, tensors.values(), strict=True)}
 
 
@@ -233,7 +233,7 @@ def find_tests(package: str, quantize: bool) -> list[dict[str, Any]]:
     try:
         root = importlib.import_module(package)
     except ImportError as error:
-        raise UsageError(f"{package} cannot be imported: {error}", hint=import_hint(error)) from error
+        raise UsageError(f"cannot import {package}: {error}", hint=import_hint(error)) from error
     names = sorted(one.name for one in pkgutil.iter_modules(root.__path__) if one.name.startswith(_TEST))
     return [asdict(test) for name in names for test in _tests_of(f"{package}.{name}", quantize)]
 
@@ -243,7 +243,7 @@ def _tests_of(module: str, quantize: bool) -> Iterator[TorchTest]:
     try:
         found = importlib.import_module(module)
     except Exception as error:  # torchvision raises RuntimeError with a mismatched torch
-        problem = f"{module} cannot be imported: {error}"
+        problem = f"cannot import {module}: {error}"
         yield TorchTest(op, op, module, problem="; ".join(filter(None, (problem, import_hint(error)))))
         return
     for function, choice, values, ids in _variants(found):
@@ -253,9 +253,9 @@ def _tests_of(module: str, quantize: bool) -> Iterator[TorchTest]:
         try:
             _run(found, function, values, runner)
         except unittest.SkipTest as skip:
-            skipped = str(skip) or "it gives no reason"
+            skipped = str(skip) or "no reason given"
         except Exception as error:
-            problem = f"the test {function} raises {type(error).__name__}: {error}"
+            problem = f"the test {function} raised {type(error).__name__}: {error}"
         several = runner.calls + bool(skipped or problem) > 1
         test = TorchTest(name, op, module, function, choice, params=params, depends=runner.was_read)
         for number in range(runner.calls):
@@ -307,14 +307,14 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
     model = lowering.model.eval()
     inputs = _random_like(lowering.inputs) if lowering.random_inputs else lowering.inputs
     with torch.no_grad():
-        with _failing("the module does not run"):
+        with _failing("cannot run the module"):
             expected = model(*copy.deepcopy(inputs))
-        with _failing("torch.export refuses it"):
+        with _failing("torch.export failed"):
             # Strict, as in the tester.
             program = torch.export.export(
                 model, copy.deepcopy(lowering.inputs), dynamic_shapes=lowering.dynamic_shapes, strict=True
             )
-    with _failing("torch.export.save refuses it"):
+    with _failing("torch.export.save failed"):
         torch.export.save(program, Path(folder) / MODEL)
     for name, values in ((INPUTS, inputs), (EXPECTED, expected)):
         leaves = torch.utils._pytree.tree_leaves(values)
@@ -339,7 +339,7 @@ def lowering_of(module: str, function: str, choice: int, number: int, quantize: 
     with contextlib.suppress(_Enough):
         _run(found, function, values, runner)
     if runner.last is None:
-        raise ImportFailed(f"the test {function} lowers no model")
+        raise ImportFailed(f"the test {function} does not lower a model")
     return runner.last
 
 

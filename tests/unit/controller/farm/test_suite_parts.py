@@ -154,7 +154,7 @@ def test_merge_marks_cases_of_lost_part_as_lost_board(folder, tmp_path):
     assert len(merged.head["ids"]) == 3
     again = merge([EndedJob("1", plan.specs[0], good), EndedJob("1", plan.specs[1], lost)], tmp_path / "n")
     assert again.head["exit_code"] == 4
-    with pytest.raises(UsageError, match="holds a suite run already"):
+    with pytest.raises(UsageError, match="already contains a suite run"):
         merge([EndedJob("1", plan.specs[0], good)], tmp_path / "m")
 
 

@@ -210,7 +210,7 @@ def diff_markdown(diff: RunDiff) -> str:
     lines += [*(f"- {as_text(note)}" for note in diff.notes), "", _counts(diff) + "\n"]
     for name, title, found in _kinds(diff):
         title, shown = title[:1].upper() + title[1:], found[:_LISTED]
-        left = ["", *([f"... and {len(found) - _LISTED} more.\n"] if len(found) > _LISTED else [])]
+        left = ["", *([f"... and {len(found) - _LISTED} more\n"] if len(found) > _LISTED else [])]
         if name in _MOVED:
             rows = [(as_name(one.id), *map(as_text, (one.before, one.after, one.message))) for one in shown]
             lines += [f"### {title}\n", *markdown_table(["case", "before", "after", "message"], rows), *left]
@@ -238,12 +238,14 @@ def _counts(diff: RunDiff) -> str:
         over = counted(diff.device_cases, "case")
         parts.append(f"device time {diff.device_ratio:.2f}x (geometric mean over {over})")
     if diff.device_few:
-        parts.append(f"device times of {counted(diff.device_few, 'case')} not compared: under {ITERATIONS} iterations")
+        parts.append(
+            f"device times of {counted(diff.device_few, 'case')} not compared: fewer than {ITERATIONS} iterations"
+        )
     return ", ".join(parts)
 
 
 def _others(change: Changed) -> str:
-    return f" and {change.cases - 1} more in one program" if change.cases > 1 else ""
+    return f" and {change.cases - 1} more in the same program" if change.cases > 1 else ""
 
 
 def _change(change: Changed) -> str:

@@ -51,7 +51,7 @@ def junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | Non
     for name in run.missing:
         about = {"classname": _class(run.suite, target), "name": plain(name), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", about)
-        ElementTree.SubElement(case, "skipped", message="not run: the run was cut off before it")
+        ElementTree.SubElement(case, "skipped", message="not run: the run is unfinished or was aborted")
     return suite
 
 
@@ -91,7 +91,7 @@ def _add(suite: ElementTree.Element, record: CaseRecord, target: str, links: Seq
         problem.text = _problem_text(record)
     out = [f"board: {record.board}" if record.board else "", _device_time(record), *evidence_lines(vars(record))]
     for one in record.attempts:
-        tried = f"also tried ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
+        tried = f"other attempt ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
     if kind in ("fail", "error", "board"):
         out += [f"repeat: {record.repeat}" if record.repeat else "", f"diff: {record.diff}" if record.diff else ""]

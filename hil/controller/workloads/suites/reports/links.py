@@ -45,10 +45,10 @@ def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) ->
         for name in [*([PICTURE] if exists(folder / PICTURE) else []), *sorted(found)]:
             yield ("difference" if name == PICTURE else name), f"{record.folder}/{name}"
         if is_folder(folder / "logs" / COMPILE_FAILURE):
-            yield "compiler's failure", f"{record.folder}/logs/{COMPILE_FAILURE}"
+            yield "compiler failure", f"{record.folder}/logs/{COMPILE_FAILURE}"
     for what, where in record.left.items():
         if exists(run.folder / where / TRACE):
-            yield f"{what}'s trace", f"{where}/{TRACE}"
+            yield f"{what} trace", f"{where}/{TRACE}"
         if is_folder(run.folder / where):
             yield what, where
 

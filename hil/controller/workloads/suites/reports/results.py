@@ -58,11 +58,11 @@ class SuiteResults:
         notes = []
         if self.missing:
             share = f"{len(self.missing)} of {counted(len(self.missing) + len(self.records), 'case')}"
-            why = "it was interrupted" if self.interrupted else "the run is not over, or was cut off"
-            notes.append(f"{share} {'was' if len(self.missing) == 1 else 'were'} not run: {why}.")
-        notes += [f"Left out: {line}." for line in self.left_out]
+            why = "interrupted" if self.interrupted else "the run is unfinished or was aborted"
+            notes.append(f"{share} not run: {why}")
+        notes += [f"left out: {line}" for line in self.left_out]
         if self.damaged:
-            notes.append(f"{counted(self.damaged, 'line')} of results.jsonl cannot be read.")
+            notes.append(f"{counted(self.damaged, 'unreadable line')} in results.jsonl")
         return notes
 
 
@@ -138,24 +138,24 @@ def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iter
     if expected := outcomes.get(EXPECTED):
         yield f"{expected} failed as expected"
     if passed := outcomes.get(Outcome.XPASS.value):
-        yield f"{passed} passed against expectation: take {'it' if passed == 1 else 'them'} off the list"
+        yield f"{passed} passed unexpectedly: remove {'it' if passed == 1 else 'them'} from the expected failures"
     if disputed := [record for record in records if record.disagreement]:
         first = disputed[0]
         yield f"the references disagree in {counted(len(disputed), 'case')}: {first.id}: {first.disagreement}"
     yield from _references(records)
     if confirmed := _counts(record.confirmed for record in records if record.confirmed):
         results = ", ".join(f"{count} {result}" for result, count in confirmed.items())
-        yield f"mismatches that were run again: {results}"
+        yield f"rerun mismatches: {results}"
     tries = [sum(one.get("why") != "confirm" for one in record.attempts) for record in records]
     if retries := sum(tries):
         times = "once" if retries == 1 else f"{retries} times"
-        yield f"the infrastructure failed {times}: {counted(len(tries) - tries.count(0), 'case')} tried again"
+        yield f"the infrastructure failed {times}: {counted(len(tries) - tries.count(0), 'case')} retried"
     if elsewhere := [record for record in records if record.elsewhere]:
         first = elsewhere[0]
-        yield f"{counted(len(elsewhere), 'case')} ran elsewhere in part: {first.id}: {first.elsewhere}"
+        yield f"{counted(len(elsewhere), 'case')} ran partly on a different device: {first.id}: {first.elsewhere}"
     passing = [record for record in records if record.outcome == Outcome.PASS.value]
     if unjudged := [one.id for one in passing if any(output.get("blind") for output in one.outputs)]:
-        what = "passed with an output that nobody could judge, as allowed"
+        what = "passed with an output that cannot be judged, as allowed"
         yield f"{counted(len(unjudged), 'case')} {what}: {unjudged[0]}"
     for why, count in _counts(record.agentless for record in records if record.agentless).items():
         yield f"{counted(count, 'case')} ran without an agent: {why}"
@@ -227,8 +227,8 @@ def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
     cold = len(measured) - len(ranked)
     if not cold:
         return ranked, ""
-    which = counted(cold, "case") if ranked else "every case"
-    return ranked, f"{which} was timed by 1 cold iteration and is not ranked: {MEASURE} tells more"
+    which = counted(cold, "case") if ranked else "all cases"
+    return ranked, f"{which} timed with 1 cold iteration and not ranked: use {MEASURE}"
 
 
 def _counts(words: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
@@ -263,9 +263,9 @@ class Delegation:
 
     @property
     def text(self) -> str:
-        """Text such as ``3 of 4 nodes; left: aten.foo 1``."""
+        """Text such as ``3 of 4 nodes; not delegated: aten.foo 1``."""
         share = f"{self.delegated_nodes} of {counted(self.delegated_nodes + self.undelegated_nodes, 'node')}"
-        return f"{share}; left: {_listed(self.undelegated)}" if self.undelegated else share
+        return f"{share}; not delegated: {_listed(self.undelegated)}" if self.undelegated else share
 
 
 def lowering_text(record: CaseRecord) -> str:
@@ -286,7 +286,7 @@ def delegation_text(records: Iterable[CaseRecord]) -> str:
     ops: Counter[str] = Counter()
     for one in found:
         ops.update(one.undelegated)
-    return f"{text}; left most: {_listed(ops)}" if ops else text
+    return f"{text}; not delegated: {_listed(ops)}" if ops else text
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -77,11 +77,11 @@ def print_summary(console: Console, folder: Path) -> None:
             # Do not wrap, so that users can copy the command.
             console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)
         if links := list(links_of(run, record)):
-            console.print(Text(f"  look at {_look_at(run, record, links)}", style="dim"), soft_wrap=True)
+            console.print(Text(f"  files: {_look_at(run, record, links)}", style="dim"), soft_wrap=True)
         if others:
-            console.print(Text(f"  and {counted(others, 'case')} more for the same reason", style="dim"))
+            console.print(Text(f"  and {counted(others, 'more case')} with the same error", style="dim"))
     if more := sum(1 + others for _, others in groups[_FAILING:]):
-        console.print(Text(f"and {counted(more, 'failing case')} more", style="dim"))
+        console.print(Text(f"and {counted(more, 'more failing case')}", style="dim"))
     where, page = (shlex.quote(str(path)) for path in (folder, folder / "report.html"))
     console.print(Text(f"stored in {where}; open {page}"), soft_wrap=True)
 
@@ -128,20 +128,20 @@ def summary_markdown(run: SuiteResults) -> str:
     room = (_LARGEST_BYTES - len(text.encode(errors="replace"))) // 2
     columns, cells = ["case", "outcome", "stage", "message"], [_row(one) for one in failing]
     if any(links := [_links(run, one) for one in failing]):
-        columns, cells = [*columns, "look at"], [[*row, link] for row, link in zip(cells, links, strict=True)]
+        columns, cells = [*columns, "files"], [[*row, link] for row, link in zip(cells, links, strict=True)]
     heads, *rows = markdown_table(columns, cells)
     rows = _within(room, rows)
     commands = _within(room, [line(one.repeat, 2000) for one in failing if one.repeat])
-    parts = [text, "### What failed\n", heads, *rows, ""]
+    parts = [text, "### Failed cases\n", heads, *rows, ""]
     if more := len(totals.failing) - len(rows):
-        parts.append(f"... and {counted(more, 'case')} more: report.html and results.csv have them all.\n")
+        parts.append(f"... and {counted(more, 'more case')}: see report.html and results.csv\n")
     facts = [f"- {as_name(one.id)}: {as_text(text)}" for one in failing if (text := _rests_on(one))]
     if facts := _within(room // 2, facts):
-        parts += ["<details><summary>What their verdicts rest on</summary>\n", *facts, "", "</details>\n"]
+        parts += ["<details><summary>Evidence for the verdicts</summary>\n", *facts, "", "</details>\n"]
     if commands:
         # The closing fence needs as many backticks as the opening fence.
         fence = "`" * (1 + max([2, *(len(ticks) for one in commands for ticks in re.findall("`+", one))]))
-        parts += ["<details><summary>Commands that repeat them</summary>\n", f"{fence}sh", *commands, f"{fence}\n"]
+        parts += ["<details><summary>Commands to repeat the cases</summary>\n", f"{fence}sh", *commands, f"{fence}\n"]
         parts += ["</details>\n"]
     return "\n".join(parts)
 
@@ -194,9 +194,9 @@ def _failures_by(totals: Totals) -> list[str]:
         "### Failures by stage\n",
         *markdown_table(["stage", "failed"], stages),
         "\n### Failures by operator\n",
-        *markdown_table(["operator", "failed", "of"], ops[:_MARKDOWN_GROUPS]),
+        *markdown_table(["operator", "failed", "cases"], ops[:_MARKDOWN_GROUPS]),
         "",
-        *([f"... and {counted(rest, 'operator')} more.\n"] if rest > 0 else []),
+        *([f"... and {counted(rest, 'more operator')}\n"] if rest > 0 else []),
     ]
 
 
@@ -208,10 +208,10 @@ def _slowest(run: SuiteResults) -> list[str]:
         (as_name(one.id), *(seconds((ns or 0) / 1e9) for ns in (one.device_p50_ns, one.device_p90_ns)), timed_text(one))
         for one in ranked[:_SLOWEST]
     ]
-    table = [*markdown_table(["case", "median", "90th percentile", "of"], rows), ""] if rows else []
-    more = [f"... and {counted(len(ranked) - len(rows), 'case')} more: results.csv has them.\n"]
+    table = [*markdown_table(["case", "median", "90th percentile", "sample"], rows), ""] if rows else []
+    more = [f"... and {counted(len(ranked) - len(rows), 'more case')}: see results.csv\n"]
     more = more if len(ranked) > len(rows) else []
-    return ["### Slowest on the device\n", *table, *more, *([f"{as_text(note)}.\n"] if note else [])]
+    return ["### Slowest on the device\n", *table, *more, *([f"{as_text(note)}\n"] if note else [])]
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:

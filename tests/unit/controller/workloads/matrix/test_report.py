@@ -200,7 +200,7 @@ def test_stored_runs_are_named_by_differences(tmp_path: Path):
     head = json.loads((two / "suite.json").read_text())
     (two / "suite.json").write_text(json.dumps({**head, "flow": "onnxruntime"}))
     assert [target.name for target in matrix_of([one, two]).targets] == ["iree", "onnxruntime"]
-    with pytest.raises(UsageError, match="is named twice"):
+    with pytest.raises(UsageError, match="duplicate run "):
         matrix_of([one, one])
 
 

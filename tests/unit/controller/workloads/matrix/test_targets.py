@@ -39,5 +39,5 @@ def test_target_names_are_unique_directory_names():
 
 
 def test_targets_reject_repeated_value():
-    with pytest.raises(UsageError, match="--runtime-hw-type sim is given twice"):
+    with pytest.raises(UsageError, match="duplicate --runtime-hw-type sim"):
         targets_of({"hw_type": ["sim", "sim"]})

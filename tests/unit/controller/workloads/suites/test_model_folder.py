@@ -48,12 +48,12 @@ def test_graph_needs_config_or_explicit_path(folder):
     assert names(look(place).models) == ["a", "b"]
     for name in ("c.pb", "labels.pbtxt", "d.so"):
         assert names(look(place / name).models) == [name.split(".")[0]]
-    with pytest.raises(UsageError, match=r"a\.config\.pbtxt is no kind of model"):
+    with pytest.raises(UsageError, match=r"unsupported model format: a\.config\.pbtxt"):
         look(place / "a.config.pbtxt")
 
 
 def test_look_rejects_auxiliary_saved_model_file(folder):
-    with pytest.raises(UsageError, match=r"fingerprint\.pb is no kind of model"):
+    with pytest.raises(UsageError, match=r"unsupported model format: fingerprint\.pb"):
         look(folder("net/fingerprint.pb") / "net" / "fingerprint.pb")
 
 
@@ -89,7 +89,7 @@ def test_single_file_gives_single_model(folder):
 
 
 def test_look_rejects_file_without_model(folder):
-    with pytest.raises(UsageError, match="no kind of model"):
+    with pytest.raises(UsageError, match="unsupported model format: notes"):
         look(folder("notes.txt") / "notes.txt")
 
 

@@ -58,14 +58,15 @@ def test_drop_stale_removes_changed_records_only(run):
 
 
 def test_store_allows_single_writer(run):
-    with run.writing(), pytest.raises(UsageError, match="another hil writes"), SuiteRun.open(run.folder).writing():
+    used = "is in use by a different hil process"
+    with run.writing(), pytest.raises(UsageError, match=used), SuiteRun.open(run.folder).writing():
         pass
     with run.writing():
         pass
 
 
 def test_create_rejects_directory_with_run(run):
-    with pytest.raises(UsageError, match="holds a suite run already"):
+    with pytest.raises(UsageError, match="already contains a suite run"):
         SuiteRun.create(run.folder, {})
 
 
@@ -73,7 +74,7 @@ def test_create_rejects_directory_with_run(run):
 def test_open_rejects_directory_without_run(tmp_path, text):
     if text is not None:
         (tmp_path / HEAD).write_text(text)
-    with pytest.raises(UsageError, match=r"no suite run|cannot be read|newer hil"):
+    with pytest.raises(UsageError, match=r"not a suite run|cannot be read|newer hil"):
         SuiteRun.open(tmp_path)
 
 

@@ -15,10 +15,10 @@ const OUTPUTS = [
   ...DATA.statistics.map(statistic => ({ title: statistic.title, number: true,
     of: one => (statistic.unit === "dB" ? decibels(number(one[statistic.key])) : digits(one[statistic.key], statistic.digits)) })),
   { title: "tolerance", of: one => (one.criteria ? one.criteria.join("; ") : one.tolerance ? `rtol ${digits(one.tolerance.rtol)}, atol ${digits(one.tolerance.atol)}` : "exact") },
-  { title: "worst at", of: one => (one.worst_index ? `[${one.worst_index.join(",")}]: ${(one.worst_values || []).map(value => digits(value, 6)).join(" beside ")}` : "-") },
+  { title: "worst at", of: one => (one.worst_index ? `[${one.worst_index.join(",")}]: ${(one.worst_values || []).map(value => digits(value, 6)).join(", reference ")}` : "-") },
 ];
 const ATTEMPTS = [
-  { title: "because", of: one => one.why },
+  { title: "reason", of: one => one.why },
   { title: "board", of: one => one.board || "-" },
   { title: "outcome", of: one => one.outcome },
   { title: "message", wrap: true, of: one => one.message || "" },
@@ -33,7 +33,7 @@ function command(title, text) {
   if (!text) return null;
   const button = el("button", { type: "button", "aria-label": `Copy the command: ${title}` }, "Copy");
   button.addEventListener("click", async () => {
-    button.textContent = (await copied(text)) ? "Copied" : "Select it and copy";
+    button.textContent = (await copied(text)) ? "Copied" : "Select and copy";
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
   return el("section", {}, el("h3", {}, title), el("div", { class: "command" }, el("pre", {}, text), button));
@@ -66,20 +66,20 @@ function facts(one) {
   const folder = one.folder && link(one.folder, one.folder);
   const left = (one.links || []).map(([what, where]) => [link(where, what), " "]).flat();
   const rows = [
-    ["ended", [one.outcome, one.ended && ` (by itself ${one.ended})`, one.stage && `, stage ${one.stage}`]],
-    ["what", [one.model, one.layer && `, layer ${one.layer}`, one.op && `, ${one.op}`]],
+    ["ended", [one.outcome, one.ended && ` (without expectations: ${one.ended})`, one.stage && `, stage ${one.stage}`]],
+    ["model", [one.model, one.layer && `, layer ${one.layer}`, one.op && `, ${one.op}`]],
     ["board", [one.board, one.hw_type && ` (${one.hw_type})`]],
     ["without an agent", [one.agentless]],
     ...(one.evidence || []).map(([title, text]) => [title, [text]]),
-    ["run again", [one.confirmed]],
+    ["rerun", [one.confirmed]],
     ["expected", one.expectation ? [one.expectation.outcome, one.expectation.reason && `: ${one.expectation.reason} `, issue(one.expectation.issue)] : []],
     ["device, median", [one.p50 && `${duration(one.p50 / 1e9)} of ${iterations(one)}`]],
     ["host", [timings]],
     ["program", [one.bytes && bytes(one.bytes), one.cached !== undefined && (one.cached ? ", from the cache" : ", compiled")]],
     ["delegated", [one.delegated, one.delegated && one.lowering && `; ${one.lowering}`]],
     ["parameters", [Object.entries(one.params || {}).map(([name, value]) => `${name} ${value}`).join(", ")]],
-    ["kept in", [folder]],
-    ["look at", left],
+    ["directory", [folder]],
+    ["files", left],
   ];
   return el("section", {}, el("dl", {}, rows.filter(([, words]) => words.some(Boolean))
     .map(([name, words]) => [el("dt", {}, name), el("dd", {}, words.filter(Boolean))]).flat()));
@@ -89,13 +89,13 @@ function details(one) {
   return [
     one.message && el("p", {}, one.message),
     one.hint && el("p", {}, el("strong", {}, "hint: "), one.hint),
-    command("Repeat it", one.repeat),
-    command("See the difference", one.diff),
-    outputs("Beside the reference", one.against, one.outputs, one.message),
-    (one.otherReferences || []).map(other => outputs("Beside another reference", other.against, other.outputs, one.message)),
-    outputs("Beside the model before the flow's recipe", one.plainAgainst, one.plainOutputs, one.message),
-    one.attempts && el("section", {}, el("h3", {}, "Other tries of it"), table(ATTEMPTS, one.attempts)),
-    one.detail && el("section", {}, el("h3", {}, "The tool's own words"), el("pre", { tabindex: 0 }, one.detail)),
+    command("Repeat the case", one.repeat),
+    command("Show the difference", one.diff),
+    outputs("Compared with the reference", one.against, one.outputs, one.message),
+    (one.otherReferences || []).map(other => outputs("Compared with an additional reference", other.against, other.outputs, one.message)),
+    outputs("Compared with the model before the recipe", one.plainAgainst, one.plainOutputs, one.message),
+    one.attempts && el("section", {}, el("h3", {}, "Other attempts"), table(ATTEMPTS, one.attempts)),
+    one.detail && el("section", {}, el("h3", {}, "Tool output"), el("pre", { tabindex: 0 }, one.detail)),
     facts(one),
   ].flat().filter(Boolean);
 }

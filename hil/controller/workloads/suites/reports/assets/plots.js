@@ -21,7 +21,7 @@ function drawOutcomes() {
 }
 
 function drawGroups(place, name, groups, of) {
-  if (!groups.length) return $(place).replaceChildren(el("p", { class: "nothing" }, "nothing fails"));
+  if (!groups.length) return $(place).replaceChildren(el("p", { class: "nothing" }, "no failures"));
   const most = Math.max(...groups.map(([, count]) => count));
   return $(place).replaceChildren(el("ul", { class: "groups" }, groups.map(([word, count]) => {
     const bar = el("span", { class: "bar" });
@@ -62,7 +62,7 @@ function drawErrors(shown) {
   const onAxis = value => Number.isFinite(value) && !(what.log && value === 0);
   const numbers = rows.map(what.of).filter(onAxis).map(scale);
   if (!rows.some(one => what.of(one) !== null)) {
-    return $("error-plot").replaceChildren(el("p", { class: "nothing" }, "no case here was compared"));
+    return $("error-plot").replaceChildren(el("p", { class: "nothing" }, "no compared cases"));
   }
   const width = $("error-plot").clientWidth || 460;
   const height = 210, left = 46, right = 10, top = 10, bottom = 36;
@@ -76,7 +76,7 @@ function drawErrors(shown) {
   const x = place => left + (rows.length > 1 ? (width - left - right) * place / (rows.length - 1) : (width - left - right) / 2);
   const y = value => axisBottom - (axisBottom - axisTop) * (scale(value) - low) / (high - low);
   const picture = draw("svg", { width, height, role: "img",
-    "aria-label": `${what.title}, ${cases(rows.length)} in order; the table below has the same numbers` });
+    "aria-label": `${what.title}, ${cases(rows.length)} in order; the table below lists the same values` });
   const tick = (at, text) => picture.append(draw("line", { x1: left, x2: width - right, y1: at, y2: at, class: "grid" }),
     draw("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, text));
   if (rows.some(one => what.of(one) === what.best)) tick(good, what.bestWord);
@@ -125,13 +125,13 @@ function drawDevice(shown) {
   // A single cold iteration ranks nothing.
   const measured = shown.filter(one => one.p50 && !one.cold).sort((a, b) => b.p50 - a.p50);
   const unranked = shown.some(one => one.p50 && one.cold) && el("p", { class: "nothing" }, DATA.unranked);
-  if (!measured.length) return $("device-plot").replaceChildren(unranked || el("p", { class: "nothing" }, "no case here has a device time"));
+  if (!measured.length) return $("device-plot").replaceChildren(unranked || el("p", { class: "nothing" }, "no device times"));
   const rows = measured.slice(0, 10);
   const width = $("device-plot").clientWidth || 380;
   const tall = 22, most = rows[0].p50;
   const letters = Math.floor((width - 80) / 6.9);
   const picture = draw("svg", { width, height: rows.length * tall, role: "img",
-    "aria-label": `device time of the ${rows.length} slowest of ${cases(measured.length)}; the table below has the same numbers` });
+    "aria-label": `device time of the ${rows.length} slowest of ${cases(measured.length)}; the table below lists the same values` });
   rows.forEach((one, place) => {
     const at = place * tall;
     const name = one.id.length > letters ? `${one.id.slice(0, letters - 10)}…${one.id.slice(-9)}` : one.id;
@@ -146,6 +146,6 @@ function drawDevice(shown) {
   const counts = several.length > 1 ? `${several[0]} to ${several.at(-1)} iterations` : iterations(measured[0]);
   const middle = measured[Math.floor(measured.length / 2)].p50;
   return $("device-plot").replaceChildren(picture,
-    el("p", { class: "nothing" }, `${rows.length} of ${cases(measured.length)}, each the median of ${counts}; the median is ${duration(middle / 1e9)}`),
+    el("p", { class: "nothing" }, `${rows.length} of ${cases(measured.length)}, each is the median of ${counts}; overall median ${duration(middle / 1e9)}`),
     ...(unranked ? [unranked] : []));
 }

@@ -82,7 +82,7 @@ function drawTable(shown) {
   const made = rows.slice(0, state.rows);
   $("table").replaceChildren(rows.length ? el("table", { class: "cases" }, el("caption", { class: "skip" }, "The cases of this run"),
     el("thead", {}, el("tr", {}, header)), el("tbody", {}, made.map(one => tableRow(one, COLUMNS.length)).flat()))
-    : el("p", { class: "nothing" }, DATA.cases.length ? "No case is like that." : "No case has ended."));
+    : el("p", { class: "nothing" }, DATA.cases.length ? "no matching cases" : "no finished cases"));
   $("count").textContent = rows.length === DATA.cases.length ? cases(rows.length) : `${rows.length} of ${cases(DATA.cases.length)}`;
   const more = rows.length - made.length;
   $("more").replaceChildren(...(more > 0 ? [
@@ -97,7 +97,7 @@ function fillFilters() {
     counts.delete("");
     const order = { outcome: DATA.outcomes, stage: DATA.stages }[name];
     const words = [...counts.keys()].sort((a, b) => (order ? order.indexOf(a) - order.indexOf(b) : a.localeCompare(b)));
-    const all = [el("option", { value: "" }, "all"), name === "outcome" && DATA.failing && el("option", { value: FAILING }, `all that failed (${DATA.failing})`)];
+    const all = [el("option", { value: "" }, "all"), name === "outcome" && DATA.failing && el("option", { value: FAILING }, `all failures (${DATA.failing})`)];
     $(name).replaceChildren(...all.filter(Boolean), ...words.map(word => el("option", { value: word }, `${word} (${counts.get(word)})`)));
     $(name).closest("label").hidden = words.length < 2 || (name === "model" && !groups("model"));
     $(name).addEventListener("change", () => { state[name] = $(name).value; update(); });

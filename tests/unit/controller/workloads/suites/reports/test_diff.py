@@ -56,7 +56,7 @@ def test_diff_does_not_count_skipped_case_as_fixed(tmp_path):
 def test_diff_marks_unrun_cases_of_incomplete_run(tmp_path):
     found = diff(tmp_path, [case("a"), case("b"), case("c")], [case("a")], ids=["a", "b"])
     assert [(one.id, one.after) for one in found.gone] == [("b", "not run"), ("c", "absent")]
-    assert any("1 of 2 cases was not run" in note for note in found.notes)
+    assert any("1 of 2 cases not run" in note for note in found.notes)
 
 
 def measured(id, *, p50=100e3, p90=110e3, iterations=10, sqnr_db=90.0, max_abs=1e-5, size=10_000, program=""):
@@ -116,7 +116,7 @@ def test_diff_lists_largest_regression_first(tmp_path):
 def test_diff_skips_times_of_few_iterations_with_note(tmp_path, before, after):
     found = diff(tmp_path, [measured("a", iterations=before)], [measured("a", p50=900e3, iterations=after)])
     assert found.changed == () and (found.device_ratio, found.device_cases, found.device_few) == (None, 0, 1)
-    assert "device times of 1 case not compared: under 5 iterations" in diff_markdown(found)
+    assert "device times of 1 case not compared: fewer than 5 iterations" in diff_markdown(found)
 
 
 def test_diff_reports_size_of_shared_program_once(tmp_path):
@@ -128,8 +128,8 @@ def test_diff_reports_size_of_shared_program_once(tmp_path):
     assert (changed.id, changed.what, changed.ratio, changed.cases) == ("a", "artifact_bytes", 2.0, 3)
     console = Console(file=io.StringIO(), width=120)
     print_diff(console, found)
-    assert "  a and 2 more in one program  9.8 KiB -> 19.5 KiB (2.00x)" in console.file.getvalue()
-    assert "| `a` and 2 more in one program | 9.8 KiB" in diff_markdown(found)
+    assert "  a and 2 more in the same program  9.8 KiB -> 19.5 KiB (2.00x)" in console.file.getvalue()
+    assert "| `a` and 2 more in the same program | 9.8 KiB" in diff_markdown(found)
 
 
 def test_diff_ignores_size_of_regrouped_programs(tmp_path):
@@ -161,7 +161,7 @@ def test_diff_of_same_run_has_empty_lists(tmp_path):
 
 
 def test_diff_rejects_directory_without_run(tmp_path):
-    with pytest.raises(UsageError, match="holds no suite run"):
+    with pytest.raises(UsageError, match="is not a suite run"):
         diff_runs(suite_run(tmp_path / "a", [case("a")]), tmp_path)
 
 

@@ -105,7 +105,7 @@ def test_junit_removes_control_characters(tmp_path):
 def test_junit_lists_earlier_attempts(tmp_path):
     tried = {"why": "board lost", "board": "b1", "outcome": "BOARD_LOST", "message": "gone"}
     (found,) = tree(tmp_path, case("a", attempts=(tried,))).iter("testcase")
-    assert "also tried (board lost) on b1: BOARD_LOST gone" in found.find("system-out").text
+    assert "other attempt (board lost) on b1: BOARD_LOST gone" in found.find("system-out").text
 
 
 def test_junit_shortens_long_detail(tmp_path):

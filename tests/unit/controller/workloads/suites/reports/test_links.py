@@ -57,7 +57,7 @@ def test_reports_link_compiler_reproducer(tmp_path: Path) -> None:
     run = load_run(suite_run(tmp_path, [case("a", "COMPILE_CRASH", folder="cases/a")]))
     assert dict(links_of(run, run.records[0])) == {
         "logs": "cases/a/logs",
-        "compiler's failure": "cases/a/logs/compile-failure",
+        "compiler failure": "cases/a/logs/compile-failure",
     }
 
 

@@ -45,7 +45,7 @@ def test_truncated_last_line_counts_as_unrun_case(tmp_path, cut):
     run = load_run(tmp_path)
     assert [record.id for record in run.records] == ["a"]
     assert run.missing == ("b",)
-    assert run.notes == ["1 of 2 cases was not run: the run is not over, or was cut off."]
+    assert run.notes == ["1 of 2 cases not run: the run is unfinished or was aborted"]
 
 
 def test_damaged_line_adds_note_and_preserves_others(tmp_path):
@@ -54,7 +54,7 @@ def test_damaged_line_adds_note_and_preserves_others(tmp_path):
     lines.write_bytes(b'{"id": "a", \xff\n[1]\n{"outcome": "PASS"}\n' + lines.read_bytes())
     run = load_run(tmp_path)
     assert [record.id for record in run.records] == ["a", "b"]
-    assert run.notes == ["3 lines of results.jsonl cannot be read."]
+    assert run.notes == ["3 unreadable lines in results.jsonl"]
 
 
 @pytest.mark.parametrize(("names", "text"), [("a", "1 case draws"), ("ab", "2 cases draw")])
@@ -70,7 +70,7 @@ def test_later_record_of_case_wins(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"suite": "s", "flow": "f", "ids": 3}', "\xff"])
 def test_load_run_rejects_directory_without_run(tmp_path, text):
-    with pytest.raises(UsageError, match=r"holds no suite run: it has no suite\.json"):
+    with pytest.raises(UsageError, match=r"is not a suite run: suite\.json not found"):
         load_run(tmp_path)
     suite_run(tmp_path, [])
     (tmp_path / "suite.json").write_bytes(text.encode("latin-1"))
@@ -150,7 +150,7 @@ def test_delegation_text_sums_nodes_and_programs(tmp_path):
     plain = case(
         "b", notes={"delegation": {"delegated": {}, "undelegated": {"aten.sin.default": 4, "aten.cos.default": 1}}}
     )
-    words = "delegated: 3 of 9 nodes, in 1 of 2 programs; left most: aten.sin.default 5, aten.cos.default 1"
+    words = "delegated: 3 of 9 nodes, in 1 of 2 programs; not delegated: aten.sin.default 5, aten.cos.default 1"
     run = run_of(tmp_path, case("a", notes=NOTES), plain, case("c"))
     assert delegation_text(run.records) == words
     assert words.replace("_", "\\_") in summary_markdown(run)
@@ -158,7 +158,7 @@ def test_delegation_text_sums_nodes_and_programs(tmp_path):
 
 
 def test_delegation_text_describes_case():
-    assert Delegation.of(case("a", notes=NOTES)).text == "3 of 4 nodes; left: aten.sin.default 1"
+    assert Delegation.of(case("a", notes=NOTES)).text == "3 of 4 nodes; not delegated: aten.sin.default 1"
     assert Delegation.of(case("a", notes={"delegation": {"delegated": {"x": 1}}})).text == "1 of 1 node"
 
 
