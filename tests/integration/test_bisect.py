@@ -98,7 +98,7 @@ def test_bisect_stores_files_to_reproduce_wrong_layer(hil, simulator, tmp_path):
     wrong = with_wrong_weight(DIGITS_CNN, tmp_path / "received.onnx", "conv2.weight")
     ended = hil("bisect", DIGITS_CNN, "--artifact-model", wrong, "--board", simulator, "--out", "kept")
     assert ended.code == 1, ended.err
-    verdict = "the first layer that is wrong: Conv_conv2 (Conv, node conv2), isolated and cumulative"
+    verdict = "first wrong layer: Conv_conv2 (Conv, node conv2), isolated and cumulative"
     assert verdict in ended.out
     for name in ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc1"):
         assert name in ended.out
@@ -159,7 +159,7 @@ def test_bisect_skips_layers_with_random_inputs(hil, simulator, tmp_path):
     onnx.save(noisy(), tmp_path / "noisy.onnx")
     document = hil("bisect", "noisy.onnx", "--board", simulator, *ORT, "--json").document
     assert (document["verdict"], document["exit_code"]) == (
-        "no layer that was judged is wrong, isolated and cumulative",
+        "no judged layer is wrong, isolated and cumulative",
         0,
     )
     drawn = {"RandomNormalLike_noise", "If_choose", "Dropout_drop"}
@@ -217,10 +217,8 @@ def test_bisect_reports_accumulated_error(hil, tmp_path):
     ended = hil("bisect", "growing.onnx", *options, "--plot", "growth.svg")
     assert ended.code == 1, ended.err
     verdict = ended.out.splitlines()[-2]
-    assert verdict.startswith(
-        "every layer is right by itself; in a run of the whole model the first to leave tolerance"
-    )
-    assert "Mul_times (Mul, node times): errors add up from layer to layer, " in verdict
+    assert verdict.startswith("every isolated layer is correct; in the whole model the first layer out of tolerance")
+    assert "Mul_times (Mul, node times): errors accumulate across layers, " in verdict
     assert "<svg" in (tmp_path / "growth.svg").read_text()
 
 
@@ -246,7 +244,7 @@ def test_bisect_skips_layers_after_compile_error(hil, simulator, uncompilable, t
     assert cumulative == {"Add_double": "PASS", "LpPool_pool": "SKIP", "Neg_minus": "SKIP", "Relu_relu": "PASS"}
     assert document["exposed"]["outcome"] == document["whole"]["outcome"] == "COMPILE_ERROR"
     assert "LpPool_pool (LpPool, node pool) ended in COMPILE_ERROR" in document["verdict"]
-    assert "went on without" in document["notes"][0]
+    assert "cumulative excludes the failed layers" in document["notes"][0]
 
 
 def test_bisect_allows_quantization_steps_of_quantized_flow(hil, simulator):
@@ -344,7 +342,7 @@ def test_bisect_rejects_conflicting_options(hil, simulator, branched, doubling):
     board = ["--board", simulator]
     other = hil("bisect", branched, *board, "--artifact-model", doubling)
     assert other.code == 2
-    assert "doubling.onnx is not the same network as branched.onnx: its inputs are" in other.err
+    assert "doubling.onnx is not the same network as branched.onnx: expected inputs " in other.err
     both = hil("bisect", doubling, *board, "--flow", "iree", "--runtime", "iree")
     assert both.code == 2
     assert "mutually exclusive" in both.err

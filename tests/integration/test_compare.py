@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Callable[..., str]:
     [
         (np.zeros(3, F32), np.zeros(4, F32), 1, "output: shape 3"),
         (np.array(["a"]), np.array(["b"]), 1, "output: 1 of 1 value differs"),
-        (np.array(["a"]), np.array(["a"]), 0, "its values are strings"),
+        (np.array(["a"]), np.array(["a"]), 0, "values are strings"),
     ],
     ids=["shapes", "other strings", "same strings"],
 )

@@ -121,7 +121,7 @@ def test_viewer_page_reports_missing_trace(address, folder):
     try:
         with Page(str(BROWSER)) as page:
             page.open(address)
-            page.wait("document.querySelector('#trouble').textContent.includes('the trace cannot be had (404')")
+            page.wait("document.querySelector('#trouble').textContent.includes('cannot load the trace (404')")
     finally:
         hidden.rename(trace)
 
@@ -180,7 +180,7 @@ def test_viewer_survives_browser_disconnect(address, capfd):
 def test_viewer_listens_on_loopback_and_rejects_used_port(address, folder):
     parts = urllib.parse.urlsplit(address)
     assert parts.hostname == "127.0.0.1"
-    with pytest.raises(UsageError, match=f"port {parts.port} cannot be listened on") as caught:
+    with pytest.raises(UsageError, match=f"cannot listen on port {parts.port}") as caught:
         TraceViewer(folder / "trace.pftrace.gz", title="", port=int(parts.port or 0))
     assert "--port" in caught.value.hint
 

@@ -98,8 +98,8 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
     """
     if not is_drawable(comparison):
         raise UsageError(
-            f"output {name} cannot be drawn: {comparison.reason or 'its values are strings'}",
-            hint="only numbers of one shape have a difference to draw",
+            f"cannot draw output {name}: {comparison.reason or 'values are strings'}",
+            hint="drawing requires numeric outputs with the same shape",
         )
     figure = new_figure(15, 5.6)
     worst = comparison.worst_index
@@ -136,10 +136,10 @@ def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], 
         return
     notes = ["grey: equal"]
     if picture.nonfinite:
-        notes.append("blue: NaN or infinite in one only")
+        notes.append("blue: NaN or infinite on one side only")
     if picture.cells.shape != picture.shown:
         cell = (math.ceil(total / cells) for total, cells in zip(picture.shown, picture.cells.shape, strict=True))
-        notes.append(f"a cell is the largest of up to {'x'.join(map(str, cell))}")
+        notes.append(f"each cell shows the maximum of up to {'x'.join(map(str, cell))}")
     axes.set_title("log10 |actual - reference|\n" + ", ".join(notes), fontsize=9)
     with np.errstate(divide="ignore"):
         decades = np.log10(picture.cells)  # -inf if equal: grey, below the scale; inf: blue, above the scale
@@ -175,8 +175,8 @@ def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], 
 
 
 def _draw_errors(axes: Any, picture: Picture, comparison: OutputComparison) -> None:
-    apart = f", {picture.nonfinite} NaN or infinite in one only" if picture.nonfinite else ""
-    axes.set_title(f"how far apart\n{picture.equal} equal{apart}", fontsize=9)
+    apart = f", {picture.nonfinite} NaN or infinite on one side only" if picture.nonfinite else ""
+    axes.set_title(f"absolute difference\n{picture.equal} equal{apart}", fontsize=9)
     axes.set_xlabel("log10 |actual - reference|")
     axes.set_ylabel("elements")
     used = np.flatnonzero(picture.errors)
@@ -200,7 +200,7 @@ def _draw_errors(axes: Any, picture: Picture, comparison: OutputComparison) -> N
 def _draw_scatter(axes: Any, picture: Picture, comparison: OutputComparison) -> None:
     actual, reference = np.clip(picture.points, -_DRAWABLE, _DRAWABLE)
     sampled = (comparison.elements or 0) > _SCATTER_POINTS
-    axes.set_title(f"actual beside reference\n{actual.size} {'sampled ' if sampled else ''}pairs", fontsize=9)
+    axes.set_title(f"actual against reference\n{actual.size} {'sampled ' if sampled else ''}pairs", fontsize=9)
     axes.set_xlabel("reference")
     axes.set_ylabel("actual")
     if not actual.size:

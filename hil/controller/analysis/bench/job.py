@@ -63,8 +63,8 @@ def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
         return _with_board(stored, job)
     if is_address(stored.board) or is_file(stored.board):
         raise UsageError(
-            f"the stored bench ran on {stored.board}, and was not begun by you here: its record may be anybody's",
-            hint="name the board: --board",
+            f"cannot use board {stored.board} from the stored bench: record not created here by this user",
+            hint="select the board with --board",
         )
     return replace(stored, identity=None, known_hosts=None, accept_new_host_key=False)
 
@@ -91,30 +91,36 @@ def _check(bench: BenchJob) -> None:
     """Raise UsageError for invalid settings."""
     models, two = bench.job.models, len(bench.job.models) == 2 or bool(bench.against)
     if not 1 <= len(models) <= 2:
-        raise UsageError("a bench takes one MODEL, or two to compare", hint="hil bench MODEL, or hil bench --help")
+        raise UsageError(
+            f"expected 1 or 2 MODEL arguments, got {len(models)}", hint="run hil bench MODEL, or see hil bench --help"
+        )
     if bench.against and len(models) == 2:
-        raise UsageError("--against compares one MODEL with a stored bench", hint="leave out --against or a MODEL")
+        raise UsageError("--against requires a single MODEL, got 2", hint="remove --against or one MODEL")
     if bench.iterations is not None and bench.iterations < 1:
-        raise UsageError("--iterations must be at least 1")
+        raise UsageError(f"invalid --iterations {bench.iterations}: expected at least 1")
     if two and bench.iterations is not None and bench.iterations < 2 * LEAST_ROUNDS:
-        raise UsageError(f"comparing two takes at least {2 * LEAST_ROUNDS} iterations of each")
+        raise UsageError(
+            f"invalid --iterations {bench.iterations}: a comparison requires at least {2 * LEAST_ROUNDS} per model"
+        )
     if not bench.min_time_s > 0:
-        raise UsageError("--min-time must be above 0 seconds")
+        raise UsageError(f"invalid --min-time {bench.min_time_s:g}: expected more than 0 seconds")
     if (out := bench.benchmark_out) is not None:
         with contextlib.suppress(OSError):
             out.parent.mkdir(parents=True, exist_ok=True)
         if out.is_dir() or not os.access(out.parent, os.W_OK):
-            raise UsageError(f"--benchmark-out {out} cannot be written", hint="name another file")
+            raise UsageError(f"cannot write --benchmark-out {out}", hint="choose a different file")
     if bench.warmup is not None and bench.warmup < 0:
-        raise UsageError("--warmup must be at least 0")
+        raise UsageError(f"invalid --warmup {bench.warmup}: expected at least 0")
     if not 1 <= bench.concurrency <= _COPIES_MOST:
-        raise UsageError(f"--concurrency must be 1 to {_COPIES_MOST}")
+        raise UsageError(f"invalid --concurrency {bench.concurrency}: expected 1 to {_COPIES_MOST}")
     if two and bench.concurrency > 1:
-        raise UsageError("--concurrency measures one program", hint="compare two without it")
+        raise UsageError(
+            "--concurrency supports only a single program", hint="remove --concurrency to compare two programs"
+        )
     if not 0 <= bench.min_effect < 1:
-        raise UsageError("--min-effect must be 0 to less than 100 percent")
+        raise UsageError(f"invalid --min-effect {100 * bench.min_effect:g}: expected 0 to less than 100 percent")
     if bench.fail_if_slower is not None and not two:
-        raise UsageError("--fail-if-slower needs something to compare with", hint="a second MODEL, or --against RUN")
+        raise UsageError("--fail-if-slower requires a comparison", hint="add a second MODEL or --against RUN")
 
 
 class _Bench:
@@ -228,7 +234,7 @@ class _Bench:
         if case.outcome:
             return case
         if not self.bench.check or not (case.references or case.model):
-            return replace(case, outcome=Outcome.SKIP, reason="the answer was not compared")
+            return replace(case, outcome=Outcome.SKIP, reason="output not compared")
         return self.runner.judge(case)
 
     def _measure(self, run: Run) -> None:

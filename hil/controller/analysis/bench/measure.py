@@ -281,7 +281,9 @@ class _Meter:
         walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
         if len(walls) != iterations:
             with _blamed(side, Stage.RUN):
-                raise RunFailed("; ".join(result.provenance["notes"]), hint="without its times there is no bench")
+                raise RunFailed(
+                    "; ".join(result.provenance["notes"]), hint="a bench requires the time of every iteration"
+                )
         return begun + np.cumsum(walls) - walls, walls
 
 

@@ -132,14 +132,16 @@ def _print_notes(console: Console, document: Mapping[str, Any]) -> None:
                 console.print(f"{label}: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if any(side["clock"] == "host" for side in document["sides"]):
         console.print(
-            "host time: this board does not tell the device's; each iteration holds the start of a process, too",
+            "host time: this board does not report device times; each iteration includes a process start",
             style="yellow",
             soft_wrap=True,
         )
     if document["concurrency"] > 1:
-        console.print(f"{document['concurrency']} at the same time: each one's time, and all together a second")
+        console.print(
+            f"{document['concurrency']} concurrent copies: times per copy, iterations a second over all copies"
+        )
     if not document["finished"]:
-        console.print("interrupted: this is what was measured until then", style="yellow")
+        console.print("interrupted: partial results", style="yellow")
 
 
 def _print_comparison(console: Console, found: Mapping[str, Any]) -> None:
@@ -150,7 +152,7 @@ def _print_comparison(console: Console, found: Mapping[str, Any]) -> None:
     line.append(
         f"  undisturbed, B takes {found['ratio']:.3f} times as long as A ({interval['level']:.0%}: "
         f"{interval['low']:.3f} to {interval['high']:.3f}, {found['rounds']} rounds; "
-        f"what is below {found['min_effect']:.1%} is called none)",
+        f"differences below {found['min_effect']:.1%} are ignored)",
         style="default",
     )
     console.print(line, soft_wrap=True)

@@ -45,7 +45,7 @@ def read_document(run: Run) -> dict[str, Any]:
     try:
         document: dict[str, Any] = read_json(run.folder / "bench.json")
     except (OSError, ValueError) as error:
-        raise UsageError(f"run {run.id} is no bench", hint="name one that `hil bench` stored") from error
+        raise UsageError(f"run {run.id} is not a bench", hint="choose a run stored by `hil bench`") from error
     return document
 
 
@@ -99,7 +99,7 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     side, case = document["sides"][-1], run.record["cases"][-1]
     program, job = side["program"], Job.of_record(run.record["request"])
     if not program or not case["inputs"]:
-        raise UsageError(f"bench {run.id} has no program that could run", hint="name one that measured something")
+        raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench with measurements")
     place = Path(program["folder"])
     specs = program["outputs"]
     artifact = Artifact(
@@ -115,7 +115,7 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     )
     missing = [str(path) for path in artifact.files.values() if not path.is_file()]
     if missing:
-        raise UsageError(f"bench {run.id} lacks its program: {', '.join(missing)}")
+        raise UsageError(f"bench {run.id} is missing program files: {', '.join(missing)}")
     references = tuple(
         RunResult(
             one["source"],

@@ -96,7 +96,7 @@ def bisect(
         BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=opened) as pool,
     ):
         screen.begin(model.stem, 1)
-        screen.stage(model.stem, 0, "taking it apart")
+        screen.stage(model.stem, 0, "splitting into layers")
         try:
             subject = open_subject(
                 model,
@@ -230,14 +230,16 @@ def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...
     ended = bench.run(trials)
     models = {name: ended[name] for name in (_WHOLE, _EXPOSED) if name in ended}
     seen = models.get(_EXPOSED)
-    notes = [f"{name} ran elsewhere in part: {one.elsewhere}" for name, one in ended.items() if one.elsewhere]
+    notes = [
+        f"{name} ran partly on a different device: {one.elsewhere}" for name, one in ended.items() if one.elsewhere
+    ]
     if seen is not None and failed_by_itself(seen):
         rest = without_failed(subject.layers, {name for name, one in ended.items() if failed_by_itself(one)})
         left = [layer for layer in there if layer in rest]
         if len(rest) < len(subject.layers) and left:
             notes.append(
-                f"with its intermediates as outputs the whole model ended in {seen.outcome.value}: cumulative went on "
-                "without the layers that failed and what takes from them"
+                f"the whole model with intermediate outputs ended in {seen.outcome.value}: cumulative excludes "
+                "the failed layers and the layers that depend on them"
             )
             seen = bench.run([_exposed(bench, left, only=True)])[_EXPOSED]
     layers = []
@@ -366,7 +368,7 @@ def quantum_atols(quantum: float, path: Path, context: RunContext, log: Path) ->
     return {one["name"]: one["step"] * min(quantum, one["roundings"]) for one in steps}
 
 
-_BY_CHANCE = "random numbers go into it, so no two runs agree"
+_BY_CHANCE = "depends on random numbers, so runs differ"
 
 # A tolerance for all tensors, or tensor name -> tolerance. None, or a missing tensor, means the dtype's default.
 Atol = float | Mapping[str, float] | None
@@ -416,7 +418,7 @@ def within(layer: Layer, whole: Finding) -> Finding:
     if len(outputs) + len(unjudged) == len(names):
         return _finding(outputs, unjudged)
     if whole.outputs:
-        return Finding(Outcome.SKIP, "it takes from a layer that could not be run, or is that layer")
+        return Finding(Outcome.SKIP, "the layer failed, or depends on a failed layer")
     return Finding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}: {whole.reason}")
 
 

@@ -23,8 +23,10 @@ WAYS = ("isolated", "cumulative")
 _NAMES_SHOWN = 4
 # Causes of a wrong output if no isolated layer is wrong. Each program runs once, so an intermittent board fault is a
 # possible cause.
-_TOGETHER = "layers compute something else when compiled together, or this run alone went wrong (repeat it to know)"
-_ANY_CAUSE = f"errors add up from layer to layer, {_TOGETHER}"
+_TOGETHER = (
+    "layers give different results when compiled together, or this run had an intermittent error (repeat to check)"
+)
+_ANY_CAUSE = f"errors accumulate across layers, {_TOGETHER}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Bisection:
             for layer in self.layers:
                 if (found := layer.by(way)) and _is_error(found):
                     yield str(layer), way, found
-        for finding, way in ((self.whole, "as it is"), (self.exposed, "with its intermediates as outputs")):
+        for finding, way in ((self.whole, "unchanged"), (self.exposed, "with intermediate outputs")):
             if finding and _is_error(finding):
                 yield "the whole model", way, finding
 
@@ -136,29 +138,29 @@ class Bisection:
         if alone and within:
             return _both(alone, within, self.layers)
         if alone:
-            return f"the first layer that is wrong: {alone}, isolated{self._within_whole(alone)}"
+            return f"first wrong layer: {alone}, isolated{self._within_whole(alone)}"
         if within:
             return self._only_within(within)
         if _outcome(self.whole) in _DIFFERS:
             causes = _TOGETHER if all(_passed(layer.cumulative) for layer in self.layers) else _ANY_CAUSE
-            return f"{self._none_wrong()}, but the model as it is gives a wrong answer: {causes}"
+            return f"{self._none_wrong()}, but the unchanged model gives a wrong output: {causes}"
         if failure := next(self.failed(), None):
             what, way, finding = failure
-            return f"no answer is wrong; {what} ended in {finding.outcome.value}, {way}"
+            return f"no output is wrong; {what} ended in {finding.outcome.value}, {way}"
         return self._none_wrong()
 
     def _within_whole(self, alone: LayerFinding) -> str:
         """Return the whole model's result, if a layer is wrong isolated and no layer is wrong cumulatively."""
         if _outcome(self.whole) in _DIFFERS:
-            return "; the model as it is gives a wrong answer too, with its intermediates as outputs no layer is wrong"
-        return "; in a run of the whole model it stays in tolerance" if _passed(alone.cumulative) else ""
+            return "; the unchanged model also gives a wrong output, but with intermediate outputs no layer is wrong"
+        return "; within tolerance in the whole model" if _passed(alone.cumulative) else ""
 
     def _only_within(self, layer: LayerFinding) -> str:
         if not any(_ran(one.isolated) for one in self.layers):
-            return f"the first layer that is wrong: {layer}, cumulative"
+            return f"first wrong layer: {layer}, cumulative"
         all_right = all(_passed(one.isolated) for one in self.layers)
-        right = "every layer is right by itself" if all_right else "the layers that ran are right by themselves"
-        return f"{right}; in a run of the whole model the first to leave tolerance is {layer}: {_ANY_CAUSE}"
+        right = "every isolated layer is correct" if all_right else "the isolated layers that ran are correct"
+        return f"{right}; in the whole model the first layer out of tolerance is {layer}: {_ANY_CAUSE}"
 
     def _none_wrong(self) -> str:
         ways = [way for way in WAYS if any(_ran(layer.by(way)) for layer in self.layers)]
@@ -166,8 +168,8 @@ class Bisection:
             return "no layer was judged"
         judged = all(_ran(layer.by(way)) for layer in self.layers for way in ways)
         blind = [str(layer) for layer in self.layers if any(layer.outcome(way) is Outcome.BLIND for way in WAYS)]
-        unjudged = f"; nobody can judge {listed(blind)}" if blind else ""
-        return f"no layer {'' if judged else 'that was judged '}is wrong, {' and '.join(ways)}{unjudged}"
+        unjudged = f"; cannot judge {listed(blind)}" if blind else ""
+        return f"no {'' if judged else 'judged '}layer is wrong, {' and '.join(ways)}{unjudged}"
 
     def to_json(self) -> dict[str, Any]:
         """Return a document for JSON: every field, the verdict, the exit code and the first wrong layers."""
@@ -203,11 +205,11 @@ def _finding_json(finding: Finding | None) -> dict[str, Any] | None:
 
 def _both(alone: LayerFinding, within: LayerFinding, layers: Sequence[LayerFinding]) -> str:
     if alone is within:
-        return f"the first layer that is wrong: {alone}, isolated and cumulative"
-    found = f"the first layer that is wrong: {alone}, isolated"
+        return f"first wrong layer: {alone}, isolated and cumulative"
+    found = f"first wrong layer: {alone}, isolated"
     if layers.index(within) < layers.index(alone):
-        return f"{found}; but in a run of the whole model {within} leaves tolerance before it: {_ANY_CAUSE}"
-    return f"{found}; in a run of the whole model the first to leave tolerance is {within}"
+        return f"{found}; but in the whole model {within} is out of tolerance before it: {_ANY_CAUSE}"
+    return f"{found}; in the whole model the first layer out of tolerance is {within}"
 
 
 def _outcome(finding: Finding | None) -> Outcome | None:
@@ -304,7 +306,7 @@ def _reasons(found: Bisection) -> list[str]:
         if (layer := found.first_wrong(way)) and (wrong := layer.by(way)):
             reasons.append(f"{layer.name}, {way}: {wrong.reason}")
     if found.whole and found.whole.outcome in WRONG:
-        reasons.append(f"the model as it is: {found.whole.reason}")
+        reasons.append(f"unchanged model: {found.whole.reason}")
     alike: dict[str, list[str]] = {}
     for what, way, finding in found.failed():
         alike.setdefault(f"{way}: {finding.outcome.value}: {finding.reason}", []).append(what)
@@ -356,7 +358,7 @@ def plot_growth(path: Path, found: Bisection) -> None:
     _draw(lower, found, "sqnr_db")
     lower.set_xlim(-0.5, max(count, 1) - 0.5)
     if count > _NAMED:
-        lower.set_xlabel("layers in topological order (a band is a depth)")
+        lower.set_xlabel("layers in topological order (bands show depth)")
     else:
         labels = [f"{_short(layer.name)} ({layer.depth})" for layer in found.layers]
         lower.set_xticks(range(count), labels, rotation=60, ha="right", fontsize=8)

@@ -31,7 +31,7 @@ from hil.formats.onnx_file import load_onnx
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_HINT = "--artifact-model takes the same network as MODEL with other weights: the file that the compiler received"
+_HINT = "pass the file that the compiler received to --artifact-model: same network as MODEL, any weights"
 
 
 def check_signatures(model: Model, other: Model) -> None:
@@ -40,7 +40,7 @@ def check_signatures(model: Model, other: Model) -> None:
     for kind, mine, theirs in (("inputs", model.inputs, other.inputs), ("outputs", model.outputs, other.outputs)):
         if mine != theirs:
             had, wanted = (", ".join(map(str, specs or ())) or "unknown" for specs in (theirs, mine))
-            raise UsageError(f"{what}: its {kind} are {had}, they should be {wanted}", hint=_HINT)
+            raise UsageError(f"{what}: expected {kind} {wanted}, got {had}", hint=_HINT)
 
 
 def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Sequence[Layer]) -> None:
@@ -48,13 +48,13 @@ def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Se
     what = f"{other.path.name} is not the same network as {model.path.name}"
     for layer, twin in zip(layers, others, strict=False):
         if (layer.op, layer.nodes, layer.inputs, layer.outputs) != (twin.op, twin.nodes, twin.inputs, twin.outputs):
-            raise UsageError(f"{what}: where it has {_text(twin)}, there should be {_text(layer)}", hint=_HINT)
+            raise UsageError(f"{what}: expected layer {_text(layer)}, got {_text(twin)}", hint=_HINT)
     if len(layers) != len(others):
-        raise UsageError(f"{what}: it has {len(others)} layers, not {len(layers)}", hint=_HINT)
+        raise UsageError(f"{what}: expected {len(layers)} layers, got {len(others)}", hint=_HINT)
 
 
 def _text(layer: Layer) -> str:
-    return f"{layer.name} ({', '.join(layer.inputs) or 'nothing'} to {', '.join(layer.outputs)})"
+    return f"{layer.name} ({', '.join(layer.inputs) or 'no inputs'} to {', '.join(layer.outputs)})"
 
 
 _VERSION = 2
@@ -85,8 +85,8 @@ def expose(
     def make(folder: Path) -> None:
         files = {name: str(path.absolute()) for name, path in model.files.items() if path != model.path}
         arguments = {"model": str(model.path.absolute()), "files": files, "tensors": specs, "only": only}
-        failed = f"the intermediates of {model.path.name} cannot be made outputs"
-        with naming_errors("import", "exposing intermediates", partial(ImportFailed, stage="import"), failed):
+        failed = f"cannot add intermediate outputs to {model.path.name}"
+        with naming_errors("import", "adding intermediate outputs", partial(ImportFailed, stage="import"), failed):
             call_isolated(write, {**arguments, "folder": str(folder)}, how)
 
     entry, _ = how["cache"].get_or_make(key, {"model": model.name, "outputs": len(specs)}, make)

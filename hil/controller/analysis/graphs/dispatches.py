@@ -51,9 +51,9 @@ def dispatch_graph(operations: Sequence[Total], name: str, model: ModelGraph | N
         UsageError: no operations, or more than :data:`MOST_NODES`.
     """
     if not operations:
-        raise UsageError("the profile has no operation that computes the model")
+        raise UsageError("the profile has no compute operations")
     if len(operations) > MOST_NODES:
-        raise UsageError(f"the program has {len(operations)} operations: at most {MOST_NODES} are drawn")
+        raise UsageError(f"cannot draw {len(operations)} operations: the limit is {MOST_NODES}")
     short = shortener(operations)
     nodes = [
         GraphNode(total.name, "+".join(total.op_types) or "operation", within=total.onnx_nodes, label=short(total.name))
@@ -61,9 +61,7 @@ def dispatch_graph(operations: Sequence[Total], name: str, model: ModelGraph | N
     ]
     edges = _edges(nodes, model) if model is not None else []
     if not edges and len(nodes) > 1:
-        note = (
-            "what takes from what is not known: operations stand in the order in which they run, and nothing joins them"
-        )
+        note = "unknown data flow: operations are in execution order, without edges"
         return ModelGraph("dispatches", name, nodes, edges, notes=(note,))
     return ModelGraph("dispatches", name, nodes, edges)
 

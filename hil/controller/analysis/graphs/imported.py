@@ -34,12 +34,14 @@ def read_imported(text: str, model: str, dims: Mapping[str, int]) -> dict[str, A
     with temporary_folder("hil-graph-") as scratch:
         path = Path(text) if text else _imported(Path(model), dims, Path(scratch))
         if path.stat().st_size > MOST_BYTES >> 2:
-            raise ImportFailed(f"{path.name} has {path.stat().st_size >> 20} MiB: too much to be drawn")
+            raise ImportFailed(
+                f"cannot draw {path.name}: {path.stat().st_size >> 20} MiB exceeds the limit of {MOST_BYTES >> 22} MiB"
+            )
         try:
             with limited_memory((4 << 30) + 20 * path.stat().st_size):
                 module = ir.Module.parse(read_file(path), context=ir.Context())
         except ir.MLIRError as error:
-            raise ImportFailed(f"{path.name} is no MLIR that IREE reads", detail=str(error)) from error
+            raise ImportFailed(f"IREE cannot parse {path.name} as MLIR", detail=str(error)) from error
         return drawn(_graph(module))
 
 
@@ -50,8 +52,8 @@ def _imported(model: Path, dims: Mapping[str, int], scratch: Path) -> Path:
     size = sum(one.stat().st_size for one in model.parent.glob(f"{model.name}*") if one.is_file())
     if size > MOST_BYTES >> 2:
         raise ImportFailed(
-            f"{model.name} has {size >> 20} MiB with its weights: too much to be imported to be drawn",
-            hint="hil run --debug-ir DIR keeps the imported program",
+            f"cannot import {model.name}: {size >> 20} MiB with weights exceeds the limit of {MOST_BYTES >> 22} MiB",
+            hint="store the imported program with hil run --debug-ir DIR",
         )
     out = scratch / "imported.mlirbc"
     with limited_memory((4 << 30) + 8 * size):
@@ -72,7 +74,7 @@ def _graph(module: Any) -> ModelGraph:
     taken: dict[str, int] = {}
     for operation in _operations(function):
         if len(nodes) >= MOST_NODES:
-            raise ImportFailed(f"the imported program has more than {MOST_NODES} operations: they are not drawn")
+            raise ImportFailed(f"cannot draw the imported program: more than {MOST_NODES} operations")
         nodes.append(_node(operation, names, taken))
     symbol = str(function.attributes["sym_name"]).strip('"')
     return ModelGraph("imported", symbol, nodes, edges_of(nodes))

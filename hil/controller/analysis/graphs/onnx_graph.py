@@ -38,12 +38,12 @@ def read_onnx(path: str, dims: Mapping[str, int]) -> dict[str, Any]:
     given = [value.name for value in graph.input if value.name not in held]
     kept = [(number, node) for number, node in enumerate(graph.node) if node.op_type != "Constant"]
     if len(kept) > MOST_NODES:
-        raise ImportFailed(f"{Path(path).name} has {len(kept)} nodes: at most {MOST_NODES} are drawn")
+        raise ImportFailed(f"cannot draw {Path(path).name}: {len(kept)} nodes exceed the limit of {MOST_NODES}")
     nodes = [GraphNode(f"input {name}", "input", "input", (), (name,), name) for name in given]
     nodes += [_node(number, node, own_names) for number, node in kept]
     nodes += [GraphNode(f"output {value.name}", "output", "output", (value.name,), (), "") for value in graph.output]
     hidden = len(graph.node) - len(kept)
-    notes = [f"{hidden} nodes that hold a constant are not drawn"] if hidden else []
+    notes = [f"{hidden} constant nodes are not drawn"] if hidden else []
     found = drawn(ModelGraph("onnx", graph.name, nodes, edges_of(nodes), _shapes(graph), notes))
     return {**found, "external": external_files(model)}
 
@@ -57,7 +57,8 @@ def drawn(graph: ModelGraph) -> dict[str, Any]:
     document = {**graph.as_json(), "layout": layered(len(graph.nodes), graph.edges)}
     size = len(json.dumps(document))
     if size > _MOST_TEXT:
-        raise ImportFailed(f"the graph of {graph.name[:80]!r} is {size >> 20} MiB of text: too much to be drawn")
+        limit = f"the limit of {_MOST_TEXT >> 20} MiB"
+        raise ImportFailed(f"cannot draw graph {graph.name[:80]!r}: {size >> 20} MiB of text exceeds {limit}")
     return document
 
 
@@ -87,14 +88,14 @@ def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
 
     size = path.stat().st_size
     if size > MOST_BYTES:
-        raise ImportFailed(f"{path.name} has {size >> 20} MiB: at most {MOST_BYTES >> 20} are read to draw it")
+        raise ImportFailed(f"cannot draw {path.name}: {size >> 20} MiB exceeds the limit of {MOST_BYTES >> 20} MiB")
     with limited_memory((1 << 30) + 8 * size):
         try:
             model = load_onnx(path)
         except DecodeError as error:
-            raise ImportFailed(f"{path.name} is no ONNX model, or is damaged", detail=str(error)) from error
+            raise ImportFailed(f"{path.name} is not an ONNX model, or is damaged", detail=str(error)) from error
         if not model.HasField("graph"):
-            raise ImportFailed(f"{path.name} is no ONNX model: it holds no graph")
+            raise ImportFailed(f"{path.name} is not an ONNX model: missing graph")
         if model.functions:
             model = inline_functions(model)
         own_names = {number: node.name for number, node in enumerate(model.graph.node) if node.name}

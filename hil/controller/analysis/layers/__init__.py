@@ -135,7 +135,7 @@ def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
         UsageError: ``merge`` is unknown.
     """
     if merge not in MERGES:
-        raise UsageError(f"layers cannot be merged by {merge!r}", hint=f"one of {', '.join(MERGES)}")
+        raise UsageError(f"invalid merge mode {merge!r}", hint=f"expected one of {', '.join(MERGES)}")
     if merge == "none":
         return list(layers)
     return [layer for layer in layers if not (layer.same_as if merge == "shape" else layer.copy_of)]
@@ -152,7 +152,7 @@ def _extracted(
     model: Model, request: Mapping[str, Any], function: _Extract, inputs: Mapping[str, Array] | None, how: _How
 ) -> tuple[Layer, ...]:
     if request["group"] not in GROUPS:
-        raise UsageError(f"there is no group {request['group']!r}", hint=f"one of {', '.join(GROUPS)}")
+        raise UsageError(f"invalid group {request['group']!r}", hint=f"expected one of {', '.join(GROUPS)}")
     model = as_onnx(model, **how)
     extractor = _Extractor(model if inputs is None else _fixed(model, inputs), function, request, how)
     folder = extractor.made(None)
@@ -193,8 +193,8 @@ class _Extractor:
     def _call(self, observed: Any, folder: Path) -> Any:
         path, dims = self.model.path, dict(self.model.dims)
         arguments = {"path": str(path.absolute()), "dims": dims, "observed": observed, "folder": str(folder)}
-        what = f"taking {path.name} apart"
-        with naming_errors("import", what, functools.partial(ImportFailed, stage="import"), what):
+        what = f"splitting {path.name} into layers"
+        with naming_errors("import", what, functools.partial(ImportFailed, stage="import"), f"{what} failed"):
             arguments |= self.request
             return self.how["isolated"].call(self.function, arguments, timeout=TIMEOUT_S, log=self.how["log"])
 
@@ -212,7 +212,7 @@ class _Extractor:
                 values = activations(model, case, recompute=False, timeout=TIMEOUT_S, **self.how)
             except (ReferenceFailed, StageTimeout) as error:
                 with self.how["log"].open("a") as file:
-                    file.write(f"note: shapes could not be observed: {error.message}\n")
+                    file.write(f"note: cannot observe shapes: {error.message}\n")
                 continue
             for spec in values.specs():
                 seen.setdefault(spec.name, []).append(spec)

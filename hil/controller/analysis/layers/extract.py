@@ -100,15 +100,15 @@ def cut_out(
         what = f"{end!r} does not depend" if end else "no output of the model depends"
         raise UsageError(
             f"{what} on {repr(start) if start else 'any node'}",
-            hint="--from comes before --to; `hil layers MODEL` shows what takes from what",
+            hint="--from must precede --to; `hil layers MODEL` shows the dependencies",
         )
     nodes = graph.with_constants(chosen | _copies(graph, chosen, first) | _copies(graph, chosen, last))
     inputs = graph.takes(nodes)
     for name in (*inputs, *outputs):
         if graph.type_of(name) is None:
             raise UsageError(
-                f"{name!r}, which would be at the edge of the cut, is no tensor or has no known shape",
-                hint="cut before the node that makes it, or after those that use it",
+                f"cannot cut at {name!r}: not a tensor, or unknown shape",
+                hint="cut before the node that computes the value, or after the nodes that use it",
             )
     name = _safe(f"cut_{start or 'inputs'}_to_{end or 'outputs'}")
     layer = _written(graph, nodes, inputs, outputs, name, Path(folder))
@@ -213,7 +213,7 @@ def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
     if name not in known:
         names = [*known, *sorted(graph.runtime)]
         raise UsageError(
-            f"the model has no tensor, node or layer {name!r} that depends on its inputs",
+            f"no tensor, node or layer {name!r} depends on the model inputs",
             hint=f"{did_you_mean(name, names)}`hil layers MODEL` lists the layers",
         )
     return known[name]

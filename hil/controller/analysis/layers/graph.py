@@ -158,7 +158,7 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
             return None
         tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in zip(names, values, strict=True)]
     except Exception as error:  # do not fold the node
-        print(f"note: node {node.name!r} ({node.op_type}) is left as it is: {error}", flush=True)
+        print(f"note: cannot fold node {node.name!r} ({node.op_type}): {error}", flush=True)
         return None
     for tensor in tensors:
         declared = types[tensor.name].tensor_type.elem_type if tensor.name in types else 0

@@ -125,7 +125,7 @@ def activations(
     """
     if blind := [name for name in references if name not in _ORACLES]:
         raise UsageError(
-            f"the reference {blind[0]} does not show the values inside a model", hint=f"one of {', '.join(_ORACLES)}"
+            f"reference {blind[0]} does not provide intermediate values", hint=f"expected one of {', '.join(_ORACLES)}"
         )
     model = as_onnx(model, cache=work["cache"], isolated=work["isolated"], log=work["log"])
     check_rewrites(model, inputs, is_converted=False, **work)
@@ -146,7 +146,7 @@ def activations(
         arguments |= {"inputs": str(folder / _INPUTS), "outputs": str(folder / _VALUES)}
         for name in sources:
             try:
-                with naming_errors("refer", f"computing the values inside {model.path.name}", ReferenceFailed, ""):
+                with naming_errors("refer", f"computing intermediate values of {model.path.name}", ReferenceFailed, ""):
                     own = call_isolated(run, {**arguments, "oracle": name}, work)
             except ReferenceFailed as error:
                 refused.append([name, error.message])
@@ -156,9 +156,9 @@ def activations(
             return
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused)
         raise ReferenceFailed(
-            f"no reference can compute the values inside {model.path.name} ({reasons})",
+            f"no reference can compute intermediate values of {model.path.name} ({reasons})",
             stage="refer",
-            hint="check the inputs' values, and whether `hil run` finds a reference for the whole model",
+            hint="check the input values, and check with `hil run` that a reference supports the whole model",
         )
 
     entry, _ = work["cache"].get_or_make(key, {"model": model.name, "values": "all"}, make, work["recompute"])
@@ -179,7 +179,7 @@ def layer_inputs(
         ReferenceFailed: the reference computed no value for an input.
     """
     if mode not in MODES:
-        raise UsageError(f"there is no mode {mode!r}", hint=f"one of {', '.join(MODES)}")
+        raise UsageError(f"invalid mode {mode!r}", hint=f"expected one of {', '.join(MODES)}")
     values = _values(layer, layer.inputs, activations)
     return {name: _like(name, value, seed) for name, value in values.items()} if mode == "random" else values
 
@@ -206,9 +206,9 @@ def _values(layer: Layer, names: tuple[str, ...], activations: Mapping[str, Arra
     for name in names:
         if name not in activations:
             raise ReferenceFailed(
-                f"layer {layer.name}: the reference made no value for its tensor {name!r}",
+                f"layer {layer.name}: the reference has no value for tensor {name!r}",
                 stage="refer",
-                hint="these inputs do not reach it, or the values are of another model: compute them for this one",
+                hint="the inputs do not affect the tensor, or the values are from a different model: recompute them",
             )
         found[name] = activations[name]
     return found

@@ -111,8 +111,8 @@ class _Reader:
         for name, read in readers:
             if name in self.taken.files:
                 return self._or_note("no profile of the operations", functools.partial(read, samples)) or iter(())
-        names = ", ".join(self.taken.files) or "nothing"
-        self.notes.append(f"no profile of the operations: hil cannot read what the runtime wrote ({names})")
+        names = ", ".join(self.taken.files) or "no files"
+        self.notes.append(f"no profile of the operations: unsupported profiler output ({names})")
         return iter(())
 
     def _iree(self, samples: list[Sample]) -> Iterator[OpRow]:
@@ -121,7 +121,7 @@ class _Reader:
         sites, case = Sites((), {}), self.case
         if case.model is not None and case.artifact is not None:
             find = functools.partial(dispatch_sites, case.model, case.artifact, cache=self.context.cache, **self.how)
-            sites = self._or_note("the operations are not joined to the model's nodes", find) or sites
+            sites = self._or_note("the operations are not matched to model nodes", find) or sites
         self.notes.extend(sites.notes)
         samples += events.memory()
         return iree_rows(events, sites, **self.labels, notes=self.notes)
@@ -190,9 +190,9 @@ def check_folder(folder: Path, kind: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         held = {path.name for path in folder.iterdir()}
     except OSError as error:
-        raise UsageError(f"{folder} cannot be a profile's folder: {error.strerror or error}") from error
+        raise UsageError(f"cannot use {folder} as profile directory: {error.strerror or error}") from error
     if held and [one for one, names in _KNOWN_BY.items() if not held.isdisjoint(names)] != [kind]:
-        raise UsageError(f"{folder} holds other things already", hint="name a new folder for the profile, or empty it")
+        raise UsageError(f"profile directory {folder} contains other files", hint="choose a new or empty directory")
 
 
 def write_profiles(
@@ -210,7 +210,7 @@ def write_profiles(
     """
     write = {"compile": _compile, "run": _run}
     # This note remains if Ctrl-C interrupts the writing.
-    interrupted = "the profile is incomplete: it was interrupted"
+    interrupted = "the profile is incomplete: interrupted"
     profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
     yield tuple(profiles)
     for number, (kind, folder) in enumerate(folders.items()):
@@ -224,7 +224,7 @@ def write_profiles(
 
 def _compile(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
     if case.model is None or case.artifact is None:
-        return ["no profile of the compiler: the model was not compiled"]
+        return ["no compiler profile: the model was not compiled"]
     log = case.folder / "logs" / "compile-profile.log"
     how: CachedCall = {"cache": context.cache, "isolated": context.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
     artifact = case.artifact
@@ -236,7 +236,7 @@ def _compile(case: Case, folder: Path, run_id: str, context: RunContext) -> list
 
 def _run(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
     if case.capture is None:
-        return ["no profile of the run: the model did not run"]
+        return ["no run profile: the model did not run"]
     notes = collect(case, case.capture, folder, run=run_id, context=context)
     link = case.folder / "profile"
     try:
@@ -244,7 +244,7 @@ def _run(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str
             link.unlink(missing_ok=True)
             link.symlink_to(folder.resolve(), target_is_directory=True)
     except StorageError as error:
-        notes.append(f"the stored run does not know of its profile: {error.message}")
+        notes.append(f"cannot link the stored run to the profile: {error.message}")
     return notes
 
 

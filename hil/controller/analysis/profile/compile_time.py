@@ -85,8 +85,8 @@ def profile_compile(
         StorageError: the directory cannot be written.
     """
     if model.format == "vmfb" or runtime not in ("iree", "onnxruntime"):
-        what = "a model that came compiled" if model.format == "vmfb" else f"a model for {runtime}"
-        raise UsageError(f"{what} ({model.format}) is not compiled by IREE, so there is nothing to profile")
+        what = "a precompiled model" if model.format == "vmfb" else f"a model for {runtime}"
+        raise UsageError(f"cannot profile the compilation of {what} ({model.format}): not compiled by IREE")
     if runtime == "iree":
         taken = as_iree_takes(model, flags, {**how, "recompute": False})
         built = taken.model
@@ -100,7 +100,7 @@ def profile_compile(
         with compiling():
             found = call_isolated(load_onnxruntime, {"model": str(built.path.absolute())}, how)
         operations = list(_nodes(estimate(built, **how)))
-        notes = [f"{runtime} compiles nothing: its phases are those of creating a session on this machine"]
+        notes = [f"{runtime} does not compile: the phases are from session creation on this machine"]
     tables = {
         PASSES: _pass_rows(found["phases"]),
         DISPATCHES: _operation_rows(operations),
@@ -112,7 +112,7 @@ def profile_compile(
             with (folder / name).open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([_COLUMNS[name].split(), *rows])
     except OSError as error:
-        raise StorageError(f"the compile-time profile cannot be written to {folder}: {error.strerror}") from error
+        raise StorageError(f"cannot write the compile-time profile to {folder}: {error.strerror}") from error
     spans = tuple(_spans(model.name, found["phases"]))
     return CompileProfile(folder, spans, tuple(_operation_spans(operations, spans)), tuple(notes))
 
@@ -191,7 +191,7 @@ def _operation_spans(operations: Sequence[_Operation], compilation: Sequence[Spa
 def _executable_rows(binaries: Mapping[str, int], program: int) -> Iterator[Sequence[Any]]:
     """Yield every binary in the program, and the rest: weights and the program's host code."""
     rest = program - sum(binaries.values())
-    for name, size in [*binaries.items(), ("(weights and all else)", rest)]:
+    for name, size in [*binaries.items(), ("(weights and other data)", rest)]:
         yield name, size, f"{size / program:.4f}"
 
 

@@ -18,7 +18,7 @@ _RUNS_OTHERS = re.compile(
     r" Pipeline$|PipelinePass$|OpPipelineAdaptorPass$|AllExecutablesPass$|TargetExecutableVariantsPass$"
     r"|FixedPointIteratorPass$|UsingTransformDialectPass$"
 )
-_HINT = "compile with --compile-time-profile again"
+_HINT = "compile again with --compile-time-profile"
 
 
 @dataclass(frozen=True)

@@ -100,12 +100,12 @@ class ProfileDiff:
         """Which run is faster, in a sentence."""
         one = self.timed
         if one.a is None or one.b is None:
-            return "which is faster is not known: one of them has no timed run"
+            return "cannot determine the faster run: missing timed run"
         if one.low is None:
-            return "which is faster is not known: too few timed iterations"
+            return "cannot determine the faster run: not enough timed iterations"
         if not one.change:
-            return "no difference between the timed runs was shown"
-        return f"B is {one.change} than A: its timed run takes {one.ratio:.3g} times as long"
+            return "no significant difference between the timed runs"
+        return f"B is {one.change} than A: the timed run takes {one.ratio:.3g} times as long"
 
     def as_json(self) -> dict[str, Any]:
         """Return a document for JSON; operations' ``change_ns`` is None if the profiles are incomparable."""
@@ -152,10 +152,10 @@ def _incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) 
     # ``runtime`` contains name, version and device; the name is first.
     one, other = (profile.runtime.split(" ")[0] for profile in (a, b))
     if one != other:
-        return f"A's times are those of {one}'s profiler, B's those of {other}'s"
+        return f"A's times are from {one}'s profiler, B's from {other}'s"
     for name, times in (("A", a_times), ("B", b_times)):
         if times.overhead is None:
-            return f"what the profiler costs {name} is not known: it has no timed run"
+            return f"unknown profiler overhead for {name}: missing timed run"
         if times.is_distorted:
             return f"the profiler adds {times.overhead:.0%} to {name}'s runs"
     return ""

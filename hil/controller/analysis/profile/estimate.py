@@ -184,7 +184,7 @@ def estimate(model: Model, **how: Unpack[CachedCall]) -> Estimates:
         (folder / _FILE).write_text(json.dumps(found))
 
     parts = {"model": model.digest, "dims": dict(model.dims), "onnx": version("onnx"), "version": _VERSION}
-    entry, _ = how["cache"].get_or_make(Cache.key("shapes", **parts), {"model": model.name, "what": "its shapes"}, make)
+    entry, _ = how["cache"].get_or_make(Cache.key("shapes", **parts), {"model": model.name, "what": "shapes"}, make)
     document = json.loads(read_file(entry / _FILE))
     nodes = {node[0]: Node(*node) for node in document["nodes"]}
     values = {name: (text, size) for name, (text, size) in document["values"].items()}
@@ -289,7 +289,7 @@ def _einsum(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
     """Count a multiplication and an addition per index tuple, for a product of two tensors."""
     operands, _, _ = str(given["equation"]).replace(" ", "").partition("->")
     if "." in operands:
-        raise ValueError("an ellipsis stands for any number of indices")
+        raise ValueError("unsupported ellipsis in the equation")
     left, right = operands.split(",")
     sizes: dict[str, int] = dict(zip(left, ins[0], strict=True)) | dict(zip(right, ins[1], strict=True))
     return 2 * math.prod(sizes.values())

@@ -70,7 +70,7 @@ def profile_of(path: Path, *, model: str, board: str, unit: str = "ns") -> Profi
     try:
         events = read_events(path)
     except ImportFailed as error:
-        raise UsageError(error.message, hint="an ETDump is what ExecuTorch's event tracer writes") from error
+        raise UsageError(error.message, hint="expected an ETDump file from ExecuTorch's event tracer") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     scale = UNITS[unit]
@@ -80,7 +80,7 @@ def profile_of(path: Path, *, model: str, board: str, unit: str = "ns") -> Profi
     runs = [(event.start * scale, event.end * scale) for event in events if event.name == EXECUTE]
     first, last = min(row.start_ns for row in rows), max(row.start_ns + row.duration_ns for row in rows)
     whole = Span("run", first, last)
-    notes = () if runs else ("the file tells no runs of the method: each of its blocks counts as one",)
+    notes = () if runs else ("the file does not mark method runs: each block counts as a run",)
     return Profile(
         run=path.stem,
         model=model or path.stem,

@@ -164,17 +164,18 @@ def read_ireeprof(
     if tool is None:
         raise UsageError("iree-profile is not installed", hint="pip install iree-base-runtime")
     if not path.is_file():
-        raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
-    damaged, failed = partial(RunFailed, hint="it is damaged"), f"IREE's profile {path.name} cannot be read"
+        raise RunFailed(f"profile {path.name} not found", hint="see the error of the run that should have written it")
+    damaged, failed = partial(RunFailed, hint="the file is damaged"), f"IREE's profile {path.name} cannot be read"
     with naming_errors("", "reading IREE's profile", damaged, failed):
         arguments = {"path": str(path.absolute()), "tool": str(tool), "folder": str(folder.absolute())}
         exported = call_isolated(export, arguments, how)
     rows = mapped_rows(folder / EVENTS, EVENT)
     if not len(rows):
         raise RunFailed(
-            f"IREE's profile {path.name} holds no events", hint="its device has no profiling, or nothing was run"
+            f"IREE's profile {path.name} has no events",
+            hint="the device does not support profiling, or no operation ran",
         )
-    notes = [f"{exported['lost']} events of IREE's profile were not valid and are left out"] if exported["lost"] else []
+    notes = [f"{exported['lost']} invalid events in IREE's profile are ignored"] if exported["lost"] else []
     names: list[str] = exported["names"]
     dispatch = names.index(DISPATCH) if DISPATCH in names else -1
     ordinals = ordinals_of(rows, dispatch)
@@ -255,7 +256,7 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
     alike = _alike(kinds[::-1].tolist())
     if iterations is None:
         period = next((p for p in range(1, count) if count % p == 0 and alike[p] == count - p), count)
-        doubt = f"the number of runs is unknown: {count // period} by what is repeated" if count else ""
+        doubt = f"unknown number of runs: {count // period} found from repetition" if count else ""
         return np.arange(count) // max(period, 1), doubt
     for period in range(count // iterations, 0, -1):
         if iterations == 1 or alike[period] >= period * (iterations - 1):
@@ -263,9 +264,9 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
             setup = np.full(count - tail, SETUP)
             return np.concatenate([setup, np.arange(tail) // period]), ""
     if count and count % iterations == 0:
-        doubt = "the runs differ: they were told apart by counting alone"
+        doubt = "the runs differ: submissions are divided equally between runs"
         return np.arange(count) // (count // iterations), doubt
-    return np.zeros(count, np.int64), f"{iterations} runs cannot be told apart: they are shown as one"
+    return np.zeros(count, np.int64), f"cannot separate {iterations} runs: they are shown as a single run"
 
 
 def _alike(kinds: Sequence[int]) -> list[int]:
@@ -305,9 +306,9 @@ def export(path: str, tool: str, folder: str) -> dict[str, Any]:
     print(messages, flush=True)
     if process.returncode:
         raise RunFailed(
-            f"IREE's profile {Path(path).name} cannot be read: {messages.rpartition(': ')[2] or 'iree-profile died'}",
+            f"IREE's profile {Path(path).name} cannot be read: {messages.rpartition(': ')[2] or 'iree-profile failed'}",
             detail=messages,
-            hint="its run was ended before it was written out, or it is another kind of file",
+            hint="the run ended before the file was complete, or the file has a different format",
         )
     return {"names": list(names), "lost": lost}
 

@@ -183,7 +183,7 @@ def read_onnxruntime(
         RunFailed: the file is not an ONNX Runtime profile, or contains no complete run.
     """
     if not path.is_file():
-        raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
+        raise RunFailed(f"profile {path.name} not found", hint="see the error of the run that should have written it")
     windows = []
     for record in _records(path, only=f'"{_RUN}"'):
         begin, end = record["ts"], record["ts"] + record["dur"]
@@ -192,15 +192,16 @@ def read_onnxruntime(
     windows = windows[warmup : None if iterations is None else warmup + iterations]
     if not windows:
         raise RunFailed(
-            f"ONNX Runtime's profile {path.name} holds no whole run" + (f" after {runs} of warm-up" if runs else ""),
-            hint="its run was ended before it was written out, or it is another kind of file",
+            f"ONNX Runtime's profile {path.name} has no complete run"
+            + (f" after warm-up ({runs} runs)" if runs else ""),
+            hint="the run ended before the file was complete, or the file has a different format",
         )
     notes = []
     with open_file(path) as file:
         file.seek(-min(16, path.stat().st_size), os.SEEK_END)
         is_whole = file.read().rstrip().endswith(b"]")
     if not is_whole or (iterations is not None and len(windows) < iterations):
-        notes.append(f"ONNX Runtime's profile is cut off: {len(windows)} runs of it are whole")
+        notes.append(f"ONNX Runtime's profile is truncated: {len(windows)} complete runs")
     arguments = {"model": str(model.path.absolute()), "dims": dict(model.dims)}
     try:
         with naming_errors("", "finding the kernels' nodes", ImportFailed, "the model's nodes cannot be read"):
@@ -245,7 +246,7 @@ def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     try:
         left = _optimized(model)
     except Exception as error:  # without the optimised model, kernel names still identify some nodes
-        note = f"kernels are known by their names alone: {str(error).strip().splitlines()[0][:200]}"
+        note = f"kernels are matched to nodes by name only: {str(error).strip().splitlines()[0][:200]}"
     else:
         kernels = _Fusions(graph, left).kernels()
     top = [[node.name, node.op_type] for node in graph.node]

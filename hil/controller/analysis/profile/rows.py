@@ -95,14 +95,14 @@ def read_csv(path: Path) -> Iterator[OpRow]:
             header = next(lines, [])
             if tuple(header) != COLUMNS:
                 there = ", ".join(header)[:200] or "none"
-                raise UsageError(f"{path} is no profile's table of operations: its columns are {there}")
+                raise UsageError(f"{path} is not an operation table of a profile: got columns {there}")
             _check_end(path)
             for cells in lines:
                 yield _row(cells)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no profile's table of operations: {error}") from error
+        raise UsageError(f"{path} is not an operation table of a profile: {error}") from error
     except (csv.Error, ValueError) as error:
         raise UsageError(f"{path}, line {lines.line_num}: {error}", hint=_CUT_HINT) from error
 
@@ -133,12 +133,12 @@ def _check_end(path: Path) -> None:
     with open_file(path) as file:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
-            raise UsageError(f"{path} was cut off: its last line has no end", hint=_CUT_HINT)
+            raise UsageError(f"{path} is truncated: the last line is incomplete", hint=_CUT_HINT)
 
 
 def _row(cells: list[Any]) -> OpRow:
     if len(cells) != len(COLUMNS):
-        raise ValueError(f"{len(cells)} cells instead of {len(COLUMNS)}")
+        raise ValueError(f"expected {len(COLUMNS)} cells, got {len(cells)}")
     for index, read in _CONVERTED:
         cells[index] = read(cells[index])
     return OpRow(*cells)

@@ -82,7 +82,7 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
             one for one in found[:top] if one.kind == "compute" and None not in (one.flops_per_s, one.bytes_per_s)
         ]
         if estimated:
-            console.print(Text("\nestimates: work by the shapes, time as measured", style="dim"))
+            console.print(Text("\nestimates: work from shapes, measured time", style="dim"))
             console.print(_roofline_table(console, estimated, by, times))
         print_mark(console, times)
     for note in profile.notes:
@@ -110,8 +110,8 @@ def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
 
     if times.is_distorted:
         text = (
-            f"{times.mark.strip()}: the profiler adds this much to a run{of}. "
-            "These times rank the operations of this run; without the profiler an operation takes less."
+            f"{times.mark.strip()}: the profiler adds this much to a run{of}; "
+            "use these times to rank operations, which take less time without the profiler"
         )
         console.print(Text(text, style="yellow"), soft_wrap=True)
 
@@ -201,13 +201,13 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
 
     console.print(Text(f"{plain(diff.a)} -> {plain(diff.b)}", style="bold"), soft_wrap=True)
     console.print(Text(diff.verdict, style=_COLOURS.get(diff.timed.change, "")), soft_wrap=True)
-    beyond = f"p50 of an iteration; changes below {diff.margin:.0%} are none, confidence {diff.confidence:.0%}"
+    beyond = f"p50 of an iteration; changes below {diff.margin:.0%} are ignored, confidence {diff.confidence:.0%}"
     console.print(Text(beyond, style="dim"), soft_wrap=True)
     shown = list(diff.ops)[:top]
     if diff.incomparable:
         console.print(_changes(console, [diff.timed], diff))
-        told = "Operations by their share of all operations of their own run. Their times are not comparable"
-        text = f"\n{told}: {diff.incomparable}."
+        told = "operations by share of the run; times are not comparable"
+        text = f"\n{told}: {diff.incomparable}"
         console.print(Text(text, style="yellow"), soft_wrap=True)
         shares = [
             Column(f"of {name}", [f"{cost.share:.1%}" if cost else "-" for cost in costs], rank)
@@ -287,7 +287,7 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
     console.print()
     console.print(named_table(console, "pass", [Text(plain(one.name)) for one in longest], columns))
     if estimated := found.operations[:top]:
-        console.print(Text("\nestimates: work by the shapes, time on a nominal core", style="dim"))
+        console.print(Text("\nestimates: work from shapes, time on a nominal core", style="dim"))
         columns = [
             Column("share", [f"{one.share:.1%}" for one in estimated], 1),
             Column("time", [seconds(one.seconds) for one in estimated], 2),
@@ -318,7 +318,7 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     found, iteration = totals(profile.rows, by), typical_iteration(profile.rows)
     if not found:
         hint = "; ".join(profile.notes)
-        raise UsageError(f"the profile of {profile.model} has no operation to draw", hint=hint)
+        raise UsageError(f"the profile of {profile.model} has no operations to draw", hint=hint)
     points = [one for one in found if one.kind == "compute" and one.intensity and one.flops_per_s]
     shown = found[:top]
     height = 2.6 + 0.26 * len(shown)
@@ -342,7 +342,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
     """
     shown = list(diff.ops)[:top]
     if not shown:
-        raise UsageError(f"{diff.a} and {diff.b} have no operation to draw")
+        raise UsageError(f"{diff.a} and {diff.b} have no operations to draw")
     figure = new_figure(11, 1.6 + 0.3 * len(shown))
     axes = figure.subplots()
     axes.set_title(f"{_text(f'{diff.a} -> {diff.b}', 120)}\n{diff.verdict}", fontsize=10)
@@ -351,7 +351,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
             shares = [100 * cost.share if cost else 0.0 for cost in costs]
             axes.barh([row + offset for row in range(len(shown))], shares, 0.4, label=label)
         _name_bars(axes, [line(one.name, _NAME_LONGEST - 10) for one in shown])
-        axes.set_xlabel(_text(f"% of its own run's operations; times are not comparable: {diff.incomparable}", 120))
+        axes.set_xlabel(_text(f"% of the run's operations; times are not comparable: {diff.incomparable}", 120))
         axes.legend()
     else:
         unit, size = _unit(max(abs(one.change_ns) for one in shown))
@@ -361,7 +361,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
         names = [line(one.name, _NAME_LONGEST - 10) for one in shown]
         _name_bars(axes, [f"{name} {ratio}" for name, ratio in zip(names, ratios, strict=True)])
         axes.axvline(0, color="#444", linewidth=0.8)
-        axes.set_xlabel(f"change in {unit} an iteration (grey: no change was shown)")
+        axes.set_xlabel(f"change in {unit} per iteration (grey: no significant change)")
     save_figure(figure, path)
 
 
@@ -389,8 +389,8 @@ def _draw_bars(axes: Any, shown: Sequence[Total], by: str, times: RunTimes) -> N
     short = shortener(shown)
     nodes = [f" ({', '.join(one.onnx_nodes)})" if by == "op" and one.onnx_nodes else "" for one in shown]
     _name_bars(axes, [f"{short(one.name)}{of}" for one, of in zip(shown, nodes, strict=True)])
-    axes.set_xlabel(f"{unit} a run{times.mark and f' under the profiler{times.mark}'}")
-    axes.set_title(f"time by {TITLES[by]} (blue: bound by memory, orange: by arithmetic, estimated)", fontsize=9)
+    axes.set_xlabel(f"{unit} per run{times.mark and f' under the profiler{times.mark}'}")
+    axes.set_title(f"time by {TITLES[by]} (estimated limit: blue memory, orange arithmetic)", fontsize=9)
 
 
 def _draw_roofline(axes: Any, points: Sequence[Total], mark: str) -> None:
@@ -410,9 +410,9 @@ def _draw_roofline(axes: Any, points: Sequence[Total], mark: str) -> None:
     axes.set_yscale("log")
     axes.margins(0.2)
     axes.grid(True, which="both", linewidth=0.3)
-    axes.set_xlabel("operations a byte")
-    axes.set_ylabel("operations a second")
-    axes.set_title(f"work (estimated) by time (measured{mark})", fontsize=9)
+    axes.set_xlabel("operations per byte")
+    axes.set_ylabel("operations per second")
+    axes.set_title(f"estimated work by measured time{mark}", fontsize=9)
 
 
 def _draw_timeline(axes: Any, rows: Sequence[OpRow], mark: str) -> None:
@@ -435,5 +435,5 @@ def _draw_timeline(axes: Any, rows: Sequence[OpRow], mark: str) -> None:
     axes.set_yticks([0.5, 1.5], _LANES)
     axes.set_ylim(0, 2)
     axes.set_xlim(0, (end - start) / size or 1)
-    axes.set_xlabel(f"{unit} of one iteration (the one in the middle){mark}")
+    axes.set_xlabel(f"{unit} of the median iteration{mark}")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7)

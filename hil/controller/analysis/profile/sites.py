@@ -54,9 +54,9 @@ _LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
 
 # Reason for uncertain nodes -> dispatch names.
 _Doubts: TypeAlias = dict[str, set[str]]
-_SEVERAL = "are called at several sites of the program: the nodes of all of them are named"
-_TURNS = "are called in several loops, which are assumed to have equally many turns"
-_NOWHERE = "are called at no known site of the program: their nodes are unknown"
+_SEVERAL = "have several call sites: nodes of all call sites are listed"
+_TURNS = "are called in several loops, assumed to have equal iteration counts"
+_NOWHERE = "have no known call site: the nodes are unknown"
 
 
 @dataclass(frozen=True)
@@ -155,16 +155,16 @@ def dispatch_sites(model: Model, artifact: Artifact, **how: Unpack[CachedCall]) 
         UsageError: the artifact is not an IREE program.
     """
     if artifact.runtime != "iree":
-        raise UsageError(f"a program for {artifact.runtime} has no dispatches of IREE's")
+        raise UsageError(f"expected an IREE program, got a program for {artifact.runtime}")
     if artifact.function != model.function:
-        return Sites((), {}, ("the nodes of dispatches are unknown for a program of several models",))
+        return Sites((), {}, ("dispatch nodes are unknown for a program with several models",))
     return sites_of(model, artifact.flags, **how)
 
 
 def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> Sites:
     """Return the sites in a model's program, compiled with these flags; see :func:`dispatch_sites`."""
     if model.format == "vmfb":
-        return Sites((), {}, ("the nodes of dispatches are unknown for a program that came compiled",))
+        return Sites((), {}, ("dispatch nodes are unknown for a precompiled program",))
     taken = as_iree_takes(model, flags, {**how, "recompute": False})
     model = taken.model
     recipe = recipe_of(model, taken.flags)
@@ -185,7 +185,7 @@ def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> S
         (folder / _FILE).write_text(json.dumps(found))
 
     key = Cache.key("sites", program=recipe.key, version=_VERSION)
-    entry, _ = how["cache"].get_or_make(key, {**recipe.meta, "what": "its dispatches' nodes"}, make)
+    entry, _ = how["cache"].get_or_make(key, {**recipe.meta, "what": "dispatch nodes"}, make)
     document = json.loads(read_file(entry / _FILE))
     regions = tuple(
         Region(region["loop"], tuple(Site(key, tuple(nodes), *rest) for key, nodes, *rest in region["sites"]))
@@ -282,7 +282,7 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any
     fused = _dispatches(modules["dispatch-creation"])
     calls = list(_within(modules["flow"].operation, lambda op: op.name == "flow.dispatch"))
     if len(fused) != len(calls):
-        notes.append("operations fused into a dispatch are named by the dispatch's location alone")
+        notes.append("fused operations are identified only by the location of the dispatch")
         fused = calls
     made: dict[tuple[str, str], deque[list[Any]]] = defaultdict(deque)
     for site, call in zip(fused, calls, strict=True):

@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 
 _PLAIN_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
 
-_HINT = "name a profile's folder, a trace file, or a stored run; hil run --profile DIR makes a profile"
+_HINT = "pass a profile directory, a trace file or a stored run; create a profile with hil run --profile DIR"
 
 
 class StoredRows(Sequence[OpRow]):
@@ -55,8 +55,8 @@ class StoredRows(Sequence[OpRow]):
             found += 1
             yield row
         if found != self._count:
-            message = f"{self.path} holds {found} rows, but {HEAD} beside it names {self._count}"
-            raise UsageError(message, hint="one of the files was changed or cut off: profile again")
+            message = f"{self.path} has {found} rows, but {HEAD} expects {self._count}"
+            raise UsageError(message, hint="a file was changed or truncated: profile again")
 
     @overload
     def __getitem__(self, index: int) -> OpRow: ...
@@ -100,7 +100,7 @@ def read_profile(folder: Path) -> Profile:
         document = read_json(path)
         if document["schema"] > SCHEMA:
             raise UsageError(
-                f"{folder} was written by a newer hil (schema {document['schema']})", hint="read it with that hil"
+                f"{folder} was written by a newer hil (schema {document['schema']})", hint="read it with the newer hil"
             )
         return _made(
             Profile,
@@ -114,13 +114,13 @@ def read_profile(folder: Path) -> Profile:
             notes=tuple(document["notes"]),
         )
     except FileNotFoundError as error:
-        what = f"there is no profile in {folder}" if folder.is_dir() else f"no such folder: {folder}"
-        raise UsageError(what, hint="hil run MODEL --profile DIR writes one") from error
+        what = f"no profile in {folder}" if folder.is_dir() else f"directory {folder} not found"
+        raise UsageError(what, hint="create a profile with hil run MODEL --profile DIR") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path} is damaged, or no profile: {reason}", hint="profile again") from error
+        raise UsageError(f"{path} is damaged or not a profile: {reason}", hint="profile again") from error
 
 
 def _made(of: type[Made], /, **values: Any) -> Made:
@@ -129,7 +129,7 @@ def _made(of: type[Made], /, **values: Any) -> Made:
     # The type system cannot express the bound "a dataclass".
     for field in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(getattr(made, field.name), _PLAIN_TYPES.get(str(field.type), object)):
-            raise TypeError(f"{field.name} is no {field.type}")
+            raise TypeError(f"{field.name} is not of type {field.type}")
     return made
 
 
@@ -151,7 +151,7 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
     path = Path(text)
     if is_file(path):
         if case:
-            raise UsageError(f"{path} is one trace: --case {case!r} has nothing to choose from")
+            raise UsageError(f"--case {case!r} requires a directory or a run, got trace file {path}")
         return path
     store = store or RunStore()
     if is_folder(path) and not is_file(path / "run.json"):
@@ -162,7 +162,7 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
         known = [row.parent.name for row in store.root.glob("*/run.json")]
         if text != "latest" and not any(one.startswith(text) for one in known):
             hint = did_you_mean(text, [*known, "latest"]) + _HINT
-            raise UsageError(f"{text!r} is no file, no folder and no run in {store.root}", hint=hint)
+            raise UsageError(f"{text!r} is not a file, a directory or a run in {store.root}", hint=hint)
     run = store.open(text)
     return _chosen(run.id, _below(run.folder, "profile"), case)
 
@@ -182,10 +182,10 @@ def trace_of(profile: Path) -> Path:
         else:
             # A gzip file, or a packet: field 1 in a Trace.
             if not head.startswith((b"\x1f\x8b", b"\x0a")):
-                raise UsageError(f"{profile} is no trace of Perfetto's", hint=_HINT)
+                raise UsageError(f"{profile} is not a Perfetto trace", hint=_HINT)
         return profile
     if not (profile / TRACE).is_file():
-        raise UsageError(f"{profile} has no trace ({TRACE})", hint="hil profile show reads its rows")
+        raise UsageError(f"{profile} has no trace ({TRACE})", hint="read the rows with hil profile show")
     return profile / TRACE
 
 
@@ -198,8 +198,8 @@ def folder_of(profile: Path) -> Path:
     folder = profile.parent if profile.is_file() else profile
     if not (folder / HEAD).is_file():
         what = f"{profile} is only a trace" if profile.is_file() else f"{folder} has only a trace"
-        hint = f"its folder is needed, with {TABLE} and {HEAD}; hil profile open and query read traces"
-        raise UsageError(f"{what}: there is no {HEAD} beside it", hint=hint)
+        hint = f"pass a directory with {TABLE} and {HEAD}, or read the trace with hil profile open or query"
+        raise UsageError(f"{what}: missing {HEAD}", hint=hint)
     return folder
 
 
@@ -223,10 +223,12 @@ def _below(folder: Path, inner: str) -> dict[str, Path]:
 
 def _chosen(where: str, found: Mapping[str, Path], case: str) -> Path:
     if case and case not in found:
-        hint = did_you_mean(case, found) + (f"there are: {', '.join(found)}" if found else _HINT)
-        raise UsageError(f"{where} has no profile of a case {case!r}", hint=hint)
+        hint = did_you_mean(case, found) + (f"known cases: {', '.join(found)}" if found else _HINT)
+        raise UsageError(f"{where} has no profile for case {case!r}", hint=hint)
     if not found:
         raise UsageError(f"{where} has no profile", hint=_HINT)
     if not case and len(found) > 1:
-        raise UsageError(f"{where} has profiles of several cases: {', '.join(found)}", hint="name one with --case NAME")
+        raise UsageError(
+            f"{where} has profiles for several cases: {', '.join(found)}", hint="select a case with --case NAME"
+        )
     return found[case] if case else next(iter(found.values()))

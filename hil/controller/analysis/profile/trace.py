@@ -104,10 +104,12 @@ def _write(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span]], p
             _Writer(trace, parts).write(compilations, clocks)
         size = path.stat().st_size
     except ValueError as error:
-        hint = "a clock was read wrongly: the table of operations has the times as they were read"
-        raise HilError(f"no trace can hold a time or a number of this profile: {error}", hint=hint) from error
+        hint = "a clock reading is invalid: see the operation table for the recorded times"
+        raise HilError(
+            f"cannot write a trace of this profile, a time or number is out of range: {error}", hint=hint
+        ) from error
     except OSError as error:
-        hint = "free some space or name another file"
+        hint = "free disk space or choose a different file"
         raise StorageError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
     return TraceCost(trace.events, size, time.perf_counter() - begun)
 
@@ -168,7 +170,7 @@ class _Writer:
     def _board(self, part: _Part, clock: int, flows: Sequence[int]) -> None:
         profile = part.profile
         name = f"{part.before}board: {self._name(part)} - agent"
-        labels = [profile.model, profile.runtime, f"clock known to {profile.clock.error_ns} ns"]
+        labels = [profile.model, profile.runtime, f"clock accurate to {profile.clock.error_ns} ns"]
         if (times := run_times(profile)).is_distorted:
             labels.append(f"the profiler adds {times.overhead:.0%}")
         if profile.clock.jumped_ns:

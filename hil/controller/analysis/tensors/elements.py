@@ -20,12 +20,12 @@ PARTS = ("magnitude", "phase", "real", "imaginary")
 # Codes from :func:`nonfinite`, the most severe last. An element group is shown with its largest code.
 FINITE, SAME, INF_THERE, NAN_THERE, MINUS_INF_HERE, INF_HERE, NAN_HERE = range(7)
 NONFINITE = {
-    SAME: "NaN or infinite alike in both",
-    INF_THERE: "infinite in the reference alone",
-    NAN_THERE: "NaN in the reference alone",
-    MINUS_INF_HERE: "-infinite, and not so in the reference",
-    INF_HERE: "infinite, and not so in the reference",
-    NAN_HERE: "NaN, and not so in the reference",
+    SAME: "the same NaN or infinity on both sides",
+    INF_THERE: "infinite only in the reference",
+    NAN_THERE: "NaN only in the reference",
+    MINUS_INF_HERE: "-infinite, but not in the reference",
+    INF_HERE: "infinite, but not in the reference",
+    NAN_HERE: "NaN, but not in the reference",
 }
 # Like :data:`NONFINITE`, for a tensor without a reference.
 NONFINITE_ALONE = {MINUS_INF_HERE: "-infinite", INF_HERE: "infinite", NAN_HERE: "NaN"}

@@ -32,7 +32,7 @@ def judge_within(name: str, a: Tensor, b: Tensor, *, rtol: float | None = None, 
     except VacuousTolerance as error:
         # With all names in allow_blind, the tolerance is not rejected, and the statistics are the same.
         found = compare_output(name, a, b, rtol=rtol, atol=atol, allow_blind=["*"])
-        return Judgement(None, f"hil refuses this tolerance: {error.message}", found)
+        return Judgement(None, f"tolerance rejected: {error.message}", found)
     except UsageError as error:
         return Judgement(None, _told(error), None)
     outcome = Outcome.PASS if found.passed else Outcome.BLIND if found.blind else Outcome.FAIL

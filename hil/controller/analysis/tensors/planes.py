@@ -172,13 +172,13 @@ def plane_of(
         return _in_reading_order(dims)
     for axis in (rows, columns):
         if axis is not None and not 0 <= axis < len(dims):
-            raise ValueError(f"there is no axis {axis} in {len(dims)}")
+            raise ValueError(f"invalid axis {axis}: the tensor has {len(dims)} axes")
     if rows == columns:
         raise ValueError(f"axis {rows} cannot be both rows and columns")
     places = [*index, *[0] * len(dims)][: len(dims)]
     for axis, (place, dim) in enumerate(zip(places, dims, strict=True)):
         if axis not in (rows, columns) and not 0 <= place < dim:
-            raise ValueError(f"axis {axis} has {dim} places, and none is {place}")
+            raise ValueError(f"invalid index {place} on axis {axis}: the size is {dim}")
     return Plane(dims, 1 if rows is None else dims[rows], dims[columns], rows, columns, tuple(places))
 
 

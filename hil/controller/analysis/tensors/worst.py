@@ -34,7 +34,7 @@ Measure = Callable[[Array, Array, Floats], Floats]
 
 # Element sort orders, with their descriptions.
 ORDERS = {
-    "excess": "how far out of tolerance; within it, how much of it they take",
+    "excess": "amount out of tolerance, or share of the tolerance used",
     "abs": "absolute difference",
     "rel": "difference relative to the reference",
     "ulp": "representable values between",

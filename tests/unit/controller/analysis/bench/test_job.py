@@ -21,22 +21,22 @@ NO_KEYS = {"identity": None, "known_hosts": None, "accept_new_host_key": False}
 @pytest.mark.parametrize(
     ("models", "settings", "said"),
     [
-        (0, {}, "one MODEL, or two"),
-        (3, {}, "one MODEL, or two"),
-        (2, {"against": "latest"}, "compares one MODEL"),
+        (0, {}, "expected 1 or 2 MODEL arguments, got 0"),
+        (3, {}, "expected 1 or 2 MODEL arguments, got 3"),
+        (2, {"against": "latest"}, "--against requires a single MODEL"),
         (1, {"against": "nothing"}, "run 'nothing' not found"),
-        (1, {"iterations": 0}, "at least 1"),
-        (2, {"iterations": 19}, "at least 20 iterations"),
-        (1, {"against": "nothing", "iterations": 19}, "at least 20 iterations"),
-        (1, {"min_time_s": 0.0}, "above 0"),
-        (1, {"min_time_s": float("nan")}, "above 0"),
-        (1, {"warmup": -1}, "at least 0"),
-        (1, {"concurrency": 0}, "1 to 32"),
-        (1, {"concurrency": 33}, "1 to 32"),
-        (2, {"concurrency": 2}, "one program"),
-        (2, {"min_effect": 1.0}, "less than 100"),
-        (2, {"min_effect": float("nan")}, "less than 100"),
-        (1, {"fail_if_slower": 0.05}, "something to compare with"),
+        (1, {"iterations": 0}, "invalid --iterations 0: expected at least 1"),
+        (2, {"iterations": 19}, "invalid --iterations 19: a comparison requires at least 20"),
+        (1, {"against": "nothing", "iterations": 19}, "a comparison requires at least 20 per model"),
+        (1, {"min_time_s": 0.0}, "invalid --min-time 0: expected more than 0 seconds"),
+        (1, {"min_time_s": float("nan")}, "invalid --min-time nan: expected more than 0 seconds"),
+        (1, {"warmup": -1}, "invalid --warmup -1: expected at least 0"),
+        (1, {"concurrency": 0}, "invalid --concurrency 0: expected 1 to 32"),
+        (1, {"concurrency": 33}, "invalid --concurrency 33: expected 1 to 32"),
+        (2, {"concurrency": 2}, "--concurrency supports only a single program"),
+        (2, {"min_effect": 1.0}, "invalid --min-effect 100: expected 0 to less than 100"),
+        (2, {"min_effect": float("nan")}, "invalid --min-effect nan: expected 0 to less than 100"),
+        (1, {"fail_if_slower": 0.05}, "--fail-if-slower requires a comparison"),
     ],
 )
 def test_bench_rejects_invalid_settings_before_storing(tmp_path: Path, models, settings, said):
@@ -53,7 +53,7 @@ def test_stored_run_board_requires_trust_or_explicit_board():
         stored = Job(models=(), board=board, identity=Path("key"), accept_new_host_key=True)
         assert board_of_stored(stored, nothing, own=True) == stored
         assert board_of_stored(stored, typed, own=False) == replace(stored, board="sim", **NO_KEYS)
-        with pytest.raises(UsageError, match="not begun by you here"):
+        with pytest.raises(UsageError, match="record not created here by this user"):
             board_of_stored(stored, nothing, own=False)
     stored = Job(models=(), board="kitchen", identity=Path("key"), accept_new_host_key=True)
     assert board_of_stored(stored, nothing, own=False) == replace(stored, **NO_KEYS)

@@ -45,7 +45,7 @@ def test_samples_are_stored_on_each_append(tmp_path):
 
 def test_read_document_rejects_runs_without_bench(tmp_path):
     run = RunStore(tmp_path).create("plain", {})
-    with pytest.raises(UsageError, match="is no bench"):
+    with pytest.raises(UsageError, match="is not a bench"):
         read_document(run)
     write_json(run.folder / "bench.json", {"sides": [], "ratio": float("nan")})
     assert read_document(run) == {"sides": [], "ratio": "nan"}

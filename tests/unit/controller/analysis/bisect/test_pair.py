@@ -30,7 +30,7 @@ def test_pair_accepts_same_network_in_other_files():
 @pytest.mark.parametrize("part", ["inputs", "outputs"])
 def test_pair_rejects_different_signature(part):
     other = replace(OTHER, **{part: (TensorSpec("x", "float32", (5,)),)})
-    with pytest.raises(UsageError, match=rf"received\.onnx is not the same network as net\.onnx: its {part} are"):
+    with pytest.raises(UsageError, match=rf"received\.onnx is not the same network as net\.onnx: expected {part} "):
         check_signatures(MODEL, other)
 
 
@@ -40,10 +40,10 @@ def test_pair_rejects_different_signature(part):
     ids=lambda change: str(change),
 )
 def test_pair_names_first_different_layer(change):
-    with pytest.raises(UsageError, match=r"where it has Relu_b \(.*\), there should be Relu_b \(t to y\)"):
+    with pytest.raises(UsageError, match=r"expected layer Relu_b \(t to y\), got Relu_b \(.*\)"):
         check_layers(MODEL, LAYERS, OTHER, [LAYERS[0], replace(LAYERS[1], **change)])
 
 
 def test_pair_rejects_missing_layer():
-    with pytest.raises(UsageError, match="it has 1 layers, not 2"):
+    with pytest.raises(UsageError, match="expected 2 layers, got 1"):
         check_layers(MODEL, LAYERS, OTHER, LAYERS[:1])

@@ -46,8 +46,10 @@ def bisection(
     return Bisection("m.onnx", "m.onnx", "sim", "sim", "iree", "", "onnxruntime", layers, **models)
 
 
-TOGETHER = "layers compute something else when compiled together, or this run alone went wrong (repeat it to know)"
-ANY_CAUSE = f"errors add up from layer to layer, {TOGETHER}"
+TOGETHER = (
+    "layers give different results when compiled together, or this run had an intermittent error (repeat to check)"
+)
+ANY_CAUSE = f"errors accumulate across layers, {TOGETHER}"
 
 
 @pytest.mark.parametrize(
@@ -58,80 +60,79 @@ ANY_CAUSE = f"errors add up from layer to layer, {TOGETHER}"
         (
             bisection("PFP", "PFF", FAIL, FAIL),
             1,
-            "the first layer that is wrong: Op_b (Op, node b), isolated and cumulative",
+            "first wrong layer: Op_b (Op, node b), isolated and cumulative",
         ),
-        (bisection("PFF"), 1, "the first layer that is wrong: Op_b (Op, node b), isolated"),
-        (bisection("PUP"), 1, "the first layer that is wrong: Op_b (Op, node b), isolated"),
-        (bisection("", "PFF", FAIL, FAIL), 1, "the first layer that is wrong: Op_b (Op, node b), cumulative"),
+        (bisection("PFF"), 1, "first wrong layer: Op_b (Op, node b), isolated"),
+        (bisection("PUP"), 1, "first wrong layer: Op_b (Op, node b), isolated"),
+        (bisection("", "PFF", FAIL, FAIL), 1, "first wrong layer: Op_b (Op, node b), cumulative"),
         (
             bisection("PFP", "PPP"),
             1,
-            "the first layer that is wrong: Op_b (Op, node b), isolated; "
-            "in a run of the whole model it stays in tolerance",
+            "first wrong layer: Op_b (Op, node b), isolated; within tolerance in the whole model",
         ),
         (
             bisection("PFP", "PSP"),
             1,
-            "the first layer that is wrong: Op_b (Op, node b), isolated",
+            "first wrong layer: Op_b (Op, node b), isolated",
         ),
         (
             bisection("PFP", "PPP", FAIL),
             1,
-            "the first layer that is wrong: Op_b (Op, node b), isolated; "
-            "the model as it is gives a wrong answer too, with its intermediates as outputs no layer is wrong",
+            "first wrong layer: Op_b (Op, node b), isolated; "
+            "the unchanged model also gives a wrong output, but with intermediate outputs no layer is wrong",
         ),
         (
             bisection("PPP", "PPF", FAIL, FAIL),
             1,
-            "every layer is right by itself; in a run of the whole model the first to leave tolerance is "
+            "every isolated layer is correct; in the whole model the first layer out of tolerance is "
             f"Op_c (Op, node c): {ANY_CAUSE}",
         ),
         (
             bisection("PEP", "PPF", FAIL, FAIL),
             3,
-            "the layers that ran are right by themselves; in a run of the whole model the first to leave tolerance is "
+            "the isolated layers that ran are correct; in the whole model the first layer out of tolerance is "
             f"Op_c (Op, node c): {ANY_CAUSE}",
         ),
         (
             bisection("PPF", "PFF", FAIL, FAIL),
             1,
-            "the first layer that is wrong: Op_c (Op, node c), isolated; "
-            f"but in a run of the whole model Op_b (Op, node b) leaves tolerance before it: {ANY_CAUSE}",
+            "first wrong layer: Op_c (Op, node c), isolated; "
+            f"but in the whole model Op_b (Op, node b) is out of tolerance before it: {ANY_CAUSE}",
         ),
         (
             bisection("FPP", "PPF", FAIL, FAIL),
             1,
-            "the first layer that is wrong: Op_a (Op, node a), isolated; "
-            "in a run of the whole model the first to leave tolerance is Op_c (Op, node c)",
+            "first wrong layer: Op_a (Op, node a), isolated; "
+            "in the whole model the first layer out of tolerance is Op_c (Op, node c)",
         ),
         (
             bisection("PPP", "PPP", FAIL),
             1,
-            f"no layer is wrong, isolated and cumulative, but the model as it is gives a wrong answer: {TOGETHER}",
+            f"no layer is wrong, isolated and cumulative, but the unchanged model gives a wrong output: {TOGETHER}",
         ),
         (
             bisection("PPP", "PSP", FAIL),
             1,
-            "no layer that was judged is wrong, isolated and cumulative, but the model as it is gives a wrong answer: "
+            "no judged layer is wrong, isolated and cumulative, but the unchanged model gives a wrong output: "
             f"{ANY_CAUSE}",
         ),
         (
             bisection("PPP", "SSS", FAIL, Outcome.RUN_CRASH),
             3,
-            f"no layer is wrong, isolated, but the model as it is gives a wrong answer: {ANY_CAUSE}",
+            f"no layer is wrong, isolated, but the unchanged model gives a wrong output: {ANY_CAUSE}",
         ),
-        (bisection("PSP", "PSP"), 0, "no layer that was judged is wrong, isolated and cumulative"),
+        (bisection("PSP", "PSP"), 0, "no judged layer is wrong, isolated and cumulative"),
         (
             bisection("PEP", "PSP", Outcome.RUN_CRASH, Outcome.RUN_CRASH),
             3,
-            "no answer is wrong; Op_b (Op, node b) ended in COMPILE_ERROR, isolated",
+            "no output is wrong; Op_b (Op, node b) ended in COMPILE_ERROR, isolated",
         ),
         (
             bisection("PPP", "SSS", PASS, Outcome.RUN_CRASH),
             3,
-            "no answer is wrong; the whole model ended in RUN_CRASH, with its intermediates as outputs",
+            "no output is wrong; the whole model ended in RUN_CRASH, with intermediate outputs",
         ),
-        (bisection("PBB"), 4, "no answer is wrong; Op_b (Op, node b) ended in BOARD_LOST, isolated"),
+        (bisection("PBB"), 4, "no output is wrong; Op_b (Op, node b) ended in BOARD_LOST, isolated"),
         (bisection("SS"), 5, "no layer was judged"),
     ],
 )

@@ -73,10 +73,10 @@ def test_table_shows_isolated_and_cumulative_per_layer():
     text = "\n".join(lines)
     assert "Odd_odd (Odd, node odd), isolated: COMPILE_ERROR: no such operator" in text
     assert "Neg_neg, isolated: not judged: atol says nothing" in text
-    assert "the model as it is: 4 of 4 values out of tolerance" in text
+    assert "unchanged model: 4 of 4 values out of tolerance" in text
     assert "note: so it is" in text
     assert text.index("COMPILE_ERROR: no such") < text.index("not judged")
-    assert lines[-1].startswith("the layers that ran are right by themselves; in a run of the whole model")
+    assert lines[-1].startswith("the isolated layers that ran are correct; in the whole model")
 
 
 def test_table_and_plot_show_nonfinite_mismatch(tmp_path: Path):
@@ -101,8 +101,8 @@ def test_table_and_plot_show_blind_outcome_without_error(tmp_path: Path):
     found = replace(bisection(), layers=layers, whole=blind)
     text = shown(None, found)
     assert "Log_log, isolated: not judged: every value is NaN on both sides" in text
-    assert "the model as it is: every value is NaN on both sides" in text
-    assert text.splitlines()[-1] == "no layer is wrong, cumulative; nobody can judge Log_log (Log, node log)"
+    assert "unchanged model: every value is NaN on both sides" in text
+    assert text.splitlines()[-1] == "no layer is wrong, cumulative; cannot judge Log_log (Log, node log)"
     crosses = []
     for name, outcome in (("blind", Outcome.BLIND), ("error", Outcome.RUN_ERROR)):
         layer = replace(layers[0], isolated=Finding(outcome, ""))

@@ -100,10 +100,10 @@ def test_read_onnx_rejects_invalid_model(tmp_path, content):
 def test_read_onnx_rejects_too_large_model(tmp_path, monkeypatch):
     path = saved(residual_cnn(), tmp_path)
     monkeypatch.setattr(onnx_graph, "MOST_NODES", 3)
-    with pytest.raises(ImportFailed, match="at most 3 are drawn"):
+    with pytest.raises(ImportFailed, match="nodes exceed the limit of 3"):
         read_onnx(path, {})
     monkeypatch.setattr(onnx_graph, "MOST_BYTES", 3)
-    with pytest.raises(ImportFailed, match="MiB: at most"):
+    with pytest.raises(ImportFailed, match="MiB exceeds the limit of 0 MiB"):
         read_onnx(path, {})
 
 

@@ -120,7 +120,7 @@ def test_dispatch_graph_joins_operations_across_nodes():
     values = of_operations(graph, operations, {"b": NodeValue("FAIL", max_abs=3.0), "a": NodeValue("PASS")})
     assert (values["conv"].outcome, values["conv"].time_ns) == ("FAIL", 50)
     alone = dispatch_graph(operations, "net", None)
-    assert alone.edges == [] and "not known" in alone.notes[0], "no edge is drawn that nobody knows"
+    assert alone.edges == [] and "unknown data flow" in alone.notes[0], "no edge is drawn that nobody knows"
 
 
 def test_timed_operations_splits_operation_by_nodes():

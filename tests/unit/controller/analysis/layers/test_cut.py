@@ -99,10 +99,10 @@ def test_cut_fixes_dimensions_from_inputs(cut_out: Cut) -> None:
     [
         ("block/conv3", "", "no tensor, node or layer 'block/conv3'", "did you mean 'block/conv"),
         ("", "scoers", "no tensor, node or layer 'scoers'", "did you mean 'scores'"),
-        ("r3", "c1", "'c1' does not depend on 'r3'", "--from comes before --to"),
-        ("r1", "r1", "'r1' does not depend on 'r1'", "--from comes before --to"),
-        ("", "image", "'image' does not depend on any node", "--from comes before --to"),
-        ("w1", "", "no tensor, node or layer 'w1' that depends on its inputs", "`hil layers MODEL` lists"),
+        ("r3", "c1", "'c1' does not depend on 'r3'", "--from must precede --to"),
+        ("r1", "r1", "'r1' does not depend on 'r1'", "--from must precede --to"),
+        ("", "image", "'image' does not depend on any node", "--from must precede --to"),
+        ("w1", "", "no tensor, node or layer 'w1' depends on the model inputs", "`hil layers MODEL` lists"),
     ],
 )
 def test_cut_rejects_unknown_or_reversed_ends(cut_out: Cut, start: str, end: str, message: str, hint: str) -> None:
@@ -112,7 +112,7 @@ def test_cut_rejects_unknown_or_reversed_ends(cut_out: Cut, start: str, end: str
 
 
 def test_cut_rejects_non_tensor_edge_and_dead_end(cut_out: Cut) -> None:
-    with pytest.raises(UsageError, match="'list', which would be at the edge of the cut, is no tensor"):
+    with pytest.raises(UsageError, match="cannot cut at 'list': not a tensor, or unknown shape"):
         cut_out(sequences(), "x", "list")
     with pytest.raises(UsageError, match="no output of the model depends on 'nothing'"):
         cut_out(folded(), "nothing", "")

@@ -407,7 +407,7 @@ def test_layers_are_cached_by_model_dims_and_group(imported: Any, context: dict[
 def test_layers_reject_unknown_group_and_other_formats(
     tmp_path: Path, imported: Any, context: dict[str, Any], isolated: Isolated
 ) -> None:
-    with pytest.raises(UsageError, match="no group 'every'"):
+    with pytest.raises(UsageError, match="invalid group 'every'"):
         layers_of(imported(lstm()), group="every", **context)
     path = tmp_path / "double.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")

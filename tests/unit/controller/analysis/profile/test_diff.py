@@ -190,7 +190,7 @@ def test_diff_verdict_uses_timed_runs():
         {"conv": [150 * US] * 12, "fc": [50 * US] * 12}, timed=[50 * US, 51 * US] * 6, runtime="onnxruntime 1.31"
     )
     diff = compare_profiles(a, b)
-    assert diff.verdict.startswith("B is faster than A: its timed run takes 0.50")
+    assert diff.verdict.startswith("B is faster than A: the timed run takes 0.50")
     assert (diff.timed.change, diff.timed.ratio) == ("faster", pytest.approx(0.502, abs=0.01))
     assert diff.a_times.overhead == pytest.approx(0.05, abs=0.01)
     assert diff.b_times.overhead == pytest.approx(3.0, abs=0.1)
@@ -221,10 +221,10 @@ def test_diff_ignores_change_within_profiler_overhead():
 @pytest.mark.parametrize(
     ("a", "b", "verdict"),
     [
-        ([100] * 12, [], "which is faster is not known: one of them has no timed run"),
-        ([], [], "which is faster is not known: one of them has no timed run"),
-        ([100] * 2, [900] * 2, "which is faster is not known: too few timed iterations"),
-        ([100, 101] * 9, [101, 100] * 9, "no difference between the timed runs was shown"),
+        ([100] * 12, [], "cannot determine the faster run: missing timed run"),
+        ([], [], "cannot determine the faster run: missing timed run"),
+        ([100] * 2, [900] * 2, "cannot determine the faster run: not enough timed iterations"),
+        ([100, 101] * 9, [101, 100] * 9, "no significant difference between the timed runs"),
     ],
 )
 def test_diff_leaves_verdict_open_without_enough_timed_runs(a, b, verdict):

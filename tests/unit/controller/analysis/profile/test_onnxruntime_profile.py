@@ -161,7 +161,7 @@ def test_truncated_profile_preserves_complete_runs(settings: dict[str, Any], tmp
     events = read(path, model, settings, iterations=RUNS)
     assert events.iterations == 2
     assert {event.iteration for event in events.events()} == {0, 1}
-    assert "cut off: 2 runs" in events.notes[0]
+    assert "truncated: 2 complete runs" in events.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_read_rejects_file_without_runs(settings: dict[str, Any], tmp_path: Path
     model = import_model(DIGITS / "digits_cnn.onnx", isolated=settings["isolated"])
     path = tmp_path / "bad.json"
     path.write_bytes(content)
-    with pytest.raises(RunFailed, match="holds no whole run"):
+    with pytest.raises(RunFailed, match="has no complete run"):
         read(path, model, settings)
-    with pytest.raises(RunFailed, match="no profile"):
+    with pytest.raises(RunFailed, match=r"profile missing\.json not found"):
         read(tmp_path / "missing.json", model, settings)
 
 
@@ -200,7 +200,7 @@ def test_kernels_fall_back_to_names_for_unoptimized_model(settings: dict[str, An
     proto.opset_import.append(helper.make_opsetid("nowhere", 1))
     onnx.save(proto, tmp_path / "unknown.onnx")
     events = read(path, replace(model, path=tmp_path / "unknown.onnx"), settings)
-    assert "by their names alone" in events.notes[0]
+    assert "matched to nodes by name only" in events.notes[0]
     assert ("fc1",) in [kernel.nodes for kernel in events.events()]
 
 

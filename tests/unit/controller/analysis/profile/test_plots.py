@@ -43,8 +43,8 @@ def test_plot_profile_shows_names_and_times(tmp_path, by):
     plot_profile(tmp_path / "p.svg", example(), by=by)
     found = texts(tmp_path / "p.svg")
     names = {"op": "matmul_0 (fc1, relu1)", "node": "fc1, relu1", "type": "Gemm+Relu"}
-    told = ("us a run under the profiler (+25%)", "us of one iteration (the one in the middle) (+25%)")
-    for text in (names[by], "60.0%", "operations a byte", *told):
+    told = ("us per run under the profiler (+25%)", "us of the median iteration (+25%)")
+    for text in (names[by], "60.0%", "operations per byte", *told):
         assert text in found
     assert "digits_cnn on sim, iree 3.13.0 on local-task, timed p50 80 us" in found
 
@@ -62,7 +62,7 @@ def test_plot_profile_png_height_fits_bars(tmp_path):
 def test_plot_profile_without_estimates_omits_roofline(tmp_path):
     rows = [replace(row, flops=None, bytes=None, bound_estimate="") for row in example().rows]
     plot_profile(tmp_path / "p.svg", replace(example(), rows=rows))
-    assert "operations a byte" not in texts(tmp_path / "p.svg")
+    assert "operations per byte" not in texts(tmp_path / "p.svg")
 
 
 def test_plot_profile_draws_markup_names_literally(tmp_path):
@@ -83,7 +83,7 @@ def test_plot_diff_shows_ratios(tmp_path):
     ops = [changed("conv1", 10, 25), changed("fc2", 9, 3, "faster"), changed("relu", 1, 1, "")]
     plot_diff(tmp_path / "d.svg", difference(*ops))
     found = texts(tmp_path / "d.svg")
-    verdict = "B is slower than A: its timed run takes 1.1 times as long"
+    verdict = "B is slower than A: the timed run takes 1.1 times as long"
     for text in ("conv1 x2.5", "fc2 x0.333", "relu x1", "a -> b", verdict):
         assert text in found
 
@@ -92,14 +92,14 @@ def test_plot_diff_shows_shares_for_incomparable_times(tmp_path):
     plot_diff(tmp_path / "d.svg", difference(changed("conv1", 10, 25), incomparable="the profiler adds 300% to B"))
     found = texts(tmp_path / "d.svg")
     assert {"conv1", "A", "B"} <= set(found) and "conv1 x2.5" not in found
-    assert "% of its own run's operations; times are not comparable: the profiler adds 300% to B" in found
+    assert "% of the run's operations; times are not comparable: the profiler adds 300% to B" in found
 
 
 def test_plots_report_missing_data_file_and_library(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="no operation to draw") as caught:
+    with pytest.raises(UsageError, match="no operations to draw") as caught:
         plot_profile(tmp_path / "p.png", replace(example(), rows=[], notes=["the runtime has no profiler"]))
     assert caught.value.hint == "the runtime has no profiler"
-    with pytest.raises(UsageError, match="no operation to draw"):
+    with pytest.raises(UsageError, match="no operations to draw"):
         plot_diff(tmp_path / "p.png", difference())
     with pytest.raises(UsageError, match=r"p\.xyz") as caught:
         plot_profile(tmp_path / "p.xyz", example())

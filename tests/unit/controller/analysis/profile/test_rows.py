@@ -111,12 +111,12 @@ def test_read_csv_rejects_table_truncated_in_a_row(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "its columns are none"),
-        ("name,time\nconv,3\n", "its columns are name, time"),
-        (",".join(COLUMNS) + "\nmade,0\n", "line 2: 2 cells instead of 17"),
+        ("", "got columns none"),
+        ("name,time\nconv,3\n", "got columns name, time"),
+        (",".join(COLUMNS) + "\nmade,0\n", "line 2: expected 17 cells, got 2"),
         (",".join(COLUMNS) + "\nr,one,b,iree,op,compute,,,1,2,board,,,,,,\n", "line 2: invalid literal for int"),
-        (",".join(COLUMNS) + '\nr,1,"b', "cut off"),
-        ("\xff\xfe\n", "its columns are"),
+        (",".join(COLUMNS) + '\nr,1,"b', "is truncated"),
+        ("\xff\xfe\n", "got columns"),
     ],
 )
 def test_read_csv_rejects_other_tables(tmp_path, text, said):
@@ -128,7 +128,7 @@ def test_read_csv_rejects_other_tables(tmp_path, text, said):
 
 def test_read_csv_rejects_binary_and_missing_files(tmp_path):
     (tmp_path / "ops.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="no profile's table"):
+    with pytest.raises(UsageError, match="is not an operation table of a profile"):
         list(read_csv(tmp_path / "ops.csv"))
     with pytest.raises(UsageError, match="cannot be read"):
         list(read_csv(tmp_path / "missing.csv"))

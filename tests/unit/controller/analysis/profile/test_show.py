@@ -137,7 +137,7 @@ def test_print_profile_shows_overhead_with_each_figure():
     assert "profiled run p50 100 us of 3 iterations, +300.0% compared with the timed run" in lines
     assert "matmul_0 60 us (+300%) 60.0% ████████████████ 1 60 us (+300%) 60 us (+300%) 2.00" in lines
     assert "matmul_0 2 Gop/s (+300%) 100 MB/s (+300%) 20 compute" in lines
-    assert "(+300%): the profiler adds this much to a run." in text
+    assert "(+300%): the profiler adds this much to a run; use these times to rank operations" in text
     assert "(+" not in shown(example(timed_ns=90 * US), width=150).replace("+11", "")
 
 
@@ -238,15 +238,15 @@ def test_find_profile_requires_case_for_multiple_cases(store, written):
             find_profile(text, store=store)
         assert "--case" in caught.value.hint
         assert find_profile(text, "other", store=store) == expected
-        with pytest.raises(UsageError, match="no profile of a case 'digit'") as caught:
+        with pytest.raises(UsageError, match="no profile for case 'digit'") as caught:
             find_profile(text, "digit", store=store)
-        assert caught.value.hint == "did you mean 'digits'? there are: digits, other"
+        assert caught.value.hint == "did you mean 'digits'? known cases: digits, other"
 
 
 def test_find_profile_reports_missing_profile(store, tmp_path):
     run = named(store, "two")
     mistyped = run.replace("-two-", "-tow-")
-    with pytest.raises(UsageError, match="is no file, no folder and no run in") as caught:
+    with pytest.raises(UsageError, match="is not a file, a directory or a run in") as caught:
         find_profile(mistyped, store=store)
     assert f"did you mean '{run}'" in caught.value.hint
     with pytest.raises(UsageError, match="has no profile\n") as caught:
@@ -270,7 +270,7 @@ def test_directory_of_rejects_trace_without_rows(written, tmp_path):
     assert (trace_of(alone), title_of(alone)) == (alone, "alone.pftrace.gz")
     with pytest.raises(UsageError, match="is only a trace"):
         folder_of(alone)
-    with pytest.raises(UsageError, match="nothing to choose from"):
+    with pytest.raises(UsageError, match="requires a directory or a run, got trace file"):
         find_profile(str(alone), "digits")
 
 
@@ -326,7 +326,7 @@ def test_diff_command_reports_slower_operations(tmp_path):
     trace, picture = tmp_path / "both.pftrace.gz", tmp_path / "diff.png"
     words = ["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--trace", str(trace), "--plot", str(picture)]
     shown = CliRunner().invoke(command, words, env={"COLUMNS": "120"}).output
-    assert "B is slower than A: its timed run takes 1.4 times as long" in shown
+    assert "B is slower than A: the timed run takes 1.4 times as long" in shown
     (line,) = [line for line in shown.splitlines() if line.startswith("slower fc2")]
     assert line.split()[2:9] == ["20", "us", "60", "us", "+40", "us", "3.000"]
     assert trace.stat().st_size and picture.stat().st_size
@@ -343,11 +343,11 @@ def test_diff_command_compares_only_timed_runs_of_runtimes(tmp_path):
     write_profile(other, tmp_path / "b")
     words = ["diff", str(tmp_path / "a"), str(tmp_path / "b")]
     shown = CliRunner().invoke(command, words).output
-    assert "B is faster than A: its timed run takes 0.278 times as long" in shown
-    assert "slower" not in shown and "their share of all operations of their own run" in shown
+    assert "B is faster than A: the timed run takes 0.278 times as long" in shown
+    assert "slower" not in shown and "operations by share of the run; times are not comparable" in shown
     (line,) = [line for line in shown.splitlines() if line.startswith("fc1;relu1")]
     assert line.split() == ["fc1;relu1", "60.0%", "60.0%", "60", "us", "60", "us", "(+300%)"]
-    assert "(+300%): the profiler adds this much to a run of B." in shown
+    assert "(+300%): the profiler adds this much to a run of B; use these times" in shown
     document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
     assert (document["timed"]["change"], document["ops"][0]["ratio"]) == ("faster", None)
     assert document["b_overhead"] == pytest.approx(3.0)

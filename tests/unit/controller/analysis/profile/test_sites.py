@@ -133,11 +133,11 @@ def test_sites_of_precompiled_or_merged_program_are_empty(settings: dict[str, An
     given = {name: settings[name] for name in ("cache", "isolated", "timeout", "log")}
     sites = dispatch_sites(replace(model, format="vmfb"), artifact(model), **given)
     assert not sites.regions
-    assert "came compiled" in sites.notes[0]
+    assert "for a precompiled program" in sites.notes[0]
     sites = dispatch_sites(model, replace(artifact(model), function="digits_cnn.7"), **given)
     assert not sites.regions
     assert "several models" in sites.notes[0]
-    with pytest.raises(UsageError, match="onnxruntime has no dispatches"):
+    with pytest.raises(UsageError, match="expected an IREE program, got a program for onnxruntime"):
         dispatch_sites(model, replace(artifact(model), runtime="onnxruntime"), **given)
 
 
@@ -182,21 +182,21 @@ def test_match_orders_equal_submissions_of_two_loops() -> None:
     sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.3")], {})
     matched, doubts = sites.match([("a",)] * 4)
     assert nodes(matched) == [[("A1",)], [("A1",)], [("A2",)], [("A2",)]]
-    assert "have equally many turns" in doubts[0]
+    assert "have equal iteration counts" in doubts[0]
 
 
 def test_match_names_all_candidates_if_ambiguous() -> None:
     sites = Sites([region(("a", "A1"), loop="0.1"), region(("a", "A2"), loop="0.3")], {})
     matched, doubts = sites.match([("a",)] * 3)
     assert nodes(matched) == [[("A1", "A2")]] * 3
-    assert "nodes of all of them" in doubts[0]
+    assert "nodes of all call sites" in doubts[0]
 
 
 def test_match_falls_back_to_dispatch_names() -> None:
     sites = Sites([region(("a", "A"), ("b", "B")), region(("b", "B2"))], {})
     matched, doubts = sites.match([("b", "a"), ("z",)])
     assert nodes(matched) == [[("B", "B2"), ("A",)], [()]]
-    assert ["several sites" in doubts[0], "no known site" in doubts[1]] == [True, True]
+    assert ["several call sites" in doubts[0], "no known call site" in doubts[1]] == [True, True]
 
 
 @pytest.mark.slow

@@ -386,7 +386,7 @@ def test_trace_accepts_compilation_only(traced, tmp_path):
 def test_trace_labels_board_with_known_facts(traced):
     ask = traced(profile(clock=ClockFit(0, 0.0, 0, 7000, jumped_ns=3 * MS)))
     labels = ask("SELECT string_value FROM args WHERE key GLOB 'chrome.process_label*'")
-    known = ["m", "iree 3.13", "clock known to 7000 ns", "the clock jumped by 3000000 ns"]
+    known = ["m", "iree 3.13", "clock accurate to 7000 ns", "the clock jumped by 3000000 ns"]
     assert names(labels, "string_value") == known
 
 
@@ -437,6 +437,6 @@ def test_write_trace_preserves_named_pipe(tmp_path, name):
 def test_failed_write_leaves_empty_directory(tmp_path):
     with pytest.raises(StorageError):
         write_trace([run_on()], tmp_path / "nowhere" / "trace.pftrace")
-    with pytest.raises(HilError, match="no trace can hold"):
+    with pytest.raises(HilError, match="cannot write a trace of this profile"):
         write_trace([profile([row("a", 5, 1), row("b", 7, 1, flops=2**80)])], tmp_path / "trace.pftrace")
     assert list(tmp_path.iterdir()) == []
