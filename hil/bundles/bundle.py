@@ -63,7 +63,7 @@ class Bundle:
                 raise _no_method("program", suite.method_name, known)
             by_method[suite.method_name] += suite.test_cases
         if not any(by_method.values()):
-            raise UsageError("a bundle without cases verifies nothing", hint="add a case")
+            raise UsageError("the bundle has no test cases", hint="add a case")
         methods = tuple(
             Method(name, known[name], checked_cases(name, known[name], cases)) for name, cases in by_method.items()
         )
@@ -186,7 +186,7 @@ class Bundle:
 
 
 def _no_method(what: str, name: str, known: Iterable[str]) -> UsageError:
-    hint = f"{did_you_mean(name, known)}it has {', '.join(known)}"
+    hint = f"{did_you_mean(name, known)}methods: {', '.join(known)}"
     return UsageError(f"the {what} has no method {name!r}", hint=hint)
 
 

@@ -102,7 +102,7 @@ def check_loaded(method: str, signature: Signature, inputs: Sequence[TensorSpec]
     if len(signature.inputs) == len(inputs) and all(map(_alike, signature.inputs, inputs)):
         return
     sides = (inputs, signature.inputs)
-    texts = [", ".join(type_text(spec.dtype, spec.shape) for spec in side) or "nothing" for side in sides]
+    texts = [", ".join(type_text(spec.dtype, spec.shape) for spec in side) or "no inputs" for side in sides]
     raise LoadFailed(
         f"method {method!r} of the program takes {texts[0]}, but the bundle lists {texts[1]}",
         hint="the bundle was created for a different program: recreate it for this program",

@@ -66,7 +66,7 @@ def file_name(text: str, where: str) -> str:
     """
     path = PurePosixPath(name_of(text, where))
     if len(text.encode()) > MAX_NAME:  # file systems count bytes
-        raise refused(where, "is too long for a file name")
+        raise refused(where, f"exceeds {MAX_NAME} bytes, the limit for file names")
     if path.is_absolute() or str(path) != text or ".." in path.parts or "\\" in text or ":" in text or text == ".":
         raise refused(where, f"is {text[:80]!r}, which is not a path inside the program's directory")
     return text
@@ -98,7 +98,7 @@ def tensor_of(value: Any, blobs: CaseBlobs, where: str) -> tuple[str, Array]:
     name, dtype, shape, blob = take(value, where, name=str, dtype=str, shape=list, blob=str)
     data = blob_of(blob, blobs, where)
     if not blobs.spend(data.nbytes):
-        raise refused(where, "refers to the same blobs as other cases too often")
+        raise refused(where, "exceeds the limit for blobs shared between cases")
     count = _elements(shape, len(shape), where)
     if _dtype(dtype, where) == "string" and 4 * count > data.nbytes:
         raise refused(where, f"has {data.nbytes} bytes, not enough for {count} strings")
@@ -201,13 +201,13 @@ def program_files(document: Mapping[str, Any]) -> tuple[dict[str, str], str, str
     if not go_together(digests):
         raise refused("program.files", "contains two conflicting file names")
     if main not in digests:
-        raise refused("program.main", "is not among its files")
+        raise refused("program.main", "is missing from program.files")
     names = [str(item.get("name")) if isinstance(item, dict) else "" for item in methods]
     return digests, main, runtime, names
 
 
 def _parts(document: Mapping[str, Any]) -> list[Any]:
-    return take(document, "it", program=dict, methods=list, made=dict, blobs=list)
+    return take(document, "document", program=dict, methods=list, made=dict, blobs=list)
 
 
 def to_document(
@@ -405,7 +405,7 @@ def take_noise(value: Any, where: str) -> tuple[Any, list[Any]]:
     noise = value["noise"]
     if isinstance(noise, dict):
         raise UsageError(
-            f"case {str(value.get('name'))[:80]!r} has noise from an earlier version of hil, which hides wrong answers",
+            f"case {str(value.get('name'))[:80]!r} has noise from an earlier version of hil, which hides wrong outputs",
             hint="create a new bundle",
         )
     if not isinstance(noise, list) or not noise:

@@ -116,7 +116,7 @@ def test_bundle_create_rejects_mismatched_cases(hil, two, tmp_path):
     np.savez(tmp_path / "f64.npz", x=np.ones((2, 4)), y=np.ones((2, 4), np.float32))
     for options, message in {
         ("--case", "add=f64.npz"): "method 'add', case 'f64', input 'x' is 2x4 float64",
-        ("--input", "x=2x4xf32=1"): "of one method",
+        ("--input", "x=2x4xf32=1"): "require a single method",
     }.items():
         ended = hil("bundle", "create", two, *options, "-o", "out.hilb")
         assert ended.code == 2, ended.out
@@ -252,7 +252,7 @@ def test_onnx_test_data_round_trips(hil, digits, tmp_path):
     one, other = (Bundle.open(tmp_path / name).methods[0].cases for name in ("a.hilb", "b.hilb"))
     assert [case.inputs["image"].tolist() for case in one] == [case.inputs["image"].tolist() for case in other]
     ended = hil("bundle", "export", digits, "no", "--to", "onnx")
-    assert ended.code == 2 and "no ONNX model" in ended.err
+    assert ended.code == 2 and "expected an ONNX model" in ended.err
 
 
 def test_agent_runs_only_bundles_signed_by_trusted_keys(hil, two, start_agent, tmp_path):

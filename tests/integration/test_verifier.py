@@ -155,10 +155,10 @@ def test_command_passes_scalars_bool_complex_and_unsigned(verify, program_for, t
 @pytest.mark.parametrize(
     "command, outcome, text",
     [
-        (["false", "{module}"], "RUN_ERROR", "the command ended with 1"),
-        (["sh", "-c", "kill -SEGV $$"], "RUN_CRASH", "died of signal 11"),
-        (["sleep", "100"], "TIMEOUT", "longer than its limit of 1 s"),
-        (["true", "{module}"], "RUN_ERROR", "wrote no output y0"),
+        (["false", "{module}"], "RUN_ERROR", "failed with exit code 1"),
+        (["sh", "-c", "kill -SEGV $$"], "RUN_CRASH", "was killed by signal 11"),
+        (["sleep", "100"], "TIMEOUT", "timeout after 1 s"),
+        (["true", "{module}"], "RUN_ERROR", "did not write output y0"),
         (["./not-here"], "LOAD_ERROR", "cannot be started: No such file"),
         (["sh", "-c", "head -c 99 /dev/urandom > o-0.npy"], "RUN_ERROR", "output y0 cannot be read"),
     ],
@@ -177,18 +177,18 @@ def test_verifier_rejects_invalid_arguments_and_files(verify, program_for, tmp_p
     (tmp_path / "bit.hilb").write_bytes(raw[:-100] + bytes([raw[-100] ^ 1]) + raw[-99:])
     (tmp_path / "empty.hilb").touch()
     for words, text in [
-        (["--nonsense"], "there is no option --nonsense"),
-        (["--rtol", "x", path], "--rtol is 'x'"),
+        (["--nonsense"], "unknown option --nonsense"),
+        (["--rtol", "x", path], "invalid --rtol 'x'"),
         (["--rtol", "1", path], "rtol is 1: a comparison cannot fail"),
         (["--method", "halve", path], "no method 'halve'"),
         (["--case", "7", path], "no case '7'"),
-        ([], "name a bundle"),
+        ([], "missing argument BUNDLE"),
         ([tmp_path / "none.hilb"], "No such file"),
-        ([tmp_path], "no plain file"),
-        ([tmp_path / "empty.hilb"], "it is empty"),
-        ([tmp_path / "cut.hilb"], "cut off"),
-        ([tmp_path / "bit.hilb"], "damaged"),
-        ([Path(__file__)], "is no bundle"),
+        ([tmp_path], "not a regular file"),
+        ([tmp_path / "empty.hilb"], "the file is empty"),
+        ([tmp_path / "cut.hilb"], "truncated"),
+        ([tmp_path / "bit.hilb"], "corrupt"),
+        ([Path(__file__)], "is not a bundle"),
     ]:
         code, _, err = verify(*words)
         assert code == 2 and text in err, (words, err)
@@ -199,7 +199,7 @@ def test_verifier_rejects_invalid_arguments_and_files(verify, program_for, tmp_p
 def test_bundle_without_runtime_needs_command(verify, tmp_path):
     bundle(tmp_path).save(tmp_path / "none.hilb")
     code, _, err = verify(tmp_path / "none.hilb")
-    assert code == 2 and "no command for the runtime 'none'" in err
+    assert code == 2 and "missing command for the runtime 'none'" in err
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_verifier_rejects_manifests_like_hil(verify, tmp_path, change):
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"accept": ("max_abs<=0.5",)}, "judged by criteria"),
-        ({"control": {"y0": Control("float16", "hil", Deviation(1e-3, 2e-3))}}, "judged by an arithmetic"),
+        ({"accept": ("max_abs<=0.5",)}, "the case has criteria"),
+        ({"control": {"y0": Control("float16", "hil", Deviation(1e-3, 2e-3))}}, "the case has a control"),
     ],
 )
 def test_verifier_rejects_case_with_other_criteria(verify, tmp_path, more, text):
@@ -441,7 +441,7 @@ def test_verifier_judges_executorch_bundle_like_hil(verify, tmp_path, name):
     assert code == 1 and "1 of 6 values out of tolerance (rtol " in out and "first and worst at [0, 1]: " in out, out
     (tmp_path / "forward" / "o-0.bin").write_bytes(wrong.tobytes()[:-4])
     code, out, _ = verify("--method", "forward", "--case", "0", path, script)
-    assert code == 1 and "has 20 bytes, what is expected has 24" in out
+    assert code == 1 and "has 20 bytes, expected 24" in out
 
 
 # ---- invalid files

@@ -14,7 +14,7 @@ from hil.errors import UsageError
 
 _PROGRAM = Path(__file__).parents[1] / "fuzzing" / "verdicts.c"
 # What only the Python reader can do, by the C verifier's messages.
-_UNSUPPORTED = ("a dtype that this verifier does not know", "this verifier compares within tolerances only")
+_UNSUPPORTED = ("a dtype that this verifier does not support", "this verifier supports tolerances only")
 
 
 class Verdicts:

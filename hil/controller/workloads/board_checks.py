@@ -61,19 +61,19 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
 
     seen = ask(shell, "probe", choice.config.connection.folder, "", board=choice.name)
     yield Check("system", PASS, f"{seen.system} on {seen.machine}")
-    noexec = f"nothing can be run from {seen.folder}: its file system is mounted noexec" if seen.noexec else ""
-    mend = "name another one in the config: [connection] folder"
+    noexec = f"programs cannot run in {seen.folder}: the file system is mounted noexec" if seen.noexec else ""
+    mend = "set a different directory in the config: [connection] folder"
     yield _judged("folder", FAIL, seen.unusable or noexec, seen.folder, mend)
     if seen.free_bytes is not None:
         free = f"{seen.free_bytes / 2**20:.0f} MiB free in {seen.folder}"
-        low = f"{free}; the agent takes about 75" if seen.free_bytes < _DISK_MIB * 2**20 else ""
-        mend = "make room there, or name another folder in the config: [connection] folder"
+        low = f"{free}; the agent requires about 75 MiB" if seen.free_bytes < _DISK_MIB * 2**20 else ""
+        mend = "free disk space, or set a different directory in the config: [connection] folder"
         yield _judged("disk", WARN, low, free, mend)
     shared = shell.run(["sh", "-c", "test -w /dev/shm && df -Pk /dev/shm | tail -n 1"], check=False).text.split()
     there = len(shared) > 3 and re.fullmatch("[0-9]{1,15}", shared[3])
     found = f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm" if there else ""
-    mend = "mount -t tmpfs tmpfs /dev/shm; runtimes may want it"
-    yield _judged("shared memory", WARN, "" if there else "no /dev/shm to write to", found, mend)
+    mend = "mount -t tmpfs tmpfs /dev/shm; some runtimes require it"
+    yield _judged("shared memory", WARN, "" if there else "/dev/shm is missing or not writable", found, mend)
     yield _python(seen, choice)
 
 
@@ -88,7 +88,7 @@ def _python(seen: Seen, choice: BoardChoice) -> Check:
     from hil.controller.devices.deploy.packages import NoAgentHere
 
     if choice.config.command.kind == "command":
-        return Check("python", SKIP, "the config asks for no agent")
+        return Check("python", SKIP, "no agent configured")
     try:
         usable = usable_interpreters(seen)
     except NoAgentHere as error:
@@ -133,10 +133,10 @@ def find_inference_fault(choice: BoardChoice, *, runtime: str = "", timeout_s: f
 
 def _agent_text(info: Mapping[str, Any], took: float) -> tuple[str, str]:
     if missing := info.get("not_measured"):
-        return SKIP, f"there is none: programs are run by a command, without {', '.join(missing)}"
+        return SKIP, f"no agent: a command runs the programs, without {', '.join(missing)}"
     build = f", build {info['build'][:12]}" if info.get("build") else ""
     python = info.get("machine", {}).get("python", "")
-    return PASS, f"hil {info.get('agent_version', '')}{build} on Python {python}, answers after {took:.1f} s"
+    return PASS, f"hil {info.get('agent_version', '')}{build} on Python {python}, responds after {took:.1f} s"
 
 
 def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
@@ -148,8 +148,8 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
     if "wall_ns" in info:
         off = (int(info["wall_ns"]) - now_ns) / 1e9
         how = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's" if abs(off) >= _CLOCK_S else ""
-        mend = "set it (date -s, NTP): dates of files and TLS depend on it; hil's times do not"
-        yield _judged("clock", WARN, how, "the same as this machine's", mend)
+        mend = "set the clock (date -s, NTP): TLS and file dates depend on it, hil's timings do not"
+        yield _judged("clock", WARN, how, "matches this machine", mend)
     readings = {one["name"]: one for one in info.get("readings", ())}
     governors = {name.split()[0]: one.get("text", "") for name, one in readings.items() if name.endswith(" governor")}
     if governors:
@@ -162,11 +162,11 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
     if (firmware_bits(bits := readings.get("firmware throttling", {}).get("text", "")) or 0) & 0xF:
         hot.append(f"firmware throttling {bits}")
     if hot:
-        yield Check("throttling", WARN, ", ".join(hot), "cool the board, and give it a power supply that suffices")
+        yield Check("throttling", WARN, ", ".join(hot), "cool the board, and use a stronger power supply")
     if "free memory" in readings:
         free = float(readings["free memory"].get("value", 0.0))
         found = f"{free:.0f} MiB free"
-        yield _judged("memory", WARN, found if free < _MEMORY_MIB else "", found, "end what else runs there")
+        yield _judged("memory", WARN, found if free < _MEMORY_MIB else "", found, "stop other programs on the board")
 
 
 def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, bool]:
@@ -175,14 +175,14 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
     usable = False
     for name, one in found.items():
         if error := one.get("error"):
-            mend = f"hil board deploy ADDR --runtime {name}, or install it on the board by hand"
+            mend = f"hil board deploy ADDR --runtime {name}, or install it on the board manually"
             yield Check(f"runtime {name}", FAIL if name == wanted else SKIP, f"cannot be used: {error}", mend)
         else:
             usable = usable or name == wanted
             yield Check(f"runtime {name}", PASS, runtime_text(one))
     if wanted not in found:
-        mend = f"hil board deploy ADDR --runtime {wanted}, or one of those that are there: {', '.join(found)}"
-        yield Check(f"runtime {wanted}", FAIL, "the board's agent does not have it", mend)
+        mend = f"hil board deploy ADDR --runtime {wanted}, or use an installed runtime: {', '.join(found)}"
+        yield Check(f"runtime {wanted}", FAIL, "not available on the board", mend)
     return usable
 
 
@@ -224,8 +224,8 @@ def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S)
     wanted = runtime or session.board.config.runtime
     # A vendor's compiler may accept ONNX models.
     if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in compilers()):
-        found = f"hil has no program to try on {wanted}"
-        return Check("program", SKIP, found, "hil run a program or a model of your own"), None
+        found = f"no test program for runtime {wanted}"
+        return Check("program", SKIP, found, "test the board with: hil run MODEL"), None
     with temporary_folder("hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
         runner = Runner(RunContext(Cache(), isolated), lasting=False)
@@ -235,13 +235,13 @@ def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S)
         except UsageError as error:
             return Check("program", FAIL, error.message, error.hint), error
     if case.outcome is Outcome.PASS:
-        return Check("program", PASS, "a tiny model runs and gives the right answer"), None
+        return Check("program", PASS, "a tiny model runs and returns correct outputs"), None
     if isinstance(case.error, NotRun):
         return Check("program", SKIP, case.reason, case.error.hint), None
     if isinstance(case.error, BoardBusy):
-        return Check("program", SKIP, case.reason, "try again when the board is free"), case.error
+        return Check("program", SKIP, case.reason, "retry when the board is free"), case.error
     found = f"{case.outcome and case.outcome.value}: {case.reason}"
-    wrong = case.error or BoardUnfit(f"a tiny model gives a wrong answer: {case.reason}")
+    wrong = case.error or BoardUnfit(f"a tiny model returns wrong outputs: {case.reason}")
     return Check("program", FAIL, found, wrong.hint), wrong
 
 

@@ -36,9 +36,9 @@ def check_needs(choice: BoardChoice, runtime: str, folder: Path, say: TextSink) 
     with BoardPool("farm check", wait_s=_WAIT_S, say=say) as pool:
         board = pool.session(choice, runtimes=(runtime,)).board
         if lack := lack_of_memory(board.info):
-            raise BoardUnfit(lack, board=choice.name, hint="stop what else runs on the board")
+            raise BoardUnfit(lack, board=choice.name, hint="stop other programs on the board")
         if lack := lack_of_disk(board.info):
-            raise BoardUnfit(lack, board=choice.name, hint="remove files on the board, or name another folder")
+            raise BoardUnfit(lack, board=choice.name, hint="remove files on the board, or set a different directory")
         # Always use new content: the agent does not write blobs that it already has.
         file = folder / "written"
         file.write_bytes(os.urandom(_WRITTEN_BYTES))
@@ -55,13 +55,13 @@ def lack_of_memory(info: Mapping[str, Any]) -> str:
     free = next((one for one in info.get("readings", ()) if one["name"] == "free memory"), None)
     if free is None or float(free.get("value", 0.0)) >= MIN_FREE_MEMORY_MIB:
         return ""
-    return f"{float(free.get('value', 0.0)):.0f} MiB of memory are free, jobs need {MIN_FREE_MEMORY_MIB}"
+    return f"{float(free.get('value', 0.0)):.0f} MiB of memory free, jobs require {MIN_FREE_MEMORY_MIB} MiB"
 
 
 def lack_of_disk(info: Mapping[str, Any]) -> str:
     """Return the problem with the free space of a board's program store, or "" if none is known."""
     room_mib = int(info.get("store_room_bytes", MIN_STORE_MIB << 20)) / 2**20
-    return f"its store has room for {room_mib:.0f} MiB, jobs need {MIN_STORE_MIB}" if room_mib < MIN_STORE_MIB else ""
+    return f"store has {room_mib:.0f} MiB free, jobs require {MIN_STORE_MIB} MiB" if room_mib < MIN_STORE_MIB else ""
 
 
 def _memory_mib(info: Mapping[str, Any]) -> float:

@@ -58,16 +58,16 @@ def run_job(
     run: Run | None = None
     if resume:
         if job.models:
-            raise UsageError("--resume goes on with the models of the stored run: name none")
+            raise UsageError("--resume uses the models of the stored run: omit MODEL")
         run = store.open(resume)
         if (run.folder / "bench.json").exists():
-            raise UsageError(f"run {run.id} is a bench", hint=f"measure it again: hil bench --against {run.id}")
+            raise UsageError(f"cannot resume benchmark {run.id}", hint=f"repeat it with: hil bench --against {run.id}")
         check_seal(run.folder, run.record["request"])
         job = replace(Job.of_record(run.record["request"]), out=job.out)
     if job.flagfile:
         job = read_flagfile(job)
     if not job.models:
-        raise UsageError("no MODEL was named", hint="hil run MODEL, or hil run --help")
+        raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
     choice = choice or choice_of(job, takes_ranges=True)
     _check_profiles(job)
     with lent(isolated) as workers:
@@ -76,7 +76,7 @@ def run_job(
         kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
         for one in planned:
             if one.name in kept and _has_changed(kept[one.name], one.path, one.options, context):
-                screen.note(f"{one.name} runs again: its model has changed")
+                screen.note(f"rerunning {one.name}: the model changed")
                 del kept[one.name]
 
         def begin(one: SizedCase) -> Case:
@@ -135,7 +135,7 @@ def _has_changed(record: Mapping[str, Any], path: Path, options: Options, contex
 def _check_profiles(job: Job) -> None:
     """Raise UsageError for unusable profile directories before anything runs."""
     if job.profile is not None and job.profile == job.compile_time_profile:
-        raise UsageError("--profile and --compile-time-profile each need a folder of their own")
+        raise UsageError("--profile and --compile-time-profile require different directories")
     names = numbered([safe_name(path.stem) for path in job.models])
     for name in names if not job.dim_ranges else [""]:
         for kind, folder in _profile_folders(job, name).items():
@@ -164,8 +164,8 @@ def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
     """Return the only runtime of the cases, or ``wanted`` without cases. "" is the board's default."""
     needed = sorted(set(runtimes))
     if len(needed) > 1:
-        names = " and ".join(name or "the board's own" for name in needed)
-        raise UsageError(f"these models need several runtimes: {names}", hint="run them apart, each with its runtime")
+        names = " and ".join(name or "the board's default" for name in needed)
+        raise UsageError(f"the models require different runtimes: {names}", hint="run each runtime separately")
     return needed[0] if needed else wanted
 
 
@@ -255,6 +255,6 @@ def run_cases(
         if resumable:
             screen.interrupt(run.resume_command)
         else:
-            screen.note(f"interrupted; what had ended is in {run.folder}")
+            screen.note(f"interrupted; finished cases are in {run.folder}")
         raise
     return recorder.finish()

@@ -110,7 +110,7 @@ def test_study_matches_tensorflow_and_stores_results(hil, tmp_path):
         assert hil("run", program, "--input", step[0], "--expected", step[1], "--atol", 0, "--rtol", 0).code == 0
     assert (tmp_path / "out" / "study.md").read_text().count("| PASS |") == 4
     again = hil("study", "run", FOURTEEN, *options)
-    assert again.code == 2 and "holds a study already" in again.err
+    assert again.code == 2 and "already contains a study" in again.err
     # A finished study does not run again.
     began = time.monotonic()
     resumed = hil("study", "run", FOURTEEN, *options, "--resume", "--json")
@@ -120,7 +120,7 @@ def test_study_matches_tensorflow_and_stores_results(hil, tmp_path):
     part = hil("study", "run", FOURTEEN, *options[2:], "--compiler", "iree", "--resume", "--json")
     assert part.code == 0 and part.document["rows"] == rows
     other = hil("study", "run", FOURTEEN, *options, "--resume", "--rtol", "0.01")
-    assert other.code == 2 and "other settings" in other.err
+    assert other.code == 2 and "contains a study with different settings" in other.err
     elsewhere = hil("study", "run", FOURTEEN, *options, "--resume", "--board", "sim-small")
     assert elsewhere.code == 2 and "on another board, sim" in elsewhere.err
 
@@ -161,8 +161,8 @@ def test_study_reports_value_mismatch_as_match_failure(hil, study):
 def test_study_rejects_invalid_options_before_running(hil, tmp_path):
     for options, message in (
         ((FOURTEEN, "--compiler", "tfcompil"), "did you mean 'tfcompile'"),
-        ((FOURTEEN, "--experiment", "fd"), "no experiment 'fd'"),
-        ((tmp_path,), "is no study"),
+        ((FOURTEEN, "--experiment", "fd"), "experiment 'fd' not found"),
+        ((tmp_path,), "is not a study"),
         ((FOURTEEN, "--rtol", "2"), "rtol is 2"),
         ((FOURTEEN, "--steps", "0"), "at least 1"),
     ):

@@ -359,7 +359,8 @@ def test_trace_reports_unreadable_state():
     assert seen.outcome is Outcome.PASS and seen.comparisons[0].outputs[0].name == "variable older", seen.lines()
     [unseen] = compare_backends(put_in_python, Global, exported_names=["put_in_python"])
     assert unseen.outcome is Outcome.FAIL, unseen.lines()
-    assert ", cannot be read on tf: it was not created" in unseen.record.message
+    message = unseen.record.message
+    assert "variable older, assigned on " in message and ", cannot be read on tf: it was not created" in message
 
 
 def test_trace_without_comparisons_fails():

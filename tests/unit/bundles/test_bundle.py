@@ -165,7 +165,7 @@ def test_bundle_vacuous_tolerance_error_has_usable_hint(tmp_path):
 def test_bundle_rejects_unknown_method_and_lists_known_methods(tmp_path):
     with pytest.raises(UsageError, match="no method 'forwards'") as caught:
         Bundle.create(program(tmp_path), [MethodTestSuite("forwards", [case()])])
-    assert "it has f" in caught.value.hint
+    assert "methods: f" in caught.value.hint
 
 
 def test_bundle_requires_a_case_in_some_method(tmp_path):
@@ -173,7 +173,7 @@ def test_bundle_requires_a_case_in_some_method(tmp_path):
     signature = Signature((X,), (Y,))
     two = Bundle.create(artifact, [MethodTestSuite("f", [case()])], signatures={"f": signature, "g": signature})
     assert [len(method.cases) for method in two.methods] == [1, 0]
-    with pytest.raises(UsageError, match="verifies nothing"):
+    with pytest.raises(UsageError, match="the bundle has no test cases"):
         Bundle.create(artifact, [MethodTestSuite("f", [])])
 
 

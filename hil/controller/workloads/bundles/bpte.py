@@ -53,21 +53,19 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
     try:
         data = mapped(path)
         if not is_bundle(data):
-            raise Damaged("it is no bundled program")
+            raise Damaged("not a bundled program")
         methods, cases, program = read_methods(data), read_cases(data), bytes(program_in(data))
         signatures = {name: _signature(method) for name, method in methods.items()}
         tensors = tensors_beside(path, methods)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except Damaged as error:
-        raise UsageError(
-            f"{path}: {error}", hint="a .bpte is what ExecuTorch's BundledProgram is serialised to"
-        ) from error
+        raise UsageError(f"{path}: {error}", hint="expected a serialized ExecuTorch BundledProgram") from error
     suites = []
     for name, given in cases.items():
         if name not in methods:
             raise UsageError(
-                f"{path} has cases for a method {name!r}, which its program lacks", hint=f"it has {', '.join(methods)}"
+                f"{path} has cases for unknown method {name!r}", hint=f"methods of the program: {', '.join(methods)}"
             )
         suites.append(
             MethodTestSuite(name, [_case(path, methods[name], number, case) for number, case in enumerate(given)])
@@ -95,8 +93,8 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """
     if bundle.program.runtime != _RUNTIME:
         raise UsageError(
-            f"a .bpte holds a program for ExecuTorch; this bundle's is for {bundle.program.runtime}",
-            hint="make the bundle with --runtime executorch",
+            f"a .bpte requires a program for executorch, the bundle has one for {bundle.program.runtime}",
+            hint="create the bundle with --runtime executorch",
         )
     needed_version("executorch", "executorch")
     with temporary_folder("hil-bpte-") as folder:
@@ -127,13 +125,13 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
 def _check_own(methods: Mapping[str, Method], given: BundleMethod) -> None:
     """Raise UsageError if the program lacks the method or has other numbers of inputs or outputs than the bundle."""
     if given.name not in methods:
-        raise UsageError(f"the bundle's program has no method {given.name!r}", hint=f"it has {', '.join(methods)}")
+        raise UsageError(f"the bundle's program has no method {given.name!r}", hint=f"methods: {', '.join(methods)}")
     own = _signature(methods[given.name])
     counts = [(len(one.inputs), len(one.outputs)) for one in (own, given.signature)]
     if counts[0] != counts[1]:
         raise UsageError(
-            f"method {given.name!r} of the program takes {counts[0][0]} and gives {counts[0][1]} tensors, "
-            f"the bundle says {counts[1][0]} and {counts[1][1]}"
+            f"method {given.name!r} of the program has {counts[0][0]} inputs and {counts[0][1]} outputs, "
+            f"the bundle has {counts[1][0]} and {counts[1][1]}"
         )
 
 
@@ -155,16 +153,16 @@ def _of_places(
 ) -> list[Any]:
     """Return the tensors among a case's values. Constants must equal those that the program was exported with."""
     if len(given) != len(values):
-        hint = "a case without expected outputs verifies nothing" if not given else ""
-        raise UsageError(f"{where}: it has {len(given)} {what}s, the method has {len(values)}", hint=hint)
+        hint = f"add the {what}s to the case" if not given else ""
+        raise UsageError(f"{where}: got {len(given)} {what}s, the method has {len(values)}", hint=hint)
     for place, (value, found) in enumerate(zip(values, given, strict=True)):
         if value.constant is not None and (isinstance(found, np.ndarray) or found != value.constant):
             text = "a tensor" if isinstance(found, np.ndarray) else found
-            raise UsageError(f"{where}: {what} {place} is {text}, the program has {value.constant} there, always")
+            raise UsageError(f"{where}: {what} {place} is {text}, expected the constant {value.constant}")
         # The bundle's checks cover tensors with fixed shapes.
         bounded = isinstance(found, np.ndarray) and value.dynamic and found.ndim == len(value.sizes)
         if bounded and any(size > most for size, most in zip(found.shape, value.sizes, strict=True)):
-            sizes = f"{shape_text(found.shape)}, the program takes {shape_text(value.sizes)} at most"
+            sizes = f"{shape_text(found.shape)}, the program accepts at most {shape_text(value.sizes)}"
             raise UsageError(f"{where}: {what} {place} is {sizes}")
     return [given[place] for place in places]
 
@@ -222,7 +220,7 @@ def write(program: str, suites: Mapping[str, Sequence[Mapping[str, Any]]], outpu
     try:
         made = serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, bundled, program))
     except (AssertionError, KeyError, TypeError) as error:
-        raise UsageError(f"a .bpte cannot hold this bundle: {error}") from error
+        raise UsageError(f"cannot write the bundle as .bpte: {error}") from error
     Path(output).write_bytes(made)
 
 

@@ -40,7 +40,7 @@ from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
 
 _FILE = re.compile(r"(?P<kind>input|output)_(?P<number>\d+)\.(npy|pb)")
-_FORMS = "an .npz with a key for every input (and output), or a folder of input_0.npy, ..., output_0.npy, ... (or .pb)"
+_FORMS = "use an .npz with a key per input (and output), or a directory of input_0.npy, ..., output_0.npy, ... (or .pb)"
 
 
 def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTestCase:
@@ -58,14 +58,14 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
         found = [_folder(path, *kind) for kind in (("input", signature.inputs), ("output", signature.outputs))]
         return MethodTestCase(found[0], found[1], name=called)
     if path.suffix != ".npz":
-        raise UsageError(f"{path} is no case that hil can read", hint=_FORMS)
+        raise UsageError(f"unsupported case file {path}", hint=_FORMS)
     specs = {spec.name: spec for spec in (*signature.outputs, *signature.inputs)}
     named = {}
     with Npz(path) as archive:
         for key in archive.keys:
             if key not in specs:
-                hint = ", ".join(specs)
-                raise UsageError(f"{path} holds {key!r}, which the method neither takes nor gives", hint=hint)
+                hint = f"tensors of the method: {', '.join(specs)}"
+                raise UsageError(f"{path}: unknown tensor {key!r}", hint=hint)
             named[key] = typed(archive.read(key, fits_spec(specs[key], strict=False)), specs[key].dtype)
     inputs = {spec.name: named.pop(spec.name) for spec in signature.inputs if spec.name in named}
     return MethodTestCase(inputs, named, name=called)
@@ -79,11 +79,11 @@ def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Arr
         if match and match["kind"] == kind:
             number = int(match["number"])
             if number in found:
-                raise UsageError(f"{path} has {kind} {number} twice: {found[number].name} and {file.name}")
+                raise UsageError(f"{path}: duplicate {kind} {number}: {found[number].name} and {file.name}")
             found[number] = within(path, file)
     if sorted(found) != list(range(len(found))):
         missing = min(set(range(len(found))) - set(found))
-        raise UsageError(f"{path} lacks {kind}_{missing}", hint=_FORMS)
+        raise UsageError(f"{path}: missing {kind}_{missing}", hint=_FORMS)
     dtypes = [*(spec.dtype for spec in specs), *[""] * len(found)]
     ordered = [(found[number], dtypes[number]) for number in sorted(found)]
     named = [
@@ -144,23 +144,23 @@ def read_golden(path: Path, *, context: RunContext) -> Bundle:
     try:
         document = parse_json(read_file(index, _MAX_INDEX_BYTES))
     except OSError as error:
-        hint = f"a golden folder has a {GOLDEN_INDEX}"
+        hint = f"a golden directory contains {GOLDEN_INDEX}"
         raise UsageError(f"{index} cannot be read: {error.strerror}", hint=hint) from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{index} is no JSON: {error}") from error
+        raise UsageError(f"{index}: invalid JSON: {error}") from error
     kinds = {"golden": int, "runtime": str, "main": str, "files": list, "compiler": str, "flags": list}
     version, runtime, main, names, compiler, flags, methods, made = take(
         document, GOLDEN_INDEX, **kinds, methods=list, made=dict
     )
     if version != _VERSION:
-        raise UsageError(f"{index} is of version {version}, this hil reads version {_VERSION}")
+        raise UsageError(f"{index}: unsupported version {version}: this hil reads version {_VERSION}")
     if not all(isinstance(text, str) for text in (*names, *flags)):
-        raise UsageError(f"{index}: a file's name or a flag is no text")
+        raise UsageError(f"{index}: file names and flags must be strings")
     files = {file_name(name, f"{GOLDEN_INDEX}: files"): within(path, path / "program" / name) for name in names}
     if missing := [name for name, file in files.items() if not file.is_file()]:
-        raise UsageError(f"{path / 'program'} lacks {missing[0]!r}")
+        raise UsageError(f"{path / 'program'}: missing file {missing[0]!r}")
     if main not in files:
-        raise UsageError(f"{index}: the main file {main[:80]!r} is none of its files")
+        raise UsageError(f"{index}: main file {main[:80]!r} is missing from 'files'")
     suites, signatures = [], {}
     for number, item in enumerate(methods):
         where = f"{GOLDEN_INDEX}: methods[{number}]"
@@ -187,7 +187,7 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
     name, source, rtol, atol, folder = take(item, where, **fields, folder=str)
     place = within(path, path / file_name(folder, where))
     if not place.is_dir():
-        raise UsageError(f"{place} is no folder")
+        raise UsageError(f"{place} is not a directory")
     noise = {
         name_of(output, f"{where}.noise") if isinstance(output, str) else "": load_npy(
             within(path, place / f"noise_{position}.npy"), NOISE_DTYPE

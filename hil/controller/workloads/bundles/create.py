@@ -211,8 +211,8 @@ class _Cases:
         if options.inputs or options.expected:
             if not only:
                 raise UsageError(
-                    "--input and --expected are of one method, and there are several",
-                    hint="choose one with --function, or give cases in files: --case METHOD=FOLDER",
+                    "--input and --expected require a single method, the program has several",
+                    hint="select one with --function, or pass cases in files: --case METHOD=PATH",
                 )
             inputs = self._inputs(signature, model, options.inputs, options.seed)
             expected = expected_result(options.expected, signature.outputs) if options.expected else None
@@ -270,7 +270,7 @@ class _Cases:
             if is_rewritten(model, [self.program.compiler]):
                 check_rewrites(model, inputs, **settings)
             return case if case.source else replace(case, source="given with the case")
-        self.say(f"asking the reference for {case.name}")
+        self.say(f"computing the reference for {case.name}")
         if options.references:
             result = run_reference(options.references[0], model, inputs, runtime=self.program.runtime, **settings)
         else:
@@ -306,6 +306,6 @@ def _files(request: Request, methods: Sequence[str]) -> Iterator[tuple[str, Path
     for text in request.cases:
         name, path = _method_and_path(text)
         if name not in methods and (name or len(methods) > 1):
-            what = f"there is no method {name!r}" if name else "there are several methods"
-            raise UsageError(f"--case {path}: {what}", hint=f"--case METHOD={path}, one of {', '.join(methods)}")
+            what = f"method {name!r} not found" if name else "the program has several methods"
+            raise UsageError(f"--case {path}: {what}", hint=f"use --case METHOD={path}; methods: {', '.join(methods)}")
         yield name, Path(path)

@@ -55,7 +55,7 @@ def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """Write the directory. Raises UsageError for programs of other runtimes and for comparisons that the tools lack."""
     program = bundle.program
     if program.runtime != "iree":
-        raise UsageError(f"the bundle's program is for {program.runtime}, and these are IREE's tools")
+        raise UsageError(f"flag files require a program for iree, the bundle has one for {program.runtime}")
     tolerances = {
         (method.name, case.name): _tolerances(method, case) for method in bundle.methods for case in method.cases
     }
@@ -95,7 +95,7 @@ def _tensors(
     for number, (own, array) in enumerate(zip(specs, tensors.values(), strict=True)):
         spec = settled(own, array)
         if kind == "output" and is_number(spec):
-            raise LoadFailed("iree-run-module compares tensors only, and the method gives a bare number")
+            raise LoadFailed("iree-run-module compares tensors only, but the method returns a scalar")
         # A .npy with integers specifies signedness, but most IREE types do not. The tool then reports equal tensors as
         # different. numpy lacks some dtypes, so .npy cannot represent them.
         plain = spec.dtype in NUMPY_DTYPES and "int" not in spec.dtype
@@ -114,8 +114,8 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
     flags: dict[str, float] = {}
     if case.accept:
         raise UsageError(
-            f"method {method.name!r}, case {case.name!r}: iree-run-module compares within tolerances only",
-            hint=f"the case is judged by criteria: {'; '.join(case.accept)}",
+            f"method {method.name!r}, case {case.name!r}: iree-run-module supports tolerances only",
+            hint=f"the case has criteria: {'; '.join(case.accept)}",
         )
     for name, array in case.expected_outputs.items():
         dtype = dtype_name(array.dtype)
@@ -128,9 +128,9 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
             flags[atol] = max(flags.get(atol, 0.0), tolerance.atol)
             flags["expected_rtol"] = max(flags.get("expected_rtol", 0.0), tolerance.rtol)
         elif dtype not in EXACT_DTYPES:
-            raise UsageError(f"{where}: iree-run-module compares no {dtype}")
+            raise UsageError(f"{where}: iree-run-module cannot compare {dtype}")
         elif tolerance is not None and tolerance.atol + tolerance.rtol * largest(array) >= 1:
-            raise UsageError(f"{where}: iree-run-module compares integers exactly, and this case has a tolerance")
+            raise UsageError(f"{where}: iree-run-module compares integers exactly, but the case has a tolerance")
     return [f"--{name}={value!r}" for name, value in sorted(flags.items())]
 
 
@@ -180,8 +180,8 @@ def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
     there = sorted(path.rglob("*")) if path.is_dir() else [path]
     files, left_out = flagfiles_among(there) if path.is_dir() else there, calls_left_out(there)
     if not files:
-        hint = f"they are called NAME{_SUFFIX}, {_PLAIN}, or {_PLAIN}_call_N"
-        raise UsageError("; ".join([f"{path} holds no flag file", *left_out]), hint=hint)
+        hint = f"expected files named NAME{_SUFFIX}, {_PLAIN}, or {_PLAIN}_call_N"
+        raise UsageError("; ".join([f"no flag file found in {path}", *left_out]), hint=hint)
     found = {file: parse_flagfile(file) for file in files}
     module, weights = _module(found)
     functions = list(dict.fromkeys(flags.function for flags in found.values()))
@@ -193,7 +193,7 @@ def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
     for file, flags in found.items():
         method = flags.function or next(iter(signatures))
         if not flags.expected:
-            raise UsageError(f"{file} expects nothing", hint="it needs --expected_output")
+            raise UsageError(f"{file}: missing --expected_output", hint="add the expected outputs")
         signature = signatures[method]
         outputs = dict(expected_result(flags.expected, signature.outputs).outputs)
         case = MethodTestCase(
@@ -204,7 +204,7 @@ def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
             file.name,
         )
         if len(flags.inputs) < len(signature.inputs):
-            raise UsageError(f"{file} gives {len(flags.inputs)} of {len(signature.inputs)} inputs")
+            raise UsageError(f"{file}: got {len(flags.inputs)} inputs, the method has {len(signature.inputs)}")
         suites.append(MethodTestSuite(method, [case]))
     made = {"model": {"name": module.name}, **({LEFT_OUT: left_out} if left_out else {})}
     return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
@@ -214,10 +214,14 @@ def _module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:
     """Return the common module of all flag files, and the weights."""
     (first, flags), *others = found.items()
     if len(flags.modules) != 1:
-        raise UsageError(f"{first} names {len(flags.modules)} modules", hint="a bundle holds one program")
+        raise UsageError(
+            f"{first}: expected one --module, got {len(flags.modules)}", hint="a bundle contains one program"
+        )
     for file, other in others:
         if other.modules != flags.modules or other.parameters != flags.parameters:
-            raise UsageError(f"{file} is of another module than {first}", hint="a bundle holds one program")
+            raise UsageError(
+                f"{file} and {first} use different modules or parameters", hint="a bundle contains one program"
+            )
     if missing := [file for file in (*flags.modules, *flags.parameters) if not is_file(file)]:
         raise UsageError(f"no such file: {missing[0]}")
     return flags.modules[0], flags.parameters

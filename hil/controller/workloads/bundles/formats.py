@@ -67,19 +67,19 @@ class Format:
 
 
 _GROUP, _KIND = "hil.bundle_formats", "bundle format"
-_IREE = "a folder of a .vmfb, .npy files and a flagfile a case, as iree-run-module takes them"
+_IREE = "directory with a .vmfb, .npy files and a flag file per case, for iree-run-module"
 _BUILT_IN = {
     "onnx": Format(
-        onnx.read_onnx, onnx.write_onnx, True, "a folder of model.onnx and ONNX's own test_data_set_* folders"
+        onnx.read_onnx, onnx.write_onnx, True, "directory with model.onnx and ONNX test_data_set_* directories"
     ),
     "flagfile": Format(flagfile.read_flagfiles, flagfile.write_flagfiles, True, _IREE),
     "golden": Format(
         case_files.read_golden,
         case_files.write_golden,
         True,
-        "a folder of the program, the cases' tensors as .npy, and golden.json",
+        "directory with the program, the cases' tensors as .npy, and golden.json",
     ),
-    "bpte": Format(bpte.read_bpte, bpte.write_bpte, False, "ExecuTorch's bundled program, a .bpte file"),
+    "bpte": Format(bpte.read_bpte, bpte.write_bpte, False, "ExecuTorch bundled program, a .bpte file"),
 }
 
 

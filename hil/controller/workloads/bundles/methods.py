@@ -74,8 +74,8 @@ def import_methods(
         raise left_out[0][1]
     if len(models) > 1 and models[0].format not in _WHOLE:
         raise UsageError(
-            f"a program of {path.name} has one method: of a {models[0].format} model each is compiled by itself",
-            hint="make a bundle of each, with one --function",
+            f"cannot combine functions of {path.name}: a {models[0].format} function is compiled separately",
+            hint="create a bundle per function with --function",
         )
     return models, [text for text, _ in left_out]
 
@@ -130,7 +130,7 @@ def signatures_of(
             name = described.function
             signature = Signature(_plain(described.inputs), _plain(described.outputs))
         if name in found:
-            raise UsageError(f"two methods are called {name!r}")
+            raise UsageError(f"duplicate method name {name!r}")
         found[name or "main"] = signature
     return found
 
@@ -171,9 +171,9 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
     arrays = [np.asarray(value) for value in values if value is not None]
     if not arrays or len({(array.dtype, array.ndim) for array in arrays}) > 1:
         raise UsageError(
-            f"{what}: the program does not say what tensor it is, and the cases "
-            + ("differ in its dtype or rank" if arrays else "have none"),
-            hint="compile the program from its MLIR or ONNX with hil, which keeps what it takes and gives",
+            f"{what}: the program does not declare the type, and "
+            + ("the cases differ in dtype or rank" if arrays else "no case contains the tensor"),
+            hint="compile the program with hil from MLIR or ONNX, so that hil records the types",
         )
     sizes = zip(*(array.shape for array in arrays), strict=True)
     shape = tuple(one[0] if len(set(one)) == 1 else None for one in sizes)
@@ -183,8 +183,8 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
 def no_board(program: Artifact) -> Loaded:
     """Raise UsageError. Used as ``ask`` without a board."""
     raise UsageError(
-        "only a board can tell what this program takes and gives",
-        hint="make a bundle of the program with hil bundle create --board, and give the cases with --case",
+        "only a board can determine the signatures of this program",
+        hint="create a bundle of the program with hil bundle create --board, and pass cases with --case",
     )
 
 

@@ -48,9 +48,9 @@ def data_sets_left_out(folder: Path) -> list[str]:
     """Return a line per group of test data that cannot be used: without a number, or without a unique model."""
     mine = data_sets(folder)
     odd = [one.name for one in sorted(folder.glob("test_data_set*")) if one.is_dir() and one not in mine]
-    left_out = [f"{folder}: {', '.join(odd)}: a case is a folder test_data_set_N"] if odd else []
+    left_out = [f"{folder}: {', '.join(odd)}: expected directories named test_data_set_N"] if odd else []
     if mine and model_of_data_sets(folder) is None:
-        left_out.append(f"{folder}: {len(mine)} test_data_set_N beside no or several models: call theirs {_MODEL}")
+        left_out.append(f"{folder}: {len(mine)} test_data_set_N without a unique model: name the model {_MODEL}")
     return left_out
 
 
@@ -58,11 +58,13 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
     """Read a bundle for ONNX Runtime from a directory with a model and test data."""
     chosen = model_of_data_sets(path)
     if chosen is None:
-        raise UsageError(f"{path} is no folder with one ONNX model", hint=f"it needs a {_MODEL}")
+        raise UsageError(f"{path} is not a directory with one ONNX model", hint=f"name the model {_MODEL}")
     within(path, chosen)
     found = data_sets(path)
     if not found:
-        raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")
+        raise UsageError(
+            f"no test data found in {path}", hint="add directories named test_data_set_N next to the model"
+        )
     (model,), _ = import_methods(chosen, (), context)
     main = next(name for name, file in model.files.items() if file == model.path)
     known = {"inputs": model.inputs, "outputs": model.outputs}
@@ -76,7 +78,7 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
         **random_record({name: model}),
     }
     others = [one.name for one in sorted(path.glob("*.onnx")) if one != chosen]
-    left_out = [f"{path}: {', '.join(others)}: the cases are {_MODEL}'s"] if others else []
+    left_out = [f"{path}: {', '.join(others)}: the cases belong to {_MODEL}"] if others else []
     if left_out := [*left_out, *invalid, *data_sets_left_out(path)]:
         made[LEFT_OUT] = left_out
     return Bundle.create(artifact, [MethodTestSuite(name, cases)], signatures={name: signature}, made=made)
@@ -104,11 +106,11 @@ def write_onnx(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     program = bundle.program
     if program.runtime != "onnxruntime" or not program.main.endswith(".onnx"):
         raise UsageError(
-            f"the bundle holds {program.main} for {program.runtime}, and no ONNX model",
-            hint="make one that does: hil bundle create MODEL.onnx --runtime onnxruntime",
+            f"the bundle contains {program.main} for {program.runtime}, expected an ONNX model for onnxruntime",
+            hint="create one with: hil bundle create MODEL.onnx --runtime onnxruntime",
         )
     if len(bundle.methods) != 1:
-        raise UsageError(f"the bundle has {len(bundle.methods)} methods, and an ONNX model has one graph")
+        raise UsageError(f"the bundle has {len(bundle.methods)} methods, ONNX models have one")
     from onnx import numpy_helper
 
     (method,) = bundle.methods
@@ -123,5 +125,5 @@ def write_onnx(bundle: Bundle, path: Path, *, context: RunContext) -> None:
                 try:
                     tensor = numpy_helper.from_array(array, name)
                 except Exception as error:  # a dtype that ONNX lacks
-                    raise UsageError(f"ONNX holds no such tensor as {kind} {name!r}: {error}") from error
+                    raise UsageError(f"ONNX does not support {kind} {name!r}: {error}") from error
                 (folder / f"{kind}_{place}.pb").write_bytes(tensor.SerializeToString())

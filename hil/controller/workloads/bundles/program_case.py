@@ -17,7 +17,7 @@ from hil.controller.storage.cache import Cache
 from hil.core.results import Artifact, Model, RunResult, Stage
 from hil.errors import ReferenceFailed
 
-_NO_MODEL = "the case came with a compiled program and what it expects, and no model that a reference could run"
+_NO_MODEL = "the case contains a compiled program and expected outputs, but no model for a reference"
 
 
 def open_bundle(path: Path, key: Path | None = None) -> Bundle:

@@ -112,7 +112,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for case in method["cases"]:
             given = [f"{name} {case[name]:g}" for name in ("rtol", "atol") if case[name] is not None] + case["accept"]
             size = sum(tensor["bytes"] for kind in ("inputs", "outputs") for tensor in case[kind])
-            words = [case["source"] and f"as {case['source']} says", *given, f"{size:,} bytes"]
+            words = [case["source"] and f"source: {case['source']}", *given, f"{size:,} bytes"]
             yield "case", f"{case['name']}: {', '.join(word for word in words if word)}"
 
 

@@ -70,27 +70,27 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
     try:
         table = parse_toml(read_text(listed), listed)
     except OSError as error:
-        raise UsageError(f"{folder} is no study: {LIST}: {error.strerror}", hint=f"it needs a {LIST}") from error
+        raise UsageError(f"{folder} is not a study: {LIST}: {error.strerror}", hint=f"create {LIST}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{listed} cannot be read: {error}") from error
     found = [_experiment(listed, name, entry) for name, entry in table.items()]
     if not found:
-        raise UsageError(f"{listed} lists no experiment", hint="a table for each: [name]")
+        raise UsageError(f"{listed} contains no experiments", hint="add a table per experiment: [NAME]")
     names = [one.name for one in found]
     for name in only:
         if name not in names:
-            raise UsageError(f"the study has no experiment {name!r}", hint=f"{did_you_mean(name, names)}see {listed}")
+            raise UsageError(f"experiment {name!r} not found", hint=f"{did_you_mean(name, names)}see {listed}")
     return [one for one in found if not only or one.name in only]
 
 
 def _experiment(listed: Path, name: str, entry: object) -> Experiment:
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise UsageError(f"{listed}: [{name}] is to be a table of texts")
+        raise UsageError(f"{listed}: [{name}] must be a table of strings")
     if unknown := sorted(set(entry) - {"title", "reported"}):
-        raise UsageError(f"{listed}: [{name}] has no {unknown[0]!r}", hint="it has title and reported")
+        raise UsageError(f"{listed}: [{name}]: unknown key {unknown[0]!r}", hint="keys: title, reported")
     path = listed.parent / name / MODEL
     if not is_file(path):
-        raise UsageError(f"{listed} lists {name}, but there is no {path}")
+        raise UsageError(f"{listed}: [{name}]: no such file: {path}")
     return Experiment(name, entry.get("title", name), entry.get("reported", ""), path)
 
 
@@ -145,7 +145,7 @@ class Row:
             if not isinstance(number, int | float | None):
                 raise TypeError(f"{number!r:.80} is not a number")
             if isinstance(number, int) and abs(number) >= 1 << 63:
-                raise ValueError("a number is too large")
+                raise ValueError("number out of range")
 
     def document(self) -> dict[str, Any]:
         """Return the row as JSON values."""

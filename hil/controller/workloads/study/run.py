@@ -89,16 +89,16 @@ def match_steps(
     """
     within: dict[str, Any] = {"rtol": rtol, "atol": atol, "allow_blind": allow_blind, "accept": accept}
     if not results:
-        raise Differs("there is no step to compare")
+        raise Differs("no steps to compare")
     unjudged: dict[str, str] = {}
     for step, outputs in enumerate(results):
         place = f"step {step + 1} of {len(results)}"
         expected, noise = expected_of(step)
         if outputs.keys() != expected.keys():
             others = ", ".join(sorted(outputs.keys() ^ expected.keys()))
-            raise Differs(f"{place}: these are not in both the program and TensorFlow's training: {others}")
+            raise Differs(f"{place}: values missing in the program or in TensorFlow's training: {others}")
         if not expected:
-            raise Differs(f"{place}: there is nothing to compare: neither outputs nor variables")
+            raise Differs(f"{place}: no outputs or variables to compare")
         for name, reference in expected.items():
             try:
                 compared = compare_output(name, outputs[name], reference, noise=noise.get(name), **within)
@@ -116,7 +116,7 @@ def match_steps(
     if unjudged:
         more = f" (and {len(unjudged) - 1} more tensors)" if len(unjudged) > 1 else ""
         raise CannotBeJudged(
-            f"{next(iter(unjudged.values()))}{more}", hint="--allow-blind NAME takes such a tensor as it is"
+            f"{next(iter(unjudged.values()))}{more}", hint="accept the tensor without a verdict: --allow-blind NAME"
         )
 
 
@@ -197,20 +197,22 @@ class _Study:
             raise
         except KeyboardInterrupt:
             interrupted = True
-            self.screen.note("interrupted; the rows that are there stay: go on with the same command and --resume")
+            self.screen.note("interrupted; finished rows are kept: continue with the same command and --resume")
         return self._save(finished=finished, interrupted=interrupted)
 
     def _take_over(self, stored: Path) -> None:
         """Load the rows of a stored study. Raises UsageError if the settings or board differ, or without ``resume``."""
-        out, hint = self.asked.out, "-o names another folder"
+        out, hint = self.asked.out, "use a different directory with -o"
         if not self.asked.resume:
-            raise UsageError(f"{out} holds a study already", hint=f"--resume goes on with it, {hint}")
+            raise UsageError(f"{out} already contains a study", hint=f"continue with --resume, or {hint}")
         try:
             document = read_json(stored)
             if document["schema"] != SCHEMA or document["asked"] != self.asked.document():
-                raise UsageError(f"{out} holds a study of other settings", hint=f"{hint}, or give the same settings")
+                raise UsageError(
+                    f"{out} contains a study with different settings", hint=f"{hint}, or the same settings"
+                )
             if document["board"] not in ({}, self._board()):
-                raise UsageError(f"{out} holds a study on another board, {document['board']['name']}", hint=hint)
+                raise UsageError(f"{out} contains a study on a different board: {document['board']['name']}", hint=hint)
             self.rows = taken_over(document["rows"], self.rows)
             self.created = document.get("created", self.created)
             self.origin = document.get("origin", self.origin)

@@ -63,7 +63,7 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
     reached = {id(one): one for one in (*concrete.graph.variables, *made.variables) if id(one.handle) in captured}
     variables = {str(variable.name).split(":")[0]: variable for variable in reached.values()}
     if len(variables) < len(reached):
-        raise ImportFailed(f"{model}: two variables have the same name", hint="give each module a name of its own")
+        raise ImportFailed(f"{model}: two variables have the same name", hint="use a unique name for each module")
     # Reset this afterwards, because the worker is reused.
     tf.config.run_functions_eagerly(True)
     first = {name: variable.numpy() for name, variable in variables.items()}
@@ -128,9 +128,9 @@ def _load(path: Path) -> Any:
     sys.path[:] = [str(path.parent.parent), *(entry for entry in sys.path if entry != str(path.parent.parent))]
     spec = importlib.util.spec_from_file_location(f"experiment_{path.parent.name}", path)
     if spec is None or spec.loader is None:
-        raise ImportFailed(f"{path} is no Python file")
+        raise ImportFailed(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, "training"):
-        raise ImportFailed(f"{path} has no function training(random)")
+        raise ImportFailed(f"{path}: missing function training(random)")
     return module

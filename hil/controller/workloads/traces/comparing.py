@@ -90,7 +90,7 @@ def compare_traces(reference: Trace, target: Trace, judging: Judging | None = No
             found.append(_compare(number, reference, target, judging or Judging()))
         else:
             lacking = target if made is None else reference
-            found.append(CallComparison(number, (wanted or made).method, f"{lacking.backend} did not make this call"))
+            found.append(CallComparison(number, (wanted or made).method, f"call missing on {lacking.backend}"))
     return found
 
 
@@ -103,7 +103,7 @@ def judged(comparisons: Sequence[CallComparison], *, ended_early: bool = False) 
     wrong = failed or blind
     if not wrong:
         if not ended_early and not any(one.outputs for one in comparisons):
-            return Outcome.FAIL, "nothing was compared: no call returned a tensor or assigned a variable"
+            return Outcome.FAIL, "no values to compare: no call returned a tensor or assigned a variable"
         return Outcome.PASS, ""
     first = wrong[0]
     why = first.reason or (first.verdict.reason if first.verdict is not None else "")
@@ -114,17 +114,17 @@ def judged(comparisons: Sequence[CallComparison], *, ended_early: bool = False) 
 def _compare(number: int, trace: Trace, other: Trace, judging: Judging) -> CallComparison:
     reference, target = trace.calls[number], other.calls[number]
     if reference.method != target.method:
-        return CallComparison(number, target.method, f"{trace.backend} called {reference.method} here")
+        return CallComparison(number, target.method, f"{trace.backend} called {reference.method} instead")
     wanted, got = arrays_in(reference.outputs), arrays_in(target.outputs)
     if wanted.keys() != got.keys() or _shape(reference.outputs) != _shape(target.outputs):
-        reason = f"it returned {_outline(target.outputs)}, {trace.backend} {_outline(reference.outputs)}"
+        reason = f"returned {_outline(target.outputs)}, {trace.backend} returned {_outline(reference.outputs)}"
         return CallComparison(number, target.method, reason)
     for name in dict.fromkeys((*reference.assigned, *target.assigned)):
         for one, call in ((trace, reference), (other, target)):
             if name not in call.state:
                 assigner = other if one is trace else trace
                 reason = (
-                    f"{assigner.backend} assigned the variable {name}, which cannot be read on {one.backend}: it was "
+                    f"variable {name}, assigned on {assigner.backend}, cannot be read on {one.backend}: it was "
                     "not created with the module, and no tf.function uses it"
                 )
                 return CallComparison(number, target.method, reason)
@@ -221,7 +221,7 @@ def _is_same(one: Array, other: Array | None) -> bool:
 
 
 def _inputs_text(differing: Sequence[str], trace: Trace) -> str:
-    return f"it was given other inputs than {trace.backend}: {', '.join(differing)}" if differing else ""
+    return f"inputs differ from {trace.backend}: {', '.join(differing)}" if differing else ""
 
 
 def _shape(value: Any) -> list[Any]:
@@ -230,4 +230,4 @@ def _shape(value: Any) -> list[Any]:
 
 
 def _outline(outputs: Any) -> str:
-    return ", ".join(path for path, _ in leaves(outputs)) or "nothing"
+    return ", ".join(path for path, _ in leaves(outputs)) or "no values"

@@ -59,7 +59,9 @@ def run_trace(
     replay = Replay(trace, wanted)
     runtimes = sorted({call.program.runtime for call in trace.calls if call.program})
     if not runtimes or not all(call.program for call in trace.calls):
-        raise UsageError(f"{folder} has calls that no program made: {trace.backend} computed them", hint=_hint(folder))
+        raise UsageError(
+            f"{folder} cannot be replayed: {trace.backend} has calls without a program", hint=_hint(folder)
+        )
     job = replace(job, models=(folder,), runtime=runtimes[0])
     choice = choice or choice_of(job)
     with lent(isolated, 1) as workers:
@@ -100,7 +102,7 @@ def _hint(folder: Path) -> str:
     module = Path(os.path.normpath(folder.absolute() / ".." / ".." / ".."))  # the root if the path is shallower
     able = [one for one in sorted(module.glob(f"*/traces/{glob.escape(folder.name)}")) if _has_programs(one)]
     return (
-        f"name a trace of programs: {', '.join(map(str, able))}" if able else "name a trace of a backend with programs"
+        f"use a trace with programs: {', '.join(map(str, able))}" if able else "use a trace of a backend with programs"
     )
 
 
@@ -131,16 +133,18 @@ class Replay:
         runner, known = Runner(context), dict(self.trace.initial)
         cases = []
         if len(self.trace.calls) != len(self.wanted.calls) or not self.trace.calls:
-            counts = f"{len(self.trace.calls)} calls and {len(self.wanted.calls)}"
-            raise UsageError(f"the trace of {self.trace.backend} and that of {self.wanted.backend} have {counts}")
+            counts = (
+                f"{len(self.trace.calls)} on {self.trace.backend}, {len(self.wanted.calls)} on {self.wanted.backend}"
+            )
+            raise UsageError(f"traces require the same number of calls, at least 1: {counts}")
         for number, (call, other) in enumerate(zip(self.trace.calls, self.wanted.calls, strict=True)):
             assert call.program is not None
             known |= other.state
             expected = arrays_in(other.outputs)
             if other.method != call.method or expected.keys() != arrays_in(call.outputs).keys():
-                raise UsageError(f"call {number} ({call.method}) is another on {self.wanted.backend}")
+                raise UsageError(f"call {number} ({call.method}): method or outputs differ on {self.wanted.backend}")
             if lacking := [name for name in call.program.assigned if name not in known]:
-                raise UsageError(f"{self.wanted.backend} does not say what call {number} makes of {lacking[0]}")
+                raise UsageError(f"call {number}: {self.wanted.backend} has no new value of variable {lacking[0]}")
             expected |= {new_value(name): known[name] for name in call.program.assigned}
             options = replace(
                 job.options(),
@@ -195,9 +199,9 @@ class _Bound:
         assert program is not None
         for name in program.captured:
             if at := self.replay.lost.get(name):
-                raise NotRun(f"the variable {name} has no value: {at} gave none", stage=Stage.RUN.value)
+                raise NotRun(f"variable {name} has no value: {at} did not return one", stage=Stage.RUN.value)
             if name not in self.replay.state:
-                raise RunFailed(f"the trace does not say what {name} held at first", stage=Stage.RUN.value)
+                raise RunFailed(f"the trace has no initial value of {name}", stage=Stage.RUN.value)
         own = [np.asarray(leaf) for _, leaf in leaves(self.call.inputs) if hasattr(leaf, "dtype")]
         arrays = [*own, *(self.replay.state[name] for name in program.captured)]
         if len(arrays) != len(specs):

@@ -39,7 +39,7 @@ def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
     found = {str(file.parent.relative_to(place)): file.parent for file in sorted(place.rglob(FILE))}
     if not found:
         raise UsageError(
-            f"{place} holds no trace", hint="name a trace's folder, or one that has some: .../iree_llvmcpu"
+            f"no trace found in {place}", hint="use a trace's directory, or a parent such as .../iree_llvmcpu"
         )
     return found
 
@@ -48,7 +48,9 @@ def find_one(place: Path, out: Path | None = None) -> Path:
     """Return the directory of the only trace in a directory. Raises UsageError if it contains none or several."""
     found = find_traces(place, out)
     if len(found) > 1:
-        raise UsageError(f"{place} holds {len(found)} traces", hint=f"name one: {', '.join(list(found)[:5])}")
+        raise UsageError(
+            f"expected one trace in {place}, found {len(found)}", hint=f"select one: {', '.join(list(found)[:5])}"
+        )
     (folder,) = found.values()
     return folder
 
@@ -130,7 +132,7 @@ def compare_stored(
     for name in dict.fromkeys((*wanted, *made)):
         if name not in made or name not in wanted:
             having = first if name in made else second
-            found.append(TraceComparison(name, Outcome.FAIL, f"only {having} has this trace"))
+            found.append(TraceComparison(name, Outcome.FAIL, f"trace found only in {having}"))
             continue
         one, other = Trace.load(made[name]), Trace.load(wanted[name])
         calls = tuple(compare_traces(other, one, judging))
@@ -144,7 +146,7 @@ def compare_stored(
 
 def title_of(trace: Trace, reference: Trace) -> str:
     """Return the title of a trace's comparison."""
-    return f"{trace.module_name}/{trace.name} on {trace.backend} beside {reference.backend}"
+    return f"{trace.module_name}/{trace.name} on {trace.backend} against {reference.backend}"
 
 
 def exit_code(comparisons: list[TraceComparison]) -> int:

@@ -57,7 +57,7 @@ def as_numpy(what: str, value: Any) -> Structure:
     if isinstance(value, Mapping):
         for key in value:
             if type(key) not in (str, int):
-                raise UsageError(f"{what}: {key!r} is no key that a trace can hold", hint="take texts or numbers")
+                raise UsageError(f"{what}: unsupported key {key!r}", hint="use strings or integers as keys")
         return {key: as_numpy(f"{what}.{key}", item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         items = [as_numpy(f"{what}.{number}", item) for number, item in enumerate(value)]
@@ -69,7 +69,7 @@ def as_numpy(what: str, value: Any) -> Structure:
         array = np.array(array, dtype=object)
     if not isinstance(array, (np.ndarray, np.generic)):
         raise UsageError(
-            f"{what} is a {type(value).__name__}: a trace holds tensors", hint="give arrays, nested in dicts or lists"
+            f"{what}: unsupported type {type(value).__name__}", hint="use arrays, nested in dicts or lists"
         )
     # Copy, because the caller may modify the array later.
     return _tensor(what, np.array(array))
@@ -113,7 +113,7 @@ def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
         return {"float": repr(structure)}  # JSON lacks inf and nan
     if structure is None or type(structure) in _PLAIN:
         return {"value": structure}
-    raise UsageError(f"{stem} is a {type(structure).__name__}: a trace holds tensors")
+    raise UsageError(f"{stem}: unsupported type {type(structure).__name__} in a trace")
 
 
 def load_structure(saved: Any, folder: Path) -> Structure:
@@ -122,7 +122,7 @@ def load_structure(saved: Any, folder: Path) -> Structure:
     Raises:
         UsageError: the description is invalid, or a tensor file is missing or of the wrong type.
     """
-    wrong = f"{folder} holds no call of a trace"
+    wrong = f"{folder}: invalid call of a trace"
     kind, content = next(iter(saved.items())) if isinstance(saved, dict) and len(saved) == 1 else ("", None)
     if kind in ("list", "tuple") and isinstance(content, list):
         items = [load_structure(item, folder) for item in content]
@@ -133,12 +133,12 @@ def load_structure(saved: Any, folder: Path) -> Structure:
         try:
             return float(content)
         except ValueError as error:
-            raise UsageError(f"{wrong}: {content[:60]!r} is no number") from error
+            raise UsageError(f"{wrong}: expected a number, got {content[:60]!r}") from error
     if kind == "value" and (content is None or type(content) in (bool, int, str)):
         return content
     if isinstance(saved, dict) and saved.keys() == {"npy", "dtype", "shape"}:
         return _load_npy(saved, folder)
-    raise UsageError(f"{wrong}: {str(saved)[:60]!r} is none of its values")
+    raise UsageError(f"{wrong}: unknown value {str(saved)[:60]!r}")
 
 
 def load_pairs(pairs: Sequence[Any], folder: Path) -> dict[str | int, Structure]:
@@ -146,7 +146,7 @@ def load_pairs(pairs: Sequence[Any], folder: Path) -> dict[str | int, Structure]
     found: dict[str | int, Structure] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
-            raise UsageError(f"{folder} holds no call of a trace: {str(pair)[:60]!r} is no key and value")
+            raise UsageError(f"{folder}: invalid call of a trace: expected a key and a value, got {str(pair)[:60]!r}")
         found[pair[0]] = load_structure(pair[1], folder)
     return found
 
@@ -154,10 +154,10 @@ def load_pairs(pairs: Sequence[Any], folder: Path) -> dict[str | int, Structure]
 def _load_npy(saved: Mapping[str, Any], folder: Path) -> Array:
     name, dtype = saved["npy"], saved["dtype"]
     if not isinstance(name, str) or not isinstance(dtype, str) or Path(name).name != name:
-        raise UsageError(f"{folder} holds no call of a trace: {name!r} is no file in it")
+        raise UsageError(f"{folder}: invalid call of a trace: invalid file name {name!r}")
     array = load_npy(within(folder, folder / name), dtype)
     if dtype_name(array.dtype) != dtype or list(array.shape) != saved["shape"]:
-        raise UsageError(f"{folder / name} is {array.shape} {array.dtype}, the trace says {saved['shape']} {dtype}")
+        raise UsageError(f"{folder / name} is {array.shape} {array.dtype}, expected {saved['shape']} {dtype}")
     return array
 
 
@@ -186,7 +186,7 @@ class CallProgram:
         """Parse the result of :meth:`to_json`. Raises UsageError if invalid or if the model is outside the module."""
         kinds = {"model": str, "function": str, "runtime": str, "captured": list, "assigned": list}
         if not isinstance(saved, dict) or not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
-            raise UsageError(f"{folder} holds no call of a trace: {str(saved)[:60]!r} is no program")
+            raise UsageError(f"{folder}: invalid call of a trace: invalid program {str(saved)[:60]!r}")
         names = (tuple(map(str, saved[name])) for name in ("captured", "assigned"))
         module = folder.absolute().joinpath(*[os.pardir] * _DEPTH).resolve()
         return cls(within(module, folder / saved["model"]).resolve(), saved["function"], saved["runtime"], *names)
@@ -242,7 +242,7 @@ class ModuleCall:
                 fields[side] = tuple(load_structure(item, folder) for item in fields[side])
             state = {str(name): value for name, value in load_pairs(fields.pop("assigned"), folder).items()}
         except RecursionError as error:
-            raise UsageError(f"{folder / _CALL} is nested too deeply") from error
+            raise UsageError(f"{folder / _CALL} exceeds the nesting limit") from error
         saved = fields.pop("program", None)
         program = CallProgram.of_json(saved, folder) if saved else None
         return cls(**fields, state=state, assigned=tuple(state), program=program)
@@ -294,7 +294,7 @@ class Trace:
         with storing(folder):
             if folder.exists():
                 if any(folder.iterdir()) and not (folder / FILE).is_file():
-                    raise UsageError(f"{folder} holds no trace that could be replaced", hint="name another folder")
+                    raise UsageError(f"{folder} contains other files than a trace", hint="use a different directory")
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)
             initial = [
@@ -321,11 +321,11 @@ class Trace:
         fields = _read_fields(folder / FILE, kinds, later, schema=SCHEMA)
         count = fields.pop("calls")
         if count < 0:
-            raise UsageError(f"{folder / FILE} is no trace of hil: it has {count} calls")
+            raise UsageError(f"{folder / FILE}: invalid number of calls {count}")
         try:
             initial = load_pairs(fields.get("initial", ()), folder)
         except RecursionError as error:
-            raise UsageError(f"{folder / FILE} is nested too deeply") from error
+            raise UsageError(f"{folder / FILE} exceeds the nesting limit") from error
         fields["initial"] = {str(name): value for name, value in initial.items()}
         reference = fields.get("reference")
         fields["reference"] = (folder / reference).resolve() if reference else None
@@ -355,16 +355,16 @@ def _read_fields(
     try:
         found = read_json(within(path.parent, path), MAX_TEXT_BYTES)
     except FileNotFoundError as error:
-        raise UsageError(f"{path.parent} holds no trace: there is no {path.name}") from error
+        raise UsageError(f"no trace found in {path.parent}: missing {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is no part of a trace")
+        raise UsageError(f"{path}: expected a JSON object")
     if schema is not None and found.get("schema") != schema:
-        raise UsageError(f"{path} is no trace of this version of hil")
+        raise UsageError(f"{path}: unsupported trace version, this hil reads version {schema}")
     kinds = {**kinds, **{name: kind for name, kind in later.items() if name in found}}
     for name, kind in kinds.items():
         value = found.get(name)
         if name not in found or not isinstance(value, kind) or isinstance(value, bool):
-            raise UsageError(f"{path.parent} holds no trace of hil: {name} is {str(value)[:60]!r}")
+            raise UsageError(f"{path}: invalid {name} {str(value)[:60]!r}")
     return {name: found[name] for name in kinds}

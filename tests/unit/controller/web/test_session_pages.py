@@ -263,7 +263,7 @@ def test_trace_page_shows_outcomes_of_comparison(tmp_path: Path) -> None:
     with asking(tmp_path) as client:
         text = text_of(get(client, "/session", id="t"))
         assert "Module.trace fail" in text and "1 PASS 1 FAIL" in text
-        assert "Module/trace on iree_vmvx beside tf: FAIL: call 1 (predict): output 0" in text
+        assert "Module/trace on iree_vmvx against tf: FAIL: call 1 (predict): output 0" in text
         text = text_of(get(client, "/case", id="t", case="call_1_predict"))
         assert "call_1_predict FAIL" in text and "Outputs compared with tf" in text and "1 of 1 0.5" in text
         assert "PASS" in text_of(get(client, "/case", id="t", case="call_0_predict"))
@@ -272,7 +272,7 @@ def test_trace_page_shows_outcomes_of_comparison(tmp_path: Path) -> None:
     (folder / COMPARISON).write_text(kept)
     with asking(tmp_path) as client:
         for page in (get(client, "/session", id="t"), get(client, "/case", id="t", case="call_1_predict")):
-            assert "FAIL" not in page and "beside tf" not in page
+            assert "FAIL" not in page and "against tf" not in page
 
 
 def test_trace_tensors_use_names_of_comparison(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def build_verifier(
     needed_version("ziglang", EXTRA)
     target = target or own_target()
     if not runtime.is_file():
-        raise UsageError(f"there is no {runtime}", hint="--runtime names a source with the functions of runtime.h")
+        raise UsageError(
+            f"no such file: {runtime}", hint="--runtime requires a source file with the functions of runtime.h"
+        )
     sources = [*sorted(set(SOURCES.glob("*.c")) - {COMMAND_RUNTIME}), runtime.absolute()]
     try:
         with replacing(output) as made:
@@ -57,7 +59,7 @@ def build_verifier(
             zig_cc([*_BUILD, *FLAGS, *what, "-lm", "-o", str(made.absolute())], target)
             made.chmod(0o755)
     except OSError as error:
-        raise StorageError(f"{output} cannot be written: {error.strerror}", hint="name another file") from error
+        raise StorageError(f"{output} cannot be written: {error.strerror}", hint="use a different file") from error
     return target
 
 
@@ -78,6 +80,6 @@ def zig_cc(arguments: Sequence[str], target: str) -> None:
         errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(printed)))
         raise UsageError(
             f"Zig cannot build the verifier for {target}: {'; '.join(errors[:3]) or f'exit code {ended.returncode}'}",
-            hint="targets are those of Zig: aarch64-linux-musl, arm-linux-musleabihf, riscv64-linux-musl, ...",
+            hint="use a target of Zig: aarch64-linux-musl, arm-linux-musleabihf, riscv64-linux-musl, ...",
             detail=printed[-4000:],
         )

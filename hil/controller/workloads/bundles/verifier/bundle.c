@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const BROKEN = "get the file again, or make it again: hil bundle create";
-static const char *const HINT = "the file was not written by hil, or is damaged: get it again";
+static const char *const BROKEN = "copy the file from its source, or create it: hil bundle create";
+static const char *const HINT = "the file was not written by hil, or is corrupt: copy it from its source";
 enum { HEADER_BYTES = 192, ALIGN = 64, MAX_BLOBS = 1000000, MAX_MANIFEST_BYTES = 16 << 20 };
 #define MAX_SHARED_BYTES ((uint64_t)4 << 30)
 
@@ -77,7 +77,7 @@ uint64_t elements_of(unsigned rank, const uint64_t *shape, const char *where)
     for (unsigned axis = 0; axis < rank; axis++) {
         empty |= !shape[axis];
         if (shape[axis] && (__builtin_mul_overflow(room, shape[axis], &room) || room > MAX_ELEMENTS))
-            refuse(HINT, "%s has more elements than any machine holds", where);
+            refuse(HINT, "%s exceeds the element limit", where);
     }
     return empty ? 0 : room;
 }
@@ -111,7 +111,7 @@ static void read_blobs(struct reader *reader, uint32_t list, const uint8_t *data
         blob->digest = string_at(json, found[0]);
         blob->size = size_at(json, found[1], "blobs.size", MAX_ELEMENTS);
         if (blob->size > size - at || aligned(blob->size) > size - at)
-            refuse(BROKEN, "the bundle is cut off or was added to");
+            refuse(BROKEN, "the bundle is truncated or has extra data");
         blob->data = data + at;
         char digest[8 + 64];
         uint8_t bytes[32];
@@ -120,16 +120,16 @@ static void read_blobs(struct reader *reader, uint32_t list, const uint8_t *data
             snprintf(digest + 7 + 2 * b, 3, "%02x", bytes[b]);
         memcpy(digest, "blake3:", 7);
         if (strcmp(digest, blob->digest) || !are_zeros(blob->data + blob->size, aligned(blob->size) - blob->size))
-            refuse(BROKEN, "blob %zu of the bundle is damaged: its digest is another", i);
+            refuse(BROKEN, "blob %zu of the bundle is corrupt: digest mismatch", i);
         at += aligned(blob->size);
     }
     if (at != size)
-        refuse(BROKEN, "the bundle is cut off or was added to");
+        refuse(BROKEN, "the bundle is truncated or has extra data");
     if (reader->blobs_count)
         qsort(reader->blobs, reader->blobs_count, sizeof *reader->blobs, by_digest);
     for (size_t i = 1; i < reader->blobs_count; i++)
         if (!by_digest(&reader->blobs[i - 1], &reader->blobs[i]))
-            refuse(HINT, "the bundle's manifest: blobs has one blob twice");
+            refuse(HINT, "the bundle's manifest: blobs contains a duplicate blob");
 }
 
 static const struct blob *blob_at(struct reader *reader, uint32_t node, const char *where)
@@ -138,7 +138,7 @@ static const struct blob *blob_at(struct reader *reader, uint32_t node, const ch
     if (reader->blobs_count)
         found = bsearch(&wanted, reader->blobs, reader->blobs_count, sizeof wanted, by_digest);
     if (!found)
-        refuse(HINT, "the bundle's manifest: %s names a blob that is not there", where);
+        refuse(HINT, "the bundle's manifest: %s refers to a missing blob", where);
     found->is_used = true;
     return found;
 }
@@ -162,7 +162,7 @@ static void read_program(struct reader *reader, uint32_t program)
         bundle->files[i] = (struct program_file){file_name_at(json, file[1]), blob->data, blob->size};
         for (size_t j = 0; j < i; j++)
             if (!go_together(bundle->files[j].name, bundle->files[i].name))
-                refuse(HINT, "the bundle's manifest: program.files has two files whose names do not go together");
+                refuse(HINT, "the bundle's manifest: program.files contains two conflicting file names");
     }
     check_text(json, found[0], "program.compiler", MAX_TEXT, true);
     uint32_t flags = limited(json, found[2], "program.flags", MAX_TENSORS), flag = found[2] + 1;
@@ -172,7 +172,7 @@ static void read_program(struct reader *reader, uint32_t program)
     bundle->runtime = name_at(json, found[4], "program.runtime");
     check_runtime(bundle->runtime);
     if (!main_file(bundle))
-        refuse(HINT, "the bundle's manifest: program.main is none of its files");
+        refuse(HINT, "the bundle's manifest: program.main is missing from program.files");
 }
 
 const struct program_file *main_file(const struct bundle *bundle)
@@ -189,7 +189,7 @@ static const struct dtype *dtype_at(const struct json *json, uint32_t node, cons
 {
     const struct dtype *dtype = dtype_named(string_at(json, node));
     if (!dtype)
-        refuse(HINT, "the bundle's manifest: %s has a dtype that this verifier does not know", where);
+        refuse(HINT, "the bundle's manifest: %s has a dtype that this verifier does not support", where);
     return dtype;
 }
 
@@ -248,7 +248,7 @@ static void check_strings(const uint8_t *data, uint64_t size, uint64_t count, co
             fine = (bytes = character_bytes(data + at, end - at)) != 0;
     }
     if (!fine || found != count)
-        refuse(HINT, "the bundle's manifest: %s does not hold what it says", where);
+        refuse(HINT, "the bundle's manifest: %s does not match its description", where);
 }
 
 static void read_tensor(struct tensor *tensor, struct reader *reader, uint32_t item, const char *where)
@@ -268,18 +268,18 @@ static void read_tensor(struct tensor *tensor, struct reader *reader, uint32_t i
     }
     tensor->count = elements_of(tensor->rank, tensor->shape, where);
     if (blob->size > reader->left)
-        refuse(HINT, "the bundle's manifest: its cases name the same blobs too often");
+        refuse(HINT, "the bundle's manifest: cases exceed the limit for shared blobs");
     reader->left -= blob->size;
     if (tensor->dtype->kind == 's') { /* no command takes texts: runtime_run says so */
         check_strings(blob->data, blob->size, tensor->count, where);
         return;
     }
     if (tensor->count * tensor->dtype->bytes != blob->size)
-        refuse(HINT, "the bundle's manifest: %s does not hold what it says", where);
+        refuse(HINT, "the bundle's manifest: %s does not match its description", where);
     tensor->data = blob->data;
     for (uint64_t i = 0; tensor->dtype->kind == 'b' && i < tensor->count; i++)
         if (tensor->data[i] > 1)
-            refuse(HINT, "the bundle's manifest: %s holds bytes that are no bool", where);
+            refuse(HINT, "the bundle's manifest: %s contains invalid bool bytes", where);
 }
 
 static int by_place_name(const void *one, const void *other)
@@ -299,8 +299,8 @@ static void check_symbol(struct signature *signature, const struct spec *spec, u
 {
     uint64_t *known = &signature->sizes[spec->number[axis]];
     if (*known != NOT_SEEN && *known != size)
-        refuse(HINT, "%s has %llu where dimension '%s' is %llu", where, (unsigned long long)size, spec->symbol[axis],
-               (unsigned long long)*known);
+        refuse(HINT, "%s has %llu for dimension '%s', expected %llu", where, (unsigned long long)size,
+               spec->symbol[axis], (unsigned long long)*known);
     *known = size;
 }
 
@@ -311,7 +311,7 @@ static void check_fits(struct signature *signature, const struct spec *spec, con
     for (unsigned axis = 0; fits && axis < spec->rank; axis++)
         fits = spec->symbol[axis] || spec->shape[axis] == tensor->shape[axis];
     if (!fits)
-        refuse(HINT, "%s: '%s' has another dtype or shape than the method's", where, spec->name);
+        refuse(HINT, "%s: dtype or shape of '%s' does not match the method", where, spec->name);
     for (unsigned axis = 0; axis < spec->rank; axis++)
         if (spec->symbol[axis] && *spec->symbol[axis])
             check_symbol(signature, spec, axis, tensor->shape[axis], where);
@@ -325,7 +325,7 @@ static struct tensor *read_tensors(struct reader *reader, uint32_t list, struct 
     const struct spec *specs = signature->specs[side];
     size_t count = signature->counts[side];
     if (limited(json, list, where, MAX_TENSORS) != count)
-        refuse(HINT, "%s: it has %u tensors, the method has %zu", where, json->nodes[list].count, count);
+        refuse(HINT, "%s: got %u tensors, the method has %zu", where, json->nodes[list].count, count);
     struct tensor *tensors = allocate(count, sizeof *tensors);
     uint32_t item = list + 1;
     for (size_t i = 0; i < count; i++, item = json->nodes[item].next) {
@@ -333,7 +333,7 @@ static struct tensor *read_tensors(struct reader *reader, uint32_t list, struct 
         read_tensor(&tensor, reader, item, where);
         const struct place *place = place_named(signature->places[side], count, tensor.name);
         if (!place || tensors[place->at].name)
-            refuse(HINT, "%s: '%s' is no tensor of the method, or is there twice", where, tensor.name);
+            refuse(HINT, "%s: unknown or duplicate tensor '%s'", where, tensor.name);
         tensors[place->at] = tensor;
     }
     for (size_t i = 0; i < count; i++)
@@ -346,16 +346,16 @@ static void read_noise(struct test_case *made, struct reader *reader, uint32_t l
 {
     const struct json *json = &reader->json;
     if (json->nodes[list].kind == '{')
-        refuse("create the bundle again", "%s has noise that an earlier hil measured: it hides wrong answers", where);
+        refuse("create a new bundle", "%s has noise from an earlier version of hil, which hides wrong outputs", where);
     if (json->nodes[list].kind != '[' || !json->nodes[list].count)
-        refuse(HINT, "%s: its noise is of the wrong type", where);
+        refuse(HINT, "%s: noise has the wrong type", where);
     uint32_t item = list + 1, count = limited(json, list, where, MAX_TENSORS);
     for (uint32_t i = 0; i < count; i++, item = json->nodes[item].next) {
         struct tensor noise = {0};
         read_tensor(&noise, reader, item, where);
         const struct place *place = place_named(signature->places[1], made->outputs_count, noise.name);
         if (!place || made->noise[place->at].dtype)
-            refuse(HINT, "%s: noise of '%s', which is no output, or is there twice", where, noise.name);
+            refuse(HINT, "%s: unknown or duplicate output '%s' in noise", where, noise.name);
         const struct tensor *output = &made->outputs[place->at];
         bool fits = !strcmp(noise.dtype->name, "float8_e8m0fnu") && noise.rank == output->rank;
         for (unsigned axis = 0; fits && axis < noise.rank; axis++)
@@ -363,7 +363,7 @@ static void read_noise(struct test_case *made, struct reader *reader, uint32_t l
         for (uint64_t one = 0; fits && one < noise.count; one++)
             fits = noise.data[one] != 0xff;
         if (!fits)
-            refuse(HINT, "%s: the noise of '%s' is not of the output's shape, or holds what is no number", where, noise.name);
+            refuse(HINT, "%s: noise of '%s' must have the output's shape and no NaN", where, noise.name);
         made->noise[place->at] = noise;
     }
 }
@@ -394,10 +394,10 @@ static void read_case(struct test_case *made, struct reader *reader, uint32_t it
     const char *where = text_of("method '%s', a case", method);
     if (has_field(json, item, "accept"))
         refuse("verify it with `python -m hil.agent verify` or `hil bundle run`",
-               "%s: this verifier compares within tolerances only, and the case is judged by criteria", where);
+               "%s: this verifier supports tolerances only, the case has criteria", where);
     if (has_field(json, item, "control"))
         refuse("verify it with `python -m hil.agent verify` or `hil bundle run`",
-               "%s: this verifier compares within tolerances only, and the case is judged by an arithmetic", where);
+               "%s: this verifier supports tolerances only, the case has a control", where);
     /* Noise and relation are optional. */
     const char *wanted[FIELDS];
     char wanted_kinds[FIELDS + 1] = "";
@@ -445,7 +445,7 @@ static void refuse_twins(const char **names, size_t count, const char *where)
         qsort(names, count, sizeof *names, by_name);
     for (size_t i = 1; i < count; i++)
         if (!strcmp(names[i - 1], names[i]))
-            refuse(HINT, "the bundle's manifest: %s has one name twice", where);
+            refuse(HINT, "the bundle's manifest: %s contains a duplicate name", where);
 }
 
 /* Gives each symbol of a method a number, so that a case need not look for it. */
@@ -496,7 +496,8 @@ static void read_method(struct method *made, struct reader *reader, uint32_t ite
             qsort(places, count, sizeof *places, by_place_name);
         for (size_t i = 1; i < count; i++)
             if (!by_place_name(&places[i - 1], &places[i]))
-                refuse(HINT, "the bundle's manifest: methods.%s has one name twice", side ? "outputs" : "inputs");
+                refuse(HINT, "the bundle's manifest: methods.%s contains a duplicate name",
+                       side ? "outputs" : "inputs");
     }
     number_symbols(&signature);
     made->cases_count = limited(json, found[0], "methods.cases", MAX_CASES);
@@ -515,7 +516,7 @@ static void check_depth(const struct json *json, uint32_t node, unsigned depth)
 {
     const struct node *found = &json->nodes[node];
     if (depth > MAX_DEPTH)
-        refuse(HINT, "the bundle's manifest: made is too deep");
+        refuse(HINT, "the bundle's manifest: made exceeds the nesting limit");
     uint32_t inside = node + 1;
     for (uint32_t i = 0; (found->kind == '{' || found->kind == '[') && i < found->count; i++) {
         if (found->kind == '{')
@@ -537,25 +538,25 @@ void read_hilb(struct bundle *bundle, const uint8_t *data, uint64_t size)
     static const char *const fields[] = {"blobs", "made", "methods", "program"};
     struct reader reader = {.bundle = bundle, .left = 4 * size + MAX_SHARED_BYTES};
     if (size < HEADER_BYTES)
-        refuse(BROKEN, "the bundle is cut off in its header");
+        refuse(BROKEN, "the bundle is truncated in the header");
     uint64_t version = number_in(data + 8, 4), flags = number_in(data + 12, 4), manifest = number_in(data + 24, 8);
     if (version != 1)
-        refuse("use a verifier of the hil that made it", "the bundle is of version %u, this verifier reads version 1",
+        refuse("use the version of hil that created it", "unsupported bundle version %u: this verifier reads version 1",
                (unsigned)version);
     if (number_in(data + 16, 8) != size || manifest > MAX_MANIFEST_BYTES || aligned(HEADER_BYTES + manifest) > size)
-        refuse(BROKEN, "the bundle is cut off or was added to");
+        refuse(BROKEN, "the bundle is truncated or has extra data");
     uint8_t digest[32];
     blake3(data + HEADER_BYTES, manifest, digest);
     if (memcmp(digest, data + 32, 32))
-        refuse(BROKEN, "the manifest is damaged: its digest is another");
+        refuse(BROKEN, "the manifest is corrupt: digest mismatch");
     uint64_t start = aligned(HEADER_BYTES + manifest);
     if (flags > 1 || !are_zeros(data + 160, 32) || (!flags && !are_zeros(data + 64, 96)) ||
         !are_zeros(data + HEADER_BYTES + manifest, start - HEADER_BYTES - manifest))
-        refuse(BROKEN, "the bundle's header is damaged");
+        refuse(BROKEN, "the bundle's header is corrupt");
     bundle->is_signed = flags == 1;
     parse_json(&reader.json, (const char *)data + HEADER_BYTES, (uint32_t)manifest);
     uint32_t found[4];
-    take(&reader.json, 0, "it", fields, "[{[{", found);
+    take(&reader.json, 0, "document", fields, "[{[{", found);
     check_depth(&reader.json, found[1], 0);
     read_blobs(&reader, found[0], data, size, start);
     read_program(&reader, found[3]);
@@ -572,7 +573,7 @@ void read_hilb(struct bundle *bundle, const uint8_t *data, uint64_t size)
         refuse(HINT, "the bundle's manifest: methods is empty");
     for (size_t i = 0; i < reader.blobs_count; i++)
         if (!reader.blobs[i].is_used)
-            refuse(HINT, "the bundle's manifest: blobs has one that nothing names");
+            refuse(HINT, "the bundle's manifest: blobs contains an unused blob");
     if (!strcmp(bundle->runtime, "executorch"))
         take_layouts(bundle);
 }

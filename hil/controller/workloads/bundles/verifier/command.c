@@ -17,10 +17,10 @@
 extern volatile sig_atomic_t interrupted;
 
 const char *const runtime_help =
-    "COMMAND is the runtime's program (default: iree-run-module, executor_runner), or a whole command line of words in which\n"
-    "{module}, {function}, {device}, {folder}, {case}, {data} and {inputs,} (the files, by commas) are filled in, and the\n"
-    "words {inputs}, {outputs} and {parameters} become a flag for each. It starts without a shell, and writes output N to\n"
-    "{folder}/o-N.npy, or o-N.bin (elements alone) for ExecuTorch and for dtypes that .npy does not know.\n";
+    "COMMAND is the runtime's program (default: iree-run-module, executor_runner), or a full command line. The verifier\n"
+    "replaces {module}, {function}, {device}, {folder}, {case}, {data} and {inputs,} (the files, separated by commas). It\n"
+    "replaces the words {inputs}, {outputs} and {parameters} with one flag for each. The command starts without a shell. It\n"
+    "writes output N to {folder}/o-N.npy, or to o-N.bin (only the elements) for ExecuTorch and dtypes that .npy lacks.\n";
 
 static const char *const IREE[] = {"iree-run-module", "--module={module}", "--device={device}", "--function={function}",
                                    "{parameters}",    "{inputs}",          "{outputs}",         NULL};
@@ -57,20 +57,21 @@ void runtime_open(const struct bundle *bundle, const struct settings *settings)
     if (settings->arguments_count > 1 || !state.words)
         state.words = (const char *const *)settings->arguments;
     if (settings->arguments_count < (state.words == IREE || state.words == EXECUTORCH ? 0 : 2))
-        refuse("name a command line for it, after the bundle: see --help",
-               "this verifier knows no command for the runtime '%s'", bundle->runtime);
+        refuse("add a command line after the bundle, see --help",
+               "missing command for the runtime '%s'", bundle->runtime);
     for (state.words_count = 0; state.words[state.words_count];)
         state.words_count++;
     if (snprintf(state.folder, sizeof state.folder, "%s/hil-verify-XXXXXX", scratch()) >= (int)sizeof state.folder ||
         !mkdtemp(state.folder)) {
         *state.folder = 0;
-        refuse("set TMPDIR to a folder with room", "no folder can be made below %s: %s", scratch(), strerror(errno));
+        refuse("set TMPDIR to a directory with free space", "cannot create a directory in %s: %s", scratch(),
+               strerror(errno));
     }
     for (size_t i = 0; i < bundle->files_count; i++) {
         const struct program_file *file = &bundle->files[i];
         if (!write_file(state.folder, text_of("program/%s", file->name), file->data, file->size))
-            refuse("set TMPDIR to a folder with room", "%s/program/%s cannot be written: %s", state.folder, file->name,
-                   strerror(errno));
+            refuse("set TMPDIR to a directory with free space", "%s/program/%s cannot be written: %s", state.folder,
+                   file->name, strerror(errno));
     }
     snprintf(state.run, sizeof state.run, "%s/run", state.folder);
 }
@@ -145,7 +146,7 @@ static bool is_number(const char *function, size_t place)
 
 static _Noreturn void cannot_write(void)
 {
-    refuse("set TMPDIR to a folder with room", "%s cannot be written: %s", state.run, strerror(errno));
+    refuse("set TMPDIR to a directory with free space", "%s cannot be written: %s", state.run, strerror(errno));
 }
 
 struct words {
@@ -200,7 +201,7 @@ static void write_input(const struct method *method, const struct tensor *tensor
         uint64_t room = 1;
         for (unsigned axis = 0; axis < tensor->rank; axis++)
             if (__builtin_mul_overflow(room, tensor->room[axis], &room) || room > MAX_ELEMENTS)
-                refuse("", "input %zu has more elements than any machine holds", place);
+                refuse("", "input %zu exceeds the element limit", place);
         write_raw(name, reordered(tensor, tensor->order, tensor->data, room, false), room * dtype->bytes);
     } else if (dtype->bits)
         write_raw(name, packed(tensor), packed_size(tensor));
@@ -251,14 +252,14 @@ static enum outcome read_output(struct tensor *output, const struct tensor *expe
     state.outputs[state.outputs_count++] = file;
     bool is_empty = !file.data && errno == ENODATA;
     if (!file.data && !is_empty) {
-        snprintf(message, size, "the command ended well but wrote no output %s (%s): %s", expected->name, name,
+        snprintf(message, size, "the command exited with 0 but did not write output %s (%s): %s", expected->name, name,
                  strerror(errno));
         return RUN_ERROR;
     }
     *output = *expected;
     output->data = file.data;
     if (strstr(name, ".npy")) {
-        const char *wrong = is_empty ? "it is empty" : read_npy(output, file);
+        const char *wrong = is_empty ? "the file is empty" : read_npy(output, file);
         if (*wrong) {
             snprintf(message, size, "output %s cannot be read: %s", expected->name, wrong);
             return RUN_ERROR;
@@ -269,7 +270,7 @@ static enum outcome read_output(struct tensor *output, const struct tensor *expe
     }
     uint64_t wanted = expected->dtype->bits ? packed_size(expected) : expected->count * expected->dtype->bytes;
     if (file.size != wanted) {
-        snprintf(message, size, "output %s has %llu bytes, what is expected has %llu", expected->name,
+        snprintf(message, size, "output %s has %llu bytes, expected %llu", expected->name,
                  (unsigned long long)file.size, (unsigned long long)wanted);
         return FAIL;
     }
@@ -435,11 +436,11 @@ static enum outcome execute(char **words, char *message, size_t size)
         free(here);
     }
     if (pipe2(pipes, O_CLOEXEC))
-        refuse("", "no pipe can be made: %s", strerror(errno));
+        refuse("", "cannot create a pipe: %s", strerror(errno));
     fflush(NULL);
     pid_t child = fork();
     if (child < 0)
-        refuse("", "no process can be started: %s", strerror(errno));
+        refuse("", "cannot start a process: %s", strerror(errno));
     if (!child)
         become(words, pipes[1]);
     setpgid(child, child); /* here too, for whichever of us is first */
@@ -461,11 +462,11 @@ static enum outcome execute(char **words, char *message, size_t size)
     if (failed)
         snprintf(message, size, "%s cannot be started: %s", words[0], strerror(error));
     else if (late)
-        snprintf(message, size, "it took longer than its limit of %g s and was ended", state.settings.timeout_s);
+        snprintf(message, size, "timeout after %g s", state.settings.timeout_s);
     else if (WIFSIGNALED(status))
-        snprintf(message, size, "the command died of signal %d: %s", WTERMSIG(status), last_words());
+        snprintf(message, size, "the command was killed by signal %d: %s", WTERMSIG(status), last_words());
     else if (WEXITSTATUS(status))
-        snprintf(message, size, "the command ended with %d: %s", WEXITSTATUS(status), last_words());
+        snprintf(message, size, "the command failed with exit code %d: %s", WEXITSTATUS(status), last_words());
     else
         return PASS;
     return failed ? LOAD_ERROR : late ? TIMEOUT : WIFSIGNALED(status) ? RUN_CRASH : RUN_ERROR;
@@ -484,8 +485,8 @@ enum outcome runtime_run(const struct method *method, const struct test_case *on
         for (size_t i = 0; i < (side ? one->outputs_count : one->inputs_count); i++) {
             bool is_text = tensors[i].dtype->kind == 's';
             if (is_text || (side && tensors[i].is_number)) {
-                snprintf(message, size, "%s: a command %s no %s", tensors[i].name, side ? "gives" : "takes",
-                         is_text ? "texts" : "numbers");
+                snprintf(message, size, "%s: commands cannot %s %s", tensors[i].name, side ? "return" : "take",
+                         is_text ? "strings" : "numbers");
                 return LOAD_ERROR;
             }
         }
@@ -495,7 +496,7 @@ enum outcome runtime_run(const struct method *method, const struct test_case *on
     enum outcome outcome = execute(command_line(method, one, &files, &flags), message, size);
     struct mapping *room = realloc(state.outputs, one->outputs_count * sizeof *room);
     if (!room)
-        refuse("", "there is not enough memory");
+        refuse("", "out of memory");
     state.outputs = room;
     for (size_t i = 0; i < one->outputs_count && outcome == PASS; i++)
         outcome = read_output(&outputs[i], &one->outputs[i], i, message, size);

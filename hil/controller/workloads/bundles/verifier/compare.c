@@ -141,7 +141,7 @@ static bool is_blind(char *why, size_t size, struct tolerance tolerance, const s
 
 void check_tolerances(const char *method, const struct test_case *one)
 {
-    static const char *const hint = "give the case a smaller tolerance";
+    static const char *const hint = "use a smaller tolerance for the case";
     double given[] = {one->rtol, one->atol};
     for (int i = 0; i < 2; i++)
         if (!isnan(given[i]) && !(isfinite(given[i]) && given[i] >= 0))
@@ -152,7 +152,7 @@ void check_tolerances(const char *method, const struct test_case *one)
                "method '%s', case '%s': rtol is %g: a comparison cannot fail when zeros agree with every reference", method,
                one->name, one->rtol);
     if (!one->outputs_count)
-        refuse("", "method '%s', case '%s': nothing is expected of a method without outputs: it could not fail", method,
+        refuse("", "method '%s', case '%s': the method has no outputs, so the case could not fail", method,
                one->name);
     if (isnan(one->rtol) && isnan(one->atol))
         return;

@@ -49,7 +49,7 @@ static struct block *blocks;
 static void *taken(struct block *block)
 {
     if (!block)
-        refuse("", "there is not enough memory");
+        refuse("", "out of memory");
     block->next = blocks;
     blocks = block;
     return block->data;
@@ -59,7 +59,7 @@ void *allocate(uint64_t count, uint64_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX / 2)
-        refuse("", "there is not enough memory");
+        refuse("", "out of memory");
     return taken(calloc(1, sizeof(struct block) + bytes));
 }
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const HINT = "a .bpte is what ExecuTorch's BundledProgram is serialised to";
+static const char *const HINT = "expected a serialized ExecuTorch BundledProgram";
 enum { KIND_NONE = 1, KIND_INT = 2, KIND_BOOL = 3, KIND_DOUBLE = 4, KIND_TENSOR = 5 };
 enum { BUNDLED_TENSOR = 1, BUNDLED_INT = 2, BUNDLED_BOOL = 3, BUNDLED_DOUBLE = 4 };
 
@@ -28,13 +28,13 @@ struct vector {
 
 static _Noreturn void damaged(void)
 {
-    refuse(HINT, "the file is cut off or damaged");
+    refuse(HINT, "the file is truncated or corrupt");
 }
 
 static void spend(struct buffer *buffer, uint64_t bytes)
 {
     if (buffer->left < bytes)
-        refuse(HINT, "the file is damaged: it says the same over and over");
+        refuse(HINT, "the file is corrupt: too many repeated references");
     buffer->left -= bytes;
 }
 
@@ -102,7 +102,7 @@ static const char *text(struct table table, unsigned index)
 {
     struct vector found = vector(table, index, 1);
     if (found.count > MAX_NAME)
-        refuse(HINT, "the file has a name of %llu bytes", (unsigned long long)found.count);
+        refuse(HINT, "the file is corrupt: it has a name of %llu bytes", (unsigned long long)found.count);
     spend(table.buffer, found.count);
     char *made = allocate(found.count + 1, 1);
     if (found.count)
@@ -116,7 +116,7 @@ static const char *text(struct table table, unsigned index)
 static struct table root(struct buffer *buffer, const char *identifier)
 {
     if (buffer->size < 8 || memcmp(buffer->data + 4, identifier, 4))
-        refuse(HINT, "the file is no ExecuTorch %s of the version %s", *identifier == 'B' ? "bundled program" : "program",
+        refuse(HINT, "the file is not an ExecuTorch %s of version %s", *identifier == 'B' ? "bundled program" : "program",
                identifier);
     buffer->left = 16 * buffer->size;
     return table_at(buffer, 0);
@@ -147,13 +147,13 @@ static void read_shape(struct table table, unsigned sizes_field, unsigned order_
     struct vector listed = vector(table, sizes_field, 4), ordered = vector(table, order_field, 1);
     bool seen[MAX_RANK] = {false};
     if (listed.count > MAX_RANK || (ordered.count && ordered.count != listed.count))
-        refuse(HINT, "the file is damaged: a tensor's shape cannot be");
+        refuse(HINT, "the file is corrupt: invalid tensor shape");
     *rank = (unsigned)listed.count;
     for (unsigned axis = 0; axis < *rank; axis++) {
         int32_t size = (int32_t)number(table.buffer, listed.at + 4 * axis, 4);
         uint8_t place = ordered.count ? table.buffer->data[ordered.at + axis] : (uint8_t)axis;
         if (size < 0 || place >= *rank || seen[place])
-            refuse(HINT, "the file is damaged: a tensor's shape cannot be");
+            refuse(HINT, "the file is corrupt: invalid tensor shape");
         seen[place] = true;
         sizes[axis] = (uint64_t)size;
         order[axis] = place;
@@ -182,7 +182,7 @@ static size_t read_entries(struct buffer *buffer, struct entry **found)
     struct table program = root(buffer, "ET12");
     struct vector plans = vector(program, 1, 4);
     if (plans.count > MAX_METHODS)
-        refuse(HINT, "the program has %llu methods", (unsigned long long)plans.count);
+        refuse(HINT, "the program has %llu methods, %d are allowed", (unsigned long long)plans.count, MAX_METHODS);
     struct entry *entries = *found = allocate(plans.count, sizeof *entries);
     for (uint64_t i = 0; i < plans.count; i++) {
         struct table plan = item(program, plans, i);
@@ -198,7 +198,7 @@ static size_t read_entries(struct buffer *buffer, struct entry **found)
             for (uint64_t j = 0; j < places.count; j++) {
                 uint64_t place = number(buffer, places.at + 4 * j, 4);
                 if (place >= values.count)
-                    refuse(HINT, "the file is damaged: a method's values are not there");
+                    refuse(HINT, "the file is corrupt: a method refers to missing values");
                 entries[i].sides[side][j] = read_value(item(plan, values, place));
             }
         }
@@ -211,7 +211,7 @@ static struct entry *entry_named(struct entry *entries, size_t count, const char
     for (size_t i = 0; i < count; i++)
         if (!strcmp(entries[i].name, name))
             return &entries[i];
-    refuse(HINT, "there are cases for a method '%s', which the program lacks", name);
+    refuse(HINT, "the file has cases for unknown method '%s'", name);
 }
 
 static void take_layout(struct tensor *tensor, const struct value *value, const char *where)
@@ -221,7 +221,7 @@ static void take_layout(struct tensor *tensor, const struct value *value, const 
         fits = value->is_dynamic ? tensor->shape[axis] <= value->sizes[axis]
                                  : tensor->shape[axis] == value->sizes[axis];
     if (!fits)
-        refuse(HINT, "%s: tensor '%s' has another dtype or shape than the program's", where, tensor->name);
+        refuse(HINT, "%s: dtype or shape of '%s' does not match the program", where, tensor->name);
     memcpy(tensor->order, value->order, sizeof value->order);
     memcpy(tensor->room, value->sizes, sizeof value->sizes);
 }
@@ -251,11 +251,11 @@ static void take_layout_of(struct test_case *one, const struct entry *entry, con
     size_t taken = 0;
     for (size_t i = 0; i < entry->tensors_count; i++)
         if (taken == one->inputs_count)
-            refuse(HINT, "%s: it does not have the inputs that the program takes", where);
+            refuse(HINT, "%s: the program takes more inputs", where);
         else
             take_layout(&one->inputs[taken++], &entry->sides[0][entry->tensors[i]], where);
     if (taken != one->inputs_count)
-        refuse(HINT, "%s: it has more inputs than the program takes", where);
+        refuse(HINT, "%s: the program takes fewer inputs", where);
     taken = 0;
     for (size_t place = 0; place < entry->counts[1] && taken < one->outputs_count; place++)
         if (entry->sides[1][place].kind == KIND_TENSOR)
@@ -270,7 +270,7 @@ static void find_tensors(struct entry *entry)
         if (entry->sides[0][place].kind == KIND_TENSOR)
             entry->tensors[entry->tensors_count++] = place;
         else if (!is_scalar_kind(entry->sides[0][place].kind))
-            refuse(HINT, "method '%s' takes what is neither a tensor nor a number", entry->name);
+            refuse(HINT, "method '%s' has an unsupported input: expected tensors and numbers", entry->name);
 }
 
 void take_layouts(struct bundle *bundle)
@@ -348,7 +348,7 @@ static void read_bundled(struct tensor *tensor, struct table value, const char *
     struct table held = sub_table(value, 1);
     uint8_t order[MAX_RANK];
     if (!held.at || !kind || kind > BUNDLED_DOUBLE)
-        refuse(HINT, "%s: the file is damaged: a case's value is none that is known", where);
+        refuse(HINT, "%s: the file is corrupt: unknown type of a value", where);
     if (kind != BUNDLED_TENSOR) {
         uint64_t bits = scalar(held, 0, kind == BUNDLED_BOOL ? 1 : 8);
         fill_number(tensor, kinds[kind], &bits);
@@ -356,12 +356,12 @@ static void read_bundled(struct tensor *tensor, struct table value, const char *
     }
     tensor->dtype = dtype_of_scalar_type((int8_t)scalar(held, 0, 1));
     if (!tensor->dtype)
-        refuse(HINT, "%s holds a tensor of a dtype that this verifier does not know", where);
+        refuse(HINT, "%s has a tensor of a dtype that this verifier does not support", where);
     read_shape(held, 1, 3, &tensor->rank, tensor->shape, order);
     tensor->count = elements_of(tensor->rank, tensor->shape, where);
     struct vector data = vector(held, 2, 1);
     if (data.count != tensor->count * tensor->dtype->bytes)
-        refuse(HINT, "%s: a tensor does not hold what it says", where);
+        refuse(HINT, "%s: the data of a tensor does not match the dtype and shape", where);
     spend(held.buffer, data.count);
     tensor->data = reordered(tensor, order, held.buffer->data + data.at, tensor->count, true);
 }
@@ -374,8 +374,8 @@ static size_t read_side(struct tensor **found, struct table test_case, unsigned 
     const char *side = index ? "output" : "input";
     size_t taken = 0;
     if (listed.count != count)
-        refuse(listed.count ? "" : "a case without expected outputs verifies nothing",
-               "%s: it has %llu %ss, the method has %zu", where, (unsigned long long)listed.count, side, count);
+        refuse(listed.count ? "" : "add the missing tensors to the case",
+               "%s: got %llu %ss, the method has %zu", where, (unsigned long long)listed.count, side, count);
     *found = allocate(count, sizeof **found);
     for (size_t place = 0; place < count; place++) {
         struct tensor *tensor = &(*found)[taken];
@@ -384,9 +384,9 @@ static size_t read_side(struct tensor **found, struct table test_case, unsigned 
         if (values[place].kind == KIND_TENSOR)
             take_layout(tensor, &values[place], where);
         else if (!is_scalar_kind(values[place].kind) || !tensor->is_number)
-            refuse(HINT, "%s: %s %zu is not what the program has there", where, side, place);
+            refuse(HINT, "%s: %s %zu does not match the type in the program", where, side, place);
         else if (!index && memcmp(&values[place].bits, tensor->data, tensor->dtype->bytes))
-            refuse(HINT, "%s: input %zu is not the number that the program has there, always", where, place);
+            refuse(HINT, "%s: input %zu does not match the constant in the program", where, place);
         taken++;
     }
     return taken;

@@ -129,14 +129,14 @@ static const char *after_key(const char *header, const char *key)
 static const char *read_shape(struct tensor *tensor, const char *at)
 {
     if (!at || *at++ != '(')
-        return "its header has no shape";
+        return "the header has no shape";
     for (tensor->rank = 0; *at != ')';) {
         uint64_t size = 0;
         unsigned digits = 0;
         for (; *at >= '0' && *at <= '9' && digits < 15; digits++)
             size = size * 10 + (uint64_t)(*at++ - '0');
         if (!digits || tensor->rank == MAX_RANK)
-            return "its header's shape is damaged";
+            return "the header has an invalid shape";
         tensor->shape[tensor->rank++] = size;
         while (*at == ',' || *at == ' ')
             at++;
@@ -148,36 +148,36 @@ const char *read_npy(struct tensor *tensor, struct mapping file)
 {
     char header[4097], name[8] = "";
     if (file.size < 12 || memcmp(file.data, "\x93NUMPY", 6) || file.data[6] < 1 || file.data[6] > 3)
-        return "it does not begin as a .npy file";
+        return "not a .npy file";
     unsigned start = file.data[6] == 1 ? 10 : 12;
     uint64_t length = file.data[8] | (uint64_t)file.data[9] << 8;
     if (start == 12)
         length |= (uint64_t)file.data[10] << 16 | (uint64_t)file.data[11] << 24;
     if (length >= sizeof header || length > file.size - start)
-        return "its header is cut off";
+        return "the header is truncated";
     memcpy(header, file.data + start, length);
     header[length] = 0;
     const char *descr = after_key(header, "descr"), *fortran = after_key(header, "fortran_order");
     if (!descr || *descr++ != '\'' || !*descr || *descr == '>')
-        return "its dtype is none that is known";
+        return "unsupported dtype";
     descr++;
     for (size_t i = 0; i < sizeof name - 1 && descr[i] && descr[i] != '\''; i++)
         name[i] = descr[i];
     tensor->dtype = dtype_of_npy(name);
     if (!tensor->dtype)
-        return "its dtype is none that is known";
+        return "unsupported dtype";
     const char *wrong = read_shape(tensor, after_key(header, "shape"));
     if (*wrong)
         return wrong;
     tensor->count = 1;
     for (unsigned axis = 0; axis < tensor->rank; axis++)
         if (__builtin_mul_overflow(tensor->count, tensor->shape[axis], &tensor->count) || tensor->count > MAX_ELEMENTS)
-            return "its shape is beyond all arrays";
+            return "the shape exceeds the element limit";
     if (!fortran || (strncmp(fortran, "False", 5) && tensor->rank > 1))
-        return "its order is not that of C";
+        return "expected C order";
     uint64_t room = file.size - start - length;
     if (tensor->count * tensor->dtype->bytes != room)
-        return "it does not hold what its header says";
+        return "the data does not match the header";
     tensor->data = file.data + start + length;
     return "";
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const HINT = "the file was not written by hil, or is damaged: get it again";
+static const char *const HINT = "the file was not written by hil, or is corrupt: copy it from its source";
 enum { MAX_LEVELS = 40, MAX_DIGITS = 4300 /* of an integer, as Python reads them */ };
 
 struct parser {
@@ -14,7 +14,7 @@ struct parser {
 
 static _Noreturn void damaged(void)
 {
-    refuse(HINT, "the manifest is not written as canonical JSON");
+    refuse(HINT, "the manifest is not canonical JSON");
 }
 
 static char here(const struct parser *parser)
@@ -64,10 +64,10 @@ uint32_t character(const char *text, uint32_t *at, uint32_t end)
     if (unit < 0xD800 || unit > 0xDFFF)
         return unit;
     if (unit > 0xDBFF || end - *at < 6 || text[*at] != '\\' || text[*at + 1] != 'u')
-        refuse(HINT, "the manifest holds half a character");
+        refuse(HINT, "the manifest contains an unpaired surrogate");
     uint32_t low = code_unit(text + *at + 2);
     if (low < 0xDC00 || low > 0xDFFF)
-        refuse(HINT, "the manifest holds half a character");
+        refuse(HINT, "the manifest contains an unpaired surrogate");
     *at += 6;
     return 0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00);
 }
@@ -296,10 +296,10 @@ void take(const struct json *json, uint32_t object, const char *where, const cha
     uint32_t node = object + 1;
     for (size_t i = 0; i < count; i++) {
         if (!is_string(json, node, names[i]))
-            refuse(HINT, "the bundle's manifest: %s has no %s", where, names[i]);
+            refuse(HINT, "the bundle's manifest: %s: missing field %s", where, names[i]);
         found[i] = node + 1;
         if (!fits(json, found[i], kinds[i]))
-            refuse(HINT, "the bundle's manifest: %s.%s is of the wrong type", where, names[i]);
+            refuse(HINT, "the bundle's manifest: %s.%s has the wrong type", where, names[i]);
         node = json->nodes[found[i]].next;
     }
 }
@@ -326,7 +326,7 @@ const char *string_at(const struct json *json, uint32_t number)
             *to++ = (char)(0x80 | (c & 63));
         }
         if (!c)
-            refuse(HINT, "the manifest holds a text with a zero in it");
+            refuse(HINT, "the manifest contains a string with a null character");
     }
     return made;
 }
@@ -346,7 +346,7 @@ uint64_t size_at(const struct json *json, uint32_t node, const char *where, uint
         for (uint32_t i = json->nodes[node].start; i < json->nodes[node].end; i++)
             value = value * 10 + (uint64_t)(json->text[i] - '0');
     if (!is_whole(json, node) || value > most)
-        refuse(HINT, "the bundle's manifest: %s is no size", where);
+        refuse(HINT, "the bundle's manifest: %s is not a valid size", where);
     return value;
 }
 
@@ -356,11 +356,11 @@ double number_at(const struct json *json, uint32_t node, const char *where)
     const struct node *found = &json->nodes[node];
     uint32_t length = found->end - found->start;
     if (length >= sizeof text)
-        refuse(HINT, "the bundle's manifest: %s is no number", where);
+        refuse(HINT, "the bundle's manifest: %s is not a number", where);
     memcpy(text, json->text + found->start, length);
     text[length] = 0;
     double value = strtod(text, &end);
     if (*end || !isfinite(value))
-        refuse(HINT, "the bundle's manifest: %s is no number", where);
+        refuse(HINT, "the bundle's manifest: %s is not a number", where);
     return value;
 }

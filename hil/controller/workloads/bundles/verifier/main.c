@@ -31,24 +31,24 @@ static struct {
 static const char *const USAGE =
     "Usage: verify [OPTIONS] BUNDLE [COMMAND...]\n"
     "\n"
-    "Run every case of a BUNDLE (.hilb, or ExecuTorch's .bpte) on this machine, and compare what comes out with what is\n"
-    "expected.\n"
+    "Run every case of a BUNDLE (.hilb, or ExecuTorch's .bpte) on this machine, and compare the outputs with the expected\n"
+    "outputs.\n"
     "\n"
-    "  --list         show the cases and run none\n"
+    "  --list         list the cases without running them\n"
     "  --method M     only this entry point\n"
-    "  --case C       only this case: its name or its number, or METHOD/NAME\n"
+    "  --case C       only this case: name, number, or METHOD/NAME\n"
     "  --rtol R       relative tolerance, instead of the bundle's\n"
     "  --atol A       absolute tolerance, instead of the bundle's\n"
     "  --device D     the runtime's device\n"
-    "  --data FILE    weights beside the program (.ptd, .irpa)\n"
-    "  --timeout S    limit of a case in seconds (default: 60)\n"
-    "  --json         one JSON document on stdout\n"
-    "  --version      say which hil it is of\n"
+    "  --data FILE    the program's weights (.ptd, .irpa)\n"
+    "  --timeout S    timeout of a case in seconds (default: 60)\n"
+    "  --json         print one JSON document\n"
+    "  --version      print the version of hil\n"
     "\n";
 
 static const char *const EXIT_CODES =
-    "\nExit codes: 0 all passed, 1 an answer differs, 2 bad bundle or usage, 3 a case failed to run, 5 there was no case to\n"
-    "run, 130 interrupted.\n"
+    "\nExit codes: 0 all passed, 1 an output differs, 2 invalid bundle or usage, 3 a case failed to run, 5 no case to run,\n"
+    "130 interrupted.\n"
     "Example: verify digits.hilb ./iree-run-module\n";
 
 static void put_json(const char *text)
@@ -282,9 +282,9 @@ static void each_case(void *unused)
         }
     }
     if (!known)
-        refuse("verify --list shows them", "the bundle has no method '%s'", job.method);
+        refuse("list them with verify --list", "the bundle has no method '%s'", job.method);
     if (!found)
-        refuse("verify --list shows them", "the bundle has no case '%s'", job.which);
+        refuse("list them with verify --list", "the bundle has no case '%s'", job.which);
 }
 
 static void open_bundle(void *unused)
@@ -292,14 +292,14 @@ static void open_bundle(void *unused)
     (void)unused;
     job.file = map_file(job.path);
     if (!job.file.data)
-        refuse("name a .hilb or a .bpte file", "%s cannot be read: %s", job.path,
-               errno == ENODATA ? "it is empty" : errno == EINVAL ? "it is no plain file" : strerror(errno));
+        refuse("expected a .hilb or a .bpte file", "%s cannot be read: %s", job.path,
+               errno == ENODATA ? "the file is empty" : errno == EINVAL ? "not a regular file" : strerror(errno));
     if (is_hilb(job.file.data, job.file.size))
         read_hilb(&job.bundle, job.file.data, job.file.size);
     else if (is_bpte(job.file.data, job.file.size))
         read_bpte(&job.bundle, job.file.data, job.file.size);
     else
-        refuse("name a .hilb or a .bpte file", "%s is no bundle", job.path);
+        refuse("expected a .hilb or a .bpte file", "%s is not a bundle", job.path);
     if (!job.list)
         runtime_open(&job.bundle, &job.settings);
 }
@@ -309,7 +309,7 @@ static double seconds_or_tolerance(const char *option, const char *text)
     char *end;
     double value = strtod(text, &end);
     if (!*text || *end || !isfinite(value) || value < 0)
-        refuse("see --help", "%s is '%s', which is no number of 0 or more", option, text);
+        refuse("see --help", "invalid %s '%s': expected a number of 0 or more", option, text);
     return value;
 }
 
@@ -334,9 +334,9 @@ static void parse(void *context)
         while (which < sizeof known / sizeof *known && strcmp(known[which].name, option))
             which++;
         if (which == sizeof known / sizeof *known)
-            refuse("see --help", "there is no option %s", option);
+            refuse("see --help", "unknown option %s", option);
         if (!value)
-            refuse("see --help", "%s needs a value", option);
+            refuse("see --help", "%s requires a value", option);
         if (known[which].text)
             *known[which].text = value;
         else
@@ -346,7 +346,7 @@ static void parse(void *context)
     if (*words && !strcmp(*words, "--"))
         words++;
     if (!*words)
-        refuse("see --help", "name a bundle");
+        refuse("see --help", "missing argument BUNDLE");
     job.path = *words++;
     if (*words && !strcmp(*words, "--"))
         words++;
@@ -397,7 +397,7 @@ int main(int count, char **words)
             put_json(machine.machine);
             printf("}, \"cases\": [");
         } else if (job.bundle.is_signed && !job.list)
-            printf("the bundle is signed, which is not checked here\n");
+            printf("the bundle is signed: this verifier does not check signatures\n");
         fine = attempt(each_case, NULL, message, sizeof message, &hint);
         if (job.list)
             job.code = EXIT_ALL_PASSED;

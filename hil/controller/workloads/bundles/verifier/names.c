@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static const char *const HINT = "the file was not written by hil, or is damaged: get it again";
+static const char *const HINT = "the file was not written by hil, or is corrupt: copy it from its source";
 
 /* HIDDEN of names.py. */
 static const uint32_t HIDDEN[][2] = {
@@ -35,7 +35,7 @@ void check_text(const struct json *json, uint32_t node, const char *where, uint3
     for (; is_shown && at < found->end; count++)
         is_shown = !is_hidden(character(json->text, &at, found->end)) && count < most;
     if (!is_shown || !(count || may_be_empty))
-        refuse(HINT, "the bundle's manifest: %s is empty, too long, or holds characters that cannot be shown", where);
+        refuse(HINT, "the bundle's manifest: %s is empty, too long, or contains unprintable characters", where);
 }
 
 const char *name_at(const struct json *json, uint32_t node, const char *where)
@@ -52,7 +52,7 @@ void check_runtime(const char *name)
     for (const char *c = name; is_word && *c; c++)
         is_word = strchr(letters, *c) || strchr("._-", *c);
     if (!is_word)
-        refuse(HINT, "the bundle's manifest: program.runtime is no name of a runtime");
+        refuse(HINT, "the bundle's manifest: program.runtime is not a valid runtime name");
 }
 
 static char folded(char c)
@@ -81,6 +81,6 @@ const char *file_name_at(const struct json *json, uint32_t node)
             break;
     }
     if (!fine)
-        refuse(HINT, "the bundle's manifest: program.files has a name that is none inside the program's folder");
+        refuse(HINT, "the bundle's manifest: program.files has a name that is not a path inside the program's directory");
     return name;
 }

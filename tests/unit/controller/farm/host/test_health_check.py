@@ -65,8 +65,8 @@ def test_health_check_reports_result_of_small_model(record, code, reason, tmp_pa
     [
         ([], ""),
         ([{"name": "free memory", "value": 900.0, "unit": "MiB"}], ""),
-        ([{"name": "free memory", "value": 7.0, "unit": "MiB"}], "7 MiB of memory are free, jobs need 32"),
-        ([{"name": "free memory", "unit": "MiB"}], "0 MiB of memory are free, jobs need 32"),
+        ([{"name": "free memory", "value": 7.0, "unit": "MiB"}], "7 MiB of memory free, jobs require 32 MiB"),
+        ([{"name": "free memory", "unit": "MiB"}], "0 MiB of memory free, jobs require 32 MiB"),
     ],
 )
 def test_health_check_reports_low_memory(readings: list[dict[str, Any]], lack: str):
@@ -78,8 +78,8 @@ def test_health_check_reports_low_memory(readings: list[dict[str, Any]], lack: s
     [
         ({}, ""),
         ({"store_room_bytes": str(16 << 20)}, ""),
-        ({"store_room_bytes": str(9 << 20)}, "its store has room for 9 MiB, jobs need 16"),
-        ({"store_room_bytes": "0"}, "its store has room for 0 MiB, jobs need 16"),
+        ({"store_room_bytes": str(9 << 20)}, "store has 9 MiB free, jobs require 16 MiB"),
+        ({"store_room_bytes": "0"}, "store has 0 MiB free, jobs require 16 MiB"),
     ],
 )
 def test_health_check_reports_low_store_space(info: dict[str, Any], lack: str):

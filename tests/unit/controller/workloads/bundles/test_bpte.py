@@ -44,7 +44,7 @@ def test_read_bpte_converts_program_to_bundle(context: RunContext, tmp_path: Pat
     [
         (None, "No such file"),
         (b"", "the file is empty"),
-        (b"\0" * 64, "it is no bundled program"),
+        (b"\0" * 64, "not a bundled program"),
         (b"\0\0\0\0BP99" + b"\0" * 64, "version 'BP99'"),
     ],
 )
@@ -71,5 +71,5 @@ def test_read_bpte_rejects_tensor_in_place_of_scalar(context: RunContext, tmp_pa
     program = (FILES / "numbers.pte").read_bytes()
     places = len(read_methods(memoryview(program))["forward"].inputs)
     path.write_bytes(bundled([(2, 4)] * places, program))
-    with pytest.raises(UsageError, match="is a tensor, the program has"):
+    with pytest.raises(UsageError, match="is a tensor, expected the constant"):
         read_bpte(path, context=context)

@@ -61,13 +61,13 @@ def test_example_study_contains_reported_experiments():
 @pytest.mark.parametrize(
     ("text", "only", "message"),
     [
-        (None, (), "is no study"),
-        ("", (), "lists no experiment"),
+        (None, (), "is not a study"),
+        ("", (), "contains no experiments"),
         ("[fc", (), "cannot be read"),
-        ("[fc]\nspeed = 'slow'\n", (), "has no 'speed'"),
-        ("fc = 1\n", (), "table of texts"),
-        ("[gone]\n", (), "lists gone, but there is no"),
-        ("[fc]\n", ("fd",), "no experiment 'fd'"),
+        ("[fc]\nspeed = 'slow'\n", (), "unknown key 'speed'"),
+        ("fc = 1\n", (), "table of strings"),
+        ("[gone]\n", (), r"\[gone\]: no such file"),
+        ("[fc]\n", ("fd",), "experiment 'fd' not found"),
     ],
 )
 def test_read_study_rejects_invalid_file(tmp_path, text, only, message):
@@ -218,10 +218,10 @@ def test_absolute_tolerance_applies_to_match():
 
 
 def test_match_steps_rejects_empty_comparison():
-    assert "no step" in match([])[1]
-    assert "nothing to compare" in match([{}], [{}])[1]
+    assert "no steps to compare" in match([])[1]
+    assert "no outputs or variables to compare" in match([{}], [{}])[1]
     fewer = [{name: value for name, value in step.items() if name != "variable count"} for step in TRAINED]
-    assert "not in both the program and TensorFlow's training: variable count" in match(fewer)[1]
+    assert "missing in the program or in TensorFlow's training: variable count" in match(fewer)[1]
     assert "variable count" in match(TRAINED, fewer)[1]
 
 

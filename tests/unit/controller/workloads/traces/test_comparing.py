@@ -62,7 +62,7 @@ def asked(given: object, *answers: np.ndarray, **more: float) -> ModuleCall:
 def test_compare_reports_different_inputs():
     reference = traced("tf", asked(ONES, ONES))
     [other] = compare_traces(reference, traced("board", asked(2 * ONES, 2 * ONES)))
-    assert not other and other.reason == "it was given other inputs than tf: 0"
+    assert not other and other.reason == "inputs differ from tf: 0"
     [wrong] = compare_traces(reference, traced("board", asked(ONES, 2 * ONES)))
     assert not wrong and not wrong.reason
 
@@ -71,7 +71,7 @@ def test_compare_reports_different_inputs():
 @pytest.mark.parametrize("answers", [(ONES,), ()])
 def test_different_inputs_fail_call_with_equal_outputs(given, answers):
     [other] = compare_traces(traced("tf", asked(ONES, *answers)), traced("board", asked(given, *answers)))
-    assert not other and other.reason.startswith("it was given other inputs than tf")
+    assert not other and other.reason.startswith("inputs differ from tf")
 
 
 def test_compare_includes_python_values_of_inputs():
@@ -113,10 +113,10 @@ def test_criteria_judge_outputs_of_calls():
 @pytest.mark.parametrize(
     ("reference", "target", "said"),
     [
-        (call(ONES), call(ONES, method="other"), "call 0 (other): tf called predict here"),
-        (call(ONES), call(ONES, ONES), "it returned 0, 1, tf 0"),
-        (call({"a": ONES}), call({"b": ONES}), "it returned 0.b, tf 0.a"),
-        (call(ONES, 3), call(ONES, 4), "it returned"),
+        (call(ONES), call(ONES, method="other"), "call 0 (other): tf called predict instead"),
+        (call(ONES), call(ONES, ONES), "returned 0, 1, tf returned 0"),
+        (call({"a": ONES}), call({"b": ONES}), "returned 0.b, tf returned 0.a"),
+        (call(ONES, 3), call(ONES, 4), "returned 0, 1, tf returned 0, 1"),
         (call(ONES), call(ONES[:2]), "output 0: shape 2, the reference has 4"),
         (call(ONES), call(ONES.astype(np.float64)), "dtype float64, the reference has float32"),
     ],
@@ -127,6 +127,6 @@ def test_calls_of_other_kind_fail(reference, target, said):
 
 def test_missing_call_fails():
     one, two = traced("tf", call(ONES)), traced("board", call(ONES), call(ONES))
-    assert "tf did not make this call" in judged(compare_traces(one, two))[1]
-    assert "tf did not make this call" in judged(compare_traces(traced("tf"), one))[1]
-    assert "board did not make this call" in judged(compare_traces(two, traced("board", call(ONES))))[1]
+    assert "call missing on tf" in judged(compare_traces(one, two))[1]
+    assert "call missing on tf" in judged(compare_traces(traced("tf"), one))[1]
+    assert "call missing on board" in judged(compare_traces(two, traced("board", call(ONES))))[1]

@@ -122,8 +122,8 @@ def test_wrong_call_passes_state_but_failed_call_does_not(stored, fake_boards):
     record = again(stored)
     assert outcomes(record) == ["RUN_CRASH", "SKIP", "SKIP"] and record["exit_code"] == 3
     assert [case["reason"] for case in record["cases"][1:]] == [
-        "the variable sum has no value: call_0_add gave none",
-        "the variable sum has no value: call_1_add gave none",
+        "variable sum has no value: call_0_add did not return one",
+        "variable sum has no value: call_1_add did not return one",
     ]
     made, _ = load_one(Path(record["folder"]))
     assert made.calls == [] and made.error == "call_0_add: died"
@@ -134,15 +134,15 @@ def test_unrepeatable_trace_raises_usage_error(stored):
     damaged = stored / "iree_damaged" / "traces" / "three"
     shutil.copytree(stored / "iree_x" / "traces" / "three", damaged)
     (damaged / "call_1" / "output_0.npy").write_bytes(b"")
-    with pytest.raises(UsageError, match="no program made") as caught:
+    with pytest.raises(UsageError, match="has calls without a program") as caught:
         run_trace(job, screen=Quiet(), choice=fake_choice())
-    assert caught.value.hint == f"name a trace of programs: {stored / 'iree_x' / 'traces' / 'three'}"
+    assert caught.value.hint == f"use a trace with programs: {stored / 'iree_x' / 'traces' / 'three'}"
     short = Trace.load(stored / "tf_ref" / "traces" / "three")
     short.calls.pop()
     short.save(stored / "short" / "traces" / "three")
-    with pytest.raises(UsageError, match="3 calls and 2"):
+    with pytest.raises(UsageError, match="3 on iree_x, 2 on tf"):
         again(stored, stored / "short" / "traces" / "three")
-    with pytest.raises(UsageError, match="holds no trace"):
+    with pytest.raises(UsageError, match="no trace found in"):
         find_traces(stored / "tf_ref" / "traces" / "three" / "call_0")
 
 

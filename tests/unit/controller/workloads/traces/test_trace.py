@@ -91,7 +91,7 @@ def test_save_replaces_trace_but_not_other_files(tmp_path):
     assert len(Trace.load(tmp_path / "trace").calls) == 1 and not (tmp_path / "trace" / "call_1").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="no trace that could be replaced"):
+    with pytest.raises(UsageError, match="contains other files than a trace"):
         trace.save(tmp_path / "mine")
 
 
@@ -102,18 +102,18 @@ def spoil(path: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("file", "changes", "said"),
     [
-        ("trace.json", {"schema": 7}, "no trace of this version"),
-        ("trace.json", {"calls": 3}, "there is no call.json"),
-        ("trace.json", {"calls": -1}, "-1 calls"),
-        ("trace.json", {"calls": True}, "calls is 'True'"),
-        ("trace.json", {"name": None}, "name is 'None'"),
-        ("call_0/call.json", {"inputs": [{"npy": "../../x.npy", "dtype": "float32", "shape": [1]}]}, "no file in it"),
-        ("call_0/call.json", {"inputs": [{"npy": "input_0.npy", "dtype": "int8", "shape": [6]}]}, "the trace says"),
-        ("call_0/call.json", {"inputs": [{"npy": "input_0.npy", "dtype": "float64", "shape": [6]}]}, "the trace says"),
-        ("call_0/call.json", {"outputs": [{"call": "rm"}]}, "none of its values"),
-        ("call_0/call.json", {"outputs": [{"dict": [["a"]]}]}, "no key and value"),
-        ("call_0/call.json", {"outputs": [{"float": "much"}]}, "no number"),
-        ("call_0/call.json", {"rtol": "0.1"}, "rtol is"),
+        ("trace.json", {"schema": 7}, "unsupported trace version"),
+        ("trace.json", {"calls": 3}, "missing call.json"),
+        ("trace.json", {"calls": -1}, "invalid number of calls -1"),
+        ("trace.json", {"calls": True}, "invalid calls 'True'"),
+        ("trace.json", {"name": None}, "invalid name 'None'"),
+        ("call_0/call.json", {"inputs": [{"npy": "../../x.npy", "dtype": "float32", "shape": [1]}]}, "invalid file"),
+        ("call_0/call.json", {"inputs": [{"npy": "input_0.npy", "dtype": "int8", "shape": [6]}]}, r"expected \[6\]"),
+        ("call_0/call.json", {"inputs": [{"npy": "input_0.npy", "dtype": "float64", "shape": [6]}]}, r"expected \[6\]"),
+        ("call_0/call.json", {"outputs": [{"call": "rm"}]}, "unknown value"),
+        ("call_0/call.json", {"outputs": [{"dict": [["a"]]}]}, "expected a key and a value"),
+        ("call_0/call.json", {"outputs": [{"float": "much"}]}, "expected a number"),
+        ("call_0/call.json", {"rtol": "0.1"}, "invalid rtol"),
     ],
 )  # fmt: skip
 def test_load_rejects_damaged_trace(tmp_path, file, changes, said):
@@ -127,7 +127,7 @@ def test_load_rejects_deep_or_huge_trace(tmp_path):
     folder = some_trace().save(tmp_path / "trace")
     deep = '{"list": [' * 5000 + "]}" * 5000
     (folder / "call_1" / "call.json").write_text('{"method": "m", "outputs": [], "inputs": [' + deep + "]}")
-    with pytest.raises(UsageError, match=r"nested too deeply|cannot be read"):
+    with pytest.raises(UsageError, match=r"nesting exceeds the limit|cannot be read"):
         Trace.load(folder)
     with (folder / "call_0" / "input_0.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (10**15, 3)})
@@ -151,9 +151,9 @@ def test_as_numpy_converts_framework_tensors():
     assert found["b"][0].dtype == np.float32 and found["b"][0].shape == ()
     assert found["b"][1] == 2 and found["a"][0].tolist() == ["café"]
     assert list(arrays_in(found)) == ["a.0", "b.0"]
-    with pytest.raises(UsageError, match=r"x\.b is a set"):
+    with pytest.raises(UsageError, match=r"x\.b: unsupported type set"):
         as_numpy("x", {"b": {1}})
-    with pytest.raises(UsageError, match="no key that a trace can hold"):
+    with pytest.raises(UsageError, match="unsupported key"):
         as_numpy("x", {1.5: np.ones(1)})
 
 
