@@ -182,7 +182,7 @@ def read_board(path: Path) -> BoardConfig:
     try:
         text = read_file(path, _MOST_TEXT).decode()
     except FileNotFoundError as error:
-        raise UsageError(f"no such board config: {path}") from error
+        raise UsageError(f"board config not found: {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     return parse_board(text, path)
@@ -412,4 +412,4 @@ def _check_placeholders(where: str, key: str, known: Sequence[str], text: str) -
                 hint=f"known: {', '.join(f'{{{one}}}' for one in known)}",
             )
         if name in _SEVERAL and text != f"{{{name}}}":
-            raise UsageError(f"{where} {{{name}}} expands to several arguments and must be a separate flag")
+            raise UsageError(f"{where} {{{name}}} expands to multiple arguments and must be a separate flag")

@@ -41,4 +41,4 @@ def parse_json(data: bytes, most: int = MAX_VALUES) -> Any:
     try:
         return json.loads(data)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError("nesting exceeds the limit") from error

@@ -167,7 +167,9 @@ def trusted_folders() -> dict[str, dict[str, str]]:
 def _write(folders: Mapping[str, Mapping[str, str]]) -> None:
     base = user_folder()
     if base is None:
-        raise UsageError("no directory to store the list of trusted files", hint="set HOME or XDG_CONFIG_HOME")
+        raise UsageError(
+            "cannot store the list of trusted files: missing home directory", hint="set HOME or XDG_CONFIG_HOME"
+        )
     text = json.dumps({"schema": SCHEMA, "folders": folders}, indent=1, sort_keys=True)
     try:
         base.mkdir(parents=True, exist_ok=True, mode=0o700)

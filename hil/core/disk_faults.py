@@ -68,6 +68,6 @@ def noexec_folder(folders: Iterable[str]) -> str:
 def noexec_unfit(folder: str) -> BoardUnfit:
     """Return the error for a board that cannot run programs from hil's directory."""
     return BoardUnfit(
-        f"the board cannot run programs from {folder}: its file system is mounted noexec",
-        hint="remount it with exec, or use another file system: [connection] folder in the board's config",
+        f"the board cannot run programs from {folder}: the file system is mounted noexec",
+        hint="remount it with exec, or use a different file system: [connection] folder in the board's config",
     )

@@ -201,7 +201,7 @@ def read_header(file: BinaryIO | Any, size: int) -> Header:
     width = 2 if start[6] == 1 else 4
     length = int.from_bytes(file.read(width), "little")
     if length > MAX_HEADER_BYTES:
-        raise ValueError(f"its header has {length} bytes, {MAX_HEADER_BYTES} are allowed")
+        raise ValueError(f"header has {length} bytes, maximum {MAX_HEADER_BYTES}")
     text = file.read(length)
     if len(text) != length:
         raise ValueError("truncated header")

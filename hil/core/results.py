@@ -358,7 +358,7 @@ class RequestedDevice:
         if placement is None:
             if no_fallback:
                 raise RanElsewhere(
-                    "the runtime does not report where the program ran",
+                    "the runtime does not report the device that ran the program",
                     hint="omit --no-fallback, or use a runtime that reports devices (docs/extending.md)",
                 )
             return ""
@@ -371,7 +371,10 @@ class RequestedDevice:
             left = sum(part.nodes for part in wrong) - len(names)
             text += f": {', '.join(names)}{f' and {left} more' if left else ''}"
         elif self.binding:
-            raise RanElsewhere(text, hint="no part of it can run there: select another device, or none")
+            raise RanElsewhere(
+                text,
+                hint="the device cannot run any part of the program: select a different device, or remove the setting",
+            )
         if no_fallback:
             raise RanElsewhere(text, hint="omit --no-fallback to allow this")
         return text

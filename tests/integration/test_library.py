@@ -36,8 +36,8 @@ def board(simulator: str, shared_cache: Path) -> Any:
         ({"inputs": "x=x.npy"}, "inputs must be arrays by name, .* got 'x=x.npy'", "['x=x.npy']"),
         ({"inputs": None}, "inputs must be arrays by name, .* got None", ""),
         ({"inputs": {0: X}}, "inputs must be arrays by name, .* got a dict", ""),
-        ({"inputs": {"x": [[1.0], [1.0, 2.0]]}}, "input 'x' is no array", "numpy array"),
-        ({"inputs": {"x": X.astype(np.float64)}}, "input 'x' takes 4.*float32", "never converts"),
+        ({"inputs": {"x": [[1.0], [1.0, 2.0]]}}, "cannot convert input 'x' to an array", "numpy array"),
+        ({"inputs": {"x": X.astype(np.float64)}}, "input 'x': expected 4.*float32", "does not convert inputs"),
         ({"expected": [X]}, "expected must be arrays by name, .* got a list of ndarray", "{'y': array}"),
         ({"expected": "y.npy"}, "expected must be arrays by name", "['y=y.npy']"),
         (
@@ -83,7 +83,7 @@ def test_run_rejects_invalid_arguments_with_expected_form(board, doubling, argum
     [
         ({"board": 3}, "board must be a board's name, address or config file, got 3"),
         ({"board": None}, "board must be a board's name"),
-        ({"board": Path("nowhere.toml")}, "no such board config: nowhere.toml"),
+        ({"board": Path("nowhere.toml")}, "board config not found: nowhere.toml"),
         ({"board": "smi"}, "unknown board 'smi'"),
         ({"hw_type": 1}, "hw_type must be a string"),
         ({"faults": "crash"}, "faults must be a sequence of strings, got 'crash'"),

@@ -51,7 +51,7 @@ def test_read_json_limits_number_of_values(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize(
     ("data", "most", "text"),
-    [(DEEP, 1_000_000, "nested too deeply"), (b"[" + b"[]," * 2000 + b"[]]", 1000, "more than 1000")],
+    [(DEEP, 1_000_000, "nesting exceeds the limit"), (b"[" + b"[]," * 2000 + b"[]]", 1000, "more than 1000")],
 )
 def test_stored_records_beyond_limits_raise_usage_error(
     name: str, data: bytes, most: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,7 @@ def test_default_device_rejects_fallback_only_if_forbidden():
 
 def test_fallback_ban_rejects_unknown_placement():
     assert ASKED.check(None, no_fallback=False) == ""
-    with pytest.raises(RanElsewhere, match="does not report where"):
+    with pytest.raises(RanElsewhere, match="does not report the device"):
         ASKED.check(None, no_fallback=True)
 
 

@@ -158,7 +158,7 @@ def test_trust_fails_without_home_directory(folder, monkeypatch):
     monkeypatch.setattr("hil.core.config_files.user_folder", lambda: None)
     config = write(folder, '[power]\nreset = ["touch"]\n')
     assert refused()
-    with pytest.raises(UsageError, match="no directory to store"):
+    with pytest.raises(UsageError, match="missing home directory"):
         trust_configs(folder, config)
 
 

@@ -46,7 +46,7 @@ def test_parse_targets_accepts_board_files_and_addresses(tmp_path, monkeypatch):
         ("onnxruntime", "unknown backend 'onnxruntime'"),
         ("board:", "unknown backend 'board:'"),
         ("board:rpi55", "unknown board"),
-        ("board:no.toml", "no such board config"),
+        ("board:no.toml", "board config not found"),
         ("board:plain.toml:tflite", "does not support runtime 'tflite'"),
     ],
 )
