@@ -141,7 +141,7 @@ def parse(text: str) -> Fault:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise UsageError(f"fault {name}: {part!r} is not KEY=VALUE", hint=example)
+            raise UsageError(f"fault {name}: expected KEY=VALUE, got {part!r}", hint=example)
         if key not in keys:
             raise UsageError(f"fault {name}: unknown key {key!r}", hint=example)
         allowed, wanted = _LIMITS.get(f"{name}.{key}") or _LIMITS[key]

@@ -292,7 +292,7 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
             return
         there = one_of((f"{number} ({name})" for number, name in enumerate(names)), "output=N with one of: ")
         raise UsageError(
-            f"fault corrupt: the program has no output {which}",
+            f"fault corrupt: output {which} not found in the program",
             hint=f"{there}{there and '; or '}others=spare, which ignores programs without this output",
         )
     if outputs[position].dtype == "string":
