@@ -54,7 +54,7 @@ def read_etdump(data: memoryview) -> list[EtEvent]:
         before = max([before, *(event.run + 1 for event in own)])
         events += own
     if not events:
-        raise Damaged("timed events missing: the runtime was built without its event tracer, or ran nothing")
+        raise Damaged("missing timed events: the runtime was built without an event tracer, or ran no operators")
     return sorted(events, key=lambda event: (event.start, -event.end))
 
 
@@ -76,7 +76,7 @@ def _block(block: Table) -> list[_Timed]:
         name = event.text(0) or text or (f"delegate {delegated}" if delegated >= 0 else "")
         start, end = event.number(6, "Uint64"), event.number(7, "Uint64")
         if end < start or end >= 1 << 63:
-            raise Damaged(f"event {name!r} has no end or ends before its start")
+            raise Damaged(f"event {name!r}: missing end, or end before start")
         place = event.number(1, "Int32"), event.number(2, "Int32", -1)
         found.append(_Timed(name, start, end, place, delegated >= 0 or bool(text)))
     return found

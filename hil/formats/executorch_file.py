@@ -127,7 +127,7 @@ class Table:
     def _spend(self, size: int) -> None:
         self._left[0] -= size
         if self._left[0] < 0:
-            raise Damaged("corrupt file: the same data is referenced too often")
+            raise Damaged("corrupt file: repeated references to the same data exceed the limit")
 
     def _at(self, place: int) -> Table:
         return Table(self._table.Bytes, int(self._table.Indirect(place)), self._left)
@@ -278,9 +278,9 @@ def tensors_beside(program: Path, methods: Mapping[str, Method]) -> Path | None:
             found += [file] * (wanted <= _tensor_names(file))
     if len(found) != 1:
         which = (
-            f"{' and '.join(one.name for one in found[:3])} have them"
+            f"{' and '.join(one.name for one in found[:3])} contain them"
             if found
-            else "no file next to the program has them"
+            else "no file next to the program contains them"
         )
         raise Damaged(
             f"{len(wanted)} tensors ({sorted(wanted)[0]} among them) are in a {TENSORS_SUFFIX} file, and {which}: "

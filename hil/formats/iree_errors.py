@@ -14,6 +14,6 @@ def load_error(message: str, text: str, *, detail: str = "") -> LoadFailed:
         text: what IREE reported.
     """
     if any(part in text for part in _WRONG_TARGET):
-        hint = "the program was compiled for another CPU or device: check the board's compile flags"
+        hint = "the program was compiled for a different CPU or device: check the board's compile flags"
         return LoadFailed(message, hint=hint, detail=detail, code=ErrorCode.WRONG_TARGET)
     return LoadFailed(message, detail=detail)

@@ -208,7 +208,7 @@ def choose_function(functions: Mapping[str, Function], name: str) -> Function:
         wanted = (
             f"no function {name!r}"
             if name
-            else "several functions, and no function was selected"
+            else "multiple functions, and no function was selected"
             if offered
             else "no functions"
         )
@@ -256,7 +256,7 @@ def mlir_type(spec: TensorSpec) -> str:
         UsageError: MLIR has no type for the dtype.
     """
     if spec.dtype not in _MLIR_OF:
-        raise UsageError(f"{spec}: MLIR has no type for {spec.dtype}")
+        raise UsageError(f"{spec}: MLIR does not support {spec.dtype}")
     dims = "".join(f"{dim if isinstance(dim, int) else '?'}x" for dim in spec.shape)
     return f"tensor<{dims}{_MLIR_OF[spec.dtype]}>"
 

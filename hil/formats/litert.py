@@ -238,13 +238,13 @@ def _choose(file: str, function: str, signatures: tuple[str, ...]) -> str:
     listed = ", ".join(signatures)
     if function and function not in signatures:
         raise LoadFailed(
-            f"{file} has no function {function!r}",
+            f"function {function!r} not found in {file}",
             hint=f"--function with one of: {listed}" if signatures else "the file has no signatures: omit --function",
             option="--function",
         )
     if not function and len(signatures) > 1:
         hint = f"select a function with --function: {listed}"
-        raise LoadFailed(f"{file} has several functions", hint=hint, option="--function")
+        raise LoadFailed(f"{file} has multiple functions", hint=hint, option="--function")
     return function or (signatures[0] if signatures else "")
 
 

@@ -147,7 +147,7 @@ def test_read_methods_rejects_small_file_with_huge_content():
     builder.StartObject(2)
     builder.PrependUOffsetTRelativeSlot(1, methods, 0)
     builder.Finish(builder.EndObject(), file_identifier=b"ET12")
-    with pytest.raises(Damaged, match="the same data is referenced too often"):
+    with pytest.raises(Damaged, match="repeated references to the same data exceed the limit"):
         read_methods(memoryview(bytes(builder.Output())))
 
 
@@ -168,7 +168,7 @@ def test_tensor_file_lookup_uses_name_or_content(tmp_path: Path):
     (tmp_path / "broken.ptd").write_bytes(tensors[:40])
     assert tensors_beside(program, methods) == tmp_path / "other.ptd"
     (tmp_path / "again.ptd").write_bytes(tensors)
-    with pytest.raises(Damaged, match=r"again\.ptd and other\.ptd have them"):
+    with pytest.raises(Damaged, match=r"again\.ptd and other\.ptd contain them"):
         tensors_beside(program, methods)
     (tmp_path / "net.ptd").write_bytes(tensors)
     assert tensors_beside(program, methods) == tmp_path / "net.ptd"

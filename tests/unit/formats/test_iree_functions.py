@@ -79,7 +79,7 @@ def test_choose_function_prefers_synchronous_function():
 @pytest.mark.parametrize(
     ("names", "asked", "said"),
     [
-        (["f", "g"], "", "several functions, and no function was selected"),
+        (["f", "g"], "", "multiple functions, and no function was selected"),
         (["f", "main"], "nope", "no function 'nope'"),
         (["f$async"], "", "no functions"),
         ([], "", "no functions"),

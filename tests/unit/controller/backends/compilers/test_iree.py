@@ -170,7 +170,7 @@ def test_compiler_rejects_dtypes_missing_in_mlir(save_onnx: Save, settings: dict
         [("x", TensorProto.STRING, (4,))],
         [("y", TensorProto.STRING, (4,))],
     )
-    with pytest.raises(CompileFailed, match="no type for string"):
+    with pytest.raises(CompileFailed, match="MLIR does not support string"):
         build(path, settings)
 
 
@@ -280,8 +280,8 @@ def test_vmfb_passes_through_both_compilers(tmp_path: Path, settings: dict[str, 
     ("compiler", "runtime", "words"),
     [
         ("none", "iree", "cannot load model.onnx"),
-        ("iree", "onnxruntime", "makes programs for the runtime iree"),
-        ("gcc", "iree", "no compiler 'gcc'"),
+        ("iree", "onnxruntime", "requires the runtime iree, got onnxruntime"),
+        ("gcc", "iree", "compiler 'gcc' not found"),
     ],
 )
 def test_compiler_rejects_mismatched_runtime_and_format(
@@ -359,5 +359,5 @@ def test_very_long_feature_list_compiles_as_flag(save_onnx: Save, settings) -> N
 
 def test_unusable_ir_directory_raises_usage_error(save_onnx: Save, settings, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(UsageError, match="taken cannot be made: File exists"):
+    with pytest.raises(UsageError, match=r"cannot create .*taken: File exists"):
         build(linear(save_onnx), settings, debug_ir=tmp_path / "taken")
