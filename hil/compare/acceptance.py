@@ -90,7 +90,7 @@ def _call(criterion: Criterion, actual: Array, reference: Array) -> CriterionRes
     except BaseException as error:  # user code may raise anything, including SystemExit
         raise CriterionFailed(
             f"{criterion.text} raised {type(error).__name__}: {str(error)[:_REASON_LENGTH]}",
-            hint="correct the function; its arguments are the board's array and the reference's array",
+            hint="correct the function; the arguments are the board's array and the reference's array",
         ) from error
     reason = ""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], str):
@@ -135,7 +135,7 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     wrong_answers = {"the reference with every sign flipped": _negated, "zeros": _zeroed}
     # Criteria that measure only direction ignore the scale by design; a note reports that.
     if not _judge_classes(criteria) and not _are_of_direction(criteria):
-        wrong_answers["the reference at another scale"] = _scaled
+        wrong_answers["the reference at a different scale"] = _scaled
     for what, change in wrong_answers.items():
         if accepts(change):
             return f"{listed} would accept {what}"

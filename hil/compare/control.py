@@ -279,7 +279,7 @@ class Bound:
         jumping = self._control.jumping
         doubt = self._overflow_doubt()
         if jumping > len(self._places):
-            return Finding(np.zeros_like(wrong), doubt=doubt or f"{self._jump_text()}, too many to judge")
+            return Finding(np.zeros_like(wrong), doubt=doubt or f"{self._jump_text()}, more than can be judged")
         wrong[self._places] = self._is_no_jump(given[self._places])
         if not doubt and jumping > MAX_JUMP_SHARE * wrong.size and not self._is_some_run(given):
             doubt = f"{self._jump_text()}, more than {MAX_JUMP_SHARE:.0%}, and the output matches no run of the control"
@@ -346,7 +346,7 @@ class Bound:
         others: dict[str, Reader] = {
             "zeros": lambda start, stop: np.zeros(stop - start),
             "every sign flipped": lambda start, stop: -wanted[start:stop],
-            "values in another order": lambda start, stop: wanted[np.arange(start - 1, stop - 1)],
+            "values in a different order": lambda start, stop: wanted[np.arange(start - 1, stop - 1)],
         }
         found = [name for name, read in others.items() if self._agrees(read)]
         name = self._control.arithmetic

@@ -179,7 +179,7 @@ class _Parser:
         if bound is None:
             if measure.default is None:
                 compared = ">=" if measure.is_higher_better else "<="
-                self._refuse(f"{name} has no bound", at, hint=f"for example {name}{compared}VALUE")
+                self._refuse(f"{name} requires a bound", at, hint=f"for example {name}{compared}VALUE")
             sign, bound = ">=" if measure.is_higher_better else "<=", measure.default
         text = self._text[at : found.end()].strip()
         criterion = Criterion(f"{text}{sign}{bound:g}", measure, arguments, sign, bound)
@@ -203,8 +203,10 @@ class _Parser:
             at = self._text.index(part, found.start("arguments"))
             key, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals or key not in measure.arguments or key in values:
-                known = ", ".join(f"{one}=VALUE" for one in measure.arguments) or "nothing"
-                self._refuse(f"{found['name']} has no argument {part.strip()!r}", at, hint=f"it takes {known}")
+                known = ", ".join(f"{one}=VALUE" for one in measure.arguments) or "none"
+                self._refuse(
+                    f"invalid argument {part.strip()!r} of {found['name']}", at, hint=f"valid arguments: {known}"
+                )
             try:
                 values[key] = measure.arguments[key](value)
             except ValueError as error:
@@ -229,7 +231,7 @@ class _Parser:
         if criterion.operator.startswith(">") is not measure.is_higher_better:
             better = "higher" if measure.is_higher_better else "lower"
             self._refuse(
-                f"{criterion.text} accepts wrong answers: {better} values are better",
+                f"{criterion.text} accepts wrong outputs: {better} values are better",
                 place,
                 hint=f"use {'>=' if measure.is_higher_better else '<='}",
             )

@@ -103,7 +103,7 @@ def unsteady_text(allowed: Allowance) -> str:
     places = ", ".join(str(list(index_of(place, shape) or ())) for place in allowed.first)
     more = ", ..." if allowed.unsteady > len(allowed.first) else ""
     share = f"{allowed.unsteady} of {count(allowed.reference.size, 'value')}"
-    rule = "each allowed to differ by its jump" if allowed.is_rare else "too many to widen the tolerance"
+    rule = "each may differ by the size of the jump" if allowed.is_rare else "not rare enough to widen the tolerance"
     return f"rounding moves {share} by more than {allowed.share:.2g} of their scale ({rule}), at {places}{more}"
 
 

@@ -290,8 +290,8 @@ MEASURES = (
     Measure("mismatch_share", "share of elements out of tolerance, 0 to 1", _mismatch_share, False, 0.0, 1.0),
     Measure(
         "top",
-        "share of rows in which the reference's largest value is among the K largest on the board; ties on the board "
-        "alone count as misses",
+        "share of rows in which the reference's largest value is among the K largest on the board; ties only on the "
+        "board count as misses",
         _top,
         True,
         1.0,

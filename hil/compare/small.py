@@ -75,7 +75,9 @@ def check_small(
             text = f"{hidden}: {len(chosen)} of them differ by more than {share:.2g} of their value"
             beyond = " and the noise of the reference" if allowed else ""
             return SmallValues(f"{text}{beyond}", len(chosen), int(chosen[0]))
-        return SmallValues(f"{hidden}: in the reference they are 0 or within its noise", 0, int(counted[0]))
+        return SmallValues(
+            f"{hidden}: they are 0 in the reference, or within the noise of the reference", 0, int(counted[0])
+        )
     return None
 
 

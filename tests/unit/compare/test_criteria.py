@@ -64,7 +64,7 @@ def test_parse_accept_reads_outputs_and_criteria(text: str, output: str, criteri
         ("logits: cosin>=1", "at character 9: unknown criterion 'cosin'", "did you mean 'cosine'"),
         ("top>=1", "at character 1: unknown criterion 'top'", "topK"),
         ("top0>=1", "unknown criterion 'top0'", ""),
-        ("kl", "kl has no bound", "kl<=VALUE"),
+        ("kl", "kl requires a bound", "kl<=VALUE"),
         ("kl<=x", "at character 5: 'x' is not a finite number", ""),
         ("kl<=inf", "'inf' is not a finite number", ""),
         ("kl==1", "at character 3: expected >=, <=, > or <", ""),
@@ -76,8 +76,8 @@ def test_parse_accept_reads_outputs_and_criteria(text: str, output: str, criteri
         ("max_abs<0", "max_abs<0 is impossible", ""),
         ("set(iou=2)", "at character 5: iou is '2'", ""),
         ("set(box=circle)", "expected xyxy or cxcywh", ""),
-        ("kl(axis=1, axis=2)<=1", "no argument 'axis=2'", "axis=VALUE"),
-        ("rmse(axis=1)<=1", "no argument 'axis=1'", "it takes nothing"),
+        ("kl(axis=1, axis=2)<=1", "invalid argument 'axis=2' of kl", "axis=VALUE"),
+        ("rmse(axis=1)<=1", "invalid argument 'axis=1' of rmse", "valid arguments: none"),
     ],
 )
 def test_parse_accept_refuses_with_position_and_hint(text: str, message: str, hint: str) -> None:
