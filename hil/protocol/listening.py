@@ -144,7 +144,7 @@ def refuse_if_served(path: str) -> None:
         UsageError: a process serves the socket.
     """
     if is_served(path):
-        raise UsageError(f"unix:{path} is in use by another process", hint="stop it, or use a different address")
+        raise UsageError(f"unix:{path} is already in use", hint="stop the other process, or use a different address")
 
 
 def is_served(path: str) -> bool:
@@ -174,7 +174,7 @@ def refuse_if_taken(listen: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as error:
-        hint = "another process uses this port: stop it, or use a different port; port 0 selects a free port"
+        hint = "stop the process that uses this port, or use a different port; port 0 selects a free port"
         raise UsageError(
             f"cannot listen on {listen}: {error.strerror or error}",
             hint=hint if error.errno == errno.EADDRINUSE else "",

@@ -288,7 +288,7 @@ def test_remote_listener_requires_tls(farm_db: str, tmp_path: Path, certificate:
 
 
 def test_gateway_rejects_address_in_use(gateway: Running, farm_db: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="in use by another process"), running_gateway(farm_db, tmp_path):
+    with pytest.raises(UsageError, match="is already in use"), running_gateway(farm_db, tmp_path):
         pass
 
 

@@ -127,7 +127,7 @@ def test_agent_refuses_active_socket_and_replaces_stale_socket(tmp_path):
     listen = f"unix:{tmp_path}/s.sock"
     first = start(tmp_path / "first", listen)
     try:
-        with pytest.raises(errors.UsageError, match="in use by another process"):
+        with pytest.raises(errors.UsageError, match="is already in use"):
             start(tmp_path / "second", listen)
         client = AgentClient(Target(listen), "first")
         assert client.describe().machine.arch

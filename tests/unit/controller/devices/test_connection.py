@@ -69,7 +69,7 @@ def test_agent_serves_data_socket_before_grpc(tmp_path, monkeypatch):
 def test_second_agent_leaves_sockets_of_first(tmp_path):
     first = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
     try:
-        with pytest.raises(UsageError, match="in use by another process"):
+        with pytest.raises(UsageError, match="is already in use"):
             Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "other"))
         assert is_served(f"{tmp_path}/a.sock.data")
     finally:
