@@ -121,7 +121,7 @@ class Room(_Calls):
         """Admit a call. Raises BoardBusy if too many cancelled calls have not finished yet."""
         with self._lock:
             if self._inside >= 2 * self._most:
-                raise BoardBusy("the agent has too many active calls", hint="retry later")
+                raise BoardBusy("the agent has reached the limit of active calls", hint="retry later")
             # Calls are ordered by the time of their last message, oldest first.
             late = next(iter(self._calls)) if len(self._calls) >= self._most else None
             if late is not None:
@@ -230,7 +230,7 @@ def argument_of(requests: Iterator[Any], are_streamed: bool) -> Any:
     if are_streamed:
         return requests
     if (first := next(requests, None)) is None:
-        raise UsageError("the call has no message")
+        raise UsageError("missing request message")
     return first
 
 

@@ -27,7 +27,7 @@ _KEPT_BYTES = 1 << 12
 _MOST_DIMS = 32
 _MOST_FILE_NAME = 200
 _INT64 = 1 << 63
-_OVERWRITTEN = "the program or its runtime corrupted the worker's memory, or replied in its place"
+_OVERWRITTEN = "the program or the runtime corrupted the worker's memory, or replied in place of the worker"
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
     if max([others, *differing, *(number for one in answers for number in (one.runs, one.first))], default=0) >> 32:
         raise ipc.Garbled("run count out of range")
     if kept > MAX_KEPT or len(answers) > MAX_ANSWERS:
-        raise ipc.Garbled("more answers than a worker stores")
+        raise ipc.Garbled("more results than a worker stores")
     return Repeated(tuple(answers), sampled, others, tuple(differing))
 
 
@@ -263,7 +263,7 @@ def _output(found: Any, begin: int) -> Output:
     if dtype not in DTYPES:
         raise ipc.Garbled("output of unknown dtype")
     if dtype != "string" and nbytes_of(dtype, shape) != size:
-        raise ipc.Garbled("size of an output does not match its dtype and shape")
+        raise ipc.Garbled("size of an output does not match the dtype and shape")
     if math.prod(dim or 1 for dim in shape) >= _INT64 >> 4:
         raise ipc.Garbled("output of invalid shape")
     # Overlapping outputs would let a program make the agent send the same bytes a thousand times.

@@ -129,7 +129,7 @@ class DataServer:
     def _answer(self, frames: Frames, called: pb.DataCall) -> None:
         check_token(self._token, called.token)
         if (method := METHODS.get(called.method)) is None:
-            raise UsageError(f"the protocol has no method {called.method[:100]!r}")
+            raise UsageError(f"unknown method {called.method[:100]!r}")
         context = DataCallContext(frames, called.session)
         behaviour = getattr(self._servicers[method.service], called.method)
         path = f"/{wire.PACKAGE}.{method.service}/{called.method}"

@@ -213,14 +213,14 @@ class ForkServer:
         try:
             ours, process = ahead or self._execute()
         except OSError as error:
-            return {"error": f"cannot start its process: {error.strerror}"}
+            return {"error": f"cannot start the runtime's process: {error.strerror}"}
         self._process = process
         try:
             described = read_description(ours.receive(timeout=120))
         except ipc.Garbled:
             described = {"error": "oversized runtime description"}
         except (ipc.Closed, ipc.Late):
-            described = {"error": "its process died while importing the runtime"}
+            described = {"error": "the process died while importing the runtime"}
         if "error" in described:
             ours.close()
             process.kill()
@@ -293,7 +293,7 @@ class ForkServer:
             pid = news.pids.popleft()
             if isinstance(pid, str):
                 raise BoardUnfit(
-                    f"the board cannot start another process: {pid}",
+                    f"the board cannot start a new process: {pid}",
                     hint="stop other processes on the board, or raise the limits of hil's user (ulimit -u)",
                 )
             ended = news.ended.pop(pid, None)
@@ -308,8 +308,8 @@ class ForkServer:
         if self._awake or self._process is None:
             return BoardError("the agent's fork server died")
         return BoardUnfit(
-            "the runtime does not work on this board: its process died while importing its library",
-            hint="the board may lack memory, or its CPU may lack instructions that the library uses",
+            "the runtime does not work on this board: the process died while importing the library",
+            hint="the board may lack memory, or the CPU may lack instructions that the library uses",
         )
 
     def rest(self) -> None:

@@ -173,7 +173,7 @@ class _Worker:
 
             files = profile(order["warmup"], order["iterations"], Path(place), tool, check)
             if answers.runs not in (0, runs):
-                what = f"its profile method reported the outputs of {answers.runs} runs, expected {runs}"
+                what = f"the program's profile method reported the outputs of {answers.runs} runs, expected {runs}"
                 raise RunFailed(what, hint="call check for each run: see hil.agent.runtimes.Program")
             size = sum(file.stat().st_size for file in files)
             if size > order["limit"]:
@@ -316,7 +316,7 @@ def _describe(reference: str) -> dict[str, Any]:
         described: dict[str, Any] = ours.receive(timeout=60)
     except (ipc.Closed, ipc.Garbled, ipc.Late):
         os.kill(pid, signal.SIGKILL)
-        described = {"error": "its process died during device discovery"}
+        described = {"error": "the process died during device discovery"}
     os.waitpid(pid, 0)
     ours.close()
     return described

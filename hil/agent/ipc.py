@@ -91,7 +91,7 @@ def split(body: bytes, most: int) -> tuple[bytes, tuple[int, ...]]:
     _, count = _NUMBERS.unpack_from(body)
     end = _NUMBERS.size + 8 * count
     if count > most or end > len(body):
-        raise Garbled("too many numbers, or fewer than announced")
+        raise Garbled(f"invalid count of numbers: {count}")
     return body[end:], struct.unpack_from(f"<{count}q", body, _NUMBERS.size)
 
 

@@ -70,7 +70,7 @@ class Loaded:
         """
         outputs = self.kept[number - 1] if number <= len(self.kept) else None
         if outputs is None:
-            raise UsageError(f"outputs of answer {number} of the last call are not available")
+            raise UsageError(f"outputs of result {number} of the last call are not available")
         return outputs
 
 
@@ -142,7 +142,7 @@ class Programs:
             raise UsageError(f"a program has {len(request.files)} files, maximum {MAX_FILES}")
         names = [file.name for file in request.files]
         if request.main not in names:
-            raise UsageError(f"the program's main file {request.main[:100]!r} is not among its files")
+            raise UsageError(f"main file {request.main[:100]!r} is missing from the program's files")
         if self._policy is not None:
             self._policy.check_load(request, self._store)
 
@@ -179,7 +179,7 @@ class Programs:
                 raise
             check_names(found.inputs, found.outputs)
             known = sum(_known_size(spec) for spec in (*found.inputs, *found.outputs))
-            self._check_memory(size + known, "the program with its inputs and outputs")
+            self._check_memory(size + known, "the program with all inputs and outputs")
             with self._lock:
                 self._sessions.require(session)
                 self._loaded[worker.program_id] = Loaded(worker, session, folder, pinned)

@@ -140,7 +140,7 @@ class Agent:
                 if os.path.lexists(path):
                     raise UsageError(
                         f"cannot listen on unix:{path}: {error.strerror or error}",
-                        hint="another file is at this path: remove it, or use a different address",
+                        hint="a file exists at this path: remove it, or use a different address",
                     ) from error
             if self._data is not None:
                 try:
@@ -314,7 +314,7 @@ class SessionService:
                     raise reply
                 yield reply
         finally:
-            self._sessions.end(session, "its owner disconnected")
+            self._sessions.end(session, "the owner disconnected")
             if leaving.is_set():
                 self._goodbyes.leave(context)
 
@@ -365,7 +365,7 @@ class SessionService:
             replies.put(error)
         except Exception:
             pass  # the stream broke: end the session as after a normal close
-        self._sessions.end(session, "its owner disconnected")
+        self._sessions.end(session, "the owner disconnected")
 
 
 class BlobService:

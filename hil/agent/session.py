@@ -28,7 +28,7 @@ MOST_FENCE = (1 << 62) - 1
 # A new board starts at fence 0, but the farm may have counted for years. At one lease per second, reaching this value
 # takes a century.
 MOST_JUMP = 1 << 32
-_RESET = "if the board is unused, restart its fence count with `hil board reset-fence`"
+_RESET = "if the board is unused, restart the fence count with `hil board reset-fence`"
 _JOURNAL_BYTES = 8 << 20
 # Linux only: this clock includes suspend and is the same for all processes.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -143,7 +143,9 @@ class Sessions:
             if self._current and fence in (0, seen):
                 return None
             if fence > min(seen + MOST_JUMP, MOST_FENCE):
-                raise UsageError(f"invalid fence {fence}: too far above the board's fence {seen}")
+                raise UsageError(
+                    f"invalid fence {fence}: maximum {min(seen + MOST_JUMP, MOST_FENCE)} at the board's fence {seen}"
+                )
             if not fence and seen >= MOST_FENCE:
                 raise BoardError(f"the board has accepted fence {seen}, the largest possible", hint=_RESET)
             if self._claim and not self._claim.take(owner, purpose):
@@ -199,7 +201,7 @@ class Sessions:
         """Return the active session. Raises SessionEnded if the token does not match."""
         session = self._current
         if session is None or not hmac.compare_digest(session.token.encode(), token.encode(errors="replace")):
-            raise SessionEnded("the call has no token of the active session", hint="open a session")
+            raise SessionEnded("the call does not include the token of the active session", hint="open a session")
         return session
 
     def of_call(self, context: CallContext) -> Session:

@@ -44,7 +44,7 @@ class StoreLock:
             owner = os.pread(self._file.fileno(), 20, 0).decode(errors="replace")
             self.release()
             raise UsageError(
-                f"the store {root} is in use by another agent{owner and f' (process {owner})'}",
+                f"the store {root} is already in use by an agent{owner and f' (process {owner})'}",
                 hint="stop that agent, or use a different --store",
             ) from error
         self._file.truncate(0)

@@ -69,9 +69,9 @@ def explain_step(stepped: answers.ClockStepped, since_ns: tuple[int, int]) -> Hi
 def _open_error(error: HilError, device: str) -> BoardUnfit:
     """Return the error for a worker that failed to open the device, before reading the program."""
     return BoardUnfit(
-        f"the board cannot open {f'device {device!r}' if device else 'its default device'}: {error.message}",
+        f"the board cannot open {f'device {device!r}' if device else 'the default device'}: {error.message}",
         stage=error.stage,
-        hint="check that the device is present and its driver loaded; reset a hung device",
+        hint="check that the device is present and the driver is loaded; reset a hung device",
         detail=error.detail,
     )
 
@@ -293,10 +293,10 @@ class Worker:
     def _late(self, stage: str, timeout: float) -> StageTimeout:
         self.kill()
         return StageTimeout(
-            f"{stage} took longer than its limit of {timeout:g} s and was ended",
+            f"{stage} exceeded the limit of {timeout:g} s and was stopped",
             stage=stage,
             detail=self._last_lines(),
-            hint="raise the limit with --timeout, or check whether the program hangs",
+            hint="raise the limit with --timeout, or check the program for a hang",
         )
 
     def _exit_error(self, stage: str) -> HilError:
@@ -314,7 +314,7 @@ class Worker:
             error = out_of_memory(self._ended.peak_bytes, machine.memory_limit())
             error.detail = self._last_lines()
             return error.located(stage=stage)
-        how = "closed its connection without exiting" if code is None else exit_text(code)
+        how = "closed the connection without exiting" if code is None else exit_text(code)
         hint = _DEATHS.get(code, "")
         cause = ErrorCode.ILLEGAL_INSTRUCTION if code == -signal.SIGILL else ErrorCode.NONE
         message = f"the worker {how} during {stage}"
@@ -407,7 +407,10 @@ class Supervisor:
             BoardUnfit: the runtime does not work on this board.
         """
         if runtime not in self._servers:
-            raise LoadFailed(f"this board has no runtime {runtime!r}", hint=f"it has {', '.join(self._installed())}")
+            raise LoadFailed(
+                f"runtime {runtime!r} not found on this board",
+                hint=f"available runtimes: {', '.join(self._installed())}",
+            )
         if package := lacking(runtime):
             raise LoadFailed(
                 f"the runtime {runtime!r} is not installed on this board: it needs the Python package {package}",

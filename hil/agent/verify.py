@@ -76,7 +76,9 @@ def verify_bundle(
     name = bundle.program.runtime
     known = runtimes.known()
     if name not in known:
-        raise UsageError(f"this board has no runtime {name!r}", hint=f"it has {', '.join(sorted(known))}")
+        raise UsageError(
+            f"runtime {name!r} not found on this board", hint=f"available runtimes: {', '.join(sorted(known))}"
+        )
     supervisor = Supervisor({name: known[name]}, {})
     results = []
     try:
@@ -220,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--trusted-keys", type=Path, metavar="FILE", help="reject bundles not signed with any of these keys"
     )
-    options.add_argument("--device", default="", help="device of the runtime (default: its first)")
+    options.add_argument("--device", default="", help="device of the runtime (default: the first)")
     options.add_argument("--timeout", type=float, default=60.0, metavar="S", help="limit for loading and for each case")
     options.add_argument("--no-fallback", action="store_true", help="fail if any node runs on a different device")
     options.add_argument("--json", action="store_true", dest="as_json", help="one JSON document on stdout")

@@ -117,7 +117,7 @@ def test_agent_reports_invalid_program_as_load_error(client, add, tmp_path):
 
 def test_agent_rejects_unknown_runtime_device_or_function(client, add):
     add.push(client)
-    with pytest.raises(errors.LoadFailed, match="no runtime 'nothing'"):
+    with pytest.raises(errors.LoadFailed, match="runtime 'nothing' not found on this board"):
         add.load(client, runtime="nothing")
     with pytest.raises(errors.BoardUnfit, match="cannot find device 'nowhere'"):
         add.load(client, device="nowhere")

@@ -136,7 +136,7 @@ def test_unload_removes_files_written_by_program(board: Board, open_folder: Path
 
 def test_agent_ends_slow_answer_at_timeout(board: Board):
     start = time.monotonic()
-    with pytest.raises(errors.StageTimeout, match="run took longer than its limit of 2 s"):
+    with pytest.raises(errors.StageTimeout, match="run exceeded the limit of 2 s"):
         board.run("drip", timeout=2)
     assert time.monotonic() - start < 20
     with pytest.raises(errors.StageTimeout, match="load took longer"):

@@ -80,7 +80,7 @@ class ExecuTorchRuntime(Runtime):
     def load(self, folder: Path, main: str, device: str, function: str) -> ExecuTorchProgram:
         """Load method ``function`` of a program. "" selects the only method, or ``forward``."""
         if device not in ("", DEVICE):
-            raise LoadFailed(f"ExecuTorch has no device {device!r}", hint=f"it has {DEVICE}")
+            raise LoadFailed(f"unsupported ExecuTorch device {device!r}", hint=f"supported: {DEVICE}")
         library = _library()
         try:
             data = mapped(folder / main)
@@ -88,7 +88,7 @@ class ExecuTorchRuntime(Runtime):
             method = pick_method(methods, function)
             if method is None:
                 raise LoadFailed(
-                    f"{main} has no method {function!r}" if function else f"{main} has {len(methods)} methods",
+                    f"method {function!r} not found in {main}" if function else f"{main} has {len(methods)} methods",
                     hint=f"--function with one of {', '.join(methods) or 'none'}",
                     option="--function",
                 )

@@ -65,7 +65,9 @@ class IreeRuntime:
         except Exception as error:
             raise LoadFailed(f"IREE cannot open device {name!r}: {error}") from error
         if name not in self._devices:
-            raise LoadFailed(f"IREE has no driver for device {name!r}", hint=f"one of {rt.query_available_drivers()}")
+            raise LoadFailed(
+                f"IREE driver for device {name!r} not found", hint=f"one of {rt.query_available_drivers()}"
+            )
         hal_device = self._devices[name]
         path = folder / main
         if path.stat().st_size < 64:

@@ -47,7 +47,7 @@ class XlaAotRuntime(Runtime):
     def load(self, folder: Path, main: str, device: str, function: str) -> XlaAotProgram:
         """Load the library, and the file with its variables' values if present."""
         if device not in ("", DEFAULT_DEVICE):
-            raise LoadFailed(f"xla-aot has no device {device!r}", hint=f"it has {DEFAULT_DEVICE}")
+            raise LoadFailed(f"unsupported xla-aot device {device!r}", hint=f"supported: {DEFAULT_DEVICE}")
         path = folder / main
         _check_machine(path)
         try:
@@ -63,7 +63,7 @@ class XlaAotRuntime(Runtime):
         except ValueError as error:
             raise LoadFailed(f"{main}: {error}", hint="recompile it with this version of hil") from error
         if function and function != signature.function:
-            raise LoadFailed(f"{main} has no function {function!r}", hint=f"it has {signature.function!r}")
+            raise LoadFailed(f"function {function!r} not found in {main}", hint=f"available: {signature.function!r}")
         return XlaAotProgram(library, signature, values_beside(path))
 
 

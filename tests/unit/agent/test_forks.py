@@ -157,7 +157,7 @@ def test_fork_server_first_worker_waits_for_library_import(monkeypatch: pytest.M
 def test_fork_server_reports_board_unfit_if_import_kills_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     deadly = ForkServer("test_forks:Deadly", light=True)
-    with pytest.raises(BoardUnfit, match="died while importing its library"):
+    with pytest.raises(BoardUnfit, match="died while importing the library"):
         fork(deadly)
     deadly.stop()
 

@@ -17,7 +17,7 @@ from hil.errors import UsageError
 
 def test_store_lock_excludes_second_agent_before_release(tmp_path):
     first = StoreLock(tmp_path / "store")
-    with pytest.raises(UsageError, match=f"in use by another agent .process {os.getpid()}.") as refused:
+    with pytest.raises(UsageError, match=f"already in use by an agent .process {os.getpid()}.") as refused:
         StoreLock(tmp_path / "store")
     assert "--store" in refused.value.hint
     first.release()
@@ -41,7 +41,7 @@ def test_agent_refuses_locked_store_and_reuses_store_after_kill(tmp_path, module
     command = [sys.executable, "-m", module, "--listen", f"unix:{tmp_path}/b.sock", "--store", str(store)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert second.returncode == 2
-    assert f"in use by another agent (process {process.pid})" in second.stderr
+    assert f"already in use by an agent (process {process.pid})" in second.stderr
     assert sorted(store.rglob("*")) == before
     process.send_signal(signal.SIGKILL)
     process.wait(60)

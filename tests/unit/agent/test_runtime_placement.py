@@ -104,7 +104,7 @@ def test_onnxruntime_load_fails_without_cpu_fallback(model, monkeypatch, capfd):
 
 
 def test_onnxruntime_load_rejects_missing_provider(model):
-    with pytest.raises(LoadFailed, match="no execution provider 'CUDAExecutionProvider'"):
+    with pytest.raises(LoadFailed, match="lacks execution provider 'CUDAExecutionProvider'"):
         loaded(model, "CUDAExecutionProvider")
 
 
@@ -180,7 +180,7 @@ def test_tflite_placement_reports_delegate_without_nodes(monkeypatch):
 
 
 def test_tflite_load_rejects_missing_device():
-    with pytest.raises(LoadFailed, match="no device 'gpu'"):
+    with pytest.raises(LoadFailed, match="unsupported LiteRT device 'gpu'"):
         litert("digits.tflite", "gpu")
 
 

@@ -65,9 +65,9 @@ def test_supervisor_take_lists_missing_package(supervisor: Supervisor, name: str
 
 
 def test_supervisor_take_lists_known_runtimes_for_unknown_name(supervisor: Supervisor):
-    with pytest.raises(LoadFailed, match="no runtime 'other'") as raised:
+    with pytest.raises(LoadFailed, match="runtime 'other' not found on this board") as raised:
         supervisor.take("other", "")
-    assert raised.value.hint == "it has there"
+    assert raised.value.hint == "available runtimes: there"
 
 
 @pytest.mark.parametrize("name", LIGHT)

@@ -152,7 +152,7 @@ def test_sessions_journal_records_owners_and_times(agent):
 @pytest.mark.parametrize("fence", [2**64 - 1, 2**63, 2**62, MOST_JUMP + 8])
 def test_sessions_reject_implausible_fence_without_change(agent, tmp_path, fence):
     agent.end(agent.open("lease", fence=7))
-    with pytest.raises(UsageError, match=r"invalid fence .*: too far above the board's fence 7"):
+    with pytest.raises(UsageError, match=r"invalid fence .*: maximum \d+ at the board's fence 7"):
         agent.open("attacker", fence=fence)
     assert agent.sessions.fence == 7 and (tmp_path / "fence").read_text() == "7"
     assert agent.open("next").fence == 8

@@ -149,7 +149,7 @@ def test_verify_rejects_missing_runtime(tmp_path, capsys):
     bundle(tmp_path).save(tmp_path / "b.hilb")
     code, _, err = call(capsys, tmp_path / "b.hilb")
     assert code == 2
-    assert "this board has no runtime 'none'" in err
+    assert "runtime 'none' not found on this board" in err
 
 
 def test_verify_reports_load_error_for_invalid_model(tmp_path, capsys):
