@@ -193,10 +193,10 @@ def test_command_board_serves_unprivileged_user(connect, board, artifact_for):
 def test_command_board_rejects_directory_of_other_user(connect, board):
     board.run(["sh", "-c", f"mkdir -p /tmp/planted/command && chown {board.user} /tmp/planted/command"], check=True)
     try:
-        with pytest.raises(BoardError, match="another user"):
+        with pytest.raises(BoardError, match="belongs to a different user"):
             connect(board, folder="/tmp/planted")
         board.run(["sh", "-c", "mkdir /tmp/mine && ln -s /root /tmp/mine/command"], check=True)
-        with pytest.raises(BoardError, match="another user"):
+        with pytest.raises(BoardError, match="belongs to a different user"):
             connect(board, folder="/tmp/mine")
         assert board.run(["test", "-e", "/root/runs"]).returncode == 1
     finally:

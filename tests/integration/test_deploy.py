@@ -118,7 +118,7 @@ def test_deploy_reports_runtime_without_wheels_for_board(
         open_board(replace(choice, runtime="unheard-of"))
 
     assert raised.value.exit_code == 4
-    assert raised.value.hint == "no command supports unheard-of programs: use --runtime iree, or another board"
+    assert raised.value.hint == "no command supports unheard-of programs: use --runtime iree, or a different board"
 
 
 def test_deploy_works_for_unprivileged_user(make_board: MakeBoard, log_in: LogIn):
@@ -200,7 +200,7 @@ def test_concurrent_deploys_share_single_upload(make_board: MakeBoard, log_in: L
 
     assert places[0].build == places[1].build
     assert sorted(place.pushed_bytes > 0 for place in places) == [False, True]
-    assert any("another deploy" in text for text in said)
+    assert any("waiting for a running deploy" in text for text in said)
     assert on(board, "pgrep -f -c 'm hil[.]agent --listen'").strip() == "1"
 
 

@@ -170,7 +170,7 @@ def room_for(size: int) -> Array:
 def data_of(message: Any, room: int) -> memoryview:
     """Return the bytes of a data message, which must fit into ``room`` bytes."""
     if not isinstance(message, memoryview):
-        raise broken("expected announced data, got another message")
+        raise broken("expected announced data, got a different message")
     _expect(0 < message.nbytes <= room, "data does not match the announced size")
     return message
 
@@ -187,7 +187,9 @@ def specs_of(messages: Sequence[pb.TensorSpec], what: str) -> tuple[TensorSpec, 
         _shape(known)
         _expect(bool(spec.dtype) or not spec.shape, f"{spec.name[:100]!r} has a shape but no dtype")
         symbols = [dim for dim in spec.shape if isinstance(dim, str)]
-        _expect(max(map(len, symbols), default=0) <= _NAME_MOST, "a dimension name is too long")
+        _expect(
+            max(map(len, symbols), default=0) <= _NAME_MOST, f"a dimension name has more than {_NAME_MOST} characters"
+        )
         if spec.dtype not in ("", "string"):
             size += tensors.nbytes_of(spec.dtype, known)
     _fitting(size, most_bytes(), what)
@@ -203,7 +205,7 @@ def check_loaded(reply: pb.LoadReply) -> None:
 
 def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: int) -> pb.InvokeDone:
     """Check and return the head of an Invoke response. All outputs together may take at most ``most`` bytes."""
-    _expect(_is(message, "done"), "output data precedes its result")
+    _expect(_is(message, "done"), "output data precedes the result")
     done: pb.InvokeDone = message.done
     _few(done.outputs, _TENSORS_MOST, "outputs")
     starts, ends = len(done.start_ns), len(done.end_ns)
@@ -215,7 +217,9 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     check(heads, None if names is None else tuple(names), most)
     if done.HasField("placement"):
         _few(done.placement.parts, _PARTS_MOST, "parts of a program")
-        _expect(sum(len(part.names) for part in done.placement.parts) <= _NODES_MOST, "too many node names")
+        _expect(
+            sum(len(part.names) for part in done.placement.parts) <= _NODES_MOST, f"more than {_NODES_MOST} node names"
+        )
     if done.HasField("state"):
         _readings(done.state.readings)
     return done
@@ -303,10 +307,10 @@ def _check_outputs(heads: tuple[_Head, ...], names: tuple[str, ...] | None, most
         if size is None:
             raise broken(f"{what} has no data")
         if dtype == "string":
-            _expect(size >= 4 * math.prod(shape), f"{what} is shorter than its shape")
+            _expect(size >= 4 * math.prod(shape), f"{what} has {size} bytes, fewer than the shape requires")
         else:
             needed = tensors.nbytes_of(dtype, shape)
-            _expect(size == needed, f"{what} has {size} bytes, expected {needed} for its shape")
+            _expect(size == needed, f"{what} has {size} bytes, expected {needed} for the shape")
         total += size
     _fitting(total, most, "the outputs")
 
@@ -323,7 +327,7 @@ def _shape(dims: Sequence[int]) -> None:
 def _readings(readings: Sequence[pb.Reading]) -> None:
     _few(readings, READINGS_MOST, "readings")
     for reading in readings:
-        _expect(bool(reading.name), "a reading has no name")
+        _expect(bool(reading.name), "missing name of a reading")
         _finite(reading.value, f"the reading {reading.name[:100]!r}")
 
 
@@ -332,7 +336,7 @@ def _finite(value: float, what: str) -> None:
 
 
 def _few(items: Sequence[Any], most: int, what: str) -> None:
-    _expect(len(items) <= most, f"too many {what}: {len(items)}")
+    _expect(len(items) <= most, f"{len(items)} {what}, maximum {most}")
 
 
 def _names(names: Sequence[str], what: str, *, empty: bool = False) -> None:

@@ -76,7 +76,7 @@ class Board:
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except errors.BoardUnreachable as error:
             if self.shell is not None:
-                error.hint = "its process runs but does not respond: `hil board clean --force` stops it"
+                error.hint = "the agent's process runs but does not respond: `hil board clean --force` stops it"
                 error.detail = error.detail or self._link.log()
             self.close()
             raise
@@ -134,7 +134,7 @@ class Board:
                 if not self._link.build or self.client.info().get("build") == self._link.build:
                     break
                 gone: errors.BoardError = errors.BoardBusy(
-                    "an agent of another version replaced this agent", board=self.name
+                    "an agent of a different version replaced this agent", board=self.name
                 )
             except (errors.BoardLost, errors.BoardUnreachable, errors.SessionEnded) as error:
                 gone = error
@@ -514,7 +514,7 @@ class LoadedProgram:
             known = self._artifact.inputs
             if known is None or not fits(known, inputs):
                 raise
-            what = f"the program on the board and its model have different inputs: {error.message}"
+            what = f"the program on the board and the model have different inputs: {error.message}"
             raise errors.RunFailed(what, stage="run", board=self._board.name) from error
         return inputs
 

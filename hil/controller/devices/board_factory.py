@@ -39,7 +39,7 @@ def open_board(choice: BoardChoice) -> Board:
             wanted = choice.runtime or choice.config.runtime
             served = choice.config.command.runs(wanted)
             if not served:
-                instead = f"no command supports {wanted} programs: use --runtime iree, or another board"
+                instead = f"no command supports {wanted} programs: use --runtime iree, or a different board"
                 error.hint = error.hint.replace(COMMAND_HINT, instead)
                 error.option = "--runtime"
             if not (served and isinstance(error, NoAgentHere)):
@@ -67,5 +67,5 @@ def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Bo
     if happened := changed(lost.info, board.info):
         error.add(f"meanwhile {' and '.join(happened)}")
     else:
-        error.hint = error.hint or "the board stayed up and responds: its agent or the connection failed"
+        error.hint = error.hint or "the board stayed up and responds: the agent or the connection failed"
     return board

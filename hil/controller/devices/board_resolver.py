@@ -50,7 +50,9 @@ def open_link(choice: BoardChoice) -> Link:
     kind = next((kind for kind in KINDS if kind.is_for(choice)), None)
     name = choice.config.name
     if kind is None and not choice.target:
-        raise UsageError(f"board type {name} has no address", hint=f"use --board USER@HOST --runtime-hw-type {name}")
+        raise UsageError(
+            f"missing address for board type {name}", hint=f"use --board USER@HOST --runtime-hw-type {name}"
+        )
     if choice.faults and not (kind and kind.takes_faults):
         raise UsageError("--fault requires a simulator", hint="remove --fault, or use --runtime-hw-type sim")
     if choice.connect is not None:

@@ -545,7 +545,7 @@ class AgentConnection:
             return answers.given(call.receive())
 
     def _silent(self) -> errors.HilError:
-        detail = f"no data from its agent for {SILENCE_S:g} s"
+        detail = f"no data from the agent for {SILENCE_S:g} s"
         return errors.BoardLost("the board stopped responding", board=self.board, detail=detail)
 
     def _translated(self, error: CallFailed, stage: str = "") -> errors.HilError:
@@ -569,9 +569,9 @@ class AgentConnection:
         if self._hold and self._hold.silent:
             return self._silent()
         if error.code == "RESOURCE_EXHAUSTED" or (error.code == "INTERNAL" and "deserializ" in error.text):
-            return answers.broken(f"too large, or not a protocol message ({error.text})")
+            return answers.broken(f"over the size limit, or not a protocol message ({error.text})")
         if error.code == "UNAVAILABLE" and _REFUSED in error.text:
-            return errors.BoardBusy("the agent is busy with too many calls", board=self.board, hint=_LATER)
+            return errors.BoardBusy("the agent has reached the limit of active calls", board=self.board, hint=_LATER)
         if (ended := self._ended()) is not None:
             return ended.located(board=self.board)
         how = "did not respond in time" if error.code == "DEADLINE_EXCEEDED" else "stopped responding"

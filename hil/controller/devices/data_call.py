@@ -198,7 +198,7 @@ class DataCall:
         if message is not None:
             self._early_bytes += message.ByteSize() + _MESSAGE_OVERHEAD
         if self._early_bytes > _MAX_EARLY_BYTES:
-            raise answers.broken(f"too many responses to {self._name}")
+            raise answers.broken(f"responses to {self._name} exceed the limit")
         return message
 
     def _next(self, most: int) -> Any:

@@ -41,11 +41,11 @@ def switch(power: Power, action: str, *, board: str) -> str:
     hook = power.hooks.get(action)
     if hook is None:
         raise UsageError(
-            f"no command for {action} in the board's config"
+            f"missing command for {action} in the board's config"
             if action in ACTIONS
             else f"unknown power action {action!r}",
             board=board,
-            hint=f'add to its config: [power] {action} = ["program", "argument"], or {{ url = "http://..." }}',
+            hint=f'add to the board\'s config: [power] {action} = ["program", "argument"], or {{ url = "http://..." }}',
         )
     if isinstance(hook, Command):
         output = run_command(hook, power.timeout_s, f"{action} command", f"[power] {action}", board)
@@ -140,7 +140,7 @@ def run_command(hook: Command, timeout: float, what: str, place: str, board: str
         )
     except OSError as error:
         raise UsageError(
-            f"cannot start the {what}: {error}", board=board, hint=f"check {place} in its config"
+            f"cannot start the {what}: {error}", board=board, hint=f"check {place} in the board's config"
         ) from error
     try:
         output = process.communicate(timeout=timeout)[0]

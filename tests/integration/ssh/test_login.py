@@ -124,7 +124,7 @@ def test_missing_home_suggests_setting_home(log_in: LogIn, monkeypatch: pytest.M
     monkeypatch.setattr("pwd.getpwuid", unknown)
     monkeypatch.setattr("hil.controller.devices.ssh.openssh.is_usable", lambda: False)
     monkeypatch.delenv("HOME")
-    with pytest.raises(UsageError, match="no name or home directory") as refused:
+    with pytest.raises(UsageError, match="missing user name or home directory") as refused:
         log_in("root@host")
     assert "HOME" in refused.value.hint
 

@@ -88,7 +88,10 @@ class Both:
     @property
     def _is_rejected(self) -> bool:
         """Whether hil named a file, which it reads no further without `ssh`."""
-        named = re.search(r"(^|\s)/\S+(, line \d+: | cannot be read)|ssh refuses /|nested includes: /", self.hil.err)
+        named = re.search(
+            r"(^|\s)/\S+, line \d+: |cannot read /|ssh refuses /|includes nested deeper than \d+ levels: /",
+            self.hil.err,
+        )
         return self.transport == PARAMIKO and self.hil.code == 2 and bool(named)
 
 

@@ -108,7 +108,7 @@ class CommandClient(BoardClient):
         """
         if not self._command.runs(self._runtime):
             raise errors.UsageError(
-                f"board {self._board} has no agent, and hil has no command for the runtime {self._runtime!r}",
+                f"missing command for the runtime {self._runtime!r}: board {self._board} has no agent",
                 hint="use --runtime iree, or set a program in the [runtime] table of the board's config",
                 option="--runtime",
             )
@@ -341,7 +341,9 @@ class CommandClient(BoardClient):
                 arguments, files = signature.write_inputs(program.signature, inputs, command, run.local, run.remote)
             except OSError as error:
                 text = f"cannot write the inputs to {run.local}: {error.strerror or error}"
-                raise errors.StorageError(text, hint="free disk space, or set TMPDIR to another directory") from error
+                raise errors.StorageError(
+                    text, hint="free disk space, or set TMPDIR to a different directory"
+                ) from error
             run.send(files)
             yield run, arguments
 
@@ -368,7 +370,7 @@ class CommandClient(BoardClient):
     ) -> tuple[float, tuple[int | None, ...]]:
         """Run one command. Return its wall time, without waiting for other runs, and the size of each output file."""
         late = errors.StageTimeout(
-            f"run exceeded its limit of {timeout:g} s and was stopped",
+            f"run exceeded the limit of {timeout:g} s and was stopped",
             hint="raise the limit with --timeout, or check the program for a hang",
         )
         if left <= 0:
@@ -378,7 +380,7 @@ class CommandClient(BoardClient):
             argv, files, limit_s=limit_s, wait_s=wait_s, environment=self._command.environment
         )
         if ended.how == "busy":
-            what = f"timed out after {wait_s} s: another run is using the board"
+            what = f"timed out after {wait_s} s: a different run is using the board"
             raise errors.BoardBusy(what, hint="wait for the other run to end, or raise --wait")
         is_answer = argv[0] == program.command
         if is_answer:

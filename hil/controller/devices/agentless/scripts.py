@@ -222,10 +222,10 @@ class Store:
         done = self._script(_LOOK + _PROBE, folder, timeout=_CALL_S)
         found = parts(done.out.decode(errors="replace"))
         if done.code == _NO_FOLDER:
-            why = _first_line(done.err) or "it belongs to another user"
+            why = _first_line(done.err) or "it belongs to a different user"
             raise errors.BoardUnfit(
                 f"cannot create hil's directory {folder or '.hil'} on the board: {why}",
-                hint="set another directory in the board's config: [connection] folder",
+                hint="set a different directory in the board's config: [connection] folder",
                 detail=done.err[-DETAIL:],
             )
         complete = {"board_id", "readings", "folder", "end"} <= found.keys()
@@ -303,7 +303,8 @@ class Store:
                 return
         raise errors.BoardUnfit(
             f"not enough disk space in {self.folder} on the board: the program needs {size} bytes, {free} are free",
-            hint="remove files on the board, or set a directory on another disk: [connection] folder in its config",
+            hint="remove files on the board, or set a directory on a different disk: "
+            "[connection] folder in the board's config",
         )
 
     def free_bytes(self, minutes: int) -> int | None:
@@ -347,7 +348,8 @@ class RunFolder:
             raise errors.BoardUnfit(
                 f"not enough disk space in {self._store.folder} on the board: "
                 f"the inputs need {size} bytes, {free} are free",
-                hint="remove files on the board, or set a directory on another disk: [connection] folder in its config",
+                hint="remove files on the board, or set a directory on a different disk: "
+                "[connection] folder in the board's config",
             ) from error
 
     def command(
@@ -526,8 +528,8 @@ def failure(ended: Ended, err: str, program: str, *, loads: bool = False) -> err
         return errors.BoardUnfit(
             f"the board cannot start the command {name}: {_first_line(stderr) or f'exit code {ended.code}'}",
             stage="load",
-            hint="the program or a library it needs (glibc, libstdc++) is missing or built for another CPU, "
-            "or its directory is mounted noexec",
+            hint="the program or a required library (glibc, libstdc++) is missing or built for a different CPU, "
+            "or the directory is mounted noexec",
             detail=detail,
         )
     if ended.memory is not None:

@@ -75,12 +75,12 @@ def check_signature(signature: Signature, command: RuntimeCommand) -> None:
             continue
         if not spec.dtype:
             raise LoadFailed(
-                f"{spec}: the command writes this output's elements but not its dtype",
+                f"{spec}: the command writes the elements of this output but not the dtype",
                 hint='set tensors = "auto" or "npy" in [runtime], or use a board with an agent',
             )
         if sum(not isinstance(dim, int) for dim in spec.shape) > 1:
             raise LoadFailed(
-                f"{spec}: the command writes this {spec.dtype} output's elements but not its shape",
+                f"{spec}: the command writes the elements of this {spec.dtype} output but not the shape",
                 hint="fix the dimensions with --dim NAME=SIZE, or use a board with an agent",
             )
 
@@ -131,7 +131,7 @@ def read_output(spec: TensorSpec, file: Path) -> Array:
     except UsageError as error:
         raise RunFailed(f"cannot read output {spec.name!r}: {error.message}") from error
     except MemoryError as error:
-        raise RunFailed(f"cannot read output {spec.name!r}: its stated size exceeds memory") from error
+        raise RunFailed(f"cannot read output {spec.name!r}: the stated size exceeds memory") from error
 
 
 def _from_npy(spec: TensorSpec, array: Array) -> Array:

@@ -126,7 +126,7 @@ pythons() {
 folder_works() {
     if [ ! -e "$marker" ]; then
         for name in $ours; do
-            [ ! -e "$folder/$name" ] || { say "unusable${tab}it holds a $name that is none of hil's"; return; }
+            [ ! -e "$folder/$name" ] || { say "unusable${tab}it contains a $name that does not belong to hil"; return; }
         done
         why=$({ mkdir -p "$folder" && say "hil keeps its agent here; hil board clean removes it." >"$marker"; } 2>&1) || {
             say "unusable$tab$why"
@@ -148,7 +148,7 @@ folder_works() {
 probe() {
     # What somebody else may write to must never be run: it would run as this login.
     if [ -e "$folder" ] && [ ! -O "$folder" ]; then
-        say "unusable${tab}it belongs to another user"
+        say "unusable${tab}it belongs to a different user"
         return
     fi
     if installed; then
@@ -245,7 +245,7 @@ clean() {
     fi
     cd / && rmdir "$folder" 2>/dev/null && return
     for file in "$folder"/* "$folder"/.[!.]*; do
-        [ ! -e "$file" ] || say "left$tab$file${tab}it is none of hil's"
+        [ ! -e "$file" ] || say "left$tab$file${tab}it does not belong to hil"
     done
 }
 

@@ -108,8 +108,8 @@ _POLL_S = 0.5
 # How long to wait for a concurrent deploy over a slow link, and for a session with a different agent.
 _WAIT_S = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
 _WAITING = {
-    "locked": "waiting for another deploy to this board to finish",
-    "busy": "waiting: the agent of another version on this board is in use",
+    "locked": "waiting for a running deploy to this board to finish",
+    "busy": "waiting: the agent of a different version on this board is in use",
 }
 _NAMED = 3
 
@@ -214,8 +214,8 @@ def _wait(status: str, since: dict[str, float], say: TextSink) -> None:
     if status not in since and status in _WAITING:
         say(_WAITING[status])
     if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
-        used = "an agent of another version on the board is in use"
-        what = used if status == "busy" else "another deploy to the board did not finish"
+        used = "an agent of a different version on the board is in use"
+        what = used if status == "busy" else "the running deploy to the board did not finish"
         raise BoardBusy(what, hint="retry later, or stop it with `hil board clean --force`")
     time.sleep(_POLL_S)
 
@@ -256,7 +256,7 @@ def usable_interpreters(seen: Seen) -> list[Interpreter]:
         lines += [f"{path}: {words}" for path, words in seen.broken]
         raise packing.NoPython(
             "Python 3.10 or newer, which the agent requires, not found on the board",
-            hint=f"install python3 with its standard library, or: {packing.COMMAND_HINT}",
+            hint=f"install python3 with the standard library, or: {packing.COMMAND_HINT}",
             detail="\n".join(lines),
         )
     here = tuple(sys.version_info[:2])
@@ -265,14 +265,14 @@ def usable_interpreters(seen: Seen) -> list[Interpreter]:
 
 
 def _check_folder(seen: Seen) -> None:
-    hint = 'set another directory in the board\'s config: [connection] folder = "/..."'
+    hint = 'set a different directory in the board\'s config: [connection] folder = "/..."'
     problem = ""
     if seen.unusable:
         problem = f"is unusable: {seen.unusable}"
     elif seen.noexec:
         problem = "is on a file system mounted noexec"
     elif len(f"{seen.folder}/run/agent.sock".encode()) > LONGEST_PATH:
-        problem = "is too long for the path of a Unix socket"
+        problem = "exceeds the maximum length of a Unix socket path"
     elif ":" in seen.folder or not seen.folder.isprintable():
         problem = "contains a character that is invalid in a path list"
     if problem:
@@ -285,7 +285,7 @@ def _check_room(seen: Seen, packages: Sequence[Package]) -> None:
         have = megabytes(seen.free_bytes)
         raise BoardUnfit(
             f"the agent needs {megabytes(needed)} in {seen.folder} on the board, but only {have} are free",
-            hint='free disk space, or set another directory in the board\'s config: [connection] folder = "/..."',
+            hint='free disk space, or set a different directory in the board\'s config: [connection] folder = "/..."',
         )
 
 

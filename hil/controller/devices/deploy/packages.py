@@ -223,7 +223,7 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size < 1e7 else f"{size / 1e6:.0f} MB"
 
 
-COMMAND_HINT = 'use the board without an agent: set runtime.kind = "command" in its config'
+COMMAND_HINT = 'use the board without an agent: set runtime.kind = "command" in the board\'s config'
 
 
 @contextlib.contextmanager
@@ -234,7 +234,7 @@ def at_home() -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             f"cannot prepare the agent's packages on this machine: {error}",
-            hint="free disk space, or set TMPDIR to another directory",
+            hint="free disk space, or set TMPDIR to a different directory",
         ) from error
 
 

@@ -92,7 +92,7 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
             )
         if seen.deploying:
             raise BoardBusy(
-                "another deploy to the board is in progress",
+                "a deploy to the board is already in progress",
                 hint="retry in a moment, or use `hil board clean --force`, which does not wait",
             )
         if seen.left and act == "reset_fence":

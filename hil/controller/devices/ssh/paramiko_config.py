@@ -40,7 +40,7 @@ _HARMLESS = re.compile(
     r"|loglevel|logverbose|permitlocalcommand|remotecommand|requesttty|sendenv|setenv|serveralive\w+|stdinnull|tcpkeepalive|tunnel\w*"
     r"|numberofpasswordprompts|updatehostkeys|usekeychain|visualhostkey|ipqos|xauthlocation|clearallforwardings"
 )
-NO_SSH_HINT = "install the OpenSSH client, which supports all settings, or remove this one"
+NO_SSH_HINT = "install the OpenSSH client, which supports all settings, or remove this setting"
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -131,7 +131,9 @@ def read_settings(address: Address) -> HostSettings:
 def route(address: Address, passed: tuple[str, ...] = ()) -> tuple[Address, ...]:
     """Return the machines to log in to in order, ending with the address. Raises UsageError for a cycle."""
     if address.host in passed:
-        raise UsageError(f"the ssh config connects to {address.host} through itself", hint="check its ProxyJump")
+        raise UsageError(
+            f"the ssh config connects to {address.host} through itself", hint="check the ProxyJump setting"
+        )
     jumps = read_settings(address).jumps
     if not jumps:
         return (address,)
@@ -143,7 +145,7 @@ def _settings(
 ) -> Iterator[tuple[str, _Value]]:
     """Yield the settings for a host from a file and the included files, in order."""
     if depth > _DEEPEST:
-        raise UsageError(f"too many nested includes: {path}", hint="check its Include")
+        raise UsageError(f"includes nested deeper than {_DEEPEST} levels: {path}", hint="check the Include settings")
     try:
         if not path.is_file():
             return
@@ -186,12 +188,12 @@ def _split(line: str, where: str) -> tuple[str, str]:
     try:
         words = shlex.split(rest, comments=True)
     except ValueError as error:
-        raise UsageError(f"{where}: {error}", hint="check its quotes") from error
+        raise UsageError(f"{where}: {error}", hint="check the quotes") from error
     if not words or not keyword.isalnum():
         raise UsageError(f"{where}: invalid ssh setting {line.strip()!r}")
     many = keyword in ("host", "match", "include", "userknownhostsfile")
     if not many and keyword in _READ and len(words) > 1:
-        raise UsageError(f"{where}: too many values for {keyword}: {rest.strip()!r}")
+        raise UsageError(f"{where}: expected a single value for {keyword}, got {rest.strip()!r}")
     return keyword, shlex.join(words) if many and keyword != "match" else " ".join(words)
 
 
@@ -212,7 +214,7 @@ def _check_owner(path: Path) -> None:
     found = path.stat()
     if found.st_uid not in (0, os.getuid()) or found.st_mode & 0o022:
         raise UsageError(
-            f"ssh refuses {path}: it is writable by others or owned by another user",
+            f"ssh refuses {path}: it is writable by other users or owned by a different user",
             hint=f"chmod 600 {shlex.quote(str(path))}",
         )
 

@@ -71,7 +71,7 @@ def _check_login() -> None:
         getpass.getuser()
     except (RuntimeError, KeyError, OSError) as error:
         raise UsageError(
-            "this login has no name or home directory, which SSH requires for its keys and settings",
+            "missing user name or home directory, which SSH requires for keys and settings",
             hint="set HOME and USER in the environment",
         ) from error
 
@@ -174,13 +174,15 @@ class _MachineLogin:
         elif isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
             reasons = sorted({getattr(one, "strerror", None) or str(one) for one in error.errors.values()})
             what = f"cannot connect to {server}: {'; '.join(reasons)}"
-            hint = "check that it is on, on this network and runs sshd on this port; for another port: USER@HOST:PORT"
+            hint = (
+                "check that it is on, on this network and runs sshd on this port; for a different port: USER@HOST:PORT"
+            )
         elif isinstance(error, paramiko.ChannelException):
             what = f"cannot connect to {server} through {self._via[-1].connection.host}: {error.text}"
             hint = "check that it is on, and that the jump host allows forwarding"
         elif isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
             what = f"cannot connect to {server}: {error.strerror}"
-            hint = "check that it is on, and that this machine is on its network"
+            hint = "check that it is on, and that this machine is on the same network"
         elif isinstance(error, (OSError, EOFError, paramiko.SSHException)):
             what = f"SSH handshake with {server} failed: {str(error) or 'the connection was closed'}"
             hint = "check that this port belongs to an SSH server"

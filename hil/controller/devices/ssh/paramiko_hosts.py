@@ -106,14 +106,16 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
             f"the host key of {name} has changed: it shows {_describe(shown)}, "
             f"pinned in {pinned.file} is {_describe(pinned.key)}",
             board=self._board,
-            hint="another machine may be using its address; if the board was reinstalled, remove the old key: "
+            hint="a different machine may be using the address; if the board was reinstalled, remove the old key: "
             + shlex.join(["ssh-keygen", "-f", str(pinned.file), "-R", name]),
         )
 
     def _pin(self, name: str, key: paramiko.PKey) -> None:
         """Append the key in a single write, so that concurrent writers lose no data."""
         if not self._files:
-            raise UsageError(f"no known-hosts file for the host key of {name}", hint="set one with --known-hosts FILE")
+            raise UsageError(
+                f"missing known-hosts file for the host key of {name}", hint="set a file with --known-hosts FILE"
+            )
         path = self._files[0]
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,7 +127,7 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
         except OSError as error:
             raise StorageError(
                 f"cannot pin the host key of {name} in {path}: {error.strerror}",
-                hint="set another file: --known-hosts FILE",
+                hint="set a different file: --known-hosts FILE",
             ) from error
 
 

@@ -201,25 +201,28 @@ class Login:
         """Return the error for a server that accepted no method or closed the connection."""
         sources = [one.source for one in tried if getattr(one.source, "came", not isinstance(one.source, NoneAuth))]
         unsigned = [one.source for one in tried if isinstance(one.source, AgentKey) and _is_unsigned(one.result)]
-        ways = ", ".join(dict.fromkeys(map(str, sources))) or "nothing: no usable key, and no password"
+        ways = ", ".join(dict.fromkeys(map(str, sources))) or "none: no usable key, and no password"
         if self.locked:
             path, why = next(iter(self.locked.items()))
-            hint = f"{path} {why}: add it to the ssh agent with `ssh-add {path}`, or select another: --identity FILE"
+            hint = f"{path} {why}: add it to the ssh agent with `ssh-add {path}`, "
+            hint += "or select a different key: --identity FILE"
         elif not sources:
             hint = f"select a key with --identity FILE, add one to the ssh agent, or set {PASSWORD_VARIABLE}"
         else:
-            hint = f"install a key with `ssh-copy-id {place}`, select another with --identity FILE, "
+            hint = f"install a key with `ssh-copy-id {place}`, select a different key with --identity FILE, "
             hint += f"or set a password in {PASSWORD_VARIABLE}"
         if unsigned:
             hint = f"the agent did not sign with {unsigned[0].pkey.fingerprint}: it was declined, or the key is "
-            hint += "bound to hosts (ssh-add -h), which requires the OpenSSH client; select another: --identity FILE"
+            hint += "bound to hosts (ssh-add -h), which requires the OpenSSH client; "
+            hint += "select a different key: --identity FILE"
         if self._agent_fault:
             hint = f"the ssh agent of SSH_AUTH_SOCK {self._agent_fault}; {hint}"
         if hung_up and len(sources) > 1:
-            hint = "it may accept fewer keys; select one: --identity FILE, or IdentityFile and `IdentitiesOnly yes`"
+            hint = "the server may accept fewer keys; select a key: --identity FILE, "
+            hint += "or IdentityFile and `IdentitiesOnly yes`"
         what = "closed the connection during login" if hung_up else "refused the login"
         if any(one.result and not isinstance(one.result, Exception) for one in tried):
-            what += ": the server requires several login methods"
+            what += ": the server requires multiple login methods"
         return LoginRefused(f"{place} {what}; tried: {ways}", hint=hint)
 
     def _methods(self) -> Iterator[tuple[str, Callable[[], AuthSource | None]]]:
@@ -246,10 +249,10 @@ class Login:
         if held is not None:
             return held
         if _read_public(path):
-            self.locked[path] = "is a public key, and the ssh agent lacks its private key"
+            self.locked[path] = "is a public key, and the ssh agent lacks the private key"
             return None
         if _is_exposed(path):
-            self.locked[path] = "is readable by others, and ssh would ignore it (chmod 600)"
+            self.locked[path] = "is readable by other users, and ssh would ignore it (chmod 600)"
             return None
         prompt = f"passphrase of {path}: "
         secret = _worked.get(prompt, "")

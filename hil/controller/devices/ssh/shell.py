@@ -332,7 +332,7 @@ class Shell:
         wrote = f"wrote {words!r} and " if words else ""
         ended = f"did not end within {SHELL_START_S:g} s" if error.code is None else f"ended with code {error.code}"
         return BoardRefused(
-            f"{self.address} does not run hil's commands: another program {wrote}{ended}",
+            f"{self.address} does not run hil's commands: a different program {wrote}{ended}",
             board=self.board,
             hint="use a login with a POSIX sh that can run `sh -s`, without a forced command (ForceCommand in "
             "sshd_config, or command=... before the key in authorized_keys)",

@@ -124,7 +124,7 @@ def test_board_replaces_agent_of_other_version(lab, agent):
 def test_persistent_agent_of_other_version_raises_busy(lab, agent):
     board = lab.open(build="ours")
     agent.build = "newer"
-    with pytest.raises(BoardBusy, match="another version"):
+    with pytest.raises(BoardBusy, match="a different version"):
         board.take()
     assert lab.renewed == 1
 
@@ -306,7 +306,7 @@ def test_run_rejects_mismatched_inputs_before_sending(lab, agent, tmp_path):
         with pytest.raises(UsageError, match="does not accept"):
             loaded.run({"x": X.astype(np.float64)})
     of_model = replace(artifact, inputs=(replace(loaded.loaded.inputs[0], dtype="float64"),))
-    with board.load(of_model) as loaded, pytest.raises(RunFailed, match="and its model have different inputs"):
+    with board.load(of_model) as loaded, pytest.raises(RunFailed, match="and the model have different inputs"):
         loaded.run({"x": X.astype(np.float64)})
     assert "Invoke" not in agent.calls
 

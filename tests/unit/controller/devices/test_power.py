@@ -201,7 +201,7 @@ def test_command_timeout_kills_children(log):
 
 
 def test_missing_hook_error_names_setting():
-    with pytest.raises(UsageError, match="no command for reset") as caught:
+    with pytest.raises(UsageError, match="missing command for reset") as caught:
         switch(Power(), "reset", board="b")
     assert "[power] reset =" in caught.value.hint
 

@@ -254,7 +254,7 @@ def test_run_names_outputs_like_the_model(open_board, functions):
 
 def test_load_rejects_signature_unsupported_by_command(open_board, functions):
     board = open_board()
-    for function, words in (("half", "float16 numbers are unsupported"), ("open", "not its shape")):
+    for function, words in (("half", "float16 numbers are unsupported"), ("open", "but not the shape")):
         with pytest.raises(LoadFailed, match=words) as caught:
             board.load(artifact_of(functions, function))
         assert caught.value.stage == "load"
@@ -519,7 +519,7 @@ def test_invalid_program_raises_load_error(open_board, functions, identities, tm
         run(board, artifact_of(tmp_path / "half.vmfb", "none"))
     with pytest.raises(LoadFailed, match="missing_function"):
         run(board, artifact_of(functions, "missing_function"))
-    with pytest.raises(LoadFailed, match="several functions"):
+    with pytest.raises(LoadFailed, match="multiple functions"):
         run(board, artifact_of(identities, ""))
 
 
@@ -681,7 +681,7 @@ def test_busy_board_raises_busy_error(open_board, shell, functions):
     pid = Path(first.client.store.folder) / "pid"
     eventually(lambda: pid.exists() and pid.read_text().strip())
     try:
-        with pytest.raises(BoardBusy, match="another run"):
+        with pytest.raises(BoardBusy, match="a different run"):
             run(second, artifact_of(functions, "none"))
     finally:
         os.killpg(int(pid.read_text()), 9)
@@ -826,7 +826,7 @@ def test_missing_or_broken_command_raises_board_unfit(open_board, shell, functio
 
 
 def test_only_iree_has_built_in_command(open_board, shell):
-    with pytest.raises(UsageError, match="no command for the runtime 'onnxruntime'"):
+    with pytest.raises(UsageError, match="missing command for the runtime 'onnxruntime'"):
         open_board(runtime="onnxruntime")
     assert shell.closed
 
@@ -1059,5 +1059,5 @@ def test_undeclared_output_requires_typed_file(open_board, torch_functions):
     with pytest.raises(RunFailed, match="unsupported data encoding"):
         run(open_board(), artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))
     board = open_board(RuntimeCommand(kind="command", tensors="bin"))
-    with pytest.raises(LoadFailed, match="not its dtype"):
+    with pytest.raises(LoadFailed, match="but not the dtype"):
         run(board, artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))

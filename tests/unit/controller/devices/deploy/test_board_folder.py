@@ -20,7 +20,7 @@ from hil.errors import BoardBusy, BoardError, BoardUnfit, StorageError
 
 @pytest.mark.parametrize(
     ("folder", "reason"),
-    [("/proc/hil", "is unusable"), ("a:b", "path list"), ("deep/" * 22, "too long")],
+    [("/proc/hil", "is unusable"), ("a:b", "path list"), ("deep/" * 22, "maximum length")],
 )
 def test_deploy_rejects_unusable_directory(shell: Any, small: Small, folder: str, reason: str):
     with pytest.raises(BoardUnfit) as caught:
@@ -56,7 +56,7 @@ def test_deploy_and_clean_refuse_directory_with_user_files(shell: Any, small: Sm
     (shell.home / "store").mkdir()
     (shell.home / "store" / "thesis.txt").write_text("years of work")
 
-    with pytest.raises(BoardError, match="none of hil's"):
+    with pytest.raises(BoardError, match="does not belong to hil"):
         put(shell, small(), folder="~/")
     with pytest.raises(BoardError, match="cannot remove all of"):
         probe.clean(shell, "~/")
@@ -91,7 +91,7 @@ def test_deploy_rejects_directory_of_other_user(shell: Any, small: Small):
     probe.stop(shell, "")
     os.chown(place.folder, 12345, 12345)
 
-    with pytest.raises(BoardError, match="belongs to another user"):
+    with pytest.raises(BoardError, match="belongs to a different user"):
         put(shell, small())
 
     os.chown(place.folder, 0, 0)
@@ -114,7 +114,7 @@ def test_clean_waits_for_running_deploy(shell: Any, small: Small, monkeypatch: p
     place = put(shell, small())
     with Path(place.folder, "run", "deploy.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BoardBusy, match="another deploy to the board is in progress") as caught:
+        with pytest.raises(BoardBusy, match="a deploy to the board is already in progress") as caught:
             probe.clean(shell, "")
         assert caught.value.hint and accepts(place)
         assert probe.clean(shell, "", force=True).used_bytes

@@ -235,7 +235,7 @@ def test_login_error_without_keys_suggests_identity(person: Person) -> None:
     with pytest.raises(AuthFailure) as caught:
         ways.authenticate(Server("publickey"))
     error = ways.refused(caught.value.result, "me@pi", hung_up=False)
-    assert "nothing: no usable key, and no password" in error.message and "--identity FILE" in error.hint
+    assert "none: no usable key, and no password" in error.message and "--identity FILE" in error.hint
 
 
 def test_login_error_reports_incomplete_methods(home: Path, person: Person) -> None:
@@ -243,7 +243,7 @@ def test_login_error_reports_incomplete_methods(home: Path, person: Person) -> N
     ways = login(identity=home / "k")
     with pytest.raises(AuthFailure) as caught:
         ways.authenticate(Server("publickey", "password", keys=(fingerprint,)))
-    assert "requires several login methods" in ways.refused(caught.value.result, "me@pi", hung_up=False).message
+    assert "requires multiple login methods" in ways.refused(caught.value.result, "me@pi", hung_up=False).message
 
 
 def test_login_stops_after_server_hangs_up(home: Path, person: Person) -> None:
