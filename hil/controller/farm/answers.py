@@ -61,7 +61,7 @@ def _number(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("expected a number")
     if not (abs(value) < _MAX_NUMBER and math.isfinite(value)):
-        raise ValueError("number too large")
+        raise ValueError("number out of range")
 
 
 def _whole(value: Any) -> None:

@@ -176,7 +176,7 @@ class Place:
             raise UsageError(
                 f"cannot start the labgrid client: {error}",
                 board=self.board,
-                hint="install it (uv tool install labgrid), or set its path: [labgrid] client = ...",
+                hint="install it (uv tool install labgrid), or set the path: [labgrid] client = ...",
             ) from error
         except subprocess.TimeoutExpired as error:
             raise BoardUnreachable(f"{shlex.join(command)} timed out after {_CALL_S:g} s", board=self.board) from error

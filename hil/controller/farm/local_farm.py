@@ -59,7 +59,9 @@ def prepare_home(home: Path) -> None:
         StorageError: the directory cannot be written.
     """
     if len(os.fsencode(socket_of(home))) > LONGEST_PATH:
-        raise UsageError(f"path too long for a socket: {home}", hint=f"set {HOME_VARIABLE} to a shorter path")
+        raise UsageError(
+            f"path exceeds the maximum length for a socket: {home}", hint=f"set {HOME_VARIABLE} to a shorter path"
+        )
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         (home / LOGS).mkdir(exist_ok=True)

@@ -112,7 +112,7 @@ def is_there(file: Path) -> bool:
     except PermissionError as error:
         raise UsageError(
             f"the farm in {file.parent} belongs to a different user",
-            hint=f"use it with {FARM_VARIABLE}=HOST:PORT and a token in {TOKEN_VARIABLE}; only its owner can stop it",
+            hint=f"use it with {FARM_VARIABLE}=HOST:PORT and a token in {TOKEN_VARIABLE}; only the owner can stop it",
         ) from error
     except OSError:
         return False

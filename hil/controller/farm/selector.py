@@ -153,7 +153,7 @@ class _Parser:
         self._tokens: list[_Token] = []
         self._index = 0
         if len(text) > _LONGEST:
-            raise UsageError(f"selector too long: {len(text):,} characters, limit {_LONGEST:,}", hint=_HINT)
+            raise UsageError(f"selector has {len(text):,} characters, maximum {_LONGEST:,}", hint=_HINT)
         for at, character in enumerate(text):
             if not (character.isprintable() or character.isspace()):
                 raise self._error(f"invalid character {character!r}", at)

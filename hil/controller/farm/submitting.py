@@ -257,7 +257,7 @@ def _packed_source(request: Request, suite: Suite, context: RunContext, parcel: 
 
 def _below(file: Path, root: Path) -> Path:
     """Return a file's path relative to the suite's directory; it is the same on the board's host."""
-    hint = "import it as a bundle, which includes all files: hil bundle import FOLDER --from flagfile"
+    hint = "import it as a bundle, which includes all files: hil bundle import DIR --from flagfile"
     if is_flagfile(file.name) and re.search(
         r"^--(module|parameters|input|expected_output)=(.*[=@])?/", read_text(file), re.M
     ):

@@ -96,7 +96,7 @@ class FarmService:
             held = await leases.renew_holder(tx, lease, call.metadata.get(LEASE_SECRET_KEY, ""), context.settings)
             grant = await leases.grant_of(tx, lease, context.settings) if held else None
         if grant is None:
-            raise AccessRefused(f"lease {lease} has ended, or its key is invalid")
+            raise AccessRefused(f"lease {lease} has ended, or the key is invalid")
         with context.tunnels.opened(lease) as tunnel:
             if (owner := context.dispatch.owner(grant.board)) is not None:
                 owner.dial(tunnel.id, lease, "")

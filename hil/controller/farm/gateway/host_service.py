@@ -89,7 +89,7 @@ class HostService:
     async def _hello(self, hello: pb.Hello, call: Call, before: AttachedWorker | None) -> AttachedWorker:
         card, worker = card_of(hello.card), _worker(hello.worker)
         if before is not None and (before.board, before.worker) != (card.name, worker):
-            raise UsageError("an attached worker cannot change its name or board")
+            raise UsageError("an attached worker cannot change the name or the board")
         attending = before or AttachedWorker(card, worker)
         attending.card, attending.leases = card, set(_few(hello.leases))
         if before is None:
@@ -107,7 +107,7 @@ class HostService:
             attending.heard_at = time.monotonic()
             await call.still_good()
             if attending.outgoing.qsize() > _MOST_UNREAD:
-                raise UsageError("the worker does not read its messages")
+                raise UsageError("the worker does not read incoming messages")
             kind = message.WhichOneof("kind")
             if kind == "hello":
                 await self._hello(message.hello, call, attending)

@@ -145,7 +145,7 @@ class LeaseHolder:
             await self._call.send(pb.LeaseReply(over=why))
             return
         if granted is None:
-            raise AccessRefused(f"lease {asked.lease} has ended, or its key is invalid")
+            raise AccessRefused(f"lease {asked.lease} has ended, or the key is invalid")
         self._lease, self._key = asked.lease, asked.key
         await self._call.send(pb.LeaseReply(granted=granted))
 

@@ -213,7 +213,7 @@ class LeaseRunner:
             return
         target = self.way.target
         if target is None or target.token:
-            why = "its agent requires a token that only the host has" if target else "it has no agent"
+            why = "the agent requires a token that only the host has" if target else "it has no agent"
             raise UsageError(f"{grant.board} cannot be leased: {why}", hint="use a selector that excludes it")
         self.way.release()
         guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")

@@ -177,5 +177,5 @@ class LeaseGuard(grpc.GenericRpcHandler):
         if asked.WhichOneof("kind") == "open" and asked.open.fence != self._fence:
             raise BoardError(
                 f"sessions of this lease must use fence {self._fence}, got {asked.open.fence}",
-                hint="use the lease's board config; hil farm lease prints its path",
+                hint="use the lease's board config; hil farm lease prints the path",
             )

@@ -191,7 +191,7 @@ def stored(document: D) -> D:
     try:
         return type(document).of_json(storable(document.to_json()))
     except RecursionError as error:
-        raise UsageError(f"{type(document).__name__} is nested too deeply") from error
+        raise UsageError(f"{type(document).__name__} exceeds the nesting limit") from error
 
 
 def storable(value: Any) -> Any:

@@ -136,7 +136,7 @@ def _names(submission: int, jobs: int) -> list[str]:
 def _check(order: Submission) -> None:
     """Validate a submission before storing anything."""
     if not order.key:
-        raise UsageError("the submission has no key")
+        raise UsageError("missing submission key")
     if not 1 <= len(order.specs) <= _MOST_JOBS:
         raise UsageError(f"a submission must have 1 to {_MOST_JOBS} jobs, got {len(order.specs)}")
     if not 0 < order.timeout_s <= _LONGEST_S:
@@ -152,7 +152,7 @@ def _check(order: Submission) -> None:
             hint="request a health check with hil farm resume BOARD",
         )
     if Kind.LEASE in kinds and len(order.specs) > 1:
-        raise UsageError("a lease must be the only job of its submission")
+        raise UsageError("a lease must be the only job of the submission")
     parse(order.selector)
 
 
@@ -174,7 +174,7 @@ def _project(who: Principal, order: Submission) -> str:
     if order.project and order.project != who.project and who.role is not Role.ADMIN:
         raise AccessRefused(
             f"this token is not valid for project {order.project!r}",
-            hint=f"its project is {who.project!r}" if who.project else "the token has no project",
+            hint=f"the token's project is {who.project!r}" if who.project else "the token has no project",
         )
     return order.project or who.project
 
@@ -205,7 +205,7 @@ async def _own(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:
         raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs")
     if owners[0]["user_name"] != who.user and who.role is not Role.ADMIN:
         raise AccessRefused(
-            f"job {name} belongs to {owners[0]['user_name']}", hint="only its owner or an admin can change it"
+            f"job {name} belongs to {owners[0]['user_name']}", hint="only the owner or an admin can change it"
         )
     return submission, number
 

@@ -215,7 +215,7 @@ async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: 
     await _end(tx, queue, lease, reason, settings)
     await _decide(tx, lease, JobResult(EXIT_STAGE, "TIMEOUT", reason), settings)
     what = health.EventKind.UNHEALTHY if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
-    doubt = f"job {lease.job.name} exceeded its time limit"
+    doubt = f"job {lease.job.name} exceeded the time limit"
     await change_board(tx, lease.board, health.Event(what, doubt), settings)
 
 

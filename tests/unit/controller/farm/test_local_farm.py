@@ -32,7 +32,7 @@ def test_prepare_home_rejects_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written"):
         prepare_home(tmp_path / "file/home")
-    with pytest.raises(UsageError, match="path too long") as refused:
+    with pytest.raises(UsageError, match="path exceeds the maximum length") as refused:
         prepare_home(tmp_path / ("x" * 120))
     assert "HIL_FARM_HOME" in refused.value.hint
 

@@ -159,7 +159,7 @@ def test_parse_rejects_invalid_selector_with_position_and_hint(text: str, at: in
 
 
 def test_parse_rejects_oversized_selector():
-    with pytest.raises(UsageError, match="3,000 characters, limit 2,000"):
+    with pytest.raises(UsageError, match="3,000 characters, maximum 2,000"):
         parse("a" * 3000)
 
 

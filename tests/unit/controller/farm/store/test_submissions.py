@@ -84,14 +84,14 @@ def test_submit_reports_farm_without_boards(desk: Desk) -> None:
         ({"timeout_s": 0}, "time limit"),
         ({"timeout_s": 10**400}, "time limit"),
         ({"project": "p" * 101, "who": ADMIN}, "project name exceeds 100"),
-        ({"specs": (JobSpec(Kind.RUN, {"deep": deep(5000)}),)}, "nested too deeply"),
+        ({"specs": (JobSpec(Kind.RUN, {"deep": deep(5000)}),)}, "exceeds the nesting limit"),
         ({"timeout_s": float("nan")}, "time limit"),
         ({"timeout_s": float("inf")}, "time limit"),
         ({"max_attempts": 0}, "max_attempts must be 1 to 100"),
         ({"selector": "chip=("}, "selector"),
         ({"key": ""}, "key"),
         ({"specs": (JobSpec(Kind.HEALTH),)}, "health jobs cannot be submitted"),
-        ({"specs": (JobSpec(Kind.LEASE),) * 2}, "the only job of its submission"),
+        ({"specs": (JobSpec(Kind.LEASE),) * 2}, "the only job of the submission"),
     ],
 )
 def test_submit_rejects_invalid_order(farm: Desk, order: dict[str, Any], why: str) -> None:
