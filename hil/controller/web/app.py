@@ -129,7 +129,11 @@ def _unanswered(request: Request, error: Exception) -> Response:
 
 def _unreadable(request: Request, error: Exception) -> Response:
     """Handle read errors: an invalid file name in a record, a deleted file, or missing permissions."""
-    why = error.strerror if isinstance(error, OSError) and error.strerror else "not valid text, or nested too deeply"
+    why = (
+        error.strerror
+        if isinstance(error, OSError) and error.strerror
+        else "invalid text, or nesting exceeds the limit"
+    )
     return _page(request, 404, f"cannot read a file named in the record: {why}", "")
 
 

@@ -62,8 +62,8 @@ def find_model(named: NamedModel, folder: Path, roots: Sequence[Path]) -> FoundM
         if digest:
             return FoundModel(path, digest, inside)
     if outside:
-        why = f"{shown} is outside the served directories, and the record has no digest for it"
-        return FoundModel(None, why=f"{why}: add its directory with --runs")
+        why = f"{shown} is outside the served directories, and the record contains no digest for it"
+        return FoundModel(None, why=f"{why}: add the directory with --runs")
     why = f"{shown} is missing or unreadable"
     if is_published(folder):
         why = f"{shown} was not published: hil publish only sends the files in the session directory"

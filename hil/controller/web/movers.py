@@ -99,7 +99,7 @@ class Movers:
             return f"fewer than {ITERATIONS} iterations"
         if self.comparisons.told[index]:
             return "by interval"
-        return "by the single-run rule" if self.state[index] >= _BETTER else "too few samples for an interval"
+        return "by the single-run rule" if self.state[index] >= _BETTER else "not enough samples for an interval"
 
 
 def movers_of(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:

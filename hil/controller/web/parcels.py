@@ -127,7 +127,7 @@ def name_trouble(name: str) -> str:
         or len(parts) > _MOST_PARTS
         or max(len(one.encode()) for one in parts) > _MOST_PART
     ):
-        return "name too long"
+        return "name exceeds the length limit"
     return ""
 
 

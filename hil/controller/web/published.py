@@ -252,7 +252,7 @@ class PublishedStore:
                 hint="delete published sessions on the server, or raise --published-gb",
             )
         if is_new and len(list((self._own / "partial").iterdir())) >= _MOST_PARTIAL:
-            return Refused(507, f"too many uploads in progress: {_MOST_PARTIAL}", hint="retry later")
+            return Refused(507, f"limit of uploads in progress reached: {_MOST_PARTIAL}", hint="retry later")
         # The index is in the user's cache directory.
         if not all(has_room(place, more) for place in (self.folder, Path(platformdirs.user_cache_dir("hil")))):
             return Refused(507, "the server's disk is full", hint="free disk space on the server")

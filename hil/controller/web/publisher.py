@@ -79,7 +79,9 @@ def session_folder(name: str) -> Path:
     what = (
         f"session {name!r} is ambiguous: {', '.join(map(str, found[:5]))}" if found else f"session {name!r} not found"
     )
-    raise UsageError(what, hint="give its directory, which contains a record such as run.json or suite.json")
+    raise UsageError(
+        what, hint="specify the session's directory, which contains a record such as run.json or suite.json"
+    )
 
 
 def has_record(folder: Path) -> bool:

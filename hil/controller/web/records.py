@@ -93,7 +93,7 @@ class CaseDetail:
         try:
             found = json.dumps(self.record, indent=1, ensure_ascii=False)
         except (ValueError, RecursionError):
-            return "the record is too deeply nested to show"
+            return "the nesting of the record exceeds the limit for pages"
         return found if len(found) <= _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}\n... {len(found)} characters in total"
 
 

@@ -144,9 +144,9 @@ class Guard:
             return PlainTextResponse("Cross-site request refused.", 403)
         length = headers.get("content-length", "0")
         if not (length.isdecimal() and len(length) < 20) or int(length) > _most_body(scope):
-            return PlainTextResponse("The request is too large.", 413)
+            return PlainTextResponse("The request exceeds the size limit.", 413)
         if scope["query_string"].count(b"&") >= _MOST_FIELDS:
-            return PlainTextResponse("Too many URL parameters.", 400)
+            return PlainTextResponse("The number of URL parameters exceeds the limit.", 400)
         return None
 
     async def _visitor(self, scope: Scope, headers: Mapping[str, str]) -> Visitor | None:
@@ -185,12 +185,12 @@ class Guard:
             if not holds:
                 return PlainTextResponse("Token required for changes: start `hil web` with --token.", 403)
             if not _same_origin(headers):
-                return PlainTextResponse("Request from another site refused.", 403)
+                return PlainTextResponse("Request from a different site refused.", 403)
         return None
 
     @property
     def _not_ours(self) -> str:
-        return "Invalid token" + (" for this server and its farm." if self._access.farm else " for this server.")
+        return "Invalid token" + (" for this server and the farm." if self._access.farm else " for this server.")
 
     def _login(self, scope: Scope, given: str, query: Mapping[str, list[str]], visitor: Visitor | None) -> ASGIApp:
         """Store the login in a cookie, and remove the token from the URL, which histories and logs record."""
@@ -305,7 +305,7 @@ def _bounded(receive: Receive, most: int) -> Receive:
         message = await receive()
         read += len(message.get("body", b""))
         if read > most:
-            raise HTTPException(413, "The request is too large.")
+            raise HTTPException(413, "The request exceeds the size limit.")
         return message
 
     return receiving

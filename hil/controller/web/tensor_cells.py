@@ -21,7 +21,7 @@ def told(shown: Shown, row: int, column: int) -> Mapping[str, Any]:
         UsageError: the cell does not exist, or the tensor contains strings and has no map.
     """
     if shown.is_text:
-        raise UsageError(f"map unavailable for {shown.subject.name}: its elements are strings")
+        raise UsageError(f"map unavailable for {shown.subject.name}: the elements are strings")
     part = _part(shown.window, row, column)
     plane, array = shown.plane, shown.arrays[0]
     first = plane.index_of(part.top, part.left)

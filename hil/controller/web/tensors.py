@@ -136,7 +136,7 @@ def kept_of(session: Session, detail: CaseDetail) -> Kept:
         return Kept((), "A suite only stores tensors of cases that did not pass. To store all tensors:", keep)
     if session.kind == "bisect":
         return Kept((), "A bisection only stores tensors of layers that did not pass.")
-    return Kept((), "No tensors stored: the case ended too early, or its files were deleted.")
+    return Kept((), "No tensors stored: the case ended early, or the files were deleted.")
 
 
 def open_tensor(side: Side, dtype: str = "") -> FileTensor:

@@ -126,7 +126,7 @@ class WebClient:
         text, hint = (_text_of(answer.document.get(name)) for name in ("error", "hint"))
         text = text or f"status {answer.status}"
         if answer.status in (502, 503, 504):
-            raise FarmUnreachable(f"{self.address} is too busy: {text}", hint=hint or "retry later")
+            raise FarmUnreachable(f"{self.address} is busy: {text}", hint=hint or "retry later")
         hints = {
             401: "--token, or HIL_WEB_TOKEN, must match the token of that hil web",
             404: OTHER_SERVER,
@@ -179,7 +179,7 @@ class WebClient:
 
 def open_socket(host: str, port: int, deadline: float) -> socket.socket:
     """Connect to the first responding address of a host. Raises OSError if none responds before the deadline."""
-    error = OSError("host has no address")
+    error = OSError("no address found for the host")
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         opened = socket.socket(family, kind, protocol)
         try:

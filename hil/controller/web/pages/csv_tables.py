@@ -97,7 +97,7 @@ def case_csv(request: Request) -> Response:
     detail, beside = read_detail(one, row), number_of(request, "beside")
     tables = [(detail.against, detail.outputs), *((other.against, other.outputs) for other in detail.others)]
     if beside >= len(tables):
-        raise UsageError(f"reference not found for {row['name']}", hint="reload its page")
+        raise UsageError(f"reference not found for {row['name']}", hint="reload the page")
     against, outputs = tables[beside]
     return csv_answer.csv_rows(f"outputs of {row['name']}", _OUTPUT, [_output(against, one) for one in outputs])
 

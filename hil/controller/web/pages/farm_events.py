@@ -43,7 +43,7 @@ async def job_log(request: Request) -> Response:
     farm, name = view_of(request), request.query_params.get("name", "")
     parse_job(name)
     if len(_followed) >= _MOST_FOLLOWED:
-        return PlainTextResponse("Too many open log streams.", 503)
+        return PlainTextResponse("The limit of open log streams is reached.", 503)
     given = request.headers.get("last-event-id", "")
     after = int(given) if given.isdecimal() and len(given) < _NUMBER_DIGITS else 0
     return StreamingResponse(_log_events(request, farm, name, after), media_type="text/event-stream")
