@@ -394,5 +394,5 @@ def test_board_recover_fails_without_recovery_steps(hil, tmp_path):
     path = tmp_path / "stuck.toml"
     path.write_text('[board]\nruntime = "onnxruntime"\n[simulator]\nfaults = ["wedge:how=hang"]\n')
     ended = hil("board", "recover", path, "--timeout", "2")
-    assert ended.code == 4 and "does not work: run took longer than its limit of 2 s" in ended.out
-    assert "no [recover] steps" in ended.err
+    assert ended.code == 4 and "does not work: run exceeded the limit of 2 s" in ended.out
+    assert "missing [recover] steps and [power]" in ended.err

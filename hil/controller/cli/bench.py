@@ -41,7 +41,7 @@ from hil.errors import UsageError
     "--flagfile",
     type=FILE,
     metavar="FILE",
-    help="Flag file of iree-benchmark-module (program, function, inputs, expected outputs); its flags may follow.",
+    help="Flag file of iree-benchmark-module (program, function, inputs, expected outputs); more flags may follow.",
 )
 @click.option(
     "--min-time",

@@ -61,7 +61,7 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 @click.option(
     "--action",
     type=click.Choice(["reset", "off", "on", "cycle"]),
-    help="Action (default: reset if the config defines it, else cycle).",
+    help="Action (default: reset if the config defines it, otherwise cycle).",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait until the board responds.")
 @json_option
@@ -119,7 +119,7 @@ def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int
         text = f"{choice.name} works after: {helped}"
     elif not done.steps:
         text = f"{choice.name} does not work: {done.left.message}"
-        say(f"{choice.name}: its config has no [recover] steps and no [power]")
+        say(f"{choice.name}: missing [recover] steps and [power] in the board's config")
     else:
         text = f"{choice.name} still does not work: {done.left.message}"
     steps = [asdict(step) for step in done.steps]
@@ -134,7 +134,7 @@ def _after(choice: BoardChoice, before: str) -> None:
         raise BoardUnreachable(
             "the board has not rebooted since the reset",
             board=choice.name,
-            hint="check the hook in its config's [power]",
+            hint="check the hook in [power] of the board's config",
         )
 
 
@@ -229,7 +229,7 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
         if not is_over_ssh(choice):
             raise UsageError(
                 f"unknown store directory of the agent of {name}",
-                hint="stop the agent and specify its store with --store; simulators started by hil have no fence file",
+                hint="stop the agent and specify the store with --store; simulators started by hil have no fence file",
             )
         with shell_at(choice) as there:
             reset_there(there, choice.config.connection.folder, board=name, force=force)

@@ -52,7 +52,7 @@ def shell_at(choice: BoardChoice) -> Shell:
     if not is_over_ssh(choice):
         raise UsageError(
             f"{choice.name} is not reached over SSH",
-            hint="specify USER@HOST, ssh:ALIAS, or a board with such an address in its config",
+            hint="specify USER@HOST, ssh:ALIAS, or a board config with such an address",
         )
     return open_shell(choice.target, choice.config.connection, board=choice.name, base=choice.config.path.parent)
 

@@ -21,7 +21,7 @@ _PROJECT = "hil.toml"
 @command(epilog="Example: hil board trust board_configs")
 @click.argument("folder", default="", metavar="[DIR]")
 @click.option("--list", "lists", is_flag=True, help="List trusted directories and modified files.")
-@click.option("--remove", default="", metavar="DIR", help="Remove a directory from the trusted ones.")
+@click.option("--remove", default="", metavar="DIR", help="Stop trusting a directory.")
 @json_option
 def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     """Trust the current board configs of a directory: hil uses their addresses, commands, flags and files.
@@ -64,9 +64,13 @@ def _trusted(folder: Path) -> dict[Path, list[str]]:
     project = [*folder.glob("board_configs/*.toml"), *folder.glob(_FLOWS), *folder.glob(_PROJECT)]
     files = {path: _look(path) for path in sorted(project or folder.glob("*.toml"))}
     if not files:
-        raise UsageError(f"no board configs in {folder}", hint="expected *.toml files in it or in its board_configs")
+        raise UsageError(
+            f"no board configs in {folder}", hint="expected *.toml files in the directory or in board_configs"
+        )
     if unread := [path for path, (digest, _) in files.items() if not digest]:
-        raise UsageError(f"cannot read a program used by {unread[0]}", hint="check its [power] and [runtime] file")
+        raise UsageError(
+            f"cannot read a program used by {unread[0]}", hint="check [power] and [runtime] file in the board's config"
+        )
     keep(folder, {path: digest for path, (digest, _) in files.items()})
     return {path: asks for path, (_, asks) in files.items()}
 

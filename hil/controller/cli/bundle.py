@@ -162,7 +162,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     return answer(as_json, document, f"{path}: {form}, {size_text(opened)}")
 
 
-@bundle.command("import", epilog="Example: hil bundle import model_folder --from onnx -o model.hilb")
+@bundle.command("import", epilog="Example: hil bundle import model_dir --from onnx -o model.hilb")
 @click.argument("path", type=FILE)
 @click.option("--from", "form", required=True, metavar="FORMAT", help="Format: onnx, flagfile, golden, bpte.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Bundle file to write (default: PATH's name .hilb).")

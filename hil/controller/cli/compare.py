@@ -80,7 +80,7 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
             found.append((not output.passed, output.max_abs or 0, output, actual, wanted))
     drawable = [item for item in found if is_drawable(item[2])]
     if not drawable:
-        why = [f"{output.name}: {output.reason or f'its values are {output.dtype}s'}" for *_, output, _, _ in found]
+        why = [f"{output.name}: {output.reason or f'the values are {output.dtype}s'}" for *_, output, _, _ in found]
         why = why or [verdict.reason for verdict in verdicts.values()]
         say(f"hil: no plot written: {'; '.join(why[:3])}")
         return False

@@ -16,7 +16,7 @@ _COMMANDS = {
     "boards": ("farm_show", "List the boards: state, labels, current jobs."),
     "events": ("farm_show", "List events of boards and jobs, with reasons."),
     "logs": ("farm_result", "Show the output of a job."),
-    "result": ("farm_result", "Show the result of a job, and download its files."),
+    "result": ("farm_result", "Show the result of a job, and download the files."),
     "cancel": ("farm_result", "Cancel a queued or running job."),
     "lease": ("farm_lease", "Lease a board for exclusive use."),
     "drain": ("farm_admin", "Start no new jobs on a board."),

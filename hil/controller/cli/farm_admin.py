@@ -36,7 +36,9 @@ def token() -> None:
     required=True,
     help="Role; each role includes the previous roles.",
 )
-@click.option("--project", default="", metavar="P", help="Project to which its jobs count, in addition to the user.")
+@click.option(
+    "--project", default="", metavar="P", help="Project to which the token's jobs count, in addition to the user."
+)
 @click.option("--expires", callback=_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
 @json_option
@@ -82,7 +84,7 @@ def audit(limit: int, as_json: bool) -> None:
 
 @command(epilog="Example: hil farm gc --dry-run")
 @click.option("--days", type=click.FloatRange(0, 3660), help="Keep newer results (default: keep_days of the farm).")
-@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Show the planned deletions without deleting.")
 @json_option
 def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
     """Delete old jobs with their data, boards not served for as long, and unused files."""

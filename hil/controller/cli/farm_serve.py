@@ -41,15 +41,19 @@ _gateway_options = options(
 @command(epilog="Example: hil farm up --sim 4 --board rpi5 --detach")
 @_sims
 @click.option(
-    "--board", "boards", multiple=True, metavar="NAME|FILE", help="Board of this machine, by its config. Repeatable."
+    "--board",
+    "boards",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="Name or config of a board of this machine. Repeatable.",
 )
 @_site
-@click.option("--db", default="", metavar="URL", help="PostgreSQL URL (default: HIL_FARM_DB, else a local database).")
+@click.option("--db", default="", metavar="URL", help="PostgreSQL URL (default: HIL_FARM_DB, or a local database).")
 @click.option(
     "--listen", default="", metavar="HOST:PORT", help="Also serve users and hosts on other machines, over TLS."
 )
 @_gateway_options
-@click.option("--detach", is_flag=True, help="Return once the farm is up and its boards are checked.")
+@click.option("--detach", is_flag=True, help="Return when the farm is up and the boards are checked.")
 @json_option
 def up(detach: bool, as_json: bool, **settings: Any) -> int:
     """Run a farm on this machine: a database, a gateway, and these boards. Stop it with Ctrl-C or hil farm down.

@@ -48,7 +48,7 @@ schedule_options = options(
         show_default=True,
         metavar="S",
         callback=seconds,
-        help="Maximum time that a job may use its board.",
+        help="Maximum time that a job may use a board.",
     ),
     click.option(
         "--max-attempts",
@@ -65,7 +65,7 @@ _bundle_options = options(
     click.option("--key", type=FILE, metavar="PUB", help="Bundles: require a signature by a key in this file."),
 )
 _suite_options = options(
-    click.option("--suite", "as_suite", is_flag=True, help="Run a model file as a suite, with all its layers."),
+    click.option("--suite", "as_suite", is_flag=True, help="Run a model file as a suite, with all layers."),
     flow_option("iree", repeats=True),
     case_options,
     click.option("--confirm", type=click.IntRange(min=0), default=0, metavar="N", help="Rerun mismatches N times."),
@@ -138,7 +138,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
             loads.append((_load(farm, kind, words, how, mine), how))
         load, how = loads[0]
         if not any(one.specs for one, _ in loads):
-            say(f"hil: nothing to run: {words[0]} has no cases that match the options")
+            say(f"hil: no cases to run: no case of {words[0]} matches the options")
             return EXIT_NOTHING_RAN
         if len(targets) > 1:
             sent = {

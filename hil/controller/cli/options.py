@@ -337,5 +337,5 @@ def refuse_beside_resume(*others: str) -> None:
         if name not in others:
             raise UsageError(
                 f"{option} cannot be given with --resume",
-                hint="a resumed run keeps its settings; to change them, start a new run",
+                hint="a resumed run uses the original settings; to change them, start a new run",
             )

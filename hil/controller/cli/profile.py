@@ -22,7 +22,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 # Options that select a profile among several, and the directory with stored runs.
 _choice = options(
-    click.option("--case", default="", metavar="NAME", help="Model, if the run has several."), runs_option
+    click.option("--case", default="", metavar="NAME", help="Model, if the run has more than one."), runs_option
 )
 _top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Number of rows to show.")
 _plot = click.option("--plot", type=_FILE, metavar="FILE", help="Also plot to FILE: .png, .svg or .pdf.")

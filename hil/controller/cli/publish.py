@@ -17,7 +17,7 @@ from hil.controller.cli.screen import Bars, answer, say
 @click.option("--token", default="", metavar="TEXT", envvar="HIL_WEB_TOKEN", help="Token of the server.")
 @click.option("--as", "name", default="", metavar="NAME", help="Name of the session on the server.")
 @click.option("--no-tensors", is_flag=True, help="Exclude .npy and .npz files.")
-@click.option("--plain-http", is_flag=True, help="Send the token unencrypted to another machine.")
+@click.option("--plain-http", is_flag=True, help="Send the token unencrypted to a remote machine.")
 @json_option
 def publish(
     session: str, address: str, token: str, name: str, no_tensors: bool, plain_http: bool, as_json: bool

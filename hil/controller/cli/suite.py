@@ -104,7 +104,7 @@ Examples:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Rerun mismatches N times, on the same and another board, to detect flaky cases and bad boards.",
+    help="Rerun mismatches N times, on the same and a different board, to detect flaky cases and bad boards.",
 )
 @click.option("--keep-all", is_flag=True, help="Also store the tensors of passed cases.")
 @cache_options
@@ -156,7 +156,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         print_summary(Console(), stored.folder)
     else:
         chosen = " that match the options" if stored.head["suite_ids"] else ""
-        say(f"hil: nothing ran: {stored.head['source']} has no cases{chosen}")
+        say(f"hil: no cases ran: {stored.head['source']} has no cases{chosen}")
     return int(stored.head["exit_code"])
 
 
@@ -223,7 +223,7 @@ def expect(folder: Path, update: bool, path: Path | None) -> None:
     from hil.controller.workloads.suites.job import expect_from
 
     text = expect_from(folder, path, update=update)
-    click.echo(text.rstrip() or "nothing to change")
+    click.echo(text.rstrip() or "no changes")
 
 
 @suite.command(epilog="Example: hil suite diff hil-suites/monday hil-suites/tuesday --json")

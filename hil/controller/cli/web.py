@@ -85,7 +85,7 @@ def web(
         )
     if token and not is_loopback(host) and len(token) < SHORTEST_TOKEN:
         raise UsageError(
-            f"token too short: access from other machines requires at least {SHORTEST_TOKEN} characters",
+            f"invalid --token: access from other machines requires at least {SHORTEST_TOKEN} characters",
             hint="create a token: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     if not 0 <= published_gb < 1e9:

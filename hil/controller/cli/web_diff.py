@@ -18,7 +18,7 @@ from hil.errors import UsageError
 @click.argument("b", type=FILE, metavar="B")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port to listen on (default: any free port).")
 @click.option(
-    "--open/--no-browser", "opens", default=True, help="Open the page in a browser, or only print its address."
+    "--open/--no-browser", "opens", default=True, help="Open the page in a browser, or only print the address."
 )
 def diff(a: Path, b: Path, port: int, opens: bool) -> None:
     """Compare two .npy files by element in a browser until Ctrl-C; B is the reference.
