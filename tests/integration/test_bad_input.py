@@ -239,10 +239,12 @@ def test_run_lists_all_open_dimensions(hil, simulator, tmp_path):
     save_model(tmp_path / "open.onnx", [node], values, [("y", FLOAT, ["N", "M"])])
     refused(
         hil("run", "open.onnx", "--board", simulator, "--json"),
-        "dimensions 'N' and 'K' and 'M' are open", "--dim N=1 --dim K=1 --dim M=1",
+        "missing size for dimensions 'N' and 'K' and 'M'", "--dim N=1 --dim K=1 --dim M=1",
     )  # fmt: skip
     sizes = ("--dim", "N=2", "--dim", "K=3")
-    refused(hil("run", "open.onnx", "--board", simulator, *sizes, "--json"), "dimension 'M' is open", "--dim M=1")
+    refused(
+        hil("run", "open.onnx", "--board", simulator, *sizes, "--json"), "missing size for dimension 'M'", "--dim M=1"
+    )
     ended = hil("run", "open.onnx", "--board", simulator, *sizes, "--dim", "M=4", "--json")
     ends(ended, 0, "PASS")
     assert ended.case["name"] == "open"
@@ -255,7 +257,7 @@ def test_run_without_pytorch_suggests_torch_extra(hil, tmp_path):
     if importlib.util.find_spec("torch"):
         pytest.skip("torch is installed here")
     (tmp_path / "net.pt2").write_bytes(b"PK")
-    refused(hil("run", "net.pt2", "--json"), "takes PyTorch", "pip install 'hil[torch]'")
+    refused(hil("run", "net.pt2", "--json"), "requires PyTorch", "pip install 'hil[torch]'")
 
 
 def test_compile_reports_unwritable_directory_with_valid_option(hil, doubling):

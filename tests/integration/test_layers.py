@@ -103,7 +103,7 @@ def test_layers_handles_open_dimensions(hil, tmp_path):
         ((DIGITS / "digits_cnn.onnx", "--from", "conv3"), "did you mean 'conv"),
         ((DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "conv1"), "'conv1' does not depend on 'conv2'"),
         ((DIGITS / "digits_cnn.onnx", "--save", "/proc/no"), "cannot write to"),
-        ((DIGITS / "digits_cnn.onnx", "--input", "picture=x.npy"), "no tensor 'picture'"),
+        ((DIGITS / "digits_cnn.onnx", "--input", "picture=x.npy"), "unknown or duplicate tensor 'picture'"),
     ],
 )
 def test_layers_rejects_invalid_arguments(hil, arguments, word):

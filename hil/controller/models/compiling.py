@@ -109,7 +109,7 @@ def _last_phase(log: Path, start: int) -> str:
 
 
 def compiling(
-    what: str = "compiling", *, died: str = "the compiler died", failed: str = "the model cannot be compiled"
+    what: str = "compiling", *, died: str = "the compiler crashed", failed: str = "cannot compile the model"
 ) -> contextlib.AbstractContextManager[None]:
     """Name the errors of an isolated compiler call, see :func:`hil.controller.storage.isolated.naming_errors`."""
     return naming_errors("compile", what, CompileFailed, failed, crash=CompileCrashed, died=died)
@@ -163,7 +163,9 @@ def making_debug_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}", hint="--debug-ir names a folder") from error
+        raise UsageError(
+            f"cannot create {folder}: {error.strerror}", hint="pass a writable directory to --debug-ir"
+        ) from error
 
 
 def native_compiler() -> Path:
@@ -174,7 +176,7 @@ def native_compiler() -> Path:
             return binary
     if found := shutil.which("iree-compile"):
         return Path(found)
-    raise UsageError("there is no iree-compile", hint="pip install iree-base-compiler")
+    raise UsageError("iree-compile not found", hint="pip install iree-base-compiler")
 
 
 def run_logged(

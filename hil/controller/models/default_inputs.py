@@ -75,7 +75,7 @@ def override_defaults(model: Model, tensors: Mapping[str, Array], context: RunCo
         with temporary_folder("hil-defaults-") as scratch:
             save_tensors(Path(scratch), tensors)
             arguments = {"model": str(model.path.absolute()), "tensors": scratch, "folder": str(folder)}
-            failed = f"the default values of {model.path.name} cannot be replaced"
+            failed = f"cannot replace the default values of {model.path.name}"
             with naming_errors("import", "replacing default values", ImportFailed, failed):
                 log = Path(scratch) / "write.log"
                 context.isolated.call(write, arguments, timeout=IMPORT_TIMEOUT_S, log=log)

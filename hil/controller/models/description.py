@@ -44,7 +44,7 @@ def description(
     """
     if outputs is not None and not outputs:
         raise ImportFailed(
-            f"the function {function!r} of {file} has no outputs", hint="a model that returns nothing cannot be checked"
+            f"function {function!r} of {file} has no outputs", hint="return at least one output for hil to check"
         )
     sizes = dims or {}
     check_dims(file, sizes, {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
@@ -67,8 +67,8 @@ def description(
 def check_dims(file: str, dims: Mapping[str, int], symbols: Collection[str]) -> None:
     """Raise UsageError for sizes of dimensions that the model does not have."""
     if unknown := sorted(set(dims) - set(symbols)):
-        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
-        raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+        have = ", ".join(sorted(symbols)) or "none (all dimensions are fixed)"
+        raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"symbolic dimensions: {have}")
 
 
 def digest_of_files(digests: Mapping[str, str]) -> str:

@@ -56,8 +56,7 @@ def check_known(names: Iterable[str], symbols: Mapping[str, set[str]], option: s
     known = {symbol for own in symbols.values() for symbol in own}
     if unknown := sorted(set(names) - known):
         models = [*list(symbols)[:5], *(["..."] if len(symbols) > 5 else [])]
-        what = f"{models[0]} has no" if len(models) == 1 else f"none of {', '.join(models)} has a"
         raise UsageError(
-            f"{option} {unknown[0]}: {what} dimension of that name",
-            hint=f"{did_you_mean(unknown[0], known)}symbolic dimensions: {', '.join(sorted(known)) or 'all fixed'}",
+            f"{option} {unknown[0]}: dimension not found in {', '.join(models)}",
+            hint=f"{did_you_mean(unknown[0], known)}symbolic dimensions: {', '.join(sorted(known)) or 'none'}",
         )

@@ -61,14 +61,14 @@ class ExecuTorchBackend:
             if option not in self.options:
                 known = "".join(f", --{one}={default}" for one, default in self.options.items())
                 raise UsageError(
-                    f"ExecuTorch's backend {name} has no flag '--{option}={value}'",
-                    hint=f"{did_you_mean(option, self.options)}it takes --backend=NAME{known}",
+                    f"unsupported flag '--{option}={value}' of ExecuTorch backend {name}",
+                    hint=f"{did_you_mean(option, self.options)}expected --backend=NAME{known}",
                 )
         for variable in self.environment:
             if not os.environ.get(variable):
                 raise UsageError(
-                    f"ExecuTorch's backend {name} needs its vendor's SDK: {variable} is not set",
-                    hint=f"install the SDK and set {variable} to its folder",
+                    f"ExecuTorch backend {name} requires the vendor's SDK: {variable} is not set",
+                    hint=f"install the SDK and set {variable} to the SDK directory",
                 )
         return {**self.options, **options}
 
@@ -123,9 +123,9 @@ def recipe_inputs(settings: Mapping[str, Any]) -> dict[str, Any]:
     backend = pick_backend(name)
     if backend.quantizer is None:
         able = ", ".join(one for one, other in executorch_backends().items() if other.quantizer)
-        raise UsageError(f"ExecuTorch's backend {name} has no quantizer", hint=f"those with one: {able}")
+        raise UsageError(f"ExecuTorch backend {name} has no quantizer", hint=f"backends with a quantizer: {able}")
     if not all(isinstance(value, str) for value in options.values()):
-        raise UsageError(f"options of ExecuTorch's backend {name} are texts, not {options!r:.80}")
+        raise UsageError(f"invalid options of ExecuTorch backend {name}: expected strings, got {options!r:.80}")
     return {**backend.made_by(), "options": backend.given(name, options)}
 
 

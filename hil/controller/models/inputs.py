@@ -80,8 +80,8 @@ def make_inputs(
         _bind(by_name[name], array.shape, sizes)
     if unknown := [spec for spec in specs if not spec.dtype and spec.name not in chosen]:
         raise UsageError(
-            f"the program does not say what tensor its input {unknown[0].name!r} is, and none is given",
-            hint="--input, one for each input in order: x.npy, or 4x8xf32=@x.bin, or 4x8xf32=1 2 3",
+            f"missing input {unknown[0].name!r}: the program does not specify the dtype and shape",
+            hint="pass --input for every input, in order: x.npy, 4x8xf32=@x.bin or 4x8xf32=1 2 3",
             option="--input",
         )
     missing = [spec for spec in specs if spec.name not in chosen]
@@ -137,9 +137,9 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
     name, equals, _ = text.partition("=")
     # The text starts with a name, not with a type, file or number.
     if equals and not text.startswith("@") and not (form and mlir_dtype(form["type"])):
-        raise UsageError(f"the model has no tensor {name!r}, or it is given twice", hint=_signature(specs))
+        raise UsageError(f"unknown or duplicate tensor {name!r}", hint=_signature(specs))
     if not specs:
-        raise UsageError(f"{text[:80]!r} is one too many: every tensor of the model is given already")
+        raise UsageError(f"unexpected tensor value {text[:80]!r}: all tensors of the model are given")
     return {specs[0].name: _value(text, specs[0], strict)}
 
 
@@ -152,7 +152,7 @@ def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
     try:
         array = np.asarray(value)
     except Exception as error:  # a ragged list or a tensor on a GPU, for example: exception types vary
-        raise UsageError(f"{what} is no array: {error}", hint="give a numpy array") from error
+        raise UsageError(f"cannot convert {what} to an array: {error}", hint="pass a numpy array") from error
     if array.dtype.kind == "U":
         array = array.astype(object)
     elif spec is not None and spec.dtype:
@@ -172,8 +172,8 @@ def refuse_misfit(spec: TensorSpec, array: Array) -> None:
 def _refuse_misfit(spec: TensorSpec, found: str, shape: Sequence[int]) -> None:
     if not spec.accepts(found, shape):
         raise UsageError(
-            f"input {spec.name!r} takes {type_text(spec.dtype, spec.shape)}, got {type_text(found, shape)}",
-            hint="hil never converts what it is given: save it with this dtype and shape",
+            f"input {spec.name!r}: expected {type_text(spec.dtype, spec.shape)}, got {type_text(found, shape)}",
+            hint="hil does not convert inputs: save the tensor with the expected dtype and shape",
         )
 
 
@@ -193,7 +193,7 @@ def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None
     """Set sizes for symbolic dimensions from a tensor's shape."""
     for dim, size in zip(spec.shape, shape, strict=bool(spec.dtype)):
         if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
-            raise UsageError(f"input {spec.name!r} has {size} where dimension {dim!r} is {sizes[dim]}")
+            raise UsageError(f"input {spec.name!r} has size {size} for dimension {dim!r}, expected {sizes[dim]}")
 
 
 class OpenDimensions(UsageError):
@@ -222,15 +222,15 @@ def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
     if needs:
         names = [need for need in needs if not need.startswith("--")]
         what = f"dimension{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}" if names else "a dimension"
-        raise OpenDimensions(f"{', '.join(texts)}: {what} {'are' if len(names) > 1 else 'is'} open", list(needs))
+        raise OpenDimensions(f"{', '.join(texts)}: missing size for {what}", list(needs))
 
 
 def _signature(specs: Sequence[TensorSpec]) -> str:
     if not specs:
-        return "there is none"
+        return "expected tensors: none"
     if not specs[0].dtype:
-        return "the board alone knows the names: leave them out, and give the files in order"
-    return f"there is {', '.join(map(str, specs[:10]))}{', ...' if len(specs) > 10 else ''}"
+        return "only the board knows the names: pass the files in order, without names"
+    return f"expected tensors: {', '.join(map(str, specs[:10]))}{', ...' if len(specs) > 10 else ''}"
 
 
 def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
@@ -239,23 +239,25 @@ def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
         return _iree_value(form, spec, strict)
     if _NUMBER.match(text) and not exists(text):
         if not spec.dtype:
-            raise UsageError(f"{text[:80]!r} has no type, and {spec.name!r} is a tensor", hint=f"f32={text[:80]}")
+            raise UsageError(f"missing type of {text[:80]!r} for tensor {spec.name!r}", hint=f"f32={text[:80]}")
         return _elements(text, spec.dtype, (), spec)
     file, _, key = text.removeprefix("@").partition(".npz:")
     path = Path(f"{file}.npz" if key else file)
     if path.suffix == ".npz":
         with Npz(path) as archive:
             if not key and len(archive.keys) > 1:
-                raise UsageError(f"{path} holds several arrays", hint=f"name one: {path}:{archive.keys[0]}")
+                raise UsageError(f"{path} has several arrays", hint=f"choose one: {path}:{archive.keys[0]}")
             key = key or next(iter(archive.keys), "key")
             if key not in archive.keys:
-                raise UsageError(f"{path} has no {key!r}", hint=f"it holds {', '.join(archive.keys[:20]) or 'nothing'}")
+                raise UsageError(
+                    f"{path} has no array {key!r}", hint=f"arrays: {', '.join(archive.keys[:20]) or 'none'}"
+                )
             return typed(archive.read(key, fits_spec(spec, strict)), spec.dtype)
     if path.suffix == ".npy":
         return load_npy(path, spec.dtype, fits=fits_spec(spec, strict))
     if path.suffix == ".pb":
         return load_pb(path)
-    raise UsageError(f"{text[:80]!r} is nothing that hil can read", hint=f"one of {_FORMS}")
+    raise UsageError(f"invalid tensor value {text[:80]!r}", hint=f"expected one of {_FORMS}")
 
 
 def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
@@ -291,11 +293,11 @@ def _elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) ->
     words = re.sub(r"[\[\],;]", " ", text).split()
     count = math.prod(shape)
     if len(words) not in (1, count):
-        raise UsageError(f"{text[:80]!r} has {len(words)} values, {count} are needed", hint=f"for {spec}")
+        raise UsageError(f"{text[:80]!r} has {len(words)} values, expected {count}", hint=f"for {spec}")
     try:
         values = [_element(word, name) for word in words]
     except ValueError as error:
-        raise UsageError(f"{text[:80]!r} holds what is no {name}: {error}", hint=f"for {spec}") from error
+        raise UsageError(f"invalid {name} value in {text[:80]!r}: {error}", hint=f"for {spec}") from error
     flat = np.array(values, dtype=object if name == "string" else np.complex128 if "complex" in name else None)
     if "int" in name:
         low, high = _limits_of(name)
@@ -311,7 +313,7 @@ def _zeros(shape: tuple[int, ...], name: str) -> Array:
     try:
         return np.zeros(shape, dtype_of(name))
     except (MemoryError, ValueError) as error:  # out of memory, or beyond numpy's limits
-        raise UsageError(f"there is no room for {type_text(name, shape)}") from error
+        raise UsageError(f"cannot allocate {type_text(name, shape)}") from error
 
 
 def _element(word: str, name: str) -> Any:
@@ -333,10 +335,12 @@ def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Arr
         if all(re.fullmatch(r"arr_\d+", key) and key not in by_name for key in names):
             # numpy's default names for unnamed arrays, in order
             if len(names) > len(specs):
-                raise UsageError(f"{path} holds {len(names)} arrays", hint=_signature(specs))
+                raise UsageError(
+                    f"{path} has {len(names)} arrays, expected at most {len(specs)}", hint=_signature(specs)
+                )
             names = dict(zip(archive.keys, by_name, strict=False))
         if unknown := [name for name in names.values() if name not in by_name]:
-            raise UsageError(f"the model has no tensor {unknown[0]!r}, which {path} holds", hint=_signature(specs))
+            raise UsageError(f"unknown tensor {unknown[0]!r} in {path}", hint=_signature(specs))
         return {
             name: typed(archive.read(key, fits_spec(by_name[name], strict)), by_name[name].dtype)
             for key, name in names.items()
@@ -414,7 +418,7 @@ def _limits_of(name: str) -> tuple[float, float]:
 
 def _within(spec: TensorSpec, bounds: tuple[float, float], low: float, high: float) -> tuple[float, float]:
     if not low <= high:
-        raise UsageError(f"no {spec.dtype} lies between {bounds[0]:g} and {bounds[1]:g}", hint=f"for input {spec}")
+        raise UsageError(f"no {spec.dtype} value between {bounds[0]:g} and {bounds[1]:g}", hint=f"for input {spec}")
     return low, high
 
 
@@ -456,9 +460,9 @@ def _read(file: Path) -> list[dict[str, Array]]:
     arrays = load_npz(file)
     counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
     if not counts or min(counts.values()) < 1 or len(set(counts.values())) > 1:
-        held = ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"
+        held = ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "none"
         raise UsageError(
-            f"{file} must hold an array for each input, all with the same number of samples in front; it holds {held}",
-            hint="numpy.savez(FILE, image=images), where images[0] is what the model takes as image",
+            f"invalid arrays in {file}: {held}: expected one per input, with the number of samples as first dimension",
+            hint="numpy.savez(FILE, image=images), with one sample of the input image in images[0]",
         )
     return [{name: array[index] for name, array in arrays.items()} for index in range(next(iter(counts.values())))]

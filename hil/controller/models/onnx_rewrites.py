@@ -54,7 +54,7 @@ def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
     try:
         converted = convert_opset(model, OPSET)
     except Exception as error:  # the importer may still accept the unconverted model
-        print(f"note: stays at opset {version}: {first_line(error)}", flush=True)
+        print(f"note: cannot convert opset {version}: {first_line(error)}", flush=True)
         return
     yield _converter(version), converted
 
@@ -127,7 +127,9 @@ def _rounding(node: Any, graph: Any) -> str:
         return "floor"
     if (values <= 1).all():
         return "ceil"
-    raise ValueError(f"{node_label(node)} both enlarges and shrinks: Resize {_OLD_RESIZE} rounds each axis its own way")
+    raise ValueError(
+        f"{node_label(node)} both enlarges and shrinks: Resize {_OLD_RESIZE} rounds these axes differently"
+    )
 
 
 def _flatten_hardmax(graph: Any) -> None:

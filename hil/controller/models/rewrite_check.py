@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Both models run on the same kernels without optimizations, so only rounding may differ.
 _EPSILONS = 16
-_HINT = "the board was given a wrong model: export it with opset 17 or newer, without local functions"
+_HINT = "the board received an incorrect model: export it with opset 17 or newer, without local functions"
 
 
 def is_rewritten(model: Model, makers: Iterable[str]) -> bool:

@@ -67,7 +67,7 @@ def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[An
     """
     if not is_torch(model):
         raise UsageError(
-            f"a torch.nn.Module or an ExportedProgram is wanted, got {type(model).__name__}",
+            f"expected a torch.nn.Module or an ExportedProgram, got {type(model).__name__}",
             hint="export_module(module, (torch.randn(1, 8),), 'model.pt2')",
         )
     import torch
@@ -75,7 +75,7 @@ def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[An
     if isinstance(model, torch.export.ExportedProgram):
         return model, _named(model, inputs)
     args, kwargs = torch.utils._pytree.tree_map(_tensor, _call("module", inputs))
-    hint = "" if inputs else "a module needs its inputs, to be traced with"
+    hint = "" if inputs else "pass example inputs: torch.export requires them for tracing"
     with foreign_errors(ImportFailed, f"torch.export cannot export {type(model).__name__}", hint=hint):
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     return program, _traced(program, (args, kwargs))
@@ -85,8 +85,8 @@ def _call(what: str, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Convert inputs to positional and keyword arguments."""
     if isinstance(inputs, str) or not isinstance(inputs, Mapping | Sequence):
         raise UsageError(
-            f"the inputs of a {what} are a sequence or a mapping of its arguments, got {type(inputs).__name__}",
-            hint="one argument is (x,)",
+            f"invalid inputs of a {what}: expected a sequence or a mapping of arguments, got {type(inputs).__name__}",
+            hint="pass a single argument as (x,)",
         )
     return ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
 
@@ -98,7 +98,7 @@ def save_program(program: Any, path: Path) -> None:
     try:
         torch.export.save(program, path)
     except (OSError, RuntimeError) as error:
-        raise UsageError(f"{path} cannot be written: {error}") from error
+        raise UsageError(f"cannot write {path}: {error}") from error
 
 
 def _traced(program: Any, inputs: Any) -> dict[str, Array]:
@@ -123,16 +123,16 @@ def _named(program: Any, inputs: Any) -> dict[str, Array]:
     nested = any(isinstance(value, Mapping | list | tuple) for value in call[1].values())
     if isinstance(inputs, Mapping) and inputs.keys() <= set(names) and not nested:
         return {name: _array(name, value) for name, value in inputs.items()}
-    takes = f"it takes {', '.join(names)}"
+    takes = f"tensor inputs: {', '.join(names)}"
     places = dict(zip(_places(program, program.call_spec.in_spec.unflatten(range(len(wanted)))), wanted, strict=True))
     given = _places(program, call)
     if unknown := given.keys() - places.keys():
-        raise UsageError(f"the program takes no tensor as {min(unknown)}", hint=takes)
+        raise UsageError(f"unknown input of the program: {min(unknown)}", hint=takes)
     found: dict[str, Array] = {}
     for place, (name, spec) in places.items():
         if is_tensor(spec.arg):
             if place not in given:
-                raise UsageError(f"the program needs {place} as well", hint=takes)
+                raise UsageError(f"missing input of the program: {place}", hint=takes)
             found[name] = _array(name, given[place])
         elif place in given and not _is_same(given[place], spec.arg.value):
             raise UsageError(f"the program was exported with {place} = {spec.arg.value!r}, not {given[place]!r:.80}")
@@ -163,7 +163,7 @@ def _array(name: str, value: Any) -> Array:
 
     tensor = _tensor(value)
     if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"{name} is a tensor, got {value!r:.80}")
+        raise UsageError(f"expected a tensor for {name}, got {value!r:.80}")
     return from_torch(tensor)
 
 

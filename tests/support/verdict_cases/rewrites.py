@@ -179,7 +179,7 @@ CASES = [
         "cut_initializer",
         cut_in("initializer"),
         "IMPORT_ERROR",
-        says=("tensor 'w' (float32 [256, 128]) holds 131,071 of 131,072 bytes",),
+        says=("tensor 'w' (float32 [256, 128]) has 131,071 of 131,072 bytes",),
         workloads=("run", "suite", "pytest"),
     ),
     VerdictCase("cut_constant", cut_in("constant"), "IMPORT_ERROR", says=("attribute 'value' of node 'weights'",)),
@@ -194,16 +194,20 @@ CASES = [
         "length_is_another",
         external(LARGE.tobytes(), length=4096),
         "IMPORT_ERROR",
-        says=("tensor 'w' (float32 [256, 128]) needs 131,072 bytes, its external length is 4,096",),
+        says=("tensor 'w' (float32 [256, 128]) has external length 4,096, expected 131,072 bytes",),
     ),
     VerdictCase(
         "data_after_offset_are_cut",
         external(LARGE.tobytes(), offset=4096),
         "IMPORT_ERROR",
-        says=("tensor 'w' is cut off: w.bin has 131,072 of 135,168 bytes",),
+        says=("tensor 'w' is truncated: w.bin has 131,072 of 135,168 bytes",),
     ),
     VerdictCase(
-        "short_resource", module_with(60), "IMPORT_ERROR", says=("resource 'w'", "has 60 bytes, needs 64"), options=IREE
+        "short_resource",
+        module_with(60),
+        "IMPORT_ERROR",
+        says=("resource 'w'", "has 60 bytes, expected 64"),
+        options=IREE,
     ),
     VerdictCase("linked_by_the_hub", hub, "PASS", options=IREE),
     VerdictCase(

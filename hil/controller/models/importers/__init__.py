@@ -144,7 +144,7 @@ def import_model(
     _check_file(path)
     for symbol, size in dims.items():
         if size < 0:
-            raise UsageError(f"--dim {symbol}={size}: a dimension cannot be negative")
+            raise UsageError(f"invalid --dim {symbol}={size}: a dimension cannot be negative")
     chosen = format or _format_of(path)
     importer = pick("model format", importers(), chosen)
     if path.stat().st_size == 0:
@@ -202,9 +202,9 @@ def _check_model(model: Model) -> None:
     check_fields(model)
     for spec in (*(model.inputs or ()), *(model.outputs or ())):
         if spec.dtype and spec.dtype not in DTYPES:
-            raise ValueError(f"{spec.name} has the dtype {spec.dtype!r}, which hil does not know")
+            raise ValueError(f"unsupported dtype {spec.dtype!r} of {spec.name}")
         if any(isinstance(dim, int) and dim < 0 for dim in spec.shape):
-            raise ValueError(f"{spec.name} has the shape {spec.shape}: a dimension cannot be negative")
+            raise ValueError(f"invalid shape {spec.shape} of {spec.name}: a dimension cannot be negative")
     # These properties validate the producer's fields.
     _ = model.unseen, model.random, model.random_outputs
 
@@ -220,7 +220,9 @@ def _digest_of_read(file: Path) -> str:
 def _digest_of(file: Path) -> str:
     size = file.stat().st_size
     if size > _MAX_BYTES:  # sparse files may have any size
-        raise UsageError(f"{file} has {size} bytes, {_MAX_BYTES} are allowed", hint="split the model's weights")
+        raise UsageError(
+            f"{file} has {size} bytes: the limit is {_MAX_BYTES}", hint="split the weights into smaller files"
+        )
     return digest_file(file)
 
 
@@ -229,17 +231,17 @@ def _check_file(path: Path) -> None:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise UsageError(
-                f"{path} is a folder",
-                hint=f"name the model's file; a folder that is a model itself, a SavedModel, holds {SAVED_MODEL}",
+                f"{path} is a directory",
+                hint=f"pass the model file, or a SavedModel directory with {SAVED_MODEL}",
             )
         if not stat.S_ISREG(mode):
-            raise UsageError(f"{path} is no plain file", hint="name the model's file")
+            raise UsageError(f"{path} is not a regular file", hint="pass the model file")
         with open_file(path):
             pass
     except FileNotFoundError as error:
         raise UsageError(f"no such file: {path}") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be opened: {error.strerror}") from error
+        raise UsageError(f"cannot open {path}: {error.strerror}") from error
 
 
 def _format_of(path: Path) -> str:
@@ -254,7 +256,7 @@ def _format_of(path: Path) -> str:
             return name
     suffixes = sorted(suffix for importer in known.values() for suffix in importer.suffixes)
     raise UsageError(
-        f"{path.name} is no kind of model that hil knows", hint=f"one of {', '.join(suffixes)}{known.broken_text()}"
+        f"unsupported model format: {path.name}", hint=f"supported suffixes: {', '.join(suffixes)}{known.broken_text()}"
     )
 
 
@@ -322,20 +324,20 @@ def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:
         raise ImportFailed(
-            f"{model.name} keeps data in {name!r}, outside its own folder",
-            hint="external data must lie beside the model or below it: save it again with a relative location",
+            f"external data {name!r} of {model.name} is outside the model's directory",
+            hint="save the model again with a relative data location in the same directory or a subdirectory",
         )
     file = model.parent / parts
     if not is_file(file):
         raise ImportFailed(
-            f"{model.name} keeps data in {name!r}, which is missing", hint=f"put the file at {model.parent / parts}"
+            f"external data {name!r} of {model.name} is missing", hint=f"copy the file to {model.parent / parts}"
         )
     try:
         within(model.parent, file)
     except UsageError as error:
         if not file.resolve().is_relative_to(model.resolve().parent):
-            raise ImportFailed(f"{model.name} keeps data in {name!r}: {error.message}", hint=error.hint) from error
+            raise ImportFailed(f"external data {name!r} of {model.name}: {error.message}", hint=error.hint) from error
     if needs is not None and (size := file.stat().st_size) < needs[0]:
-        what = f"{needs[1]} is cut off: {name} has {size:,} of {needs[0]:,} bytes"
+        what = f"{needs[1]} is truncated: {name} has {size:,} of {needs[0]:,} bytes"
         raise ImportFailed(f"{model.name}: {what}", hint="copy the data file again")
     return file

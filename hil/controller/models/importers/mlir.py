@@ -50,7 +50,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         raise ImportFailed(f"{name} has no public function")
     listed = ", ".join(functions)
     if function and function not in functions:
-        hint = f"--function with one of: {listed}"
+        hint = f"choose one with --function: {listed}"
         raise UsageError(f"{name} has no function {function!r}", hint=hint, option="--function")
     if not function and len(functions) > 1:
         hint = f"choose one with --function: {listed}"
@@ -91,7 +91,7 @@ def parse(path: str) -> Any:
     except ir.MLIRError as error:
         lines = [line.removeprefix("error: ") for line in str(error).splitlines()[1:] if line.strip()]
         first = (lines[0] if lines else str(error)).replace('"-":', "line ")
-        raise ImportFailed(f"{file.name} does not parse: {first[:400]}", detail=str(error)) from error
+        raise ImportFailed(f"cannot parse {file.name}: {first[:400]}", detail=str(error)) from error
 
 
 def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Value]], Any]]:
@@ -150,7 +150,7 @@ def declaration_of(function: str, inputs: Sequence[TensorSpec], outputs: Sequenc
     try:
         return declaration(function, inputs, outputs)
     except UsageError as error:
-        raise CompileFailed(f"IREE cannot take this model: {error.message}") from error
+        raise CompileFailed(f"IREE does not support this model: {error.message}") from error
 
 
 def has_float64(module: Any) -> bool:
@@ -221,7 +221,7 @@ def _text(attribute: Any) -> str:
     try:
         return str(ir.StringAttr(attribute).value)
     except (RuntimeError, ValueError) as error:
-        raise ImportFailed("a name in the module is no text, or no UTF-8") from error
+        raise ImportFailed("invalid name in the module: expected UTF-8 text") from error
 
 
 def _named(attributes: Any, key: str, default: str, types: Any) -> list[Value]:

@@ -36,12 +36,12 @@ def check_resources(path: Path, module: Any) -> None:
         if name not in held:
             raise ImportFailed(
                 f"{path.name}: resource {name!r} ({kind}) has no data",
-                hint="write the module without --mlir-elide-resource-strings-if-larger",
+                hint="export the module without --mlir-elide-resource-strings-if-larger",
             )
         if held[name] != size:
             raise ImportFailed(
-                f"{path.name}: resource {name!r} ({kind}) has {held[name]:,} bytes, needs {size:,}",
-                hint="the module is damaged: write it again",
+                f"{path.name}: resource {name!r} ({kind}) has {held[name]:,} bytes, expected {size:,}",
+                hint="the module is damaged: export it again",
             )
 
 
@@ -102,7 +102,7 @@ def _in_bytecode(data: Any) -> Iterator[tuple[str, int]]:
                     yield name, blob.number()
                 start += size
     except (IndexError, KeyError) as error:
-        raise ImportFailed("the module's bytecode is damaged: its resources cannot be read") from error
+        raise ImportFailed("the MLIR bytecode is damaged: cannot read the resources") from error
 
 
 def _sections(data: Any) -> Iterator[tuple[int, tuple[int, int]]]:

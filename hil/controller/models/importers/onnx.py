@@ -30,9 +30,9 @@ _PLACEHOLDERS = ("", "?", "*", "-1", "None")
 _MOST_VERSION = (1 << 31) - 1
 # Advice for models with sequences, maps or optionals as inputs or outputs.
 _TENSOR_HINTS = {
-    "input": "give the model an input for each tensor, and make the sequence in the model: SequenceConstruct",
-    "output": "return the tensors: SequenceAt or ConcatFromSequence for a sequence; without ZipMap for a classifier "
-    "(skl2onnx: options={'zipmap': False})",
+    "input": "use one input per tensor, and build the sequence in the model with SequenceConstruct",
+    "output": "return tensors: SequenceAt or ConcatFromSequence for a sequence; for a classifier, export without "
+    "ZipMap (skl2onnx: options={'zipmap': False})",
 }
 # Memory limit for shape inference, in addition to some copies of the model.
 _INFER_BYTES = 1 << 30
@@ -55,7 +55,9 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     model = _load(file)
     graph = model.graph
     if function not in ("", graph.name, "main_graph"):
-        raise UsageError(f"{file.name} has no function {function!r}", hint=f"an ONNX model has one: {graph.name!r}")
+        raise UsageError(
+            f"{file.name} has no function {function!r}", hint=f"an ONNX model has one function: {graph.name!r}"
+        )
     external = check_data(file.name, model)
     foreign = _check_operators(file, model)
     initialised = {tensor.name for tensor in graph.initializer} | {
@@ -130,15 +132,15 @@ def _load(file: Path) -> Any:
         model = load_onnx(file)
     except DecodeError as error:
         size = file.stat().st_size
-        hint = "save its weights as external data: one protobuf file cannot exceed 2 GB" if size >= 1 << 31 else ""
+        hint = "save the weights as external data: a protobuf file cannot exceed 2 GB" if size >= 1 << 31 else ""
         raise ImportFailed(
-            f"{file.name} is no ONNX model, or is cut off or damaged", hint=hint, detail=str(error)
+            f"{file.name} is not an ONNX model, or is truncated or damaged", hint=hint, detail=str(error)
         ) from error
     if not model.HasField("graph") or not model.ir_version:
-        raise ImportFailed(f"{file.name} is no ONNX model: it holds no graph")
+        raise ImportFailed(f"{file.name} is not an ONNX model: missing graph or IR version")
     # protobuf returns bytes for invalid UTF-8, which later code cannot display or look up.
     if any(isinstance(text, bytes) for text in _texts(model)):
-        raise ImportFailed(f"{file.name} is damaged: a name in it is no UTF-8 text")
+        raise ImportFailed(f"{file.name} is damaged: invalid UTF-8 in a name")
     return model
 
 
@@ -168,7 +170,7 @@ def _check_operators(file: Path, model: Any) -> bool:
     versions = _opsets(file, model.opset_import)
     if versions.get("", 0) > newest:
         raise ImportFailed(
-            f"{file.name} uses opset {versions['']}; the newest that the installed onnx knows is {newest}",
+            f"unsupported opset {versions['']} in {file.name}: the installed onnx supports up to {newest}",
             hint="update the packages onnx and onnxruntime, or export the model with an older opset",
         )
     bodies = [(function.node, _opsets(file, function.opset_import)) for function in model.functions]
@@ -183,9 +185,9 @@ def _check_operators(file: Path, model: Any) -> bool:
             # Models that ONNX Runtime optimized may have some of its operators in ONNX's domain.
             if version < _ort_operators().get(node.op_type, _MOST_VERSION + 1):
                 raise ImportFailed(
-                    f"{file.name}: {node_label(node)} uses the operator {node.op_type!r}, "
-                    f"which {domain or 'ai.onnx'} {version} does not have",
-                    hint="an operator of one's own needs a domain of its own, or a function in the model",
+                    f"{file.name}: unsupported operator {node.op_type!r} of {node_label(node)}: "
+                    f"not in {domain or 'ai.onnx'} {version}",
+                    hint="put a custom operator in a separate domain, or define it as a function in the model",
                 )
             foreign = True
     return foreign
@@ -195,7 +197,7 @@ def _opsets(file: Path, imports: Any) -> dict[str, int]:
     """Return domain -> version."""
     for item in imports:
         if not 0 <= item.version <= _MOST_VERSION:
-            raise ImportFailed(f"{file.name} uses opset {item.version} of {item.domain or 'ai.onnx'}: there is none")
+            raise ImportFailed(f"invalid opset {item.version} of {item.domain or 'ai.onnx'} in {file.name}")
     return {_domain(item.domain): item.version for item in imports}
 
 
@@ -218,20 +220,21 @@ def _domain(domain: str) -> str:
 def _check_tensor(file: Path, kind: str, value: Any) -> None:
     what = value.type.WhichOneof("value")
     if what != "tensor_type":
-        name = (what or "nothing").removesuffix("_type").replace("_", " ")
+        name = (what or "none").removesuffix("_type").replace("_", " ")
         raise ImportFailed(
-            f"{file.name}: {kind} {value.name!r} is of type {name}: hil passes tensors only", hint=_TENSOR_HINTS[kind]
+            f"{file.name}: {kind} {value.name!r} has unsupported type {name}: expected a tensor",
+            hint=_TENSOR_HINTS[kind],
         )
     number = value.type.tensor_type.elem_type
     if number not in _DTYPES:
         from onnx import TensorProto
 
         name = TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else str(number)
-        raise ImportFailed(f"{file.name}: {kind} {value.name!r} has elements of type {name}, which hil cannot pass")
+        raise ImportFailed(f"{file.name}: {kind} {value.name!r} has unsupported element type {name}")
     if kind == "input" and not _has_shape(value):
         raise ImportFailed(
-            f"{file.name}: input {value.name!r} has no shape, not even a number of dimensions",
-            hint="export the model with its inputs' shapes; symbolic dimensions are fine",
+            f"{file.name}: input {value.name!r} has no shape: the number of dimensions is unknown",
+            hint="export the model with input shapes; symbolic dimensions are allowed",
         )
 
 

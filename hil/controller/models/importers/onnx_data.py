@@ -48,7 +48,7 @@ def check_data(file: str, model: Any) -> dict[str, tuple[int, str]]:
         if any(size < 0 for size in tensor.dims):
             raise ImportFailed(f"{where} has a negative dimension: {list(tensor.dims)}")
         if tensor.data_type not in _NAMES:
-            raise ImportFailed(f"{where} has the unknown element type {tensor.data_type}")
+            raise ImportFailed(f"{where} has unknown element type {tensor.data_type}")
         if tensor.data_location != tensor.EXTERNAL:
             _check_inline(where, tensor)
             continue
@@ -112,17 +112,19 @@ def _check_inline(where: str, tensor: Any) -> None:
     what = f"{name} {list(tensor.dims)}"
     if tensor.HasField("raw_data"):
         if held or name == "string":
-            raise ImportFailed(f"{where} ({what}) holds raw data and {', '.join(held) or 'is of strings'}")
+            raise ImportFailed(
+                f"{where} ({what}) has raw_data together with {', '.join(held) or 'element type string'}"
+            )
         if (size := len(tensor.raw_data)) != size_of(tensor):
-            raise ImportFailed(f"{where} ({what}) holds {size:,} of {size_of(tensor):,} bytes", hint=_DAMAGED)
+            raise ImportFailed(f"{where} ({what}) has {size:,} of {size_of(tensor):,} bytes", hint=_DAMAGED)
         return
     field = _TYPED.get(name, "int32_data")
     if others := held.keys() - {field}:
-        raise ImportFailed(f"{where} ({what}) holds {', '.join(sorted(others))}: expected {field}")
+        raise ImportFailed(f"{where} ({what}) has data in {', '.join(sorted(others))}: expected {field}")
     bits = SUB_BYTE_BITS.get(name)
     needed = -(-count * bits // 8) if bits else count * (2 if name.startswith("complex") else 1)
     if held.get(field, 0) != needed:
-        raise ImportFailed(f"{where} ({what}) holds {held.get(field, 0):,} of {needed:,} elements", hint=_DAMAGED)
+        raise ImportFailed(f"{where} ({what}) has {held.get(field, 0):,} of {needed:,} elements", hint=_DAMAGED)
 
 
 _DAMAGED = "the model is damaged: export or copy it again"
@@ -132,17 +134,17 @@ def _check_external(where: str, tensor: Any) -> tuple[str, int]:
     """Return the file and the end offset of a tensor's external data. Raises ImportFailed for an invalid entry."""
     fields = {entry.key: entry.value for entry in tensor.external_data}
     if not fields.get("location"):
-        raise ImportFailed(f"{where} is external but names no file")
+        raise ImportFailed(f"{where} has external data without a file name")
     if tensor.data_type == tensor.STRING:
-        raise ImportFailed(f"{where} is external and of strings: ONNX has no such tensors")
+        raise ImportFailed(f"{where} has external data of type string, which ONNX does not support")
     for key in ("offset", "length"):
         if not _DIGITS.fullmatch(fields.get(key, "0")):
-            raise ImportFailed(f"{where} has the invalid external {key} {fields[key]!r}: expected a number of bytes")
+            raise ImportFailed(f"{where} has invalid external {key} {fields[key]!r}: expected a number of bytes")
     size = size_of(tensor)
     if "length" in fields and int(fields["length"]) != size:
         what = f"{_NAMES[tensor.data_type]} {list(tensor.dims)}"
         raise ImportFailed(
-            f"{where} ({what}) needs {size:,} bytes, its external length is {int(fields['length']):,}", hint=_DAMAGED
+            f"{where} ({what}) has external length {int(fields['length']):,}, expected {size:,} bytes", hint=_DAMAGED
         )
     location = posixpath.normpath(fields["location"].replace("\\", "/"))
     return location, int(fields.get("offset", 0)) + size

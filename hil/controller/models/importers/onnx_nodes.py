@@ -86,4 +86,4 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 def node_label(node: Any) -> str:
     """Return a node label for messages: the name, else the outputs."""
-    return f"node {node.name!r}" if node.name else f"the node that makes {', '.join(node.output) or 'nothing'}"
+    return f"node {node.name!r}" if node.name else f"the node with outputs {', '.join(node.output) or 'none'}"

@@ -38,7 +38,7 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
     file = Path(path)
     head = _head(file)
     if len(head) < _LEAST_BYTES or not (head.startswith(_ZIP) or is_vmfb(head)):
-        raise ImportFailed(f"{file.name} is no IREE program", hint="a .vmfb is what iree-compile writes")
+        raise ImportFailed(f"{file.name} is not an IREE program", hint="expected a .vmfb file from iree-compile")
     try:
         chosen = choose_function(functions_in(read_functions(str(file))), function)
         inputs, outputs = chosen.signature()
@@ -68,14 +68,14 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
         methods = read_methods(data)
         method = pick_method(methods, function)
         if method is None:
-            problem = f"has no method {function!r}" if function else f"has {len(methods)} methods and none is forward"
-            hint = f"--function with one of {', '.join(methods) or 'none'}"
+            problem = f"has no method {function!r}" if function else f"has {len(methods)} methods but no 'forward'"
+            hint = f"choose one with --function: {', '.join(methods) or 'none'}"
             raise UsageError(f"{file.name} {problem}", hint=hint, option="--function")
         inputs, outputs = ([spec for _, spec in found] for found in (method.input_specs(), method.output_specs()))
         tensors = tensors_beside(file, methods)
     except Damaged as error:
         raise ImportFailed(
-            f"{file.name}: {error}", hint="a .pte is what ExecuTorch's to_executorch() writes"
+            f"{file.name}: {error}", hint="expected a .pte file from ExecuTorch's to_executorch()"
         ) from error
     return description(
         file.name,
@@ -115,7 +115,9 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
     version = needed_version(PACKAGE, "tflite")
     file = Path(path)
     if not is_tflite(_head(file)):
-        raise ImportFailed(f"{file.name} is no TFLite model", hint="a .tflite is what TensorFlow's converter writes")
+        raise ImportFailed(
+            f"{file.name} is not a TFLite model", hint="expected a .tflite file from TensorFlow's converter"
+        )
     try:
         opened = open_signature(file, function, kernels="builtin")
     except LoadFailed as error:
@@ -147,10 +149,12 @@ def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[
             signature.values(read_file(values, MAX_MODEL_BYTES))
     except ValueError as error:
         raise ImportFailed(
-            f"{file.name}: {error}", hint="such a .so is what `hil compile --runtime xla-aot` writes"
+            f"{file.name}: {error}", hint="expected a .so file from `hil compile --runtime xla-aot`"
         ) from error
     if function and function != signature.function:
-        raise UsageError(f"{file.name} has no function {function!r}", hint=f"it has {signature.function!r}")
+        raise UsageError(
+            f"{file.name} has no function {function!r}", hint=f"available function: {signature.function!r}"
+        )
     takes = signature.inputs(variables=not values)
     external = [values.name] if values and signature.variables else []
     return description(file.name, signature.function, takes, signature.results(), dims, external=external)

@@ -30,7 +30,9 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     """
     name = Path(path).name
     if function not in ("", FUNCTION):
-        raise UsageError(f"{name} has no function {function!r}", hint=f"an exported program has one: {FUNCTION!r}")
+        raise UsageError(
+            f"{name} has no function {function!r}", hint=f"an exported program has one function: {FUNCTION!r}"
+        )
     program = load_program(path)
     sizes = Sizes(program)
     sizes.fix(name, dims)
@@ -42,8 +44,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         for each, arg in values:
             if not is_tensor(arg) and not hasattr(arg, "value"):
                 raise ImportFailed(
-                    f"{kind} {each!r} of {name} is a number that varies: hil passes tensors",
-                    hint="export it as a tensor of one element, or as a constant",
+                    f"{kind} {each!r} of {name} is a variable number: expected a tensor or a constant",
+                    hint="export it as a one-element tensor or as a constant",
                 )
         constants[kind] = {each: str(arg.value) for each, arg in values if not is_tensor(arg)}
     inputs = sizes.inputs(name)
@@ -218,10 +220,10 @@ class Sizes:
         for name, size in dims.items():
             low, high = self.ranges.get(name, [None, None])
             if (low is not None and size < low) or (high is not None and size > high):
-                most = "any size" if high is None else high
+                most = "unlimited" if high is None else high
                 raise UsageError(
-                    f"{file} was exported for {name} of {low or 0} to {most}, not {size}",
-                    hint="torch.export.export(..., dynamic_shapes=...) says which",
+                    f"invalid size {size} of {name}: {file} was exported for {low or 0} to {most}",
+                    hint="set the range with torch.export.export(..., dynamic_shapes=...)",
                 )
             self._known[by_name.get(name, name)] = size
 
@@ -241,7 +243,7 @@ class Sizes:
         value = self._values[arg.name]
         dtype = str(value.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
-            raise ImportFailed(f"{kind} {name!r} of {file} is {dtype}, which hil does not know")
+            raise ImportFailed(f"unsupported dtype {dtype} of {kind} {name!r} in {file}")
         return TensorSpec(name, dtype, tuple(self._dim(size, kind) for size in value.shape))
 
     def _dim(self, size: Any, kind: str) -> Dim:

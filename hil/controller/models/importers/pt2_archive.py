@@ -50,7 +50,7 @@ def load_program(path: str) -> Any:
         import torch
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"reading {name} takes PyTorch, which is not installed here", hint="pip install 'hil[torch]'"
+            f"reading {name} requires PyTorch, which is not installed", hint="pip install 'hil[torch]'"
         ) from error
     _check(path)
     with _weights_only(), _torch_trouble() as trouble:
@@ -59,7 +59,7 @@ def load_program(path: str) -> Any:
         except Exception as error:  # torch does not define an exception for invalid files
             cause = trouble[0] if trouble else error
             raise ImportFailed(
-                f"{name} cannot be read by torch {torch.__version__}: {first_line(cause)}", hint=AGAIN
+                f"torch {torch.__version__} cannot read {name}: {first_line(cause)}", hint=AGAIN
             ) from error
     # Python source for input checks from the file. hil checks inputs separately.
     program._guards_code = []
@@ -89,13 +89,13 @@ def _check(path: str) -> None:
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, EOFError) as error:
         raise ImportFailed(
-            f"{name} is no archive of torch.export.save, or is cut off or damaged", detail=str(error)
+            f"{name} is not a torch.export.save archive, or is truncated or damaged", detail=str(error)
         ) from error
     listed = [entry.filename for entry in entries]
     if "serialized_exported_program.json" in listed:
-        raise ImportFailed(f"{name} is in the format of torch 2.7 or older", hint=AGAIN)
+        raise ImportFailed(f"{name} has the unsupported format of torch 2.7 or older", hint=AGAIN)
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or len(set(listed)) != len(listed):
-        raise ImportFailed(f"{name} was not written by torch.export.save: it has compressed or repeated entries")
+        raise ImportFailed(f"{name} was not written by torch.export.save: compressed or repeated entries")
     try:
         reader = PT2ArchiveReader(path)
         records = reader.get_file_names()
@@ -103,17 +103,17 @@ def _check(path: str) -> None:
         parts = (_MODEL, *_CONFIGS.values())
         texts = {record: reader.read_bytes(record) for record in parts if record in sizes}
     except (RuntimeError, AssertionError, UnicodeDecodeError) as error:
-        raise ImportFailed(f"{name} is no archive of torch.export.save, or is damaged", detail=str(error)) from error
+        raise ImportFailed(f"{name} is not a torch.export.save archive, or is damaged", detail=str(error)) from error
     # Both readers must see the same entries. Otherwise torch could load unchecked content.
     root = listed[0].partition("/")[0] if listed else ""
     if sorted(f"{root}/{record}" for record in records) != sorted(listed):
-        raise ImportFailed(f"{name} was not written by torch.export.save: its entries are ambiguous")
+        raise ImportFailed(f"{name} was not written by torch.export.save: ambiguous entries")
     models = [record for record in records if record.startswith("models/")]
     if models != [_MODEL]:
-        raise ImportFailed(f"{name} holds {len(models)} programs, not the one that torch.export.save writes")
+        raise ImportFailed(f"{name} has {len(models)} programs: expected one")
     if hidden := [record for record in records if _FORBIDDEN.match(record)]:
         raise ImportFailed(
-            f"{name} holds {hidden[0]}, compiled code or a pickle: hil takes exported programs with plain weights",
+            f"unsupported compiled code or pickle {hidden[0]} in {name}: expected only plain weights",
             hint=AGAIN,
         )
     _Checker(name).check(read_json(name, texts[_MODEL]))
@@ -122,7 +122,7 @@ def _check(path: str) -> None:
             try:
                 _check_payload(name, kind, read_json(name, texts[config]), sizes)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ImportFailed(f"{name} is damaged: {config} is not what torch writes") from error
+                raise ImportFailed(f"{name} is damaged: invalid {config}") from error
 
 
 def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> None:
@@ -131,15 +131,15 @@ def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> 
         record = f"data/{kind}/{payload['path_name']}"
         if payload["path_name"].startswith(("custom_obj_", "opaque_obj_")):
             raise ImportFailed(
-                f"{name} keeps {key!r} as a pickled object, which hil does not unpickle",
-                hint="export a module whose constants are tensors and numbers",
+                f"{name} has {key!r} as a pickled object, which hil does not load",
+                hint="export a module with tensors and numbers as the only constants",
             )
         if record not in sizes:
-            raise ImportFailed(f"{name} is damaged: {kind} lack {record}")
+            raise ImportFailed(f"{name} is damaged: missing {record}")
         meta = payload.get("tensor_meta") or {"sizes": []}
         elements = math.prod(int(size["as_int"]) for size in meta["sizes"])
         if not payload["use_pickle"] and elements and not sizes[record]:
-            raise ImportFailed(f"{name} is damaged: {key!r} has {elements} elements and no data")
+            raise ImportFailed(f"{name} is damaged: {key!r} has {elements} elements but no data")
 
 
 @contextlib.contextmanager
@@ -196,7 +196,7 @@ _HIGHER_ORDER = frozenset(
     "cond while_loop scan map map_impl associative_scan flex_attention wrap_with_set_grad_enabled "
     "wrap_with_autocast".split()
 )
-AGAIN = "save it again, with torch.export.save of the torch that is installed here"
+AGAIN = "save the program again with torch.export.save of the installed torch"
 
 
 def read_json(name: str, data: bytes) -> Any:
@@ -204,7 +204,7 @@ def read_json(name: str, data: bytes) -> Any:
     try:
         return parse_json(data, MAX_RECORD_VALUES)
     except (ValueError, RecursionError) as error:
-        raise ImportFailed(f"{name} is damaged: one of its parts is no JSON", detail=str(error)) from error
+        raise ImportFailed(f"{name} is damaged: invalid JSON", detail=str(error)) from error
 
 
 class _Checker:
@@ -278,12 +278,12 @@ class _Checker:
                 importlib.import_module(module)
             except ModuleNotFoundError as error:
                 raise ImportFailed(
-                    f"{self._name} uses {target}, which needs {module}: it is not installed here",
+                    f"{self._name} uses {target}, which requires {module}: package not installed",
                     hint=f"pip install {module.partition('.')[0]}",
                 ) from error
             except Exception as error:  # the module's libraries may not match this torch
                 raise ImportFailed(
-                    f"{self._name} uses {target}, which needs {module}: it cannot be imported: {first_line(error)}",
+                    f"{self._name} uses {target}, which requires {module}: cannot import it: {first_line(error)}",
                     hint=import_hint(error),
                 ) from error
             self._imported.add(module)
@@ -298,8 +298,8 @@ class _Checker:
                 return
         elif not isinstance(found, OpOverloadPacket):
             raise ImportFailed(
-                f"{self._name} uses {target}, which the torch installed here does not have",
-                hint="save it with the same release of torch, and without operators of your own",
+                f"{self._name} uses {target}, which is missing in the installed torch",
+                hint="save the program with the installed torch release, and without custom operators",
             )
         raise self._refused("an operator", target)
 
@@ -326,6 +326,6 @@ class _Checker:
 
     def _refused(self, what: str, text: str) -> ImportFailed:
         return ImportFailed(
-            f"{self._name} has {what} that hil does not let torch evaluate: {text[:120]!r}",
-            hint="a program exported from tensors, numbers and torch's own operators has none",
+            f"{self._name} has {what} that hil does not allow: {text[:120]!r}",
+            hint="export the program with tensors, numbers and torch operators only",
         )

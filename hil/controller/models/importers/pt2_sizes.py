@@ -46,18 +46,18 @@ def check_size(text: str) -> None:
         ValueError: the expression is invalid, or its value could become too large.
     """
     if len(text) > _MAX_CHARS:
-        raise ValueError("too long")
+        raise ValueError(f"expected at most {_MAX_CHARS} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError("no expression") from error
+        raise ValueError("invalid expression") from error
     nodes = list(ast.walk(tree))
     if len(nodes) > _MAX_NODES or not all(map(_is_plain, nodes)):
-        raise ValueError("not plain arithmetic")
+        raise ValueError("expected plain arithmetic")
     try:
         _measure(tree.body)
     except RecursionError as error:
-        raise ValueError("too deep") from error
+        raise ValueError("nesting exceeds the limit") from error
 
 
 def _is_plain(node: ast.AST) -> bool:
@@ -85,7 +85,7 @@ def _measure(node: ast.expr) -> _Extent:
         inner = [_measure(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
         found = _joined(inner) if inner else _Extent(_WORD_BITS, 1)
     if found.bits > _MAX_BITS or found.terms > _MAX_TERMS:
-        raise ValueError("it may grow beyond all bounds")
+        raise ValueError("the value may exceed the limit")
     return found
 
 
@@ -110,7 +110,7 @@ def _of_call(node: ast.Call) -> _Extent:
         return _Extent(inner[0].bits + _whole(arguments[1]), inner[0].terms)
     # A keyword such as precision is a number of bits.
     if any(_whole(keyword.value) > _MAX_BITS for keyword in node.keywords):
-        raise ValueError("it is too precise")
+        raise ValueError("the precision exceeds the limit")
     if name == "Mul":
         terms = 1
         for one in inner:
@@ -123,7 +123,7 @@ def _power(base: _Extent, exponent: ast.expr) -> _Extent:
     """Return the extent for a power. The exponent must be a number of at most two digits."""
     value = _whole(exponent)
     if value > 99:
-        raise ValueError("its exponent is too large")
+        raise ValueError("the exponent exceeds the limit")
     return _Extent(base.bits * max(1, value), base.terms ** max(1, value))
 
 
@@ -144,7 +144,7 @@ def _whole(node: ast.expr) -> int:
     if isinstance(value, str):
         value = float(value)
     if not isinstance(value, int | float) or not abs(value) < 1 << _WORD_BITS:
-        raise ValueError("it depends on more than a number")
+        raise ValueError("expected a number")
     return int(abs(value)) + 1 if isinstance(value, float) and value != int(value) else int(abs(value))
 
 

@@ -240,14 +240,14 @@ def test_vmfb_model_lacks_references(tmp_path: Path, settings: dict[str, Any]) -
     (tmp_path / "m.vmfb").write_bytes(b"PK\x03\x04" + bytes(100))
     model = import_model(tmp_path / "m.vmfb", isolated=settings["isolated"])
     assert default_references(model) == []
-    with pytest.raises(UsageError, match="cannot run vmfb models"):
+    with pytest.raises(UsageError, match="does not support vmfb models"):
         run_reference("onnxruntime", model, {}, **settings)
-    with pytest.raises(ReferenceFailed, match="has no reference"):
+    with pytest.raises(ReferenceFailed, match="no reference supports vmfb models"):
         run_reference_with_fallback(model, {}, **settings)
 
 
 def test_unknown_reference_error_lists_known_names(linear: Model, settings: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="no reference 'oracle'") as caught:
+    with pytest.raises(UsageError, match="reference 'oracle' not found") as caught:
         run_reference("oracle", linear, {}, **settings)
     assert all(name in caught.value.hint for name in ALL) and set(references()) >= set(ALL)
 
@@ -302,14 +302,14 @@ def test_expected_outputs_reject_invalid_files_and_names(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError):
         expected_result([text], OUTPUTS)
-    with pytest.raises(UsageError, match="no output 'q'"):
+    with pytest.raises(UsageError, match="unknown output 'q'"):
         expected_result({"q": np.zeros(1)}, OUTPUTS)
 
 
 def test_expected_outputs_reject_names_for_unknown_signature() -> None:
     with pytest.raises(UsageError) as caught:
         expected_result(["q=2xf32=1 2"], None)
-    assert "leave them out" in caught.value.hint and "output0" not in caught.value.hint
+    assert "without names" in caught.value.hint and "output0" not in caught.value.hint
 
 
 def test_results_cache_depends_on_hil_code(
@@ -327,7 +327,7 @@ def test_slow_evaluator_runs_once(linear: Model, settings: dict[str, Any], monke
 
     def compute(*_: Any, **__: Any) -> None:
         asked.append("once")
-        raise ReferenceTooSlow("it needs more than 2 s of CPU time")
+        raise ReferenceTooSlow("requires more than 2 s of CPU time")
 
     slow = replace(table.QUICK_EVALUATOR, compute=compute)
     monkeypatch.setattr("hil.controller.backends.references.QUICK_EVALUATOR", slow)
@@ -335,7 +335,7 @@ def test_slow_evaluator_runs_once(linear: Model, settings: dict[str, Any], monke
     for _ in range(2):
         result, refused = run_reference_with_fallback(linear, given, runtime="onnxruntime", **settings)
         assert result.provenance["reference"] == "onnxruntime" and result.relation is Relation.SAME_LIBRARY
-        assert refused["onnx-reference"].message == "it needs more than 2 s of CPU time"
+        assert refused["onnx-reference"].message == "requires more than 2 s of CPU time"
     assert asked == ["once"]
     run_reference_with_fallback(linear, given, runtime="onnxruntime", **{**settings, "recompute": True})
     assert asked == ["once", "once"]

@@ -90,5 +90,5 @@ def test_other_inputs_leave_model_unchanged(model, context, given):
 
 @pytest.mark.parametrize("given", [{"bias": X[:2]}, ["bias=2xf32=1"], {"bias": X.astype(np.float64)}])
 def test_default_input_rejects_other_type(model, context, given):
-    with pytest.raises(UsageError, match="input 'bias' takes 3 float32"):
+    with pytest.raises(UsageError, match="input 'bias': expected 3 float32"):
         with_given_defaults(model, given, context)

@@ -105,7 +105,7 @@ def test_import_requires_choice_of_function(tmp_path: Path, isolated: Isolated) 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("func.func @main(", "does not parse"),
+        ("func.func @main(", "cannot parse model.mlir: "),
         ("func.func @m(%a: tensor<2xf32>) { %0 = foo.bar %a : tensor<2xf32> return }", "foo"),
         (
             "func.func @m() -> tensor<2xf32> { %0 = arith.constant dense<1> : tensor<3xi8> return %0 : tensor<3xi8> }",
@@ -118,9 +118,9 @@ def test_import_requires_choice_of_function(tmp_path: Path, isolated: Isolated) 
             "has type !stream.timepoint",
         ),
         ("func.func @m(%a: tensor<*xf32>) -> tensor<*xf32> { return %a : tensor<*xf32> }", "element type"),
-        ("func.func @m(%a: tensor<2xf32>) { return }", "'m' of model.mlir has no outputs"),
+        ("func.func @m(%a: tensor<2xf32>) { return }", "function 'm' of model.mlir has no outputs"),
         ("\0\0\0", ""),
-        ("hello", "does not parse"),
+        ("hello", "cannot parse model.mlir: "),
     ],
 )
 def test_invalid_module_raises_import_error(tmp_path: Path, isolated: Isolated, text: str, words: str) -> None:
@@ -156,7 +156,7 @@ def test_import_checks_vmfb_header(tmp_path: Path, isolated: Isolated) -> None:
     assert (model.format, model.inputs, model.outputs, model.function) == ("vmfb", None, None, "f")
     for content in (b"PK", b"hello" * 100, bytes(1000)):
         path.write_bytes(content)
-        with pytest.raises(ImportFailed, match="no IREE program"):
+        with pytest.raises(ImportFailed, match="is not an IREE program"):
             import_model(path, isolated=isolated)
 
 

@@ -42,7 +42,7 @@ def test_resource_of_correct_size_imports(tmp_path: Path, element: str, size: in
 def test_resource_of_wrong_size_raises_import_error(
     tmp_path: Path, element: str, size: int, needed: int, bytecode: bool
 ) -> None:
-    words = rf"model.mlir: resource 'w' \(tensor<4x{element}>\) has {size} bytes, needs {needed}"
+    words = rf"model.mlir: resource 'w' \(tensor<4x{element}>\) has {size} bytes, expected {needed}"
     with pytest.raises(ImportFailed, match=words):
         describe(write(tmp_path, size, element, bytecode=bytecode), "", {})
 

@@ -162,11 +162,11 @@ def test_import_includes_external_data_in_digest(save_onnx: Save, isolated: Isol
 @pytest.mark.parametrize(
     ("location", "words"),
     [
-        ("w.bin", "'w.bin', which is missing"),
-        ("../w.bin", "outside its own folder"),
-        ("a/../../w.bin", "outside its own folder"),
-        ("/etc/passwd", "outside its own folder"),
-        ("..\\w.bin", "outside its own folder"),
+        ("w.bin", "external data 'w.bin' of model.onnx is missing"),
+        ("../w.bin", "is outside the model's directory"),
+        ("a/../../w.bin", "is outside the model's directory"),
+        ("/etc/passwd", "is outside the model's directory"),
+        ("..\\w.bin", "is outside the model's directory"),
     ],
 )
 def test_import_rejects_missing_or_outside_external_data(
@@ -183,7 +183,7 @@ def test_import_rejects_truncated_external_data(save_onnx: Save, isolated: Isola
     path = with_weight(save_onnx)
     (tmp_path / "w.bin").write_bytes(bytes(15))
     externalise(path, "w.bin")
-    with pytest.raises(ImportFailed, match=r"tensor 'w' is cut off: w.bin has 15 of 16 bytes"):
+    with pytest.raises(ImportFailed, match=r"tensor 'w' is truncated: w.bin has 15 of 16 bytes"):
         import_model(path, isolated=isolated)
 
 
@@ -227,15 +227,15 @@ def test_invalid_path_raises_usage_error(tmp_path: Path) -> None:
     os.truncate(tmp_path / "sparse.onnx", 1 << 40)
     for path, words in (
         (tmp_path / "no.onnx", "no such file"),
-        (tmp_path, "is a folder"),
-        (tmp_path / "pipe.onnx", "is no plain file"),
+        (tmp_path, "is a directory"),
+        (tmp_path / "pipe.onnx", "is not a regular file"),
         (tmp_path / "sparse.onnx", "has 1099511627776 bytes"),
-        (tmp_path / f"{'a' * 300}.onnx", "cannot be opened: File name too long"),
+        (tmp_path / f"{'a' * 300}.onnx", r"cannot open .*: File name too long"),
     ):
         with pytest.raises(UsageError, match=words):
             import_model(path)
     (tmp_path / "x.txt").write_text("hello")
-    with pytest.raises(UsageError, match="no kind of model") as caught:
+    with pytest.raises(UsageError, match="unsupported model format: ") as caught:
         import_model(tmp_path / "x.txt")
     assert ".onnx" in caught.value.hint
 
@@ -286,13 +286,13 @@ def test_unknown_operator_error_names_node(save_onnx: Save, isolated: Isolated, 
             helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch),
         ]
     path = save_onnx(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
-    with pytest.raises(ImportFailed, match=r"node 'frob' uses the operator 'Frobnicate', which ai\.onnx 17"):
+    with pytest.raises(ImportFailed, match=r"unsupported operator 'Frobnicate' of node 'frob': not in ai\.onnx 17"):
         import_model(path, isolated=isolated)
 
 
 def test_operator_newer_than_opset_raises_import_error(save_onnx: Save, isolated: Isolated) -> None:
     path = save_onnx([helper.make_node("Gelu", ["x"], ["y"])], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], opset=17)
-    with pytest.raises(ImportFailed, match="the node that makes y uses the operator 'Gelu'"):
+    with pytest.raises(ImportFailed, match="unsupported operator 'Gelu' of the node with outputs y"):
         import_model(path, isolated=isolated)
 
 
@@ -328,7 +328,7 @@ def test_non_tensor_input_raises_import_error(tmp_path: Path, isolated: Isolated
             [helper.make_value_info("y", proto)],
         )
         onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
-        with pytest.raises(ImportFailed, match=f"input 'x' is of type {what}"):
+        with pytest.raises(ImportFailed, match=f"input 'x' has unsupported type {what}"):
             import_model(tmp_path / "m.onnx", isolated=isolated)
 
 
@@ -426,7 +426,7 @@ def test_import_reads_changed_saved_model_again(cache: Cache, tmp_path: Path) ->
 
 def test_node_label_uses_name_or_outputs() -> None:
     assert node_label(helper.make_node("Relu", ["x"], ["y"], name="act")) == "node 'act'"
-    assert node_label(helper.make_node("Split", ["x"], ["a", "b"])) == "the node that makes a, b"
+    assert node_label(helper.make_node("Split", ["x"], ["a", "b"])) == "the node with outputs a, b"
 
 
 @pytest.mark.parametrize("version", [-1, 1 << 31, (1 << 63) - 1])
@@ -476,7 +476,7 @@ def test_damaged_zero_point_raises_import_error(save_onnx: Save, isolated: Isola
     model = onnx.load(path)
     model.graph.initializer[1].dims[:] = [7]
     onnx.save(model, path)
-    with pytest.raises(ImportFailed, match=r"tensor 'zero' \(uint8 \[7\]\) holds 1 of 7 bytes"):
+    with pytest.raises(ImportFailed, match=r"tensor 'zero' \(uint8 \[7\]\) has 1 of 7 bytes"):
         import_model(path, isolated=isolated)
 
 

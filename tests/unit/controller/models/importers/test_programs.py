@@ -44,7 +44,7 @@ def test_import_fixes_open_dimensions(tmp_path: Path):
     assert model.producer["most"] == {"input0": [8, 4]}
     with pytest.raises(UsageError, match="no dimension 'n'") as error:
         import_model(FILES / "dynamic.pte", dims={"n": 3})
-    assert error.value.hint == "its symbolic dimensions: input0.dim0, input0.dim1"
+    assert error.value.hint == "symbolic dimensions: input0.dim0, input0.dim1"
 
 
 def test_damaged_pte_raises_import_error(tmp_path: Path):
@@ -59,7 +59,7 @@ def test_damaged_pte_raises_import_error(tmp_path: Path):
 def test_missing_method_raises_usage_error():
     with pytest.raises(UsageError, match="no method 'backward'") as error:
         import_model(FILES / "linear.pte", function="backward")
-    assert error.value.hint == "--function with one of forward"
+    assert error.value.hint == "choose one with --function: forward"
 
 
 def test_import_includes_ptd_file(tmp_path: Path):
