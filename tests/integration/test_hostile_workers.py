@@ -139,7 +139,7 @@ def test_agent_ends_slow_answer_at_timeout(board: Board):
     with pytest.raises(errors.StageTimeout, match="run exceeded the limit of 2 s"):
         board.run("drip", timeout=2)
     assert time.monotonic() - start < 20
-    with pytest.raises(errors.StageTimeout, match="load took longer"):
+    with pytest.raises(errors.StageTimeout, match="load exceeded the limit"):
         board.load("at_load drip", timeout=2)
     assert board.is_well()
 
