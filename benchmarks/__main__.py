@@ -50,13 +50,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         "scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which (default: all): {', '.join(NAMES)}")
-    parser.add_argument("-o", "--output", type=Path, default=Path("bench.json"), help="(default: bench.json)")
-    parser.add_argument("--against", type=Path, metavar="FORMER", help="a former document, which this is compared with")
-    parser.add_argument("--resume", action="store_true", help="keep what the output has of this commit already")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"benchmarks to run (default: all): {', '.join(NAMES)}"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("bench.json"), help="output file (default: bench.json)"
+    )
+    parser.add_argument("--against", type=Path, metavar="FORMER", help="earlier document to compare with")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep finished benchmarks of this commit in the output file"
+    )
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in NAMES]:
-        parser.error(f"no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}: use one of {', '.join(NAMES)}")
     try:
         former = report.read(given.against) if given.against else None
         document = begun(given.output, resume=given.resume)
@@ -65,7 +71,7 @@ def main() -> int:
     try:
         run_all(document, given.names or NAMES, given.output)
     except KeyboardInterrupt:
-        say(f"interrupted: {given.output} has what had ended; --resume goes on")
+        say(f"interrupted: {given.output} contains the finished benchmarks; use --resume to continue")
         return 130
     print_table(report.table(document), ("benchmark", "case", "hil", "rival", "rival's", "ratio", "bar", ""))
     if former is not None:
@@ -82,7 +88,7 @@ def begun(output: Path, *, resume: bool) -> dict[str, Any]:
     if resume and output.exists():
         found = report.read(output)
         if found.get("commit") != commit:
-            raise ValueError(f"{output} is of commit {found.get('commit')}, this is {commit}: leave --resume out")
+            raise ValueError(f"expected commit {commit} in {output}, got {found.get('commit')}: omit --resume")
         return {**found, "benchmarks": [one for one in found["benchmarks"] if "error" not in one]}
     return document
 
@@ -112,19 +118,19 @@ def run_one(name: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if done.returncode or not isinstance(found, dict):
-        return {"benchmark": name, "error": f"exit code {done.returncode}; its last words stand above"}
+        return {"benchmark": name, "error": f"exit code {done.returncode}; see the output above"}
     return found
 
 
 def print_changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Print the ratios of both documents, those that moved marked."""
     for line in report.machines_differ(former, now):
-        print(f"another machine: {line}")
+        print(f"different machine: {line}")
     rows = [
         (*one.key, report.number(one.former), report.number(one.now), one.bar, one.text)
         for one in report.changes(former, now)
     ]
-    print_table(rows, ("benchmark", "case", "rival", "ratio then", "ratio now", "bar", f"beyond {report.NOISE:.0%}"))
+    print_table(rows, ("benchmark", "case", "rival", "earlier ratio", "ratio", "bar", f"beyond {report.NOISE:.0%}"))
 
 
 def print_table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ def receive_into(sock: socket.socket, view: memoryview) -> None:
     while at < len(view):
         got = sock.recv_into(view[at:], min(1 << 20, len(view) - at))
         if not got:
-            raise ConnectionError("the other side hung up")
+            raise ConnectionError("the peer closed the connection")
         at += got
 
 

@@ -143,7 +143,7 @@ def main() -> None:
     with common.session() as (_, _, folder):
         rows = measure_answers(folder, asked.rounds, asked.calls)
         rows += measure_rewrites(folder, max(asked.rounds // 3, 1))
-    notes = ["each figure is the median over rounds of a round's median; answers above 1 MB are compared in samples"]
+    notes = ["each figure is the median over rounds of a round's median; samples of answers above 1 MB are compared"]
     common.show("checks", rows, notes, as_json=asked.json)
 
 

@@ -138,7 +138,7 @@ def main() -> None:
         limit("hil --help", helps, 0.3),
         limit("agent: process start to session open", serving, 1.0),
     ]
-    notes = ["copies are of the call's tensors, shared pages counted in every process that maps them"]
+    notes = ["copies: of the call's tensors; shared pages count in every process that maps them"]
     if Path("/proc/self/clear_refs").exists():
         rows += memory_rows()
     common.show("cold", rows, notes, as_json=asked.json)

@@ -43,7 +43,7 @@ class Row:
 def options(doc: str | None, **numbers: int) -> argparse.Namespace:
     """The command line of a benchmark: ``--json``, and an option with a default for each number."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"(default: {default})")
     return parser.parse_args()
@@ -157,7 +157,7 @@ def python_with(name: str, packages: Sequence[str], notes: list[str]) -> Path | 
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(ready.parent)], capture_output=True)
         install = [str(python), "-m", "pip", "install", "-q", *packages]
         if made.returncode or subprocess.run(install, stdout=sys.stderr).returncode:
-            notes.append(f"left out: {packages[0]} cannot be installed here")
+            notes.append(f"skipped: cannot install {packages[0]}")
             return None
         ready.touch()
     return python
@@ -173,7 +173,7 @@ def tvm_peer(notes: list[str]) -> Iterator[Peer | None]:
     try:
         started = Peer([str(python), str(HERE / "tvm_peer.py")])
     except RuntimeError as error:
-        notes.append(f"TVM RPC left out: {error}")
+        notes.append(f"TVM RPC skipped: {error}")
         yield None
         return
     try:

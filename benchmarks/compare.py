@@ -84,7 +84,7 @@ def main() -> None:
     for name, call, bar in judged(asked.elements):
         times = common.timed(call, asked.rounds)
         rows.append(common.Row(name, statistics.median(times), "s", bar=f"<= {bar:g} s"))
-    common.show("compare", rows, [f"float32, {asked.elements} elements a tensor"], as_json=asked.json)
+    common.show("compare", rows, [f"float32, {asked.elements} elements per tensor"], as_json=asked.json)
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def main() -> None:
     case = f"{len(chosen)} models of one layer compiled"
     rows = [common.beside(case, seconds["hil"], name, seconds[name], 1.0, "s", bar) for name, bar in rivals.items()]
     rows += [common.beside("its CPU time", cpu["hil"], name, cpu[name], 1.0, "s", "") for name in rivals]
-    notes = [f"hil made {files} files; every output is the rival's, bit by bit"]
+    notes = [f"hil wrote {files} files; every output is bit-identical to the rival's"]
     common.show("compile_layers", rows, notes, as_json=options.json)
 
 

@@ -96,7 +96,7 @@ def latencies(farm: Lab, bundle: Path, rounds: int, notes: list[str]) -> list[Ro
             cases["labgrid"] = lambda: rival(op="acquire", count=EACH)
         p50, p95 = interleaved(cases, rounds)
     steps = ", ".join(f"{step} {statistics.median(seconds) * 1e3:.1f}" for step, seconds in took.items())
-    notes.append(f"{boards} boards: a job's own steps on its host, medians in ms: {steps}")
+    notes.append(f"{boards} boards: steps of a job on the host, medians in ms: {steps}")
     rows = []
     for rival in [name for name in cases if name != "hil"]:
         bar = "<= 2" if rival == "procrastinate" else ""
@@ -135,9 +135,9 @@ def throughput(bundle: Path, cases: int, jobs: int, notes: list[str]) -> Row:
                 used.append((cpu_s() - before) / (jobs * len(farm.boards) * cases))
     cores = os.cpu_count() or 1
     notes.append(
-        f"{cases} cases a job: a case costs {statistics.median(used) * 1e3:.0f} ms of CPU, simulator and database "
-        f"included, so {cores} cores that do nothing else give at most {cores / statistics.median(used):.0f} a second; "
-        f"the devices' own limit is {1 / PACE_S:.0f} and {20 / PACE_S:.0f}"
+        f"{cases} cases per job: a case costs {statistics.median(used) * 1e3:.0f} ms of CPU, including simulator and "
+        f"database, so {cores} idle cores give at most {cores / statistics.median(used):.0f} per second; "
+        f"the limit of the devices is {1 / PACE_S:.0f} and {20 / PACE_S:.0f}"
     )
     name = f"100 ms cases a second, {cases} a job: 20 boards, beside one"
     return common.beside(name, many, "one board", one, 1.0, "1/s", ">= 15" if cases == 1 else ">= 18")
@@ -175,7 +175,7 @@ def labgrid_peer(notes: list[str]) -> Iterator[Peer | None]:
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(cache)], capture_output=True)
         install = [str(python), "-m", "pip", "install", "-q", LABGRID]
         if made.returncode or subprocess.run(install, stdout=sys.stderr).returncode:
-            notes.append(f"labgrid left out: {LABGRID} cannot be installed here")
+            notes.append(f"labgrid skipped: cannot install {LABGRID}")
             yield None
             return
         (cache / "ready").touch()

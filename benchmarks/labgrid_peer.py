@@ -34,7 +34,7 @@ def wait_for(address: str) -> None:
     deadline = time.monotonic() + 30
     while socket.socket().connect_ex((host, int(port))):
         if time.monotonic() > deadline:
-            raise TimeoutError("labgrid-coordinator does not start")
+            raise TimeoutError("labgrid-coordinator did not start")
         time.sleep(0.1)
 
 

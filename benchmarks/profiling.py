@@ -66,7 +66,9 @@ def main() -> None:
         common.beside("with the counters read beside it", took["watched"], "plain", took["plain"], 1, "ms", "<= 1.02"),
         common.beside("under the profiler", took["profiled"], "plain", took["plain"], 1, "ms", ""),
     ]
-    common.show("profiling", rows, ["device time; a ratio is the median of the rounds'"], as_json=asked.json)
+    common.show(
+        "profiling", rows, ["device time; a ratio is the median of the ratios of all rounds"], as_json=asked.json
+    )
 
 
 def _until_cancelled(stream):

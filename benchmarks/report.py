@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     document = json.loads(path.read_bytes())
     if not isinstance(document, dict) or document.get("schema") != SCHEMA or "benchmarks" not in document:
-        raise ValueError(f"{path} is no document of this script's, or one of another version")
+        raise ValueError(f"invalid document {path}: expected schema {SCHEMA} of scripts/bench")
     return document
 
 
@@ -82,7 +82,7 @@ def machines_differ(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     kinds = ("cpu", "cores")
     then, today = ({kind: {one.get(kind) for one in made["benchmarks"]} for kind in kinds} for made in (former, now))
     return [
-        f"{kind}: {_words(then[kind])} then, {_words(today[kind])} now" for kind in kinds if then[kind] != today[kind]
+        f"{kind}: {_words(then[kind])} before, {_words(today[kind])} now" for kind in kinds if then[kind] != today[kind]
     ]
 
 
@@ -96,7 +96,7 @@ def table(document: Mapping[str, Any]) -> list[Sequence[str]]:
         lines.append((benchmark, case, mine, rival, figures[1], figures[2], row["bar"], held))
     for one in document["benchmarks"]:
         if "error" in one:
-            lines.append((one["benchmark"], f"ended with an error: {one['error']}", *[""] * 6))
+            lines.append((one["benchmark"], f"failed: {one['error']}", *[""] * 6))
     return lines
 
 

@@ -189,7 +189,7 @@ def main() -> None:
             rows += footprint_rows(folder, choice_of, notes)
     notes += [
         "x86_64 virtual board, OpenSSH on both sides; rivals with OpenSSH's defaults but for `gcm`: aes128-gcm",
-        "a ratio of tests is how many times faster hil is; every program is one that the board has not seen",
+        "a ratio of tests shows how many times faster hil is; every program is new to the board",
     ]
     common.show("ssh", rows, notes, as_json=asked.json)
 

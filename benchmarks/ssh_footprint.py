@@ -63,8 +63,8 @@ def footprint_rows(
         return common.Row(case, value, "MB", "the bar", bar, value / bar, "<= 1.0")
 
     notes.append(
-        "memory is what the emulated machine's own kernel counts for hil's processes "
-        f"({len(held)} in a session, {len(idle)} idle), pages they have in common once"
+        "memory as reported by the emulated machine's kernel for hil's processes "
+        f"({len(held)} in a session, {len(idle)} idle), shared pages counted once"
     )
     return [
         row("agent on an aarch64 board: disk, bytecode included", used, DISK_BAR_MB),

@@ -107,7 +107,7 @@ class Rival:
         # A master goes on in the background: it must not keep pipes of ours open.
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if ended.returncode:
-            sys.exit(f"{command} ended with {ended.returncode}")
+            sys.exit(f"{command} failed with exit code {ended.returncode}")
 
 
 class BareTunnel:
@@ -128,7 +128,7 @@ class BareTunnel:
         self._tunnel = subprocess.Popen(forward, stdin=subprocess.DEVNULL)
         while not near.exists():
             if self._tunnel.poll() is not None:
-                sys.exit("ssh -L ended")
+                sys.exit(f"ssh -L failed with exit code {self._tunnel.returncode}")
             time.sleep(0.01)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(near))

@@ -162,7 +162,10 @@ def main() -> None:
                 rows += board_rows(board, folder, asked.tests, asked.rounds)
             finally:
                 board.down()
-    notes = ["a ratio of tests is how many times faster hil is", "the suite's programs and references are in the cache"]
+    notes = [
+        "a ratio of tests shows how many times faster hil is",
+        "the suite's programs and references are in the cache",
+    ]
     common.show("suite", rows, notes, as_json=asked.json)
 
 

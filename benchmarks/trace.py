@@ -165,8 +165,8 @@ def main() -> None:
         rows.append(common.beside(f"{case}, .gz: {said}", of("packed", what), "json", of("json", what), 1, unit, bar))
     notes = [
         f"reading the table alone takes {median('reading', 'seconds'):.1f} s of each time",
-        f"{median('packed', 'memory_mb') - median('reading', 'memory_mb'):.0f} MB of the memory are the writer's, "
-        "the packages for it among them",
+        f"{median('packed', 'memory_mb') - median('reading', 'memory_mb'):.0f} MB of the memory belong to the "
+        "writer and the packages that it requires",
     ]
     common.show("trace", rows, notes, as_json=asked.json)
 

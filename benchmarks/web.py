@@ -56,10 +56,10 @@ QUICK = Size(sessions=12, cases=50, large=300, elements=250_000, nodes=50, round
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
-    parser.add_argument("--quick", action="store_true", help="a small size: shows that it works, measures nothing")
-    parser.add_argument("--keep", type=Path, help="where the sessions are kept (default: a scratch folder)")
-    parser.add_argument("--datasette", default="", help="the Python of an environment that has datasette")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.add_argument("--quick", action="store_true", help="use a small size to test the benchmark itself")
+    parser.add_argument("--keep", type=Path, help="directory for the sessions (default: a temporary directory)")
+    parser.add_argument("--datasette", default="", help="Python of an environment with datasette")
     asked = parser.parse_args()
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="hil-bench-") as scratch:
@@ -79,7 +79,7 @@ def measure(size: Size, place: Path, scratch: Path, python: str, notes: list[str
         idle = ask_rounds(server, pages(folders), size.rounds)
         rows += idle.rows("idle")
         print(json.dumps([(row.case, round(row.value, 1)) for row in rows]), file=sys.stderr)
-        notes += [f"{name}: {count} of {size.rounds} requests were refused" for name, count in idle.refused.items()]
+        notes += [f"{name}: {count} of {size.rounds} requests failed" for name, count in idle.refused.items()]
         rows += new_sessions(server, root, size, notes)
         rows.append(
             Row("judging the histories that they changed, and those left of the first index", judged(server), "s")
@@ -108,7 +108,7 @@ def first_index(server: Server, folders: Sequence[Path], size: Size, notes: list
 
     times = ask_until(server, pages(folders), over)
     seconds = time.perf_counter() - begun
-    notes.append(f"while the index was made, pages told of its progress with {len(shown) - 1} different figures")
+    notes.append(f"pages reported {len(shown) - 1} different progress values during indexing")
     results = size.sessions * size.cases + size.large
     rows = [Row(f"first index of {results} results, pages being asked for all the while", seconds, "s", bar="<= 300")]
     rows.append(Row("peak memory until then", server.peak_bytes() / 1e6, "MB", bar="<= 500"))
@@ -137,7 +137,7 @@ def judged(server: Server) -> float:
     """Seconds until the page of regressions says no more that histories are not yet analysed."""
     begun = time.perf_counter()
     while b"are not yet analysed" in server.get("/history/regressions")[2]:
-        assert time.perf_counter() - begun < 600, "histories are not judged"
+        assert time.perf_counter() - begun < 600, "histories not analysed in time"
         time.sleep(0.2)
     return time.perf_counter() - begun
 
@@ -149,7 +149,7 @@ def paints(server: Server, addresses: dict[str, object], size: Size, notes: list
 
     browser = find_browser()
     if browser is None:
-        notes.append("first contentful paint left out: there is no Chromium")
+        notes.append("first contentful paint skipped: Chromium not found")
         return []
     script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
     rows = []
@@ -191,7 +191,7 @@ def beside_datasette(
                 for times, one, path in ((ours, server, mine[name](number)), (others, rival, address(number))):
                     times.ask(one, name, path)
             if name not in others.seconds or name not in ours.seconds:
-                notes.append(f"datasette refused {name}: {others.refused}")
+                notes.append(f"datasette failed to serve {name}: {others.refused}")
                 continue
             rows.append(
                 common.beside(name, ours.seconds[name][1:], "datasette", others.seconds[name][1:], 1e3, "ms", "")

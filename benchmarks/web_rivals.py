@@ -39,7 +39,7 @@ def datasette_python(named: str, notes: list[str]) -> str | None:
     for python in filter(None, (named, sys.executable)):
         if subprocess.run([python, "-c", "import datasette"], capture_output=True).returncode == 0:
             return python
-    notes.append("datasette left out: it is not installed; --datasette names the Python of an environment that has it")
+    notes.append("datasette skipped: not installed; set --datasette to the Python of an environment with datasette")
     return None
 
 

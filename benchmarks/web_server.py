@@ -77,7 +77,7 @@ class Server:
         """Seconds until everything is read."""
         start = time.perf_counter()
         while READING in self.get("/?kind=none")[2]:
-            assert time.perf_counter() - start < _PATIENCE_S, "the index is not made"
+            assert time.perf_counter() - start < _PATIENCE_S, "index not ready in time"
             time.sleep(0.1)
         return time.perf_counter() - start
 

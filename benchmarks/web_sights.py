@@ -31,7 +31,7 @@ def sights(server: Server, root: Path, nodes: int, times: int, notes: list[str])
 
     browser = find_browser()
     if browser is None:
-        notes.append("what is seen of graphs and tensors left out: there is no Chromium")
+        notes.append("graphs and tensors skipped: Chromium not found")
         return []
 
     def seen(address: str, conditions: dict[str, str]) -> dict[str, float]:

@@ -61,7 +61,7 @@ def make_store(root: Path, sessions: int, cases: int, large: int, told: Callable
         passed = number / max(1, sessions)
         folders.append(root / _name(number, made["end"] - YEAR_S * (1 - passed)))
         if write_session(folders[-1], number, passed, every, made["end"]) and number % 100 == 99:
-            told(f"{number + 1} of {sessions} sessions are written")
+            told(f"{number + 1} of {sessions} sessions written")
     folders.append(root / _name(sessions, made["end"]))
     many = [Case(number) for number in range(large)]
     write_session(folders[-1], sessions, 1.0, many, made["end"], target=len(TARGETS))
@@ -75,7 +75,7 @@ def _begun(root: Path, sessions: int, cases: int, large: int) -> dict[str, Any]:
     if not path.exists():
         path.write_text(json.dumps({**asked, "end": time.time() // 86400 * 86400}))
     made: dict[str, Any] = json.loads(path.read_text())
-    assert asked.items() <= made.items(), f"{root} holds other sessions: {made}"
+    assert asked.items() <= made.items(), f"expected sessions of {asked} in {root}, got {made}"
     return made
 
 

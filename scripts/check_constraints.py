@@ -64,7 +64,7 @@ def check_all() -> Iterator[tuple[bool, str]]:
         for version in pythons():
             python = find_python(version)
             if python is None:
-                yield False, f"{version}  NOT CHECKED: there is no such Python here, and uv cannot bring it"
+                yield False, f"{version}  NOT CHECKED: Python not found, and uv cannot install it"
                 continue
             for extra, (good, told) in zip(extras, pool.map(check, repeat(python), extras), strict=True):
                 yield good, f"{version}  {extra:<12}{told}" if good else f"{version}  {extra:<12}FAILED\n{told}"

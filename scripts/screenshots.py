@@ -19,7 +19,7 @@ def installed_browser() -> str:
 
     found = find_browser()
     if found is None:
-        sys.exit(f"no browser on PATH ({', '.join(NAMES)}); on Debian and Ubuntu: apt install chromium")
+        sys.exit(f"browser not found on PATH ({', '.join(NAMES)}); on Debian and Ubuntu: apt install chromium")
     return found
 
 
@@ -35,5 +35,5 @@ def tell_size(picture: Path, largest: int) -> None:
     """Say how large a picture became; ends the script where that is more than so many bytes."""
     size = picture.stat().st_size
     if size > largest:
-        sys.exit(f"{picture.relative_to(ROOT)} has {size} bytes, more than {largest}")
+        sys.exit(f"{picture.relative_to(ROOT)}: expected at most {largest} bytes, got {size}")
     print(f"{picture.relative_to(ROOT)}: {size} bytes")

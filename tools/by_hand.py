@@ -167,7 +167,7 @@ def _compile_and_run(
     try:
         command += [f"--input={text}" for text in _arguments(folder)]
     except KeyError as error:
-        return _end("run", f"iree-run-module takes no {error} tensors")
+        return _end("run", f"iree-run-module does not support {error} tensors")
     done = run_command([*command, *(f"--output=@{file}" for file in files)])
     if done["code"]:
         return {**_end("run", done["said"]), "crashed": done["code"] < 0}
@@ -227,7 +227,7 @@ def run_command(command: Sequence[object]) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"code": 124, "said": f"gave no result within {STEP_TIMEOUT_S:g} s"}
+        return {"code": 124, "said": f"timed out after {STEP_TIMEOUT_S:g} s"}
     return {"code": done.returncode, "said": done.stderr.decode(errors="replace")}
 
 

@@ -107,7 +107,7 @@ def _plain(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _told(shares: Shares) -> str:
-    return f"delegated {shares[0]}, left {shares[1]}"
+    return f"delegated {shares[0]}, undelegated {shares[1]}"
 
 
 def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> Mapping[str, Any]:
@@ -133,13 +133,13 @@ def stock_name(flow: str) -> str:
 
 @click.command(epilog="Example: scripts/check-executorch --flow xnnpack --filter 'add*'")
 @click.argument("source", type=click.Choice(list(BUILT_IN)), default="@operators", metavar="@operators|@models")
-@click.option("--flow", default="xnnpack", show_default=True, help="One of hil's flows that the tester has as well.")
-@click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="As for hil suite run; repeats.")
+@click.option("--flow", default="xnnpack", show_default=True, help="Flow of hil that the tester also supports.")
+@click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="Filter as in hil suite run; repeatable.")
+@click.option("--run", "stored", type=Path, metavar="DIR", help="Use this stored suite run instead of running hil.")
 @click.option(
-    "--run", "stored", type=Path, metavar="DIR", help="Take hil's side from this run of the suite: run nothing."
+    "-j", "jobs", type=click.IntRange(min=1), metavar="N", help="Number of parallel jobs (default: one per core)."
 )
-@click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def main(
     source: str, flow: str, patterns: tuple[str, ...], stored: Path | None, jobs: int | None, as_json: bool
 ) -> int:
@@ -158,7 +158,7 @@ def main(
         if not records:
             return EXIT_NOTHING_RAN
         if strange := next((record.id for record in records if record.id not in tests), None):
-            raise UsageError(f"the flow {flow} has no cases of ExecuTorch's tester: {strange}")
+            raise UsageError(f"case {strange} of the flow {flow} not found in ExecuTorch's tester")
         log = Path(folder) / "stock.log"
 
         def check(record: CaseRecord) -> Finding:
@@ -179,7 +179,7 @@ def records_of(folder: Path, suite: str, flow: str, patterns: tuple[str, ...]) -
     """Return the cases of a stored run that match the patterns."""
     run = SuiteRun.open(folder)
     if (has := (run.head["suite"], run.head["flow"])) != (suite, flow):
-        raise UsageError(f"{folder} is a run of {' with '.join(has)}, not of {suite} with {flow}")
+        raise UsageError(f"expected a run of {suite} with {flow}, got {' with '.join(has)} in {folder}")
     chosen = Request(suite, filters=patterns)
     return [record for record in run.records() if chosen.selects(record.id)]
 
@@ -190,7 +190,7 @@ def _run_hil(source: str, flow: str, patterns: Sequence[str], jobs: int | None, 
     command += ["--out", str(out), *(["-j", str(jobs)] if jobs else [])]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if not (out / "results.jsonl").exists():
-        raise HilError(f"hil suite run ended with {done.returncode}")
+        raise HilError(f"hil suite run failed with exit code {done.returncode}")
     return SuiteRun.open(out)
 
 

@@ -262,10 +262,14 @@ def node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict
 
 
 @click.command(epilog="Example: scripts/check-foreign --filter 'conv*'")
-@click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="Only tests of these names; repeats.")
-@click.option("--every", type=click.IntRange(min=1), default=5, show_default=True, help="Only each Nth of them.")
-@click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option(
+    "--filter", "patterns", multiple=True, metavar="PATTERN", help="Run only tests that match PATTERN; repeatable."
+)
+@click.option("--every", type=click.IntRange(min=1), default=5, show_default=True, help="Run only every Nth test.")
+@click.option(
+    "-j", "jobs", type=click.IntRange(min=1), metavar="N", help="Number of parallel jobs (default: one per core)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool) -> int:
     """Compile ONNX's node tests with IREE's tools, run them with hil and iree-run-module, and compare the verdicts.
 
@@ -290,12 +294,12 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
         told = {"schema": 1, "tests": len(tests), "programs": len(programs), "counts": counts, "known": known}
         print(json.dumps({**told, "different": [asdict(one) for one in different]}))
     else:
-        print(f"{len(tests)} tests, {len(programs)} of them compiled, {len(findings)} flag files")
+        print(f"{len(tests)} tests, {len(programs)} compiled, {len(findings)} flag files")
         died = counts.pop(DIED)
         print(
-            *(f"both say {word}: {count};" for word, count in counts.items()), f"iree-run-module died: {died};", end=" "
+            *(f"{word} in both: {count};" for word, count in counts.items()), f"iree-run-module died: {died};", end=" "
         )
-        print(f"different: {len(different)}, and as is known (see docs/running.md): {known}")
+        print(f"different: {len(different)}, known differences (see docs/running.md): {known}")
         for one in different[:_SHOWN]:
             print(f"{one.id}\n  iree-run-module: {one.tool}\n  hil:             {one.hil}: {one.reason[:200]}")
     return EXIT_FAIL if different else EXIT_OK if findings else EXIT_NOTHING_RAN

@@ -97,7 +97,7 @@ class Checker:
     def __init__(self, flow: str, isolated: Isolated) -> None:
         known = load_flow(flow)
         if known.recipe:
-            raise UsageError(f"the flow {flow} changes the models first: by hand there is nothing to compare with")
+            raise UsageError(f"unsupported flow {flow}: expected a flow without a recipe")
         board = load_board(BOARD)
         self._runtime = known.runtime
         self._device = board.devices[known.runtime]
@@ -125,7 +125,7 @@ class Checker:
                     kind = found if name == EQUAL else name
                     break
             plain = results[0]
-            if kind == DIFFERENT and record.ended == "IMPORT_ERROR" and "hil passes tensors only" in record.message:
+            if kind == DIFFERENT and record.ended == "IMPORT_ERROR" and "expected a tensor" in record.message:
                 kind = NO_TENSORS
             if kind == DIFFERENT and plain["end"] == "ran" and self._varies(folder, test, plain):
                 kind = RANDOM
@@ -188,16 +188,18 @@ def _told(result: Result) -> str:
 
 
 @click.command(epilog="Example: scripts/check-operators --flow iree --filter 'conv*'")
-@click.option("--flow", default="onnxruntime", show_default=True, help="A flow without a recipe.")
-@click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="As for hil suite run; repeats.")
-@click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
+@click.option("--flow", default="onnxruntime", show_default=True, help="Flow without a recipe.")
+@click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="Filter as in hil suite run; repeatable.")
+@click.option(
+    "-j", "jobs", type=click.IntRange(min=1), metavar="N", help="Number of parallel jobs (default: one per core)."
+)
 @click.option(
     "--run",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="A run of hil's, made with --keep-all.",
+    help="Stored run of hil with --keep-all.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def main(flow: str, patterns: tuple[str, ...], jobs: int | None, run: Path | None, as_json: bool) -> int:
     """Run the ONNX node tests with hil and by hand, and compare all outcomes and output bits.
 
@@ -227,7 +229,7 @@ def _run_hil(flow: str, patterns: Sequence[str], jobs: int | None, out: Path) ->
     command += ["--keep-all", "--out", str(out), *(["-j", str(jobs)] if jobs else [])]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if not (out / "results.jsonl").exists() and done.returncode != EXIT_NOTHING_RAN:
-        raise HilError(f"hil suite run ended with {done.returncode}")
+        raise HilError(f"hil suite run failed with exit code {done.returncode}")
     return out
 
 
@@ -248,7 +250,7 @@ def _print(flow: str, commands: str, counts: Mapping[str, int], findings: Sequen
 
     console = Console(soft_wrap=True)
     console.print(f"flow {flow}; by hand: {commands}", markup=False)
-    table = Table("hil's result and that by hand", "cases", box=None)
+    table = Table("result compared with by hand", "cases", box=None)
     for kind, count in counts.items():
         table.add_row(kind, str(count))
     table.add_row("all", str(sum(counts.values())))

@@ -185,7 +185,9 @@ def quantize(model: onnx.ModelProto, images: np.ndarray, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, metavar="DIR", help="default: this folder")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent, metavar="DIR", help="default: this directory"
+    )
     out = parser.parse_args().out
     images, labels, held_images, held_labels = load()
     params = train(images, labels)

@@ -28,21 +28,23 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which fuzzers; all where none is named")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long each runs (60)")
-    parser.add_argument("--inputs", type=int, default=0, help="at most how many each tries; 0: as many as it can")
-    parser.add_argument("--seed", type=int, default=None, help="of all that is left to chance; the time if not given")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many run at a time")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="fuzzers to run (default: all)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds per fuzzer (default: 60)")
+    parser.add_argument("--inputs", type=int, default=0, help="maximum inputs per fuzzer; 0: unlimited")
+    parser.add_argument("--seed", type=int, default=None, help="random seed (default: the current time)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="parallel fuzzers (default: one per core)"
+    )
     parser.add_argument("--corpus", type=Path, default=platformdirs.user_cache_path("hil-fuzz"), metavar="DIR")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was done there")
-    parser.add_argument("--list", action="store_true", help="say which there are")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="try one input again")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument("--list", action="store_true", help="list the fuzzers")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="repeat one stored input")
     parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in FUZZERS]:
-        parser.error(f"no fuzzer {unknown[0]!r}: one of {', '.join(FUZZERS)}")
+        parser.error(f"unknown fuzzer {unknown[0]!r}: use one of {', '.join(FUZZERS)}")
     if given.replay is not None and len(given.names) != 1:
-        parser.error("--replay needs the name of one fuzzer")
+        parser.error("--replay requires the name of one fuzzer")
     return given
 
 
@@ -66,9 +68,9 @@ def main() -> int:
     if given.replay is not None:
         confine(chosen[0])
         failure = replay(chosen[0], given.replay)
-        print(f"{failure.kind}\n{failure.text}" if failure else "nothing was broken")
+        print(f"{failure.kind}\n{failure.text}" if failure else "no failure")
         return 1 if failure else 0
-    print(f"seed {seed}; kept in {given.corpus}")
+    print(f"seed {seed}; corpus in {given.corpus}")
     with ThreadPoolExecutor(given.jobs) as pool:
         how = {"seed": seed, "seconds": given.seconds, "inputs": given.inputs}
         runs = [pool.submit(drive, one, given.corpus / one.name, **how) for one in chosen]
@@ -87,11 +89,11 @@ def _show(report: Report, corpus: Path) -> None:
     if report.skipped:
         print(f"{report.name}: skipped: {report.skipped}", flush=True)
         return
-    ended = f", {report.ended_alone} ended their own process" if report.ended_alone else ""
+    ended = f", {report.ended_alone} ended the process" if report.ended_alone else ""
     print(
         f"{report.name}: {report.messages:,} in {report.seconds:.0f} s ({report.messages / report.seconds:,.0f}/s), "
-        f"{len(report.kinds)} kinds of end, {report.corpus} kept, slowest {report.slowest_s:.2f} s, "
-        f"at most {report.most_mib} MiB more{ended}; {len(report.failures)} kinds of failure",
+        f"{len(report.kinds)} kinds of outcome, corpus of {report.corpus}, slowest {report.slowest_s:.2f} s, "
+        f"memory growth up to {report.most_mib} MiB{ended}; {len(report.failures)} kinds of failure",
         flush=True,
     )
     for name, count in report.failures.items():

@@ -354,9 +354,9 @@ def test_up_command_starts_board_and_prints_address(command: Command) -> None:
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["cut", "nobody"], "no virtual board 'nobody' is up"),
-        (["up", "../x"], "is no name for a board"),
-        (["up", "x", "--netem", "delay"], "cannot read the network's quality"),
+        (["cut", "nobody"], "virtual board 'nobody' not running"),
+        (["up", "../x"], "invalid board name"),
+        (["up", "x", "--netem", "delay"], "invalid network quality"),
         (["up", "x", "--arch", "z80"], "Invalid value for '--arch'"),
         (["exec", "--", "no-such-command"], "cannot run no-such-command"),
     ],
@@ -374,9 +374,9 @@ NO_NAMESPACES = 'echo 0 >/proc/sys/user/max_user_namespaces; exec "$@"'
 @pytest.mark.parametrize(
     "before, message",
     [
-        (["unshare", "--user"], "need root"),
-        (["unshare", "--user", "--map-root-user"], "cannot make a network"),
-        (["unshare", "--user", "--map-root-user", "sh", "-c", NO_NAMESPACES, "sh"], "need user namespaces"),
+        (["unshare", "--user"], "require root"),
+        (["unshare", "--user", "--map-root-user"], "cannot create a network"),
+        (["unshare", "--user", "--map-root-user", "sh", "-c", NO_NAMESPACES, "sh"], "require user namespaces"),
     ],
     ids=["no root", "no network", "no namespaces"],
 )
@@ -390,7 +390,7 @@ def test_command_reports_missing_privileges(command: Command, before: list[str],
 
 @pytest.mark.parametrize(
     "chosen, code, summary",
-    [("1", 0, "1 skipped"), ("", 1, "need root")],
+    [("1", 0, "1 skipped"), ("", 1, "require root")],
     ids=["asked to leave them out", "without privileges"],
 )
 def test_board_tests_fail_without_privileges_unless_disabled(chosen: str, code: int, summary: str) -> None:

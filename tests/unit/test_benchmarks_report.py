@@ -70,7 +70,7 @@ def test_report_lists_machine_differences() -> None:
     from benchmarks import report
 
     assert report.machines_differ(document(), document()) == []
-    assert report.machines_differ(document(cores=4), document()) == ["cores: 4 then, 2 now"]
+    assert report.machines_differ(document(cores=4), document()) == ["cores: 4 before, 2 now"]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: str, ran: list[str], fails: str = "") -> int:
@@ -96,7 +96,7 @@ def test_bench_resumes_after_interrupt(tmp_path, monkeypatch, capsys) -> None:
     assert call(monkeypatch, *words, "--resume", "--against", str(output), ran=ran) == 0
     assert ran == ["invoke", "stream", "stream", "cold"]
     told = capsys.readouterr().out
-    assert told.count("holds") == 3 and "ratio then" in told
+    assert told.count("holds") == 3 and "earlier ratio" in told
 
 
 @pytest.mark.parametrize(

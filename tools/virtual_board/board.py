@@ -167,9 +167,11 @@ class VirtualBoard:
         while not says_ssh(self.ip, patience):
             patience = min(1.5 * patience, _PATIENCE_S)
             if self.status()["power"] == "off":
-                raise BoardError("the virtual board went off", board=self.name, detail=self.console)
+                raise BoardError("the virtual board powered off", board=self.name, detail=self.console)
             if time.monotonic() > deadline:
-                raise BoardError(f"no SSH server after {timeout:.0f} s", board=self.name, detail=self.console)
+                raise BoardError(
+                    f"SSH server not reachable after {timeout:.0f} s", board=self.name, detail=self.console
+                )
             time.sleep(0.02)
 
     def down(self) -> None:
@@ -206,13 +208,13 @@ class VirtualBoard:
             finally:
                 os.close(folder)
         except TimeoutError:
-            raise BoardLost(f"the virtual board did not {verb} in time", board=self.folder.name) from None
+            raise BoardLost(f"virtual board request {verb!r} timed out", board=self.folder.name) from None
         except OSError as error:
-            raise BoardLost(f"no such virtual board runs: {error.strerror}", board=self.folder.name) from None
+            raise BoardLost(f"virtual board not running: {error.strerror}", board=self.folder.name) from None
         if not answered:
             if verb == "down":
                 return None
-            raise BoardLost("the virtual board ended", board=self.folder.name)
+            raise BoardLost("the virtual board stopped", board=self.folder.name)
         answer = json.loads(answered)
         if "error" in answer:
             raise BoardError(answer["error"], board=self.folder.name)

@@ -122,7 +122,7 @@ class Namespaces:
         """Return the first process, once the process has switched to the board's root."""
         while Path(f"/proc/{_child(live)}/root").samefile("/"):
             if time.monotonic() > end:
-                raise TimeoutError("the virtual board does not boot")
+                raise TimeoutError("the virtual board did not boot in time")
             time.sleep(0.01)
         return _child(live)
 

@@ -38,7 +38,7 @@ def cli() -> None:
 def _board(name: str) -> VirtualBoard:
     """Return the board of that name, running or not."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a board", hint="up to 32 of a-z, 0-9 and -")
+        raise UsageError(f"invalid board name {name!r}", hint="use up to 32 of a-z, 0-9 and -")
     return VirtualBoard(state_folder() / name)
 
 
@@ -47,18 +47,25 @@ def _running(name: str) -> VirtualBoard:
     try:
         board.status()
     except BoardLost:
-        raise UsageError(f"no virtual board {name!r} is up", hint=f"scripts/virtual-board up {name}") from None
+        raise UsageError(
+            f"virtual board {name!r} not running", hint=f"start it: scripts/virtual-board up {name}"
+        ) from None
     return board
 
 
 @cli.command()
 @click.argument("name")
-@click.option("--arch", type=click.Choice(sorted(DEBIAN)), default="x86_64", show_default=True, help="Its processor.")
-@click.option("--system", is_flag=True, help="A whole aarch64 machine with a kernel of its own: slower.")
-@click.option("--netem", default="", metavar="WORDS", help='Each way, such as "delay 20ms 5ms loss 1% rate 10mbit".')
 @click.option(
-    "--disk", "disk_mb", type=click.IntRange(min=8), default=1024, show_default=True, help="Room on it, in MB."
+    "--arch", type=click.Choice(sorted(DEBIAN)), default="x86_64", show_default=True, help="Processor architecture."
 )
+@click.option("--system", is_flag=True, help="Emulate a whole aarch64 machine with a separate kernel (slower).")
+@click.option(
+    "--netem",
+    default="",
+    metavar="WORDS",
+    help='Network quality in both directions, such as "delay 20ms 5ms loss 1% rate 10mbit".',
+)
+@click.option("--disk", "disk_mb", type=click.IntRange(min=8), default=1024, show_default=True, help="Disk size in MB.")
 def up(name: str, arch: str, system: bool, netem: str, disk_mb: int) -> None:
     """Start a board, or switch it on, and print the connection data.
 
@@ -85,8 +92,8 @@ def up(name: str, arch: str, system: bool, netem: str, disk_mb: int) -> None:
             plan = board.plan
             if any(getattr(plan, key) != value for key, value in asked.items()):
                 raise UsageError(
-                    f"the virtual board {name!r} is up, and another one than this",
-                    hint=f"first: scripts/virtual-board down {name}",
+                    f"virtual board {name!r} already running with different options",
+                    hint=f"stop it first: scripts/virtual-board down {name}",
                 )
             board.power_on()
     click.echo(
@@ -121,12 +128,12 @@ def _verb(name: str, what: Callable[[VirtualBoard], None], text: str) -> None:
         what(_running(name))
 
 
-_verb("cut", VirtualBoard.cut, "Pull the network cable: packets vanish, and neither side is told.")
-_verb("restore", VirtualBoard.restore, "Plug the network cable in again.")
-_verb("reboot", VirtualBoard.reboot, "Cut the power and give it again: all processes die, the disk stays.")
-_verb("kill", VirtualBoard.kill, "Cut the power; `up` gives it again.")
+_verb("cut", VirtualBoard.cut, "Disconnect the network cable: packets vanish without an error.")
+_verb("restore", VirtualBoard.restore, "Reconnect the network cable.")
+_verb("reboot", VirtualBoard.reboot, "Power-cycle the board: all processes die, the disk stays.")
+_verb("kill", VirtualBoard.kill, "Cut the power; `up` restores it.")
 _verb("freeze", VirtualBoard.freeze, "Hang the board: every process stops.")
-_verb("thaw", VirtualBoard.thaw, "Let a hanging board go on.")
+_verb("thaw", VirtualBoard.thaw, "Resume a frozen board.")
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})

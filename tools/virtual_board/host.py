@@ -22,7 +22,7 @@ _SBIN = ":/usr/sbin:/sbin"
 _NETWORK = "10.231"
 _NETWORKS = 1 << 14
 _TRIES = 20
-_PRIVILEGED = "run it as root, in a container with --privileged; HIL_NO_BOARDS=1 leaves out the tests that need one"
+_PRIVILEGED = "run as root, in a container with --privileged; HIL_NO_BOARDS=1 skips the tests that require a board"
 _GREETING_S = 10.0
 # It can mount only once the users are mapped, and only programs started after that have root's capabilities.
 _BEGIN = 'read -r go && mount -t proc proc /proc && exec "$@"'
@@ -38,19 +38,19 @@ def require() -> None:
         UsageError: a requirement is missing. The message names it.
     """
     if sys.platform != "linux":
-        raise UsageError("virtual boards need Linux", hint="set HIL_NO_BOARDS=1 to leave their tests out")
+        raise UsageError("virtual boards require Linux", hint="set HIL_NO_BOARDS=1 to skip their tests")
     path = os.environ.get("PATH", os.defpath)
     if not path.endswith(_SBIN):
         os.environ["PATH"] = path + _SBIN
     missing = [tool for tool in _TOOLS if not shutil.which(tool)]
     if missing:
         raise UsageError(
-            f"virtual boards need {', '.join(missing)}, not found on PATH",
+            f"virtual boards require {', '.join(missing)}: not found on PATH",
             hint="Debian and Ubuntu: apt-get install iproute2 util-linux mount openssh-client",
         )
     if os.geteuid() != 0:
         raise UsageError(
-            "virtual boards need root, for their network",
+            "virtual boards require root for the network",
             hint=_PRIVILEGED,
         )
 
@@ -80,7 +80,7 @@ def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
     except OSError:
         end(process)
         raise UsageError(
-            "virtual boards need user namespaces, and this machine gives none",
+            "virtual boards require user namespaces: unsupported on this machine",
             hint=_PRIVILEGED,
             detail=log.read_text().strip(),
         ) from None
@@ -134,7 +134,7 @@ def plug_in(process: int) -> tuple[str, str]:
             return gateway, address
         if "exists" not in done.stderr:
             break
-    raise UsageError("cannot make a network for a virtual board", hint=_PRIVILEGED, detail=done.stderr.strip())
+    raise UsageError("cannot create a network for a virtual board", hint=_PRIVILEGED, detail=done.stderr.strip())
 
 
 def unplug(address: str) -> None:

@@ -197,8 +197,8 @@ def _register(emulator: str) -> None:
         _sh("mount", "-t", "binfmt_misc", "binfmt_misc", str(_BINFMT))
     except subprocess.CalledProcessError as error:
         raise UsageError(
-            "an emulated board needs a binfmt_misc of its own, and this kernel gives none",
-            hint="Linux 6.7 and newer do; boards of this machine's own architecture need none",
+            "an emulated board requires a private binfmt_misc: unsupported by this kernel",
+            hint="use Linux 6.7 or newer, or a board with this machine's architecture",
             detail=error.stderr,
         ) from None
     (_BINFMT / "register").write_text(_AARCH64.format(emulator=emulator))

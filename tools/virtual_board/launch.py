@@ -81,7 +81,7 @@ def _provide(plan: Plan, folder: Path) -> Plan:
     program = cpu = ""
     if plan.system:
         if plan.arch != "aarch64":
-            raise UsageError("a virtual board that is a whole machine has the architecture aarch64")
+            raise UsageError(f"unsupported architecture {plan.arch!r} for a whole machine: expected aarch64")
         machine.prepare()
     elif plan.arch != packages.host_arch():
         program, cpu = str(emulator(plan.arch)), _CPU[plan.arch]

@@ -63,9 +63,9 @@ def parse(words: str) -> Netem:
         netem = None
     if netem is None or netem.loss > 1 or netem.jitter_s > netem.delay_s:
         raise UsageError(
-            f"cannot read the network's quality {words!r}",
-            hint='write it like "delay 20ms 5ms loss 1% rate 10mbit": in this order, each part may be left out, '
-            "no more jitter than delay, no more loss than 100%",
+            f"invalid network quality {words!r}",
+            hint='expected parts of "delay 20ms 5ms loss 1% rate 10mbit" in this order; '
+            "the jitter must not exceed the delay, nor the loss 100%",
         )
     return netem
 

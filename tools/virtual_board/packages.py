@@ -114,8 +114,8 @@ class Apt:
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=_environment())
         if done.returncode:
             raise PackagesUnavailable(
-                f"apt could not fetch Debian {self.release}'s packages for {self.arch}",
-                hint="look at apt's own words below; `apt-get update` must work on this machine",
+                f"apt cannot fetch packages of Debian {self.release} for {self.arch}",
+                hint="see apt's output below; `apt-get update` must work on this machine",
                 detail=(done.stderr or done.stdout).strip(),
             )
 
@@ -148,7 +148,7 @@ def _apt() -> list[str]:
     found = shutil.which("apt-get")
     if found is None:
         raise UsageError(
-            "virtual boards are made of Debian packages, and this machine has no apt-get",
+            "apt-get not found: virtual boards require Debian packages",
             hint="use a Debian machine or container",
         )
     return [found]
@@ -179,7 +179,7 @@ def _sources(release: str) -> str:
         lines.add(f"deb {signed}{found['uri']} {release}{part} main\n")
     if not lines:
         raise UsageError(
-            "virtual boards are made of Debian packages, and this machine's apt has no Debian sources",
+            "apt has no Debian sources: virtual boards require Debian packages",
             hint=f"set {SOURCES_VARIABLE} to a file of one-line apt sources of Debian {release}",
         )
     return "".join(sorted(lines))

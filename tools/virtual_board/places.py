@@ -38,5 +38,5 @@ def made(folder: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"cannot make the folder {folder}: {error.strerror}") from None
+        raise StorageError(f"cannot create the directory {folder}: {error.strerror}") from None
     return folder

@@ -40,7 +40,7 @@ class Plan:
         try:
             return cls(**json.loads((folder / _FILE).read_text()))
         except (OSError, ValueError, TypeError):
-            raise BoardLost("no such virtual board runs", board=folder.name) from None
+            raise BoardLost("virtual board not running", board=folder.name) from None
 
     def write(self, folder: Path) -> None:
         """Write the plan to a board's directory."""

@@ -89,7 +89,7 @@ def root_filesystem(arch: str) -> Path:
         PackagesUnavailable: the packages could not be fetched.
     """
     if arch not in packages.DEBIAN:
-        raise UsageError(f"no virtual board has the architecture {arch!r}", hint="x86_64 or aarch64")
+        raise UsageError(f"unsupported architecture {arch!r} for virtual boards", hint="use x86_64 or aarch64")
     recipe = repr((_PACKAGES, _LEFT_OUT, _EXCLUDED, _EMPTY, _FILES, _LINKS, _PRIVATE))
     return cached(f"rootfs-{arch}", recipe, lambda folder: _build(folder, arch))
 
@@ -129,7 +129,7 @@ def cached(name: str, recipe: str, build: Builder) -> Path:
         if not folder.is_dir():
             for stale in cache.glob(f"{name}-*.part"):
                 shutil.rmtree(stale)
-            print(f"hil: making {name} for virtual boards (once)", file=sys.stderr)
+            print(f"hil: building {name} for virtual boards (once)", file=sys.stderr)
             part = made(folder.with_name(f"{folder.name}.part"))
             build(part)
             part.rename(folder)

@@ -199,7 +199,9 @@ def _run(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_LIMIT)
     except FileNotFoundError:
-        raise UsageError(f"virtual boards need {command[0]}", hint="install util-linux, dpkg and e2fsprogs") from None
+        raise UsageError(
+            f"virtual boards require {command[0]}", hint="install util-linux, dpkg and e2fsprogs"
+        ) from None
     if done.returncode:
         raise StorageError(f"{Path(command[0]).name} failed", detail=(done.stderr or done.stdout).strip())
     return done.stdout

@@ -13,7 +13,7 @@ fail() {
 mkdir -p /proc /dev /root
 mount -t proc proc /proc
 mount -t devtmpfs dev /dev
-for module in /modules/*; do insmod "$module" || fail "no $module"; done
+for module in /modules/*; do insmod "$module" || fail "cannot load $module"; done
 for word in $(cat /proc/cmdline); do
     case $word in
     hil.name=*) name=${word#*=} ;;
@@ -41,7 +41,7 @@ mkdir run/sshd
 
 hostname "$name"
 ip link set lo up
-ip address add "$address" dev eth0 || fail 'no network card'
+ip address add "$address" dev eth0 || fail 'network card not found'
 ip link set eth0 up
 [ -z "$gateway" ] || ip route add default via "$gateway"
 

@@ -41,30 +41,30 @@ def iree_target(machine: Mapping[str, Any]) -> Target:
     family = _FAMILY.get(arch.lower())
     if family is None:
         raise UsageError(
-            f"hil does not know what to compile for on a machine of architecture {arch or 'unknown'!r}",
-            hint=f"name the target's flags in the board's config: [compile_flags] iree = [{_TRIPLE!r}..., ...]",
+            f"unsupported architecture {arch or 'unknown'!r}: hil cannot choose the target",
+            hint=f"set the target's flags in the board's config: [compile_flags] iree = [{_TRIPLE!r}..., ...]",
         )
     shown = set(map(str, machine.get("cpu_features", ())))
-    source = "from the board's CPU features" if shown else "the board does not show its CPU"
+    source = "from the board's CPU features" if shown else "the board does not report CPU features"
     if family == "riscv64":
         return _riscv(shown, source)
     if family == "x86_64":
         cpu, features = _x86(shown)
         return _target(family, cpu, features, source)
     if machine.get("system") == "Darwin":
-        return _target(family, "apple-m1", [], "what every Mac of this kind has", system="apple-darwin")
+        return _target(family, "apple-m1", [], "common to all Macs with Apple silicon", system="apple-darwin")
     parts = [str(part).lower() for part in machine.get("cpu_parts", ())]
     named = [cpu for cpu in ARM_CPUS if cpu.part in parts]
     # A program's threads run on small and big cores. Use code for the big cores if all cores can run it.
     fitting = [cpu for cpu in named if cpu.needs <= shown]
     if fitting:
         others = [cpu.name for cpu in named if cpu.name != fitting[-1].name]
-        beside = f", beside {', '.join(dict.fromkeys(others))}" if others else ""
+        beside = f", other cores: {', '.join(dict.fromkeys(others))}" if others else ""
         return _target(family, fitting[-1].name, [], f"CPU part {fitting[-1].part} of the board{beside}")
     if named:
-        source = f"the board is a {named[-1].name}, but does not show {' '.join(sorted(named[-1].needs - shown))}"
+        source = f"the board is a {named[-1].name}, but does not report {' '.join(sorted(named[-1].needs - shown))}"
     elif parts:
-        source = f"hil knows no name for CPU part {', '.join(parts)}"
+        source = f"unknown CPU part {', '.join(parts)}"
     return _target(family, "generic", [llvm for linux, llvm in ARM_FEATURES.items() if linux in shown], source)
 
 
@@ -91,26 +91,26 @@ def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) ->
     illegal = error.code is ErrorCode.ILLEGAL_INSTRUCTION
     if error.code is not ErrorCode.WRONG_TARGET and not illegal:
         return ""
-    unnamed = "what the compiler takes by default" if target.flags else "a CPU that nobody named"
+    unnamed = "the compiler's default CPU" if target.flags else "an unspecified CPU"
     compiled = f"{target.arch} {target.cpu}".strip() or unnamed
     model = machine.get("cpu_model") or machine.get("model") or ""
     try:
         fitting = iree_target(machine)
     except UsageError as unknown:
-        return f"the program was compiled for {compiled}, the board is {machine.get('arch', 'unknown')}. {unknown.hint}"
+        return f"the program was compiled for {compiled}, the board is {machine.get('arch', 'unknown')}; {unknown.hint}"
     board = f"{fitting.arch} {fitting.cpu}" + (f" ({model})" if model else "")
     if (target.arch, target.cpu) == (fitting.arch, fitting.cpu):
         if illegal:
             return (
-                f"the program was compiled for the board's own CPU, {board}: does a --compile-flag ask for a feature "
-                f"that it lacks? {_CPU}generic tells"
+                f"the program was compiled for the board's CPU, {board}; a --compile-flag may enable a feature that "
+                f"the CPU lacks: retry with {_CPU}generic"
             )
         return ""
-    what = "uses instructions that this CPU lacks" if illegal else "cannot be loaded there"
+    what = "the program uses instructions that this CPU lacks" if illegal else "the board cannot load it"
     flags = " ".join(flag for flag in fitting.flags if flag not in _DEVICE)
     return (
-        f"the program was compiled for {compiled}, the board is {board}: a program for another CPU {what}. "
-        f"Compile with {flags} (in the config's [compile_flags], or name no flags and hil takes these)"
+        f"the program was compiled for {compiled}, the board is {board}: {what}; "
+        f"set [compile_flags] in the board's config to {flags}, or remove the flags to use these by default"
     )
 
 

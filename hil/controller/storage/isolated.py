@@ -54,7 +54,7 @@ def function_name(function: IsolatedFunction) -> str:
         return function
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or not name.isidentifier():
-        raise ValueError(f"cannot call {function!r} in another process: not a module-level function")
+        raise ValueError(f"cannot call {function!r} in a worker process: not a module-level function")
     return f"{module}:{name}"
 
 

@@ -47,7 +47,7 @@ def package_folder(name: str, extra: str = "") -> Path:
 
 def _missing(package: str, extra: str) -> UsageError:
     hint = f"pip install 'hil[{extra}]'" if extra else f"pip install {package}"
-    return UsageError(f"this needs {package}, which is not installed here", hint=hint)
+    return UsageError(f"requires {package}, which is not installed", hint=hint)
 
 
 class Registered(dict[str, T]):
@@ -109,7 +109,7 @@ def load(point: EntryPoint, kind: type | None = None, check: Callable[[Any], obj
         thing = point.load()
     if not (callable(thing) if kind is None else isinstance(thing, kind)):
         wanted = "function" if kind is None else f"hil.plugins.{kind.__name__}"
-        raise refused(point, f"is no {wanted}: {shown(thing)}")
+        raise refused(point, f"must be a {wanted}, got {shown(thing)}")
     with guarded(f"checking {where(point)}", broken, UsageError):
         try:
             if is_dataclass(thing):
@@ -117,7 +117,7 @@ def load(point: EntryPoint, kind: type | None = None, check: Callable[[Any], obj
             if check is not None:
                 check(thing)
         except (TypeError, ValueError) as error:
-            raise refused(point, f"cannot be used: {error}") from error
+            raise refused(point, f"is invalid: {error}") from error
     return thing
 
 
@@ -136,7 +136,7 @@ def refused(point: EntryPoint, why: str) -> UsageError:
 
 def where(point: EntryPoint) -> str:
     """Return the description of an entry point for error messages."""
-    return f"the entry point {point.name!r} of {point.group}, of the package {package_text(point)},"
+    return f"the entry point {point.name!r} of {point.group} (package {package_text(point)})"
 
 
 def pick(group: str, found: Mapping[str, T], name: str) -> T:
@@ -145,5 +145,5 @@ def pick(group: str, found: Mapping[str, T], name: str) -> T:
         found.check(name)
     if name not in found:
         hint = f"{did_you_mean(name, found)}{one_of(sorted(found))}"
-        raise UsageError(f"there is no {group} {name!r}", hint=hint)
+        raise UsageError(f"{group} {name!r} not found", hint=hint)
     return found[name]

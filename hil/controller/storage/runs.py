@@ -118,7 +118,7 @@ class Run:
         try:
             return within(self.folder, self.folder / name)
         except (UsageError, TypeError) as error:
-            raise UsageError(f"{self.folder}/run.json names {name!r}, which is not a file of the run") from error
+            raise UsageError(f"{self.folder}/run.json: {name!r} is not a file of the run") from error
 
 
 def new_id(title: str) -> str:

@@ -108,11 +108,11 @@ def load_tensors(folder: Path) -> dict[str, Array]:
     try:
         index = read_json(folder / INDEX, MAX_TEXT_BYTES)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"no tensors in {folder}: {error}") from error
+        raise UsageError(f"cannot read tensors in {folder}: {error}") from error
     try:
         return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise UsageError(f"{folder / INDEX} is damaged: {type(error).__name__}: {error}") from error
+        raise UsageError(f"invalid {folder / INDEX}: {type(error).__name__}: {error}") from error
 
 
 def on_files(run: str, inputs: str, outputs: str, **arguments: Any) -> None:

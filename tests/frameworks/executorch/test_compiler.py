@@ -181,9 +181,9 @@ def test_compiler_explains_lowering_failure(compiled, tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "more", "said", "hint"),
     [
-        (["--backend=xnnpak"], {}, "no backend 'xnnpak'", "did you mean 'xnnpack'?"),
-        (["--quantize=int8"], {}, "no flag '--quantize=int8'", "it takes --backend="),
-        ([], {"runtime": "iree"}, "not for iree of pt2", "torch.export.save"),
+        (["--backend=xnnpak"], {}, "backend 'xnnpak' not found", "did you mean 'xnnpack'?"),
+        (["--quantize=int8"], {}, "unsupported flag '--quantize=int8'", "expected --backend=NAME"),
+        ([], {"runtime": "iree"}, "requires a .pt2 file and the runtime executorch, got pt2 and", "torch.export.save"),
     ],
 )
 def test_compiler_rejects_invalid_flags_and_runtime(

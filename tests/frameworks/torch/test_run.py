@@ -63,7 +63,7 @@ def test_run_suggests_onnx_for_unsupported_torch_mlir_program(hil, tmp_path):
     assert hil("run", path, "--compile-flag=--via=onnx").code == 0
     complex_ = save(tmp_path / "complex.pt2", Conjugate(), torch.zeros(3, dtype=torch.complex64))
     ended = hil("run", complex_)
-    assert ended.code == 3 and "iree-compile refused" in ended.out and "--via=onnx" in ended.out
+    assert ended.code == 3 and "iree-compile rejected" in ended.out and "--via=onnx" in ended.out
     ended = hil("run", path, "--compile-flag=--via=tflite")
     assert ended.code == 2 and "--via=mlir, --via=onnx" in ended.err
 

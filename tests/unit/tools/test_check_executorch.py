@@ -67,7 +67,7 @@ def test_compare_outcomes_requires_equal_delegation(delegated, undelegated, kind
 def test_records_of_requires_matching_suite_and_flow(tmp_path):
     run = suite_run(tmp_path / "run", [case("add_a"), case("sub_a")], suite="operators", flow="xnnpack")
     assert [record.id for record in records_of(run, "operators", "xnnpack", ("add*",))] == ["add_a"]
-    with pytest.raises(UsageError, match="is a run of operators with xnnpack, not of models with xnnpack"):
+    with pytest.raises(UsageError, match="expected a run of models with xnnpack, got operators with xnnpack"):
         records_of(run, "models", "xnnpack", ())
 
 

@@ -31,7 +31,7 @@ def test_netem_parse_reads_settings(words: str, netem: Netem) -> None:
     "words", ["delay", "delay 20", "20ms", "loss 1", "loss 101%", "loss 1% delay 2ms", "delay 1ms 2ms", "delay 1.2.3s"]
 )
 def test_netem_parse_rejects_invalid_settings(words: str) -> None:
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match="invalid network quality"):
         parse(words)
 
 

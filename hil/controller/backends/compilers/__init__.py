@@ -64,8 +64,8 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
     found = pick("compiler", compilers(), compiler)
     if order.get("debug_ir_passes") and compiler not in _WITH_PASSES:
         raise UsageError(
-            f"--debug-ir-passes: the compiler {compiler} does not show its passes",
-            hint=f"those of {', '.join(_WITH_PASSES)} can be seen; --debug-ir alone keeps what there is",
+            f"--debug-ir-passes: unsupported by the compiler {compiler}",
+            hint=f"supported by {', '.join(_WITH_PASSES)}; --debug-ir alone stores the available IR",
         )
     with guard(
         "compiler", _GROUP, compiler, CompileFailed, CompileFailed, CompileCrashed, StageTimeout, NotRun, UsageError
@@ -80,15 +80,15 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
 def _check_artifact(made: object) -> None:
     """Raise TypeError or ValueError if a plugin compiler returned an invalid artifact."""
     if not isinstance(made, Artifact):
-        raise TypeError(f"it returned {shown(made)}: expected a hil.plugins.Artifact")
+        raise TypeError(f"expected a hil.plugins.Artifact, got {shown(made)}")
     check_fields(made)
     if made.main not in made.files:
-        raise ValueError(f"main of its artifact is {made.main!r}, which is none of its files")
+        raise ValueError(f"invalid artifact: main {made.main!r} is not in files")
     for name, path in made.files.items():
         if not path.is_file():
-            raise ValueError(f"{name} of its artifact is missing: {path}")
+            raise ValueError(f"invalid artifact: file {name} not found: {path}")
         if name not in made.digests:
-            raise ValueError(f"{name} of its artifact has no digest")
+            raise ValueError(f"invalid artifact: missing digest of {name}")
         algorithm_of(made.digests[name])
 
 
@@ -107,8 +107,8 @@ def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         model, by = convert(model, wanted, order)
     if model.format != wanted:
         raise UsageError(
-            f"the runtime {runtime} cannot load {model.path.name}: it takes .{wanted} files",
-            hint="--runtime iree compiles it" if runtime == "onnxruntime" else "choose another --runtime",
+            f"the runtime {runtime} cannot load {model.path.name}: expected a .{wanted} file",
+            hint="compile it with --runtime iree" if runtime == "onnxruntime" else "use a different --runtime",
             option="--runtime",
         )
     return Artifact(

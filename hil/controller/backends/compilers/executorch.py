@@ -53,8 +53,8 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         return take_as_it_is(model, **order)
     if model.format != "pt2" or order["runtime"] != "executorch":
         raise UsageError(
-            f"the executorch compiler makes programs for the runtime executorch of PyTorch's .pt2 files, not for "
-            f"{order['runtime']} of {model.format}",
+            f"the executorch compiler requires a .pt2 file and the runtime executorch, got {model.format} and "
+            f"{order['runtime']}",
             hint="torch.export.save(torch.export.export(module, inputs), 'model.pt2')",
         )
     chosen, options = _parse(order["flags"])
@@ -126,8 +126,8 @@ def _parse(flags: Sequence[str]) -> tuple[str, dict[str, str]]:
         name, is_set, value = flag.removeprefix("--").partition("=")
         if not flag.startswith("--") or not is_set:
             raise UsageError(
-                f"the executorch compiler has no flag {flag!r}",
-                hint=f"it takes {BACKEND_FLAG}NAME, a backend, and --OPTION=VALUE, an option of that",
+                f"unsupported flag {flag!r} of the executorch compiler",
+                hint=f"expected {BACKEND_FLAG}NAME, or --OPTION=VALUE for an option of the backend",
             )
         if flag.startswith(BACKEND_FLAG):
             chosen = value

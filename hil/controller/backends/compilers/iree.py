@@ -30,7 +30,7 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     if model.format == "vmfb":
         return take_as_it_is(model, **order)
     if order["runtime"] != "iree":
-        raise UsageError(f"the iree compiler makes programs for the runtime iree, not for {order['runtime']}")
+        raise UsageError(f"the iree compiler requires the runtime iree, got {order['runtime']}")
     passes = order.get("debug_ir_passes", False)
     arithmetic, flags = split_flags(order["flags"])
     taken = as_iree_takes(model, flags, order, order["debug_ir"], debug_ir_passes=passes)
@@ -87,9 +87,11 @@ def as_iree_takes(
     want = (way[-1] if way else ways[0] if ways else VIA).removeprefix(VIA)
     if f"{VIA}{want}" not in ways:
         raise UsageError(
-            f"the iree compiler cannot take {model.path.name}, which is {model.format}"
-            + (f", through {want}" if way else ""),
-            hint=f"one of {', '.join(ways)}" if ways else "it makes programs of models that are or become MLIR",
+            f"the iree compiler cannot compile {model.path.name} ({model.format})"
+            + (f" with {VIA}{want}" if way else ""),
+            hint=f"use one of {', '.join(ways)}"
+            if ways
+            else "supported formats: ONNX, MLIR, and formats that convert to them",
         )
     hint = ONNX_HINT if want == "mlir" and can_convert(model.format, "onnx") else ""
     model, by = convert(model, want, work, debug_ir, debug_ir_passes=debug_ir_passes)

@@ -103,7 +103,7 @@ def keep_failure(error: StageError, source: Source, key: str, seconds: float, fo
                 (folder / PASS).unlink(missing_ok=True)
                 shutil.copytree(entry, folder, ignore=shutil.ignore_patterns(META, _FOUND), dirs_exist_ok=True)
     except HilError as failed:
-        error.detail = f"what the compiler was doing is not known: {failed.message}\n{error.detail}"
+        error.detail = f"unknown compiler phase: {failed.message}\n{error.detail}"
         return
     if found.in_pass and not isinstance(error, CompileFailed):
         error.args = (f"{error.message}, in {found.in_pass} of the phase {found.phase}", *error.args[1:])
@@ -173,7 +173,9 @@ class _Failure:
         found = self._found(code, printed)
         again = self._pass_alone(printed) if (self.folder / PASS).exists() else ""
         if found.in_pass and not again:
-            found = Found(found.phase, found.in_pass, [*found.notes, f"{PASS} alone does not show it in iree-opt"])
+            found = Found(
+                found.phase, found.in_pass, [*found.notes, f"{PASS} does not reproduce the failure in iree-opt"]
+            )
         self._write_script(found, shlex.join(["iree-compile", *words]), again)
         return found
 
@@ -185,13 +187,13 @@ class _Failure:
         passes = list(_PASS_ON.finditer(failed["passes"])) if failed else []
         notes = []
         if code is None:
-            notes.append(f"compiled once more by one thread, it was there after {self.limit:g} s")
+            notes.append(f"a second compilation with one thread was still running after {self.limit:g} s")
         elif not code:
             try:
                 check_target(printed)
             except CompileFailed:
                 return Found("")
-            return Found("", notes=["compiled once more, by one thread, it did not fail"])
+            return Found("", notes=["a second compilation with one thread succeeded"])
         if last in IREE_PHASES[:-1]:
             phase = IREE_PHASES[IREE_PHASES.index(last) + 1]
         else:
@@ -252,14 +254,14 @@ class _Failure:
     def _write_script(self, found: Found, command: str, of_pass: str = "") -> None:
         lines = ["#!/bin/sh", f"# {self.title}"]
         if found.in_pass:
-            lines.append(f"# The pass was {_line(found.in_pass)}, of the phase {found.phase}.")
+            lines.append(f"# Failing pass: {_line(found.in_pass)}, phase {found.phase}")
         package = f"{PACKAGE}=={version(PACKAGE)}"
-        lines.append(f"# The tools are those of {package}, by pip; others on the PATH go first.")
+        lines.append(f"# Uses the tools of {package} (pip). Tools on the PATH take precedence.")
         lines.append('cd "$(dirname "$0")" || exit 2')
         places = (Path(sys.executable).parent, native_compiler().parent)
         lines.append(f'PATH="$PATH":{":".join(shlex.quote(str(place)) for place in places)}')
         if of_pass:
-            lines.append(f"# `sh {SCRIPT} pass` runs the pass alone, on what it was given.")
+            lines.append(f"# `sh {SCRIPT} pass` runs only the failing pass, on the stored input.")
             lines.append(f'[ "$1" != pass ] || exec {of_pass}')
         lines.append(f"exec {command}")
         script = self.folder / SCRIPT

@@ -270,7 +270,7 @@ def build_group(
         try:
             add_to(module, Path(member["model"]), member["dims"], member["function"], member["declaration"])
         except Exception as error:  # compiling the model separately reports the error
-            print(f"note: {member['function']} is left out: {type(error).__name__}: {error}", flush=True)
+            print(f"note: skipped {member['function']}: {type(error).__name__}: {error}", flush=True)
         else:
             taken.append(member["function"])
     programs: list[dict[str, Any]] = []

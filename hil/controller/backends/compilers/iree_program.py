@@ -291,7 +291,9 @@ def fail(code: int, printed: str) -> None:
     lines = [line[:400] for line in printed.splitlines()]
     tail = "\n".join(lines[-40:])
     if "No space left on device" in printed:
-        raise StorageError("no space left on the disk while compiling", hint="`hil cache gc` makes room", detail=tail)
+        raise StorageError(
+            "no space left on disk while compiling", hint="free disk space with `hil cache gc`", detail=tail
+        )
     if usage := _WRONG_FLAG.search(printed):
         raise UsageError(
             f"iree-compile: {usage['what'].strip()}", hint="see the board's compile flags and --compile-flag"
@@ -303,10 +305,10 @@ def fail(code: int, printed: str) -> None:
         raise CompileCrashed(
             f"iree-compile died {death_text(code)}" + (f": {(why['what'] or why['claim'])[:300]}" if why else ""),
             detail="\n".join([*inside[:_SHOWN_ERRORS], tail]),
-            hint="this is a bug of the compiler: its log has a stack trace, and --debug-ir DIR what it worked on",
+            hint="compiler bug: the log contains a stack trace, and --debug-ir DIR stores the intermediate code",
         )
     raise CompileFailed(
-        "iree-compile refused the model: " + ("; ".join(errors) or f"exit code {code}"), detail="\n".join(lines[:60])
+        "iree-compile rejected the model: " + ("; ".join(errors) or f"exit code {code}"), detail="\n".join(lines[:60])
     )
 
 

@@ -73,7 +73,7 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
 
     model = _prepared(path, dims)
     if is_heavy(model):
-        raise CompileFailed("the model's weights need a file of their own")
+        raise CompileFailed("the weights require a separate parameter file")
     model.graph.name = function
     for node in nodes_of(model.graph.node):
         node.name = f"{function}/{node.name}"
@@ -111,10 +111,12 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
         module.verify()
     except onnx_importer.OnnxImportError as error:
         raise CompileFailed(
-            f"IREE's ONNX importer refused the model: {first_line(error)}", detail=str(error)
+            f"IREE's ONNX importer rejected the model: {first_line(error)}", detail=str(error)
         ) from error
     except ir.MLIRError as error:
-        raise CompileFailed(f"the model makes no valid MLIR: {first_line(error)}", detail=str(error)) from error
+        raise CompileFailed(
+            f"importing the model gives invalid MLIR: {first_line(error)}", detail=str(error)
+        ) from error
     return importer
 
 
@@ -133,7 +135,7 @@ def infer(model: Any, light: Any) -> None:
     try:
         inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception as error:
-        print(f"note: shapes could not be inferred: {first_line(error)}", flush=True)
+        print(f"note: cannot infer shapes: {first_line(error)}", flush=True)
         return
     del model.graph.value_info[:]
     model.graph.value_info.extend(inferred.graph.value_info)

@@ -61,8 +61,8 @@ def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     debug_ir = order["debug_ir"]
     if model.format not in FORMATS or order["runtime"] != RUNTIME:
         raise UsageError(
-            f"tfcompile makes programs for the runtime {RUNTIME} of TensorFlow's and Keras's models, not "
-            f"{order['runtime']} of {model.format}"
+            f"tfcompile requires a TensorFlow or Keras model and the runtime {RUNTIME}, got {model.format} and "
+            f"{order['runtime']}"
         )
     hlo = None
     if debug_ir is not None:
@@ -248,23 +248,26 @@ def target_of(flags: Sequence[str]) -> Target:
     given = {name.replace("_", "-"): value for name, _, value in parted}
     if unknown := sorted(set(given) - set(_FLAGS)):
         if unknown[0] in ("--graph", "--config"):
-            hint, option = "name the graph as MODEL, and its config with --function", "--function"
+            hint, option = "specify the graph as MODEL and the config with --function", "--function"
         else:
-            hint, option = f"it has {', '.join(f'{flag}=' for flag in _FLAGS)}", ""
-        raise UsageError(f"tfcompile has no flag {unknown[0]}", hint=hint, option=option)
+            hint, option = f"supported flags: {', '.join(f'{flag}=' for flag in _FLAGS)}", ""
+        raise UsageError(f"unsupported tfcompile flag {unknown[0]}", hint=hint, option=option)
     cpp_class = given.get(_CLASS) or tfcompile_build.CLASS
     if not _CPP_CLASS.fullmatch(cpp_class):
-        raise UsageError(f"{_CLASS}={cpp_class} names no class of C++", hint=f"{_CLASS}=mynamespace::MyComputation")
+        raise UsageError(
+            f"invalid {_CLASS} {cpp_class!r}: expected a C++ class name",
+            hint=f"example: {_CLASS}=mynamespace::MyComputation",
+        )
     variables = given.get(_VARIABLES, "inside")
     if variables not in ("inside", "outside"):
-        raise UsageError(f"{_VARIABLES} is 'inside' or 'outside', not {variables!r}")
+        raise UsageError(f"invalid {_VARIABLES} {variables!r}: expected 'inside' or 'outside'")
     machine = platform.machine().lower()
     triple = given.get(_TRIPLE) or _TARGETS.get(_FAMILY.get(machine, machine), ("",))[0]
     family = triple.split("-")[0]
     if _FAMILY.get(family, family) not in _TARGETS or "linux" not in triple:
         raise UsageError(
-            f"tfcompile's programs cannot be linked for {triple or machine}",
-            hint=f"{_TRIPLE} with one of: {', '.join(known for known, _ in _TARGETS.values())}",
+            f"unsupported tfcompile target {triple or machine}",
+            hint=f"set {_TRIPLE} to one of: {', '.join(known for known, _ in _TARGETS.values())}",
         )
     zig = _TARGETS[_FAMILY.get(family, family)][1]
     return Target(triple, given.get(_CPU, ""), zig, cpp_class, variables == "outside")

@@ -97,8 +97,8 @@ def compile_graph(
         code, printed = run_logged(command, Path(log), environment=flags)
     if unknown := _UNKNOWN_CPU.search(printed):
         raise CompileFailed(
-            f"tfcompile: no CPU {unknown['cpu']!r} is known for {triple}",
-            hint="--target-cpu as LLVM calls it; without it: any CPU of the family",
+            f"tfcompile: unknown CPU {unknown['cpu']!r} for {triple}",
+            hint="set --target-cpu to a CPU name of LLVM, or omit it to support any CPU of the family",
         )
     refused = Path(folder) / ERROR
     if refused.exists():
@@ -166,7 +166,9 @@ def runtime_sources() -> list[Path]:
     """Return all sources of XLA's runtime: those of TensorFlow's wheel, and hil's additions."""
     sources = sorted((package_folder("tensorflow", "tfcompile") / "xla_aot_runtime_src").rglob("*.cc"))
     if not sources:
-        raise UsageError("this TensorFlow came without the sources of XLA's runtime", hint="use the wheel from PyPI")
+        raise UsageError(
+            "XLA runtime sources not found in the tensorflow package", hint="install the tensorflow wheel from PyPI"
+        )
     return [*sources, *sorted(_OWN.glob("*.cc"))]
 
 
@@ -216,7 +218,7 @@ def _tfcompile() -> Any:
     """Import only the wheel's extension module: importing all of TensorFlow takes seconds."""
     spec = importlib.util.spec_from_file_location(_MODULE, package_folder("tensorflow") / "python" / f"{_MODULE}.so")
     if spec is None or spec.loader is None:
-        raise ImportError(f"this TensorFlow has no {_MODULE}")
+        raise ImportError(f"{_MODULE} not found in the tensorflow package")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -211,13 +211,13 @@ def make_config(
     for spec in (*feeds.values(), *fetches.values(), *variables.values()):
         if not spec.is_static:
             raise CompileFailed(
-                f"tfcompile needs every shape, but {spec} has dimensions that are not known",
-                hint="give the function an input_signature of numbers only",
+                f"tfcompile requires static shapes, got {spec}",
+                hint="set an input_signature with fixed dimensions",
             )
     present = {node.name for node in nodes}
     for tensor in (*feeds, *fetches):
         if split(tensor)[0] not in present:
-            raise CompileFailed(f"the graph has no node {split(tensor)[0]!r}, which is to be an input or an output")
+            raise CompileFailed(f"input or output node {split(tensor)[0]!r} not found in the graph")
     kept = given or {}
     new = identifiers(filter(None, kept.values()))
 

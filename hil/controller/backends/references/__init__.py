@@ -66,7 +66,7 @@ __all__ = [
 
 # Increase this when a reference's outputs change but not its version or a file of :func:`own_code`.
 _VERSION = 4
-EXPECTED_HINT = "give what you expect: --expected out.npy"
+EXPECTED_HINT = "pass the expected outputs: --expected out.npy"
 # Protobuf limits a message to 2 GiB. This leaves room.
 _MOST_BYTES = 1 << 30
 _REASON = "reason.txt"
@@ -123,15 +123,15 @@ def _run(
     if model.format not in reference.formats:
         fitting = [other for other, entry in references().items() if model.format in entry.formats]
         raise UsageError(
-            f"the reference {name} cannot run {model.format} models",
-            hint=f"one of {', '.join(fitting)}" if fitting else EXPECTED_HINT,
+            f"the reference {name} does not support {model.format} models",
+            hint=f"use one of {', '.join(fitting)}" if fitting else EXPECTED_HINT,
             option="" if fitting else "--expected",
         )
     who = called("reference", GROUP, name)
     with guard("reference", GROUP, name, ReferenceFailed, UsageError):
         source, code = reference.source(), file_version(reference.compute.__module__)
         if not isinstance(source, str):
-            raise TypeError(f"its source() returned {source!r:.80}: expected a text")
+            raise TypeError(f"expected a text from source(), got {source!r:.80}")
     key = Cache.key(
         "reference",
         source=source,
@@ -170,8 +170,8 @@ def _run(
         try:
             outputs = load_tensors(folder)
         except UsageError as error:
-            hint = "its compute writes them into the folder outputs, with hil.plugins.save_tensors"
-            raise ReferenceFailed(f"{who} wrote no outputs that can be read", hint=hint) from error
+            hint = "compute must write them to the directory outputs with hil.plugins.save_tensors"
+            raise ReferenceFailed(f"cannot read the outputs of {who}", hint=hint) from error
         if package_of(GROUP, name):
             _check_outputs(who, model, outputs)
 
@@ -210,7 +210,7 @@ def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None
     if not fits or not all(spec.accepts(dtype_name(array.dtype), array.shape) for spec, array in pairs):
         given = ", ".join(str(TensorSpec(name, dtype_name(one.dtype), one.shape)) for name, one in outputs.items())
         wanted = ", ".join(map(str, model.outputs)) or "no outputs"
-        raise ReferenceFailed(f"{who} gave {given or 'no outputs'}: the model declares {wanted}")
+        raise ReferenceFailed(f"{who} returned {given or 'no outputs'}: the model declares {wanted}")
 
 
 def refer_each(
@@ -245,7 +245,7 @@ def refer_each(
         reasons = _listed({name: error.message for name, error in failed.items()})
         detail = "\n".join(f"{name}:\n{error.detail}" for name, error in failed.items() if error.detail)
         raise ReferenceFailed(
-            f"none of the references can run this model ({reasons})",
+            f"all references failed ({reasons})",
             hint=EXPECTED_HINT,
             detail=detail,
             option="--expected",
@@ -282,16 +282,16 @@ def run_reference_with_fallback(
     self_checks = [name for name in _ORDER.get(model.format, ()) if name not in names]
     hint = EXPECTED_HINT
     if self_checks:
-        hint += f", or ask for a self-check: --reference {self_checks[0]}"
+        hint += f", or request a self-check: --reference {self_checks[0]}"
     if refused:
         reasons = _listed({name: error.message for name, error in refused.items()})
         kind = "independent reference" if self_checks else "reference"
         raise ReferenceFailed(f"no {kind} can run this model ({reasons})", hint=hint, option="--expected")
     if self_checks:
         shared = ", ".join(shared_parts(runtime, self_checks[0]))
-        text = f"no independent reference runs {model.format} models: {self_checks[0]} and {runtime} share {shared}"
+        text = f"no independent reference supports {model.format} models: {self_checks[0]} and {runtime} share {shared}"
         raise ReferenceFailed(text, hint=hint, option="--expected")
-    raise ReferenceFailed(f"a {model.format} model has no reference", hint=hint, option="--expected")
+    raise ReferenceFailed(f"no reference supports {model.format} models", hint=hint, option="--expected")
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

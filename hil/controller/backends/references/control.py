@@ -46,8 +46,10 @@ def measure_control(
         StageTimeout: the computation timed out.
     """
     if model.format != "onnx":
-        what = "a bundle that was created without --arithmetic" if model.format == "hilb" else f"a {model.format} model"
-        raise ReferenceFailed(f"the board computes in {arithmetic}, and hil cannot compute {what} in it", stage="refer")
+        what = "a bundle created without --arithmetic" if model.format == "hilb" else f"a {model.format} model"
+        raise ReferenceFailed(
+            f"the board computes in {arithmetic}, which hil does not support for {what}", stage="refer"
+        )
     key = Cache.key(
         "control",
         source=source(),

@@ -40,7 +40,7 @@ def limited_cpu(seconds: float | None) -> Iterator[None]:
         is_over = True
     except _TimeIsUp:
         raise ReferenceTooSlow(
-            f"it needs more than {seconds:g} s of CPU time", hint="ask for it by name: then it takes the time it needs"
+            f"requires more than {seconds:g} s of CPU time", hint="select the reference by name to remove the limit"
         ) from None
     finally:
         is_over = True

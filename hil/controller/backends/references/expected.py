@@ -41,7 +41,7 @@ def expected_result(
         named = {spec.name: spec for spec in specs}
         for name, value in given.items():
             if outputs is not None and name not in named:
-                raise UsageError(f"the model has no output {name!r}", hint=f"it has {', '.join(map(str, specs))}")
+                raise UsageError(f"unknown output {name!r}", hint=f"outputs of the model: {', '.join(map(str, specs))}")
             found[name] = as_array(f"expected output {name!r}", value, named.get(name))
         return RunResult("expected", _ordered(found, specs), provenance={"expected": ["given as arrays"]})
     texts = [str(item) for item in given]

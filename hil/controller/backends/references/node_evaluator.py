@@ -30,7 +30,7 @@ _MAX_TRIPS = 10_000
 _JUMPING = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Hardmax", "Shrink", "ThresholdedRelu"})
 # The steps of these operators are intended by the model, so they count as rounding.
 _QUANTIZING = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
-_OTHER_PATH = "rounding changes which operators the model runs, or the shapes that they get"
+_OTHER_PATH = "rounding changes the operators that the model runs, or their shapes"
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
@@ -142,7 +142,7 @@ class NodeEvaluator:
         except UsageError:
             raise
         except Exception as error:
-            raise ReferenceFailed(f"{node.op_type} {node.name!r} cannot be evaluated: {first_line(error)}") from error
+            raise ReferenceFailed(f"cannot evaluate {node.op_type} {node.name!r}: {first_line(error)}") from error
         types = {one.name: one.type for one in session.get_outputs()}
         arrays = [self._array(value, types[name], node) for name, value in zip(outputs, values, strict=True)]
         made = iter([self._decisions.decide(node, operands, one) for one in arrays])
@@ -152,7 +152,7 @@ class NodeEvaluator:
     def _array(value: Any, kind: str, node: Any) -> Array:
         dtype = dtype_of_type(kind)
         if dtype is None:
-            raise ReferenceFailed(f"{node.op_type} {node.name!r} makes a {kind}, which hil cannot round")
+            raise ReferenceFailed(f"{node.op_type} {node.name!r} returns a {kind}, which hil cannot round")
         return from_ort(value, dtype)
 
     def _session(self, node: Any, operands: Env) -> tuple[Any, list[str]]:
@@ -174,7 +174,7 @@ class NodeEvaluator:
             try:
                 session = exact_session(Path(), model)
             except Exception as error:
-                text = f"{node.op_type} {node.name!r} cannot be evaluated: {first_line(error)}"
+                text = f"cannot evaluate {node.op_type} {node.name!r}: {first_line(error)}"
                 raise ReferenceFailed(text) from error
             self._sessions[key] = session, outputs
         return self._sessions[key]
@@ -199,9 +199,9 @@ class NodeEvaluator:
                 rows.append(row)
             trip += 1
         if going and trip < most:
-            raise ReferenceFailed(f"Loop {node.name!r} makes more than {_MAX_TRIPS} trips")
+            raise ReferenceFailed(f"Loop {node.name!r} exceeds {_MAX_TRIPS} iterations")
         if not trip and scanned:
-            raise ReferenceFailed(f"Loop {node.name!r} makes no trip, so that the shape of what it scans is unknown")
+            raise ReferenceFailed(f"Loop {node.name!r} runs 0 iterations: the shapes of the scan outputs are unknown")
         return [*state, *(np.stack(rows) for rows in scanned)]
 
     def _run_scan(self, node: Any, env: Env, rounding: Exact) -> list[Array]:

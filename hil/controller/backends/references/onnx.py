@@ -112,7 +112,7 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
         try:
             dtype_name(array.dtype)
         except UsageError as error:
-            raise ReferenceFailed(f"output {name!r} is no tensor: {error.message}") from error
+            raise ReferenceFailed(f"output {name!r} is not a tensor: {error.message}") from error
         results[name] = array.astype(object) if array.dtype.kind in "US" else array
     return results
 

@@ -42,7 +42,7 @@ def model(then: tuple[str, ...], otherwise: tuple[str, ...]):
     ids=["fewer decisions", "more decisions", "other operators"],
 )
 def test_replay_rejects_different_path_in_low_precision(then: tuple[str, ...], otherwise: tuple[str, ...]) -> None:
-    with pytest.raises(ReferenceFailed, match="rounding changes which operators the model runs"):
+    with pytest.raises(ReferenceFailed, match="rounding changes the operators that the model runs"):
         control_runs(model(then, otherwise), X, "float16")
 
 

@@ -57,13 +57,13 @@ def test_package_reference_accepts_declared_outputs(answer) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("pass", "the reference odd of the package vendor 1.0 wrote no outputs that can be read"),
-        (saving(""), "gave no outputs: the model declares y: .*, n: "),
-        (saving("y=np.ones((2, 3), np.float32)"), "package vendor 1.0 gave y: .*: the model declares y: .*, n: "),
-        (saving(RIGHT.replace("y=", "logits=")), "gave logits: .*: the model declares y: "),
-        (saving(RIGHT.replace("float32", "float64")), "gave y: .*64.*: the model declares y: "),
-        (saving(RIGHT.replace("(5, 3)", "(5, 4)")), "gave y: .*4.*: the model declares y: "),
-        (saving(RIGHT.replace("(5, 3)", "3")), "gave y: .*: the model declares y: "),
+        ("pass", "cannot read the outputs of the reference odd of the package vendor 1.0"),
+        (saving(""), "returned no outputs: the model declares y: .*, n: "),
+        (saving("y=np.ones((2, 3), np.float32)"), "package vendor 1.0 returned y: .*: the model declares y: .*, n: "),
+        (saving(RIGHT.replace("y=", "logits=")), "returned logits: .*: the model declares y: "),
+        (saving(RIGHT.replace("float32", "float64")), "returned y: .*64.*: the model declares y: "),
+        (saving(RIGHT.replace("(5, 3)", "(5, 4)")), "returned y: .*4.*: the model declares y: "),
+        (saving(RIGHT.replace("(5, 3)", "3")), "returned y: .*: the model declares y: "),
     ],
 )
 def test_package_reference_fails_for_undeclared_outputs(answer, body: str, message: str) -> None:
@@ -80,7 +80,7 @@ def test_package_reference_matches_outputs_by_position(answer) -> None:
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("1 / 0", "ZeroDivisionError: division by zero"), ("3", r"TypeError: its source\(\) returned 3: expected a text")],
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("3", r"TypeError: expected a text from source\(\), got 3")],
 )
 def test_package_reference_without_source_fails(answer, source: str, message: str) -> None:
     with pytest.raises(ReferenceFailed, match=f"the reference odd of the package vendor 1.0 failed: {message}"):

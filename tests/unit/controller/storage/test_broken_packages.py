@@ -104,5 +104,5 @@ def test_bundle_write_failure_names_package(tmp_path: Path) -> None:
 
 
 def test_backend_import_failure_raises_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"of the package acme 1\.2, failed: ModuleNotFoundError"):
+    with pytest.raises(UsageError, match=r"\(package acme 1\.2\) failed: ModuleNotFoundError"):
         pick_backend("missing")

@@ -339,6 +339,6 @@ def test_isolated_rejects_unimportable_function(pool, tmp_path):
     main.__module__ = "__main__"
     main.__qualname__ = "main"
     for unreachable in (local, lambda: 1, Isolated.close, functools.partial(os.getpid), main):
-        with pytest.raises(ValueError, match=r"cannot call .* in another process"):
+        with pytest.raises(ValueError, match=r"cannot call .* in a worker process"):
             pool.call(unreachable, {}, timeout=60, log=tmp_path / "log")
     assert not (tmp_path / "log").exists()

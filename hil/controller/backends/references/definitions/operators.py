@@ -30,7 +30,7 @@ _CONTRIB = "com.microsoft"
 def _refuse(values: Mapping[str, Any], what: str) -> None:
     """Raise NotImplementedError if any of these attributes or inputs is set."""
     if given := [name for name, value in values.items() if value is not None and not _is_off(value)]:
-        raise NotImplementedError(f"{what} with {', '.join(given)} is not defined here")
+        raise NotImplementedError(f"unsupported attribute or input of {what}: {', '.join(given)}")
 
 
 def _is_off(value: Any) -> bool:
@@ -177,12 +177,12 @@ class GroupQueryAttention(OpRun):
         ends = np.asarray(seqlens_k).ravel().astype(np.int64) + 1
         if length == total and (ends != total).any():
             raise NotImplementedError(
-                "GroupQueryAttention with padded prompts: the rows of the padding are not defined"
+                "unsupported padded prompts of GroupQueryAttention: the padding rows are undefined"
             )
         starts = np.zeros_like(ends) if length == total else ends - length
         if do_rotary:
             if cos is None or sin is None:
-                raise NotImplementedError("GroupQueryAttention rotates without a table of cosines")
+                raise NotImplementedError("GroupQueryAttention with do_rotary requires tables of cosines and sines")
             where = starts[:, None] + np.arange(length)[None] if positions is None else positions
             where = np.minimum(where, cos.shape[0] - 1)  # padding
             turn = {"interleaved": bool(rotary_interleaved), "size": 2 * cos.shape[-1]}
@@ -227,7 +227,9 @@ class Attention(OpRun):
     ) -> tuple[Array, ...]:
         _refuse(others, "Attention")
         if qk_matmul_output_mode in (1, 2) and len(self.onnx_node.output) > 3:
-            raise NotImplementedError(f"qk_matmul_output_mode {qk_matmul_output_mode} has changed between versions")
+            raise NotImplementedError(
+                f"unsupported qk_matmul_output_mode {qk_matmul_output_mode}: the definition differs between versions"
+            )
         dtype, is_flat = q.dtype, q.ndim == 3
         if is_flat:
             q, k, v = (
@@ -266,7 +268,7 @@ class GatherElements(OpRun):
     def _run(self, x: Array, indices: Array, axis: int = 0) -> tuple[Array, ...]:
         size = x.shape[axis]
         if indices.size and not -size <= indices.min() <= indices.max() < size:
-            raise IndexError(f"an index of GatherElements is out of range for axis {axis} of size {size}")
+            raise IndexError(f"GatherElements index out of range for axis {axis} of size {size}")
         index: list[Array] = list(np.indices(indices.shape, sparse=True))
         index[axis] = indices
         return (x[tuple(index)],)

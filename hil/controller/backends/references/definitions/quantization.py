@@ -42,15 +42,15 @@ def spread(values: Array, shape: tuple[int, ...], axis: int, block_size: int) ->
         return values.reshape(())
     place = axis + len(shape) if axis < 0 else axis
     if not 0 <= place < len(shape):
-        raise ValueError(f"axis {axis} of a tensor of rank {len(shape)}")
+        raise ValueError(f"invalid axis {axis} of a tensor of rank {len(shape)}")
     if not block_size:
         if values.shape != (shape[place],):
-            raise ValueError(f"scales of shape {values.shape} for axis {place} of {shape}")
+            raise ValueError(f"invalid shape {values.shape} of scales for axis {place} of {shape}")
         return values.reshape([-1 if number == place else 1 for number in range(len(shape))])
     blocks = -(-shape[place] // block_size)
     wanted = (*shape[:place], blocks, *shape[place + 1 :])
     if values.shape != wanted:
-        raise ValueError(f"scales of shape {values.shape} for blocks of {block_size}: {wanted} is needed")
+        raise ValueError(f"expected scales of shape {wanted} for blocks of {block_size}, got {values.shape}")
     spread_out: Array = np.repeat(values, block_size, axis=place).take(range(shape[place]), axis=place)
     return spread_out
 
@@ -77,12 +77,12 @@ def unpack_bits(packed: Array, bits: int, count: int) -> Array:
         ValueError: unsupported width, or too few bytes.
     """
     if bits not in (2, 4, 8):
-        raise ValueError(f"{bits} bits: 2, 4 and 8 are defined")
+        raise ValueError(f"expected 2, 4 or 8 bits, got {bits}")
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     values = (packed[..., np.newaxis] >> shifts) & ((1 << bits) - 1)
     flat = values.reshape(*packed.shape[:-1], -1)
     if flat.shape[-1] < count:
-        raise ValueError(f"{packed.shape[-1]} bytes hold {flat.shape[-1]} values, {count} are needed")
+        raise ValueError(f"expected {count} values, got {flat.shape[-1]} in {packed.shape[-1]} bytes")
     return np.asarray(flat[..., :count])
 
 

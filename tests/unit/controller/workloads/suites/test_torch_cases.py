@@ -29,6 +29,6 @@ def test_int8_flows_have_recipe():
 @pytest.mark.skipif(importlib.util.find_spec("executorch") is not None, reason="executorch is installed here")
 @pytest.mark.parametrize("suite", ["@operators", "@models"])
 def test_missing_executorch_error_names_extra(suite, isolated, tmp_path):
-    with pytest.raises(UsageError, match="this needs executorch") as refused:
+    with pytest.raises(UsageError, match="requires executorch, which is not installed") as refused:
         open_suite(Request(suite), flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
     assert refused.value.hint == "pip install 'hil[executorch]'"
