@@ -122,7 +122,7 @@ def test_study_matches_tensorflow_and_stores_results(hil, tmp_path):
     other = hil("study", "run", FOURTEEN, *options, "--resume", "--rtol", "0.01")
     assert other.code == 2 and "contains a study with different settings" in other.err
     elsewhere = hil("study", "run", FOURTEEN, *options, "--resume", "--board", "sim-small")
-    assert elsewhere.code == 2 and "on another board, sim" in elsewhere.err
+    assert elsewhere.code == 2 and "on a different board: sim" in elsewhere.err
 
 
 def test_study_reports_failed_stage_per_experiment(hil, study):
