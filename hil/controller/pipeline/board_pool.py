@@ -46,7 +46,7 @@ class BoardSession:
         Returns:
             The program, and True if this call loaded it.
         """
-        key = _key(artifact)
+        key = _program_key(artifact)
         if self._failed is not None and self._failed[0] == key:
             raise self._failed[1]
         if key in self._loaded:
@@ -67,7 +67,7 @@ class BoardSession:
 
     def has(self, artifact: Artifact) -> bool:
         """Return True if a program is loaded."""
-        return _key(artifact) in self._loaded
+        return _program_key(artifact) in self._loaded
 
     def after_run(self, artifact: Artifact, *, broken: bool) -> None:
         """Unload a program after a run, unless it may stay loaded.
@@ -83,7 +83,7 @@ class BoardSession:
 
     def unload(self, artifact: Artifact) -> None:
         """Unload a program if it is loaded."""
-        if (program := self._loaded.pop(_key(artifact), None)) is not None:
+        if (program := self._loaded.pop(_program_key(artifact), None)) is not None:
             program.unload()
 
     def close(self) -> None:
@@ -100,13 +100,13 @@ class BoardSession:
         self._loaded.clear()
 
 
-def _key(artifact: Artifact) -> Hashable:
+def _program_key(artifact: Artifact) -> Hashable:
     # Use the digests of all files, because weights may be in a separate file.
     return (*sorted(artifact.digests.items()), artifact.function)
 
 
 @dataclass
-class _Entry:
+class _PoolEntry:
     """State of a requested board."""
 
     choice: BoardChoice
@@ -138,7 +138,7 @@ class BoardPool:
         self._say = say
         self._opened = opened
         self._most_loaded = most_loaded
-        self._entries: dict[Hashable, _Entry] = {}
+        self._entries: dict[Hashable, _PoolEntry] = {}
         self._mutex = threading.Lock()
         self._closed = False
 
@@ -157,10 +157,10 @@ class BoardPool:
             UsageError: the board does not support this use.
             BoardError: the board is not available.
         """
-        entry = self._entry(choice, runtimes, faults)
+        entry = self._get_entry(choice, runtimes, faults)
         with entry.mutex:
             if entry.session is None:
-                self._adopt(entry, self._open(entry))
+                self._start_session(entry, self._open_board(entry))
             assert entry.session is not None
             return entry.session
 
@@ -171,7 +171,7 @@ class BoardPool:
         final, and the next request for a session opens a new connection. An unfit board still responds, so its session
         is returned.
         """
-        entry = self._entry(choice, ("",), faults)
+        entry = self._get_entry(choice, ("",), faults)
         with entry.mutex:
             if isinstance(error, BoardUnfit):
                 return entry.session
@@ -179,14 +179,14 @@ class BoardPool:
             if session is None:
                 return None
             session.forget()
-            board = reconnect(session.board, error, lambda: self._open(entry))
+            board = reconnect(session.board, error, lambda: self._open_board(entry))
             if board is not None:
-                self._adopt(entry, board)
+                self._start_session(entry, board)
             return entry.session
 
     def is_open(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> bool:
         """Return True if a board is open."""
-        entry = self._entries.get(_place(choice, faults))
+        entry = self._entries.get(_board_key(choice, faults))
         return entry is not None and entry.session is not None
 
     @property
@@ -197,7 +197,7 @@ class BoardPool:
     def give_back(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> None:
         """Close a board if it is open."""
         with self._mutex:
-            entry = self._entries.pop(_place(choice, faults), None)
+            entry = self._entries.pop(_board_key(choice, faults), None)
         if entry is not None:
             session, entry.session = entry.session, None
             if session is not None:
@@ -214,23 +214,23 @@ class BoardPool:
                 if entry.session is not None:
                     stack.callback(entry.session.close)
 
-    def _entry(self, choice: BoardChoice, runtimes: Sequence[str], faults: Sequence[str]) -> _Entry:
+    def _get_entry(self, choice: BoardChoice, runtimes: Sequence[str], faults: Sequence[str]) -> _PoolEntry:
         with self._mutex:
             if self._closed:
                 raise BoardLost("the boards were released", board=choice.name)
             return self._entries.setdefault(
-                _place(choice, faults), _Entry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults))
+                _board_key(choice, faults), _PoolEntry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults))
             )
 
-    def _open(self, entry: _Entry) -> Board:
+    def _open_board(self, entry: _PoolEntry) -> Board:
         first, *others = entry.runtimes
-        board = self._connect(entry, first)
+        board = self._connect_for_runtime(entry, first)
         for runtime in others:
             if board.shell is None:
                 break
             # Opening a board installs an agent with the requested runtime and does not remove other runtimes.
             board.close()
-            board = self._connect(entry, runtime)
+            board = self._connect_for_runtime(entry, runtime)
         try:
             self._opened(board)
         except BaseException:
@@ -240,11 +240,11 @@ class BoardPool:
         entry.choice = pinned(entry.choice, board.name)
         return board
 
-    def _connect(self, entry: _Entry, runtime: str) -> Board:
+    def _connect_for_runtime(self, entry: _PoolEntry, runtime: str) -> Board:
         how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "say": self._say}
         return open_board(replace(entry.choice, runtime=runtime, faults=entry.faults, **how))
 
-    def _adopt(self, entry: _Entry, board: Board) -> None:
+    def _start_session(self, entry: _PoolEntry, board: Board) -> None:
         with self._mutex:
             if not self._closed:
                 entry.session = BoardSession(board, self._most_loaded)
@@ -259,5 +259,5 @@ class BoardPool:
         self.close()
 
 
-def _place(choice: BoardChoice, faults: Sequence[str]) -> Hashable:
+def _board_key(choice: BoardChoice, faults: Sequence[str]) -> Hashable:
     return choice.name, choice.config.path, tuple(faults)

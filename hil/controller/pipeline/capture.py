@@ -61,7 +61,7 @@ class Capture:
     def timed(self, call: Invocation, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Record the run whose outputs are compared."""
         if call.board_ns is not None:
-            host = _transfer("timed run", call.host_ns, _bytes(inputs), _bytes(outputs))
+            host = _make_transfer_span("timed run", call.host_ns, _count_bytes(inputs), _count_bytes(outputs))
             self.transfers.append(host)
             self.calls.append(Call(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns))
 
@@ -85,7 +85,9 @@ class Capture:
             return
         self.taken = taken
         size = sum(content.nbytes for content in taken.files.values())
-        self.transfers.append(_transfer("profiled run", (taken.host.start_ns, taken.host.end_ns), _bytes(inputs), size))
+        self.transfers.append(
+            _make_transfer_span("profiled run", (taken.host.start_ns, taken.host.end_ns), _count_bytes(inputs), size)
+        )
         if taken.board is not None:
             self.calls.append(Call(PROFILED, taken.host, taken.board))
 
@@ -117,9 +119,9 @@ class Capture:
             )
 
 
-def _transfer(name: str, at: tuple[int, int], out: int, back: int) -> Span:
+def _make_transfer_span(name: str, at: tuple[int, int], out: int, back: int) -> Span:
     return replace(Span(name, *at), args={"bytes_out": out, "bytes_in": back})
 
 
-def _bytes(tensors: Mapping[str, Array]) -> int:
+def _count_bytes(tensors: Mapping[str, Array]) -> int:
     return sum(array.nbytes for array in tensors.values())

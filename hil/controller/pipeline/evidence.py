@@ -20,13 +20,13 @@ _TEXTS = {"answers": "repetition", "programs": "compilations"}
 
 def evidence(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (title, text) for each fact: references, failed references, repetition, criteria and caveats."""
-    return [fact for fact, _ in zip(_facts(record), range(_MAX_LINES), strict=False)]
+    return [fact for fact, _ in zip(_iter_facts(record), range(_MAX_LINES), strict=False)]
 
 
 def evidence_of_case(case: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts for a case of run.json: see :func:`evidence`."""
-    first, *others = _mappings(case.get("verdicts")) or [{}]
-    texts = {title: _mapping(case.get(key)).get("text") for title, key in _TEXTS.items()}
+    first, *others = _list_mappings(case.get("verdicts")) or [{}]
+    texts = {title: _as_mapping(case.get(key)).get("text") for title, key in _TEXTS.items()}
     return evidence({**case, **texts, **first, "other_references": others})
 
 
@@ -37,62 +37,62 @@ def evidence_lines(record: Mapping[str, Any]) -> list[str]:
 
 def reference_text(record: Mapping[str, Any]) -> str:
     """Return a reference's name, with its relation unless independent; "" without a reference."""
-    against = _text(record.get("against"))
+    against = _as_text(record.get("against"))
     try:
         return Relation(record.get("relation") or "independent").named(against) if against else ""
     except ValueError:  # relation of a newer version
-        return f"{against} ({_text(record.get('relation'))})"
+        return f"{against} ({_as_text(record.get('relation'))})"
 
 
 def unanswered_text(one: Mapping[str, Any]) -> str:
     """Return the name of a failed reference and the reason."""
-    return f"{_text(one.get('reference'))}: {_text(one.get('reason')) or _text(one.get('outcome'))}"
+    return f"{_as_text(one.get('reference'))}: {_as_text(one.get('reason')) or _as_text(one.get('outcome'))}"
 
 
-def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    decider, reference = _text(record.get("decided_by")), reference_text(record)
+def _iter_facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    decider, reference = _as_text(record.get("decided_by")), reference_text(record)
     if decider:
         yield "decided by", decider
     if reference and reference != decider:
         yield "compared with", reference
-    for other in _mappings(record.get("other_references")):
+    for other in _list_mappings(record.get("other_references")):
         if (named := reference_text(other)) != decider:
-            yield "compared with", f"{named}: {_text(other.get('outcome'))}"
-    for one in _mappings(record.get("unanswered")):
+            yield "compared with", f"{named}: {_as_text(other.get('outcome'))}"
+    for one in _list_mappings(record.get("unanswered")):
         yield "failed reference", unanswered_text(one)
-    if disagreement := _text(record.get("disagreement")):
+    if disagreement := _as_text(record.get("disagreement")):
         yield "the references disagree", disagreement
-    if random := [one for one in _list(record.get("random")) if isinstance(one, str)]:
+    if random := [one for one in _as_list(record.get("random")) if isinstance(one, str)]:
         yield "random", random_text(random)
     for title in _TEXTS:
-        if text := _text(record.get(title)):
+        if text := _as_text(record.get(title)):
             yield title, text
-    for output in _mappings(record.get("outputs")):
-        yield from _of_output(output)
+    for output in _list_mappings(record.get("outputs")):
+        yield from _iter_output_facts(output)
 
 
-def _of_output(output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    name = _text(output.get("name"))
-    for criterion in _mappings(output.get("criteria")):
+def _iter_output_facts(output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    name = _as_text(output.get("name"))
+    for criterion in _list_mappings(output.get("criteria")):
         if {"criterion", "value", "passed", "reason"} <= criterion.keys():
             yield "criterion", f"{name}: {criterion_text(criterion)}"
-    if control := _mapping(output.get("control")):
-        yield "arithmetic", f"{name}: {_text(control.get('arithmetic'))}, {_text(control.get('source'))}"
-    for note in _list(output.get("notes")):
-        yield "note", f"{name}: {_text(note)}"
+    if control := _as_mapping(output.get("control")):
+        yield "arithmetic", f"{name}: {_as_text(control.get('arithmetic'))}, {_as_text(control.get('source'))}"
+    for note in _as_list(output.get("notes")):
+        yield "note", f"{name}: {_as_text(note)}"
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in _list(value) if isinstance(one, Mapping)]
+def _list_mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in _as_list(value) if isinstance(one, Mapping)]

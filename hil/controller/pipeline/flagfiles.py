@@ -180,12 +180,12 @@ class FlagFile:
     def lines(self, folder: Path) -> list[str]:
         """Return the flags as lines, with paths relative to a directory."""
         flags = [
-            *(("module", _relative(path, folder)) for path in self.modules),
-            *(("parameters", f"{PARAMETER_SCOPE}={_relative(path, folder)}") for path in self.parameters),
+            *(("module", _relativize_path(path, folder)) for path in self.modules),
+            *(("parameters", f"{PARAMETER_SCOPE}={_relativize_path(path, folder)}") for path in self.parameters),
             ("function", self.function),
             ("device", self.device),
-            *(("input", _moved(text, folder)) for text in self.inputs),
-            *(("expected_output", _moved(text, folder)) for text in self.expected),
+            *(("input", _relativize_tensor_file(text, folder)) for text in self.inputs),
+            *(("expected_output", _relativize_tensor_file(text, folder)) for text in self.expected),
             ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
             *((THRESHOLDS[dtype], repr(float(atol))) for dtype, atol in self.atols.items()),
         ]
@@ -244,19 +244,19 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
     def last(name: str) -> str:
         return found.get(name, [""])[-1]
 
-    rtol = _number("expected_rtol", last("expected_rtol"))
-    given = {dtype: _number(flag, last(flag)) for dtype, flag in THRESHOLDS.items()}
+    rtol = _parse_number("expected_rtol", last("expected_rtol"))
+    given = {dtype: _parse_number(flag, last(flag)) for dtype, flag in THRESHOLDS.items()}
     atols = {dtype: atol for dtype, atol in given.items() if atol is not None}
     if (mode := last("equality_mode")) == "exact":
         rtol, atols = 0.0, dict.fromkeys(THRESHOLDS, 0.0)
     elif mode not in ("", "approximate"):
         raise UsageError(f"invalid --equality_mode={mode}", hint="one of approximate, exact")
     return FlagFile(
-        tuple(_seen_from(folder, value) for value in found.get("module", ())),
+        tuple(_resolve_path(folder, value) for value in found.get("module", ())),
         last("function"),
-        tuple(_located(value, folder) for value in found.get("input", ())),
-        tuple(_located(value, folder) for value in found.get("expected_output", ())),
-        tuple(_seen_from(folder, value.rpartition("=")[2]) for value in found.get("parameters", ())),
+        tuple(_resolve_tensor_file(value, folder) for value in found.get("input", ())),
+        tuple(_resolve_tensor_file(value, folder) for value in found.get("expected_output", ())),
+        tuple(_resolve_path(folder, value.rpartition("=")[2]) for value in found.get("parameters", ())),
         last("device"),
         rtol,
         atols,
@@ -307,7 +307,7 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     )
 
 
-def _number(name: str, text: str) -> float | None:
+def _parse_number(name: str, text: str) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
@@ -320,22 +320,22 @@ _KNOWN = (
 )
 
 
-def _located(value: str, folder: Path) -> str:
+def _resolve_tensor_file(value: str, folder: Path) -> str:
     """Resolve the file of a tensor text, if any, against a directory."""
     before, at, name = value.partition("@")
-    return f"{before}@{_seen_from(folder, name)}" if at else value
+    return f"{before}@{_resolve_path(folder, name)}" if at else value
 
 
-def _seen_from(folder: Path, name: str) -> Path:
+def _resolve_path(folder: Path, name: str) -> Path:
     path = folder / name
     return path.resolve() if ".." in path.parts else path
 
 
-def _moved(value: str, folder: Path) -> str:
+def _relativize_tensor_file(value: str, folder: Path) -> str:
     """Make the file of a tensor text, if any, relative to a directory."""
     before, at, name = value.partition("@")
-    return f"{before}@{_relative(Path(name), folder)}" if at else value
+    return f"{before}@{_relativize_path(Path(name), folder)}" if at else value
 
 
-def _relative(path: Path, folder: Path) -> str:
+def _relativize_path(path: Path, folder: Path) -> str:
     return os.path.relpath(path.absolute(), folder.absolute())

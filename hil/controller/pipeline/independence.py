@@ -47,9 +47,9 @@ def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
 
 def not_asked(case: Case, runtime: str) -> str:
     """Return the independent references that were not used, or that none supports the model's format."""
-    if case.model is None or not (names := _independent(case.model.format, runtime)):
+    if case.model is None or not (names := _find_independent(case.model.format, runtime)):
         return f"no independent reference supports {case.model.format} models" if case.model else ""
-    left = [name for name in names if name not in _asked(case) and name not in case.unanswered]
+    left = [name for name in names if name not in _list_used_references(case) and name not in case.unanswered]
     return f"not run: {', '.join(left)}" if left else ""
 
 
@@ -61,15 +61,15 @@ def unasked_reference(case: Case, runtime: str) -> str:
         # References of the default chain first, then all with support for the format.
         takes = (name for name, one in references().items() if case.model.format in one.formats)
         others = (name for name in takes if relation_of(runtime, name) is Relation.INDEPENDENT)
-        names = list(dict.fromkeys((*_independent(case.model.format, runtime), *others)))
-    left = [*slow, *(name for name in names if name not in _asked(case) and name not in case.unanswered)]
+        names = list(dict.fromkeys((*_find_independent(case.model.format, runtime), *others)))
+    left = [*slow, *(name for name in names if name not in _list_used_references(case) and name not in case.unanswered)]
     return left[0] if left else ""
 
 
-def _independent(model_format: str, runtime: str) -> tuple[str, ...]:
+def _find_independent(model_format: str, runtime: str) -> tuple[str, ...]:
     chain = default_chain(model_format, runtime)
     return tuple(name for name in chain if relation_of(runtime, name) is Relation.INDEPENDENT)
 
 
-def _asked(case: Case) -> set[str]:
+def _list_used_references(case: Case) -> set[str]:
     return {str(one.provenance.get("reference", "")) for one in case.references}

@@ -31,22 +31,22 @@ PLAIN = "of the plain model"
 def compare_case(case: Case, tools: Tools) -> Iterator[Case]:
     """Compare the outputs with the references and set the outcome."""
     try:
-        for judged in _judge(case, tools):
+        for judged in _judge_case(case, tools):
             yield judged
     except errors.VacuousTolerance as error:
         if not case.options.replace_blind_tolerance:
             raise
         case = replace(case, options=replace(case.options, rtol=None, atol=None))
-        for judged in _judge(case, tools):
+        for judged in _judge_case(case, tools):
             yield (case := judged)
         note = f"used hil's default tolerances: {error.message}"
         yield replace(case, reason="; ".join(filter(None, (case.reason, note))))
 
 
-def _judge(case: Case, tools: Tools) -> Iterator[Case]:
+def _judge_case(case: Case, tools: Tools) -> Iterator[Case]:
     start = time.monotonic()
     tools.sink.stage(case, Stage.COMPARE, "")
-    for judged in _judge_answer(case, tools, noise := _NoiseOnce(case, tools)):
+    for judged in _judge_answer(case, tools, noise := _LazyNoise(case, tools)):
         yield (case := judged)
     runtime = runtime_of(case, tools.config)
     evidence, rest = refusals(case, runtime)
@@ -64,7 +64,7 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
     yield case.timed(compare_s=time.monotonic() - start)
 
 
-def judge_repetition(case: Case, tools: Tools, noise: _NoiseOnce | None = None) -> Iterator[Case]:
+def judge_repetition(case: Case, tools: Tools, noise: _LazyNoise | None = None) -> Iterator[Case]:
     """Judge outputs that differ between iterations. The case is UNSTABLE unless they may differ.
 
     All outputs are judged by the same rules.
@@ -77,12 +77,12 @@ def judge_repetition(case: Case, tools: Tools, noise: _NoiseOnce | None = None) 
     if result is None or repetition is None or repetition.is_stable or case.error is not None:
         yield case
         return
-    noise = noise or _NoiseOnce(case, tools)
+    noise = noise or _LazyNoise(case, tools)
 
     def judged(outputs: Mapping[str, Array]) -> Verdict:
         answer = replace(case, result=replace(result, outputs=outputs, repetition=None))
         *_, answer = _judge_answer(answer, tools, noise)
-        return _verdict_of(answer)
+        return _pick_verdict(answer)
 
     try:
         verdicts = judge_answers(repetition, judged) if case.references else {}
@@ -100,7 +100,7 @@ def judge_repetition(case: Case, tools: Tools, noise: _NoiseOnce | None = None) 
         yield replace(case, reason="; ".join(filter(None, (case.reason, text))))
 
 
-class _NoiseOnce:
+class _LazyNoise:
     """Noise of a case's references, measured at first use.
 
     With several references, the largest noise applies to all: noise is a property of the computation, not of a
@@ -122,27 +122,29 @@ class _NoiseOnce:
         return largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
 
 
-def _judge_answer(case: Case, tools: Tools, noise: _NoiseOnce) -> Iterator[Case]:
+def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]:
     """Set the verdicts of a case's result, then the outcome and reason that follow from them."""
     options, result = case.options, case.result
     assert result is not None
-    tolerance = _tolerance(options)
+    tolerance = _make_compare_args(options)
     case = without_other_control(case)
-    case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
+    case = replace(case, verdicts=_compare_with_references(case, result, case.references, tolerance))
     if needs_control(case):
         yield case
         tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic_of(result)}")
         log = case.folder / "logs" / "control.log"
         case = with_control(case, reference_settings(options, tools.context, log))
         tolerance |= {"rtol": None, "atol": None}
-        case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
+        case = replace(case, verdicts=_compare_with_references(case, result, case.references, tolerance))
     if tolerance["atol"] is None and any(map(depends_on_noise, case.verdicts)):
         case = _allow_for_noise(case, result, tolerance, noise.value)
     yield case
     one, *others = case.references
     # References compute in float32, independent of the board's arithmetic.
     plain = replace(one, control={})
-    between = [_marked(case, compare(comparable(other, one, case.model), plain, **tolerance)) for other in others]
+    between = [
+        _mark_random_outputs(case, compare(comparable(other, one, case.model), plain, **tolerance)) for other in others
+    ]
     outcome, reason = judge(case.verdicts, between)
     case = replace(case, disagreement=disagreement(case.verdicts, between))
     if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:
@@ -165,7 +167,7 @@ def _judge_answer(case: Case, tools: Tools, noise: _NoiseOnce) -> Iterator[Case]
     yield replace(case, outcome=outcome, reason=reason)
 
 
-def _verdict_of(case: Case) -> Verdict:
+def _pick_verdict(case: Case) -> Verdict:
     """Return the verdict that determined a judged case's outcome, with that outcome and reason.
 
     REFERENCE_ERROR is not a statement about the outputs, so the verdict does not get that outcome.
@@ -177,24 +179,26 @@ def _verdict_of(case: Case) -> Verdict:
     return replace(verdict, outcome=case.outcome, reason=case.reason)
 
 
-def _tolerance(options: Options) -> dict[str, Any]:
+def _make_compare_args(options: Options) -> dict[str, Any]:
     within = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind", "allow_flush")}
     return {**within, "accept": load_rules(options.accept)}
 
 
-def _verdicts(
+def _compare_with_references(
     case: Case, result: RunResult, references: Sequence[RunResult], tolerance: Mapping[str, Any]
 ) -> tuple[Verdict, ...]:
     """Return the verdicts. The reason of a pass includes the parts of the model that were not tested."""
     unseen = case.model.unseen if case.model is not None else ""
-    verdicts = [_marked(case, compare(comparable(result, one, case.model), one, **tolerance)) for one in references]
+    verdicts = [
+        _mark_random_outputs(case, compare(comparable(result, one, case.model), one, **tolerance)) for one in references
+    ]
     return tuple(
         replace(one, reason="; ".join(filter(None, (one.reason, unseen)))) if one.outcome is Outcome.PASS else one
         for one in verdicts
     )
 
 
-def _marked(case: Case, verdict: Verdict) -> Verdict:
+def _mark_random_outputs(case: Case, verdict: Verdict) -> Verdict:
     """Mark the outputs that depend on random numbers, if the model draws any."""
     if case.model is None:
         return verdict
@@ -204,12 +208,12 @@ def _marked(case: Case, verdict: Verdict) -> Verdict:
 def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], noise: Mapping[str, Array]) -> Case:
     """Repeat the judgement within the references' noise. If nothing changes, the verdicts stay the same."""
     references = tuple(replace(one, noise=one.noise or noise) for one in case.references)
-    verdicts = _verdicts(case, result, references, tolerance)
-    if _judged(verdicts) == _judged(case.verdicts):
+    verdicts = _compare_with_references(case, result, references, tolerance)
+    if _list_judgements(verdicts) == _list_judgements(case.verdicts):
         return case
     return replace(case, references=references, verdicts=verdicts)
 
 
-def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
+def _list_judgements(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
     """Return the judgement of every output, so that a wrong output does not hide a change of another output."""
     return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]

@@ -18,13 +18,13 @@ T = TypeVar("T", bound=CaseSettings)
 _DIMS, _RANGES = "dims", "dim_ranges"
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _require_mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError
     return value
 
 
-_TABLE: Kind = ("a table", _mapping)
+_TABLE: Kind = ("a table", _require_mapping)
 
 
 def checked_models(values: Any) -> dict[str, dict[str, Any]]:

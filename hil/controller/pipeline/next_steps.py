@@ -22,7 +22,7 @@ def hint_for_case(case: Mapping[str, Any]) -> str:
     if outcome == "BLIND" and decisive:
         return hint_for_blind(decisive[0])
     failed = [output for verdict in decisive for output in verdict["outputs"] if not output["passed"]]
-    if outcome == "FAIL" and failed and _may_declare(case) and all(map(_looks_rounded, failed)):
+    if outcome == "FAIL" and failed and _may_declare_arithmetic(case) and all(map(_looks_rounded, failed)):
         return "most errors are small: if the board computes in float16 or bfloat16, declare it with --arithmetic"
     return ""
 
@@ -30,11 +30,11 @@ def hint_for_case(case: Mapping[str, Any]) -> str:
 def hint_for_blind(verdict: Mapping[str, Any]) -> str:
     """Return a hint for a BLIND verdict."""
     names = [output["name"] for output in verdict["outputs"] if not output["passed"]]
-    allow = _for_each("--allow-blind", names) or "--allow-blind=OUTPUT"
+    allow = _repeat_option("--allow-blind", names) or "--allow-blind=OUTPUT"
     return f"try other inputs (such as a different --seed) or criteria (--accept); {allow} passes without a judgement"
 
 
-def _may_declare(case: Mapping[str, Any]) -> bool:
+def _may_declare_arithmetic(case: Mapping[str, Any]) -> bool:
     """Return True if declaring an arithmetic may change the verdict. Only ONNX models can have a control."""
     is_onnx = (case["model"] or {}).get("format") == "onnx"
     return is_onnx and not case["provenance"].get("arithmetic") and not case.get("random")
@@ -59,11 +59,11 @@ def hint_for_unstable(repetition: Mapping[str, Any]) -> str:
     """Return the iteration with the first difference, and options to find the cause or to allow it."""
     _, *others = repetition["answers"]
     where = f"first difference in iteration {others[0]['first'] + 1}; " if others else ""
-    allow = _for_each("--allow-unstable", repetition["differing"])
+    allow = _repeat_option("--allow-unstable", repetition["differing"])
     allowed = f"; {allow} allows differences within the tolerance" if allow else ""
     return f"{where}use --repeat 5 --fresh-load to check if a reloaded program also differs{allowed}"
 
 
-def _for_each(option: str, names: list[str]) -> str:
+def _repeat_option(option: str, names: list[str]) -> str:
     # A list of many outputs would fill the screen.
     return " ".join(f"{option}={shlex.quote(name)}" for name in names) if len(names) <= 3 else f"{option}='*'"

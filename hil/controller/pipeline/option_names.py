@@ -80,13 +80,13 @@ def as_keyword(flag: str, value: str) -> str:
         return name
     if name == "dims":
         key, _, size = given.partition("=")
-        return f"{name}={{{key!r}: {_literal(size)}}}"
+        return f"{name}={{{key!r}: {_format_literal(size)}}}"
     if name == "input_range":
         return f"{name}=({', '.join(given.split(':'))})"
-    return f"{name}=[{given!r}]" if repeats else f"{name}={_literal(given)}"
+    return f"{name}=[{given!r}]" if repeats else f"{name}={_format_literal(given)}"
 
 
-def _literal(text: str) -> str:
+def _format_literal(text: str) -> str:
     """Return a value as a Python literal. Placeholders, such as DIR, are unchanged."""
     try:
         float(text)

@@ -41,18 +41,18 @@ def checked(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
     try:
         return make(value)
     except (ValueError, TypeError, OverflowError):
-        shown = repr(value) if isinstance(value, (str, bytes, Real, type(None))) else _described(value)
+        shown = repr(value) if isinstance(value, (str, bytes, Real, type(None))) else _describe_type(value)
         raise UsageError(f"{name} must be {wanted}, got {shown[:80]}", hint=hint) from None
 
 
-def _described(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     if isinstance(value, (list, tuple, set, frozenset)) and value:
         kinds = dict.fromkeys(type(item).__name__ for item in value)
         return f"a {type(value).__name__} of {' and '.join(kinds)}"
     return f"a {type(value).__name__}"
 
 
-def _an(*kinds: type) -> Callable[[Any], Any]:
+def _require_type(*kinds: type) -> Callable[[Any], Any]:
     def make(value: Any) -> Any:
         # bool is a subclass of int, but is not a valid number here.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -62,73 +62,74 @@ def _an(*kinds: type) -> Callable[[Any], Any]:
     return make
 
 
-def _int(value: Any) -> int:
-    return int(_an(Integral)(value))
+def _to_int(value: Any) -> int:
+    return int(_require_type(Integral)(value))
 
 
-def _float(value: Any) -> float:
-    return float(_an(Real)(value))
+def _to_float(value: Any) -> float:
+    return float(_require_type(Real)(value))
 
 
-def _seconds(value: Any) -> float:
-    seconds = _float(value)
+def _to_seconds(value: Any) -> float:
+    seconds = _to_float(value)
     if not 0 <= seconds <= _MOST_SECONDS:
         raise ValueError
     return seconds
 
 
-def _or_none(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _allow_none(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else make(value)
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def _to_texts(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
         raise ValueError
     return tuple(value)
 
 
-def _path(value: Any) -> Path:
-    return Path(_an(str, os.PathLike)(value))
+def _to_path(value: Any) -> Path:
+    return Path(_require_type(str, os.PathLike)(value))
 
 
-def _tensors(value: Any) -> Any:
+def _to_tensors(value: Any) -> Any:
     if not isinstance(value, Mapping):
-        return _texts(value)
+        return _to_texts(value)
     if not all(isinstance(name, str) for name in value):
         raise ValueError
     return dict(value)
 
 
-def _sizes(value: Any) -> dict[str, int | str]:
+def _to_sizes(value: Any) -> dict[str, int | str]:
     sizes = {
-        _an(str)(name): size if isinstance(size, str) else _int(size) for name, size in _an(Mapping)(value).items()
+        _require_type(str)(name): size if isinstance(size, str) else _to_int(size)
+        for name, size in _require_type(Mapping)(value).items()
     }
     split_dims(sizes)
     return sizes
 
 
-def _arithmetic(value: Any) -> str:
-    if _an(str)(value) not in ("", *ARITHMETICS):
+def _to_arithmetic(value: Any) -> str:
+    if _require_type(str)(value) not in ("", *ARITHMETICS):
         raise ValueError
     return str(value)
 
 
-def _range(value: Any) -> tuple[float, float]:
-    low, high = map(_float, _an(Sequence)(value))
+def _to_range(value: Any) -> tuple[float, float]:
+    low, high = map(_to_float, _require_type(Sequence)(value))
     if not float("-inf") < low <= high < float("inf"):
         raise ValueError
     return low, high
 
 
-TEXT: Kind = ("a string", _an(str))
-SECONDS: Kind = (f"a number of seconds from 0 to {_MOST_SECONDS:g}", _seconds)
-PATH: Kind = ("a path", _path)
-TEXTS: Kind = ("a sequence of strings", _texts)
-_COUNT: Kind = ("a whole number", _int)
-_NUMBER_OR_NONE: Kind = ("a number or None", _or_none(_float))
-_PATH_OR_NONE: Kind = ("a path or None", _or_none(_path))
-_FLAG: Kind = ("True or False", _an(bool))
-_TENSORS: Kind = ("arrays by name, or a sequence of strings as on the command line", _tensors)
+TEXT: Kind = ("a string", _require_type(str))
+SECONDS: Kind = (f"a number of seconds from 0 to {_MOST_SECONDS:g}", _to_seconds)
+PATH: Kind = ("a path", _to_path)
+TEXTS: Kind = ("a sequence of strings", _to_texts)
+_COUNT: Kind = ("a whole number", _to_int)
+_NUMBER_OR_NONE: Kind = ("a number or None", _allow_none(_to_float))
+_PATH_OR_NONE: Kind = ("a path or None", _allow_none(_to_path))
+_FLAG: Kind = ("True or False", _require_type(bool))
+_TENSORS: Kind = ("arrays by name, or a sequence of strings as on the command line", _to_tensors)
 
 
 def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int | str]:
@@ -169,7 +170,7 @@ def parse_range(text: str, option: str = "--input-range") -> tuple[float, float]
     if not text:
         return None
     try:
-        return _range([float(part) for part in text.split(":")])
+        return _to_range([float(part) for part in text.split(":")])
     except ValueError:
         raise UsageError(f"{option} {text!r}: expected LOW:HIGH", hint="for example --input-range -1:1") from None
 
@@ -213,7 +214,7 @@ class Spec:
     shows_default: bool = False  # True adds the default to the help
 
 
-def _option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
+def _make_option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
     metadata = {"spec": Spec(kind, help=help, **more)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=metadata)
@@ -227,9 +228,9 @@ class CaseSettings:
     # settings of the project file: model file pattern -> field -> value; see :mod:`.model_settings`.
     per_model: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, kw_only=True)
 
-    seed: int = _option(0, _COUNT, "Seed of random inputs.", shows_default=True)
+    seed: int = _make_option(0, _COUNT, "Seed of random inputs.", shows_default=True)
     # reference names; empty means those of the flow, or the default for the model's format.
-    references: tuple[str, ...] = _option(
+    references: tuple[str, ...] = _make_option(
         (),
         TEXTS,
         "Reference to compare with: onnxruntime, iree-llvm-cpu, onnx-reference, ... (default: from the flow or the "
@@ -240,24 +241,24 @@ class CaseSettings:
         hint="for example ['onnxruntime']",
     )
     # rtol, atol: None is the dtype's default or, in a suite, the case's or the flow's value.
-    rtol: float | None = _option(
+    rtol: float | None = _make_option(
         None, _NUMBER_OR_NONE, "Relative tolerance (default: from the flow or case, or by dtype)."
     )
-    atol: float | None = _option(
+    atol: float | None = _make_option(
         None,
         _NUMBER_OR_NONE,
         "Absolute tolerance (default: from the flow or case, or by dtype and the reference's scale).",
     )
     # the board's arithmetic; "" is the arithmetic declared by the flow or the board's config.
-    arithmetic: str = _option(
+    arithmetic: str = _make_option(
         "",
-        (f"one of {', '.join(ARITHMETICS)}", _arithmetic),
+        (f"one of {', '.join(ARITHMETICS)}", _to_arithmetic),
         "The board's arithmetic: float32, float16, bfloat16, int8 (default: from the flow or the board's config).",
         metavar="NAME",
         of_text=parse_arithmetic,
     )
     # name patterns of outputs to pass without a judgement.
-    allow_blind: tuple[str, ...] = _option(
+    allow_blind: tuple[str, ...] = _make_option(
         (),
         TEXTS,
         "Pass this output even if no tolerance can detect wrong values (BLIND); * is a wildcard. Repeatable.",
@@ -265,7 +266,7 @@ class CaseSettings:
         repeats=True,
     )
     # criteria that replace the tolerance for outputs: texts of :mod:`hil.compare.criteria`.
-    accept: tuple[str, ...] = _option(
+    accept: tuple[str, ...] = _make_option(
         (),
         TEXTS,
         "Criteria for outputs instead of a tolerance, such as 'logits: top1>=0.99, kl<=1e-4'. Repeatable.",
@@ -275,11 +276,11 @@ class CaseSettings:
         of_text=parse_accept_option,
     )
     # require a reference for a pass that does not share compiler, kernels or build with the program.
-    require_independent: bool = _option(
+    require_independent: bool = _make_option(
         False, _FLAG, "Require an independent reference for a pass (else REFERENCE_ERROR)."
     )
     # name patterns of outputs that may be 0 if the reference has subnormal numbers.
-    allow_flush: tuple[str, ...] = _option(
+    allow_flush: tuple[str, ...] = _make_option(
         (),
         TEXTS,
         "Accept 0 if the reference of this output has subnormal numbers; * is a wildcard. Repeatable.",
@@ -287,20 +288,20 @@ class CaseSettings:
         repeats=True,
     )
     # iterations, warmup: number of timed and untimed runs.
-    iterations: int = _option(1, _COUNT, "Number of timed runs.", shows_default=True)
-    warmup: int = _option(0, _COUNT, "Number of untimed runs before the timed runs.", shows_default=True)
+    iterations: int = _make_option(1, _COUNT, "Number of timed runs.", shows_default=True)
+    warmup: int = _make_option(0, _COUNT, "Number of untimed runs before the timed runs.", shows_default=True)
     # number of repetitions of all these runs.
-    repeat: int = _option(
+    repeat: int = _make_option(
         1, _COUNT, "Number of repetitions of all these runs; compares the outputs.", shows_default=True
     )
     # load the program before each repetition.
-    fresh_load: bool = _option(False, _FLAG, "With --repeat: reload the program for each repetition.")
+    fresh_load: bool = _make_option(False, _FLAG, "With --repeat: reload the program for each repetition.")
     # number of compilations without the cache.
-    recompile: int = _option(
+    recompile: int = _make_option(
         1, _COUNT, "Number of compilations without the cache; compares programs and outputs.", shows_default=True
     )
     # name patterns of outputs with allowed differences between iterations.
-    allow_unstable: tuple[str, ...] = _option(
+    allow_unstable: tuple[str, ...] = _make_option(
         (),
         TEXTS,
         "Pass this output despite differences between iterations within the tolerance; * is a wildcard. Repeatable.",
@@ -308,7 +309,7 @@ class CaseSettings:
         repeats=True,
     )
     # seconds for loading, for all runs together, and per reference.
-    timeout: float = _option(
+    timeout: float = _make_option(
         DEFAULT_TIMEOUT_S,
         SECONDS,
         "Timeout for loading, for all runs together, and for each reference.",
@@ -317,7 +318,7 @@ class CaseSettings:
         shows_default=True,
     )
     # directory for the compiler's IR; a suite creates a subdirectory per case.
-    debug_ir: Path | None = _option(
+    debug_ir: Path | None = _make_option(
         None,
         _PATH_OR_NONE,
         "Dump the compiler's IR to this directory; suites add a subdirectory per case.",
@@ -325,17 +326,17 @@ class CaseSettings:
         decides=False,
     )
     # also write the IR after each compiler pass.
-    debug_ir_passes: bool = _option(
+    debug_ir_passes: bool = _make_option(
         False, _FLAG, "With --debug-ir: also dump the IR after each pass, one file per pass.", decides=False
     )
     # ignore cached programs and reference results.
-    recompute: bool = _option(
+    recompute: bool = _make_option(
         False, _FLAG, "Ignore cached programs and reference results.", flag="--recompute-cache", decides=False
     )
     # fail if a node ran on a device other than requested, instead of adding a note.
-    no_fallback: bool = _option(False, _FLAG, "Fail (FALLBACK) if a node runs on a device other than requested.")
+    no_fallback: bool = _make_option(False, _FLAG, "Fail (FALLBACK) if a node runs on a device other than requested.")
     # labels of the stored record: see :mod:`hil.controller.storage.origin`.
-    labels: tuple[str, ...] = _option(
+    labels: tuple[str, ...] = _make_option(
         (),
         TEXTS,
         "Label of the stored result, for searching; labels from HIL_LABELS (A,B) are added. Repeatable.",
@@ -352,12 +353,12 @@ class RunSettings(CaseSettings):
     """Settings for running a model: the options of ``hil run`` except the board."""
 
     # ``iree``, ``onnxruntime``, ...; "" is the board's default.
-    runtime: str = _option("", TEXT, "Runtime: iree, onnxruntime, ... (default: the board's).", metavar="NAME")
-    function: str = _option("", TEXT, "Entry point, if the model has several.", metavar="F")
+    runtime: str = _make_option("", TEXT, "Runtime: iree, onnxruntime, ... (default: the board's).", metavar="NAME")
+    function: str = _make_option("", TEXT, "Entry point, if the model has several.", metavar="F")
     # ranges are moved to ``dim_ranges``.
-    dims: Mapping[str, int] = _option(
+    dims: Mapping[str, int] = _make_option(
         {},
-        ("sizes by name, such as {'N': 4}", _sizes),
+        ("sizes by name, such as {'N': 4}", _to_sizes),
         "Size of a symbolic dimension; LOW..HIGH runs one case per edge of the range. Repeatable.",
         flag="--dim",
         metavar="NAME=SIZE",
@@ -367,7 +368,7 @@ class RunSettings(CaseSettings):
     # dimension -> first and last size to test.
     dim_ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)
     # texts of ``--input``, or name -> tensor.
-    inputs: Sequence[str] | Mapping[str, Array] = _option(
+    inputs: Sequence[str] | Mapping[str, Array] = _make_option(
         (),
         _TENSORS,
         "Input file: x.npy, x.npz, x.pb or 4x8xf32=@x.bin (default: random).",
@@ -376,15 +377,15 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example {'x': array}, or ['x=x.npy']",
     )
-    input_range: tuple[float, float] | None = _option(
+    input_range: tuple[float, float] | None = _make_option(
         None,
-        ("two numbers in ascending order", _or_none(_range)),
+        ("two numbers in ascending order", _allow_none(_to_range)),
         "Range of random input values.",
         metavar="LOW:HIGH",
         of_text=parse_range,
     )
     # texts of ``--expected``, or name -> tensor. Compared first. References are used in addition only if named.
-    expected: Sequence[str] | Mapping[str, Array] = _option(
+    expected: Sequence[str] | Mapping[str, Array] = _make_option(
         (),
         _TENSORS,
         "Expected outputs instead of a reference.",
@@ -395,7 +396,7 @@ class RunSettings(CaseSettings):
     # for expected outputs, the IREE element type (``si64``) that iree-run-module requires; "" accepts any.
     element_types: tuple[str, ...] = ()
     # added after the board's flags.
-    compile_flags: tuple[str, ...] = _option(
+    compile_flags: tuple[str, ...] = _make_option(
         (),
         TEXTS,
         "Compiler flag, added to the board's flags.",
@@ -415,14 +416,16 @@ class RunSettings(CaseSettings):
 class Options(RunSettings):
     """Settings of a case that the stages use."""
 
-    compiler: str = _option("", TEXT)  # the compiler; "" is the runtime's default
+    compiler: str = _make_option("", TEXT)  # the compiler; "" is the runtime's default
     # the model before quantization or a similar change. The outputs are also compared with its reference, and this
     # comparison is reported separately. None if not available.
-    plain_model: Path | None = _option(None, _PATH_OR_NONE)
+    plain_model: Path | None = _make_option(None, _PATH_OR_NONE)
     # name -> tensor, used instead of that reference.
-    plain_expected: Mapping[str, Array] = _option({}, ("arrays by name", lambda value: dict(_an(Mapping)(value))))
+    plain_expected: Mapping[str, Array] = _make_option(
+        {}, ("arrays by name", lambda value: dict(_require_type(Mapping)(value)))
+    )
     # minimum SQNR of every output relative to the plain model; None disables the check.
-    min_sqnr_db: float | None = _option(None, _NUMBER_OR_NONE)
+    min_sqnr_db: float | None = _make_option(None, _NUMBER_OR_NONE)
     # if rtol and atol cannot judge an output, use the dtype's default.
     replace_blind_tolerance: bool = False
     profile: bool = False  # run a second time under the runtime's profiler, and record the board's counters
@@ -441,15 +444,15 @@ def flag_of(name: str, spec: Spec) -> str:
 
 def options_of(given: Mapping[str, Any]) -> Options:
     """Return the options for arguments of :func:`hil.run`. Raises UsageError if an option is unknown or invalid."""
-    return _settings_of(Options, given, "unknown hil.run option", "known options:")
+    return _build_settings(Options, given, "unknown hil.run option", "known options:")
 
 
 def case_settings(given: Mapping[str, Any]) -> CaseSettings:
     """Return the case settings for library arguments. Raises UsageError if an option is unknown or invalid."""
-    return _settings_of(CaseSettings, given, "unknown option", "known options:")
+    return _build_settings(CaseSettings, given, "unknown option", "known options:")
 
 
-def _settings_of(kind: type[T], given: Mapping[str, Any], unknown: str, known: str) -> T:
+def _build_settings(kind: type[T], given: Mapping[str, Any], unknown: str, known: str) -> T:
     """Build settings from values by name.
 
     Args:
@@ -466,10 +469,10 @@ def _settings_of(kind: type[T], given: Mapping[str, Any], unknown: str, known: s
 def stored_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:
     """Return the fields of a settings class from a stored record: texts become paths, lists become tuples."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    return {name: _restored(fields[name].type, value) for name, value in values.items() if name in fields}
+    return {name: _restore_value(fields[name].type, value) for name, value in values.items() if name in fields}
 
 
-def _restored(declared: Any, value: Any) -> Any:
+def _restore_value(declared: Any, value: Any) -> Any:
     """Convert a JSON value to a field's declared type (a string, because annotations are not evaluated)."""
     if isinstance(value, list):
         kind = Path if "tuple[Path" in str(declared) else lambda one: one
@@ -480,7 +483,7 @@ def _restored(declared: Any, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Where:
+class _ModelsAndBoard:
     """Models and board of a job (see :func:`hil.controller.devices.board_resolver.choose`)."""
 
     models: tuple[Path, ...] = ()
@@ -492,7 +495,7 @@ class _Where:
 
 
 @dataclass(frozen=True)
-class Job(RunSettings, _Where):
+class Job(RunSettings, _ModelsAndBoard):
     """Request of `hil run`. Fields are named like options. It is stored with the run, so that the run can resume."""
 
     wait_s: float = 60.0

@@ -94,16 +94,16 @@ def read_project(path: Path) -> Project:
     data = parse_toml(text, path)
     for name in data:
         if name not in _TABLES:
-            _refuse(path, f"unknown table [{name}]", name, _TABLES)
+            _reject_key(path, f"unknown table [{name}]", name, _TABLES)
     defaults = dict(_read_table(path, "[defaults]", data.get("defaults", {}), {}))
     models = {}
-    for pattern, table in _table(path, "[models]", data.get("models", {})).items():
+    for pattern, table in _require_table(path, "[models]", data.get("models", {})).items():
         where = f'[models."{pattern}"]'
-        table = dict(_table(path, where, table))
+        table = dict(_require_table(path, where, table))
         outputs = _read_outputs(path, where, table.pop(_OUTPUTS, {}))
         values = dict(_read_table(path, where, table, {_OUTPUTS: None}))
         accept = (*values.pop("accept", ()), *outputs)
-        values = {name: _field_value(path, where, name, value) for name, value in values.items()}
+        values = {name: _convert_value(path, where, name, value) for name, value in values.items()}
         models[pattern] = {**values, **({"accept": accept} if accept else {})}
     try:
         checked_models(models)
@@ -122,11 +122,11 @@ def read_project(path: Path) -> Project:
     return Project(path, defaults, models, tuple(asks), digest)
 
 
-def _specs() -> dict[str, Spec]:
+def _list_key_specs() -> dict[str, Spec]:
     return {name: spec for name, spec in specs_of(RunSettings).items() if spec.help and name not in _NOT_KEYS}
 
 
-def _table(path: Path, where: str, value: Any) -> Mapping[str, Any]:
+def _require_table(path: Path, where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{path}: {where} must be a table")
     return value
@@ -134,11 +134,11 @@ def _table(path: Path, where: str, value: Any) -> Mapping[str, Any]:
 
 def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the keys with values in the command line's form."""
-    specs, usual = _specs(), RunSettings()
-    for name, value in _table(path, where, table).items():
+    specs, usual = _list_key_specs(), RunSettings()
+    for name, value in _require_table(path, where, table).items():
         if name not in specs:
-            _refuse(path, f"unknown key {name!r} in {where}", name, [*specs, *others])
-        wanted, fits = _kind_of(specs[name], getattr(usual, name))
+            _reject_key(path, f"unknown key {name!r} in {where}", name, [*specs, *others])
+        wanted, fits = _describe_key(specs[name], getattr(usual, name))
         if not fits(value):
             raise UsageError(f"{path}: {where} {name} must be {wanted}, got {value!r:.80}")
         if name == "accept":
@@ -154,13 +154,13 @@ def _read_outputs(path: Path, where: str, outputs: Any) -> tuple[str, ...]:
     from hil.compare.criteria import parse_accept
 
     found: list[str] = []
-    for output, table in _table(path, f"{where} {_OUTPUTS}", outputs).items():
+    for output, table in _require_table(path, f"{where} {_OUTPUTS}", outputs).items():
         here = f'{where[:-1]}.{_OUTPUTS}."{output}"]'
-        for name, value in _table(path, here, table).items():
+        for name, value in _require_table(path, here, table).items():
             if name != "accept" or not _is_list_of_texts(value):
-                _refuse(path, f"{here} supports only accept, a list of strings", name, ["accept"])
+                _reject_key(path, f"{here} supports only accept, a list of strings", name, ["accept"])
             for text in _read_accept(path, f"{here} accept", value):
-                if parse_accept([text], _unloaded)[0].output:
+                if parse_accept([text], _make_placeholder)[0].output:
                     raise UsageError(f"{path}: {here} accept {text!r} must not name an output")
                 found.append(f"{output}: {text}")
     return tuple(found)
@@ -170,11 +170,11 @@ def _read_accept(path: Path, where: str, texts: list[str]) -> tuple[str, ...]:
     from hil.compare.criteria import parse_accept, resolve_files
 
     resolved = tuple(resolve_files(text, path.parent) for text in texts)
-    parse_accept(resolved, _unloaded, f"{path}: {where}")
+    parse_accept(resolved, _make_placeholder, f"{path}: {where}")
     return resolved
 
 
-def _unloaded(file: str, name: str) -> Callable[..., bool]:
+def _make_placeholder(file: str, name: str) -> Callable[..., bool]:
     """Return a placeholder for a function. The file is not loaded because it may not be trusted yet."""
     return lambda actual, reference: False
 
@@ -183,7 +183,7 @@ def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def _kind_of(spec: Spec, default: Any) -> tuple[str, Callable[[Any], bool]]:
+def _describe_key(spec: Spec, default: Any) -> tuple[str, Callable[[Any], bool]]:
     """Return a description of a key's type, and a function that checks a TOML value."""
     if spec.repeats:
         return "a list of strings", _is_list_of_texts
@@ -196,10 +196,10 @@ def _kind_of(spec: Spec, default: Any) -> tuple[str, Callable[[Any], bool]]:
     return "a string", lambda value: isinstance(value, str)
 
 
-def _field_value(path: Path, where: str, name: str, value: Any) -> Any:
-    spec = _specs()[name]
+def _convert_value(path: Path, where: str, name: str, value: Any) -> Any:
+    spec = _list_key_specs()[name]
     return spec.of_text(value, f"{path}: {where} {name}") if spec.of_text else value
 
 
-def _refuse(path: Path, what: str, name: str, known: Any) -> NoReturn:
+def _reject_key(path: Path, what: str, name: str, known: Any) -> NoReturn:
     raise UsageError(f"{path}: {what}", hint=f"{did_you_mean(name, known)}known keys: {', '.join(known)}")

@@ -75,24 +75,24 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         "outcome": case.outcome.value if case.outcome else None,
         "stage": case.stage,
         "reason": case.reason,
-        "error": error and {"kind": type(error).__name__, **_fields(error, "hint", "board", "detail")},
+        "error": error and {"kind": type(error).__name__, **_pick_fields(error, "hint", "board", "detail")},
         "model": model
         and {
-            **_fields(model, "format", "digest", "function"),
-            "inputs": _specs(model.inputs),
-            "outputs": _specs(model.outputs),
+            **_pick_fields(model, "format", "digest", "function"),
+            "inputs": _record_specs(model.inputs),
+            "outputs": _record_specs(model.outputs),
         },
         "artifact": artifact
         and {
-            **_fields(artifact, "runtime", "compiler", "flags", "function", "digests"),
+            **_pick_fields(artifact, "runtime", "compiler", "flags", "function", "digests"),
             "bytes": sum(path.stat().st_size for path in artifact.files.values() if path.exists()),
-            **_fields(artifact, "cached", "notes"),
+            **_pick_fields(artifact, "cached", "notes"),
         },
         "timings": dict(vars(case.timings)),
         "cached": cached_stages(case),
         "pushed_bytes": case.pushed_bytes,
         "device": result and device_statistics(result),
-        "repetition": _repetition_record(case),
+        "repetition": _record_repetition(case),
         "compilations": case.compilations and case.compilations.record(),
         "peak_memory_bytes": result and result.peak_memory_bytes,
         "provenance": dict(result.provenance) if result else {},
@@ -112,7 +112,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
             for name, why in case.unanswered.items()
         ],
         "verdicts": [verdict_record(verdict) for verdict in case.verdicts],
-        "decided_by": _decider(case),
+        "decided_by": _name_decider(case),
         "disagreement": case.disagreement,
         "random": list(model.random) if model else [],
         "worker_log": case.worker_log[-200:],
@@ -120,7 +120,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _repetition_record(case: Case) -> dict[str, Any] | None:
+def _record_repetition(case: Case) -> dict[str, Any] | None:
     """Return the record of compared iterations, with verdicts of differing outputs."""
     repetition = case.result.repetition if case.result is not None else None
     if repetition is None:
@@ -147,20 +147,20 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict's record with all statistics."""
     outputs = [{**output.record(), "mismatch_share": output.mismatch_share} for output in verdict.outputs]
     enums = {name: getattr(verdict, name).value for name in ("outcome", "relation")}
-    return {**enums, **_fields(verdict, "against", "reason"), "outputs": outputs}
+    return {**enums, **_pick_fields(verdict, "against", "reason"), "outputs": outputs}
 
 
-def _decider(case: Case) -> str:
+def _name_decider(case: Case) -> str:
     """Return the reference that a pass is based on, with its relation; "" if the case did not pass."""
     decider = deciding(case.verdicts) if case.outcome is Outcome.PASS else None
     return decider.named if decider else ""
 
 
-def _fields(value: Any, *names: str) -> dict[str, Any]:
+def _pick_fields(value: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def _specs(specs: Sequence[TensorSpec] | None) -> list[dict[str, Any]] | None:
+def _record_specs(specs: Sequence[TensorSpec] | None) -> list[dict[str, Any]] | None:
     return None if specs is None else [dict(vars(spec)) for spec in specs]
 
 
@@ -168,7 +168,8 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     """Print a case's final screen: outcome, statistics of each output, device time, stages, and the run's directory."""
     outcome = case["outcome"] or "UNFINISHED"
     colour = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red"}.get(outcome, "magenta")
-    console.print(f"[bold {colour}]{outcome}[/]  [bold]{_escape(case['name'])}[/]  {_escape(_how(case))}")
+    name, execution = _escape_markup(case["name"]), _escape_markup(_describe_execution(case))
+    console.print(f"[bold {colour}]{outcome}[/]  [bold]{name}[/]  {execution}")
     # If a single verdict determined the outcome, print_verdict prints the reason, and failed references get notes.
     is_told = case["reason"] and [one["outcome"] for one in case["verdicts"]] != [outcome]
     if is_told:
@@ -200,7 +201,7 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     if compilations := case.get("compilations"):
         say(console, "programs", compilations["text"])
     if case["device"] and case["device"]["iterations"]:
-        say(console, "device time", _device_time(case["device"]))
+        say(console, "device time", _format_device_time(case["device"]))
     spent = {key[:-2]: seconds(value) for key, value in case["timings"].items() if value is not None}
     if spent:
         cached = case.get("cached", ())
@@ -210,9 +211,9 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         for note in profile["notes"]:
             say(console, "note", note)
         label = "profile" if profile["kind"] == "run" else "compiling"
-        console.print(f"  {label:<12} {_escape(profile['folder'])}", highlight=False, soft_wrap=True)
+        console.print(f"  {label:<12} {_escape_markup(profile['folder'])}", highlight=False, soft_wrap=True)
     if where:
-        console.print(f"  stored in    {_escape(where)}", highlight=False, soft_wrap=True)
+        console.print(f"  stored in    {_escape_markup(where)}", highlight=False, soft_wrap=True)
 
 
 def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
@@ -220,21 +221,21 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     from rich.text import Text
 
     reference = Relation(verdict.get("relation", "independent")).named(verdict["against"])
-    say(console, "against", reference + _tolerance(verdict["outputs"]))
-    if bounds := {_bound(output["control"]) for output in verdict["outputs"] if output.get("control")}:
+    say(console, "against", reference + _describe_tolerance(verdict["outputs"]))
+    if bounds := {_describe_bound(output["control"]) for output in verdict["outputs"] if output.get("control")}:
         say(console, "arithmetic", "; ".join(sorted(bounds)))
-    rows = [_COLUMNS, *(_row(output) for output in verdict["outputs"])]
+    rows = [_COLUMNS, *(_format_row(output) for output in verdict["outputs"])]
     # Names get the remaining width of the terminal. If it is too small, first reduce the gaps between columns, then
     # drop the least informative columns. The record contains all of them.
-    room, gap = _room(console, rows, 2), 2
+    room, gap = _compute_name_width(console, rows, 2), 2
     if room < min(_NAME_LEAST, max(len(row[0]) for row in rows)):
         gap = 1
         for statistic in reversed([one for one in _SHOWN if one.column == "wide"]):
-            if _room(console, rows, gap) < _NAME_LEAST:
+            if _compute_name_width(console, rows, gap) < _NAME_LEAST:
                 place = rows[0].index(statistic.heading)
                 rows = [[*row[:place], *row[place + 1 :]] for row in rows]
-        room = max(_room(console, rows, gap), _NAME_LEAST)
-    names = [_shortened(name, room) for name, *_ in rows]
+        room = max(_compute_name_width(console, rows, gap), _NAME_LEAST)
+    names = [_shorten_name(name, room) for name, *_ in rows]
     colours = ["green" if output["passed"] else "red" for output in verdict["outputs"]]
     if colours:
         # rich measures a table about three times, which takes 1.2 ms.
@@ -263,7 +264,7 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         say(console, "note", verdict["reason"])
 
 
-def _bound(control: Mapping[str, Any]) -> str:
+def _describe_bound(control: Mapping[str, Any]) -> str:
     """Describe the bound that a declared arithmetic set."""
     return (
         f"{control['arithmetic']}, bound: {control['factor']:g} times the deviation of the model computed in "
@@ -271,22 +272,22 @@ def _bound(control: Mapping[str, Any]) -> str:
     )
 
 
-def _room(console: Console, rows: list[list[str]], gap: int) -> int:
+def _compute_name_width(console: Console, rows: list[list[str]], gap: int) -> int:
     """Return the terminal width that remains for the first column."""
     return console.width - 2 - sum(max(map(len, column)) + gap for column in list(zip(*rows, strict=True))[1:])
 
 
-def _row(output: dict[str, Any]) -> list[str]:
+def _format_row(output: dict[str, Any]) -> list[str]:
     """Return an output's row of the table."""
     return [
         output["name"].replace("\n", r"\n"),
         type_text(output["dtype"], output["shape"]),
         "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
-        *(_number(output.get(one.key), one.digits) for one in _SHOWN),
+        *(_format_number(output.get(one.key), one.digits) for one in _SHOWN),
     ]
 
 
-def _shortened(name: str, room: int) -> str:
+def _shorten_name(name: str, room: int) -> str:
     """Shorten a wide name in the middle. Reasons and the record contain the complete name."""
     from rich.cells import cell_len, set_cell_size
 
@@ -296,7 +297,7 @@ def _shortened(name: str, room: int) -> str:
     return f"{set_cell_size(name, room - 1 - tail)}…{set_cell_size(name[::-1], tail)[::-1]}"
 
 
-def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
+def _describe_tolerance(outputs: Sequence[dict[str, Any]]) -> str:
     """Describe how outputs are judged: by criteria, or by a tolerance if it is the same for all."""
     judged = [output for output in outputs if not output.get("criteria")]
     by_criteria = ", by criteria" if len(judged) < len(outputs) else ""
@@ -317,11 +318,11 @@ def criterion_text(criterion: Mapping[str, Any]) -> str:
     """Format a criterion of a record: ``top1>=0.99: 1, met``."""
     value = criterion["value"]
     found = "met" if criterion["passed"] else "not met"
-    shown = found if value is None else f"{_number(value, 6)}, {found}"
+    shown = found if value is None else f"{_format_number(value, 6)}, {found}"
     return f"{criterion['criterion']}: {shown}" + (f" ({criterion['reason']})" if criterion["reason"] else "")
 
 
-def _device_time(device: dict[str, Any]) -> str:
+def _format_device_time(device: dict[str, Any]) -> str:
     count, cold = device["iterations"], device.get("cold_ns")
     shown = {name: seconds(device[f"{name}_ns"] / 1e9) for name in ("p50", "p90", "min", "stdev")}
     if count == 1:
@@ -332,7 +333,7 @@ def _device_time(device: dict[str, Any]) -> str:
     return f"{times} ({together(f'{count} iterations')}; excludes the cold first iteration: {seconds(cold / 1e9)})"
 
 
-def _how(case: dict[str, Any]) -> str:
+def _describe_execution(case: dict[str, Any]) -> str:
     artifact, provenance = case["artifact"], case["provenance"]
     if not artifact:
         return ""
@@ -356,13 +357,13 @@ def _print_error(console: Console, case: dict[str, Any]) -> None:
         say(console, "hint", error["hint"], whole=True)
 
 
-def _escape(text: str) -> str:
+def _escape_markup(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
 
 
-def _number(value: Any, digits: int) -> str:
+def _format_number(value: Any, digits: int) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):  # stored record: JSON lacks inf and nan
@@ -398,8 +399,8 @@ class Recorder:
         self.ended: set[str] = set()
         self._is_new = not run.record["cases"]
         for record in run.record["cases"]:
-            self._note(record)
-        self._gather(cases)
+            self._set_record(record)
+        self._update_records(cases)
 
     def add(self, cases: Sequence[Case]) -> None:
         """Add cases after the existing ones."""
@@ -420,14 +421,14 @@ class Recorder:
         with self._lock:
             if case is not None:
                 self._news[case.name] = self._cases[case.name] = case
-            self._save(list(self._cases.values()) if case is None else list(self._news.values()))
+            self._save_cases(list(self._cases.values()) if case is None else list(self._news.values()))
 
     def write_soon(self, case: Case) -> None:
         """Schedule a write for a case without an outcome. It includes other changes made in the meantime."""
         with self._lock:
             self._news[case.name] = self._cases[case.name] = case
             if self._writer is None:
-                self._writer = threading.Timer(_SOON_S, self._write_news)
+                self._writer = threading.Timer(_SOON_S, self._write_scheduled)
                 self._writer.daemon = True
                 self._writer.start()
 
@@ -436,15 +437,15 @@ class Recorder:
         with self._lock:
             self._news.clear()
 
-    def _write_news(self) -> None:
+    def _write_scheduled(self) -> None:
         with self._lock, contextlib.suppress(StorageError):  # the next write reports the error
             self._writer = None
             if self._news:
-                self._save(list(self._news.values()))
+                self._save_cases(list(self._news.values()))
 
-    def _save(self, cases: Sequence[Case]) -> None:
+    def _save_cases(self, cases: Sequence[Case]) -> None:
         self._news.clear()
-        self._gather(cases)
+        self._update_records(cases)
         self._run.save([self._texts[name] for name in self._order if name in self._texts])
 
     def keep(self, case: Case, what: str) -> None:
@@ -482,7 +483,7 @@ class Recorder:
             The record with ``folder``. A new run that never reached a board is deleted, and ``folder`` is "".
         """
         self.forget()
-        self._gather(list(self._cases.values()))
+        self._update_records(list(self._cases.values()))
         outcomes = [Outcome(case["outcome"]) for case in self._run.record["cases"]]
         self._run.record["exit_code"] = exit_code_of(outcomes) if exit_code is None else exit_code
         # A skipped case must not determine the run's outcome if another case passed, in any order.
@@ -496,11 +497,11 @@ class Recorder:
         self._run.save()
         return {**self._run.record, "folder": str(self._run.folder)}
 
-    def _gather(self, cases: Sequence[Case]) -> None:
+    def _update_records(self, cases: Sequence[Case]) -> None:
         for case in cases:
-            self._note(case_record(case, self._tensors[case.name]))
+            self._set_record(case_record(case, self._tensors[case.name]))
         self._run.record["cases"] = [self._records[name] for name in self._order if name in self._records]
 
-    def _note(self, record: dict[str, Any]) -> None:
+    def _set_record(self, record: dict[str, Any]) -> None:
         self._records[record["name"]] = record
         self._texts[record["name"]] = json.dumps(jsonable(record), allow_nan=False)

@@ -33,7 +33,7 @@ def run_command(job: Job, models: Sequence[Path] = ()) -> str:
             value = {**value, **{symbol: range_text(sizes) for symbol, sizes in job.dim_ranges.items()}}
         if not spec.help or not spec.decides or value == getattr(usual, name):
             continue
-        named += [(flag_of(name, spec), one) for one in _texts(name, value, repeats=spec.repeats)]
+        named += [(flag_of(name, spec), one) for one in _format_option_values(name, value, repeats=spec.repeats)]
     for flag, value in named:
         if value not in (None, ""):
             # A value that starts with a dash would be parsed as an option.
@@ -41,7 +41,7 @@ def run_command(job: Job, models: Sequence[Path] = ()) -> str:
     return shlex.join(words)
 
 
-def _texts(name: str, value: Any, *, repeats: bool) -> list[Any]:
+def _format_option_values(name: str, value: Any, *, repeats: bool) -> list[Any]:
     """Return a field's value in the command line's form, as a list of occurrences."""
     if name == "dims":
         return [f"{key}={size}" for key, size in value.items()]

@@ -93,26 +93,28 @@ def run_repeatedly(
         if options.fresh_load:
             session.unload(artifact)
         program = load(artifact)
-        result, call = _folded(result, call, *program.run(inputs, names=names, **counts))
+        result, call = _merge_run(result, call, *program.run(inputs, names=names, **counts))
     for one in others:
         session.board.push(one)
         again, _ = load(one).run(inputs, names=names, **counts)
-        result = replace(result, repetition=merge([_answers_of(result), _answers_of(again)]))
+        result = replace(result, repetition=merge([_get_repetition(result), _get_repetition(again)]))
         session.unload(one)
     if others:
         program = load(artifact)
     return program, result, call
 
 
-def _folded(result: RunResult, call: Invocation, again: RunResult, later: Invocation) -> tuple[RunResult, Invocation]:
+def _merge_run(
+    result: RunResult, call: Invocation, again: RunResult, later: Invocation
+) -> tuple[RunResult, Invocation]:
     """Return the first run with the times of a later run added and the outputs of both compared."""
     times = (*result.iterations_ns, *again.iterations_ns)
-    result = replace(result, iterations_ns=times, repetition=merge([_answers_of(result), _answers_of(again)]))
+    result = replace(result, iterations_ns=times, repetition=merge([_get_repetition(result), _get_repetition(again)]))
     warmup_ns, fetch_s = call.warmup_ns + later.warmup_ns, call.fetch_s + later.fetch_s
     return result, replace(call, warmup_ns=warmup_ns, fetch_s=fetch_s)
 
 
-def _answers_of(result: RunResult) -> Repetition:
+def _get_repetition(result: RunResult) -> Repetition:
     """Return the repetition of a run. If the board did not compare iterations, it contains only the outputs."""
     return result.repetition or Repetition((Answer(1, 0, result.outputs),))
 
@@ -189,13 +191,13 @@ def instability(
     if not verdicts:
         return True, text
     worst = worst_answer(verdicts)
-    first = f"the first {_judged(verdicts[0])}"
+    first = f"the first {_describe_verdict(verdicts[0])}"
     if not worst:
         return True, f"{text}; {first}, and no other is worse"
-    return True, f"{text}; {first}, the worst {_judged(verdicts[worst])}"
+    return True, f"{text}; {first}, the worst {_describe_verdict(verdicts[worst])}"
 
 
-def _judged(verdict: Verdict) -> str:
+def _describe_verdict(verdict: Verdict) -> str:
     if verdict:
         return "passes"
     return f"{'cannot be judged' if verdict.outcome is Outcome.BLIND else 'is wrong'} ({verdict.reason})"

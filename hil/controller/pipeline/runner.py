@@ -24,7 +24,7 @@ from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.judging import judge_repetition
 from hil.controller.pipeline.model_settings import for_model
 from hil.controller.pipeline.options import Options
-from hil.controller.pipeline.stages import PIPELINE, Step, make_case_inputs, refuse_ranges
+from hil.controller.pipeline.stages import PIPELINE, PipelineStep, make_case_inputs, refuse_ranges
 from hil.controller.pipeline.tools import Tools
 from hil.core import clock
 from hil.core.board_config import BoardConfig
@@ -62,7 +62,7 @@ class Runner(Tools):
         """
         options = for_model(options, path)
         refuse_ranges(options)
-        case = self._do(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT])
+        case = self._run_step(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT])
         if not want_inputs or case.model is None:
             return case
         if not (options.expected or options.references or default_references(case.model)):
@@ -85,7 +85,7 @@ class Runner(Tools):
 
     def compile(self, case: Case, config: BoardConfig) -> Case:
         """Compile for a board on the host, unless the case contains a program."""
-        return replace(self, config=config)._advance(case, Stage.COMPILE)
+        return replace(self, config=config)._run_stages(case, Stage.COMPILE)
 
     def refer_early(self, case: Case) -> Case | None:
         """Compute references while the case waits for a board. Pass the result to :meth:`judge`.
@@ -98,13 +98,13 @@ class Runner(Tools):
 
     def run_reference(self, case: Case) -> Case:
         """Compute the references, unless the case has them."""
-        return self._advance(case, Stage.REFER)
+        return self._run_stages(case, Stage.REFER)
 
     def execute(self, case: Case, session: BoardSession) -> Case:
         """Push, load and run the program on a board."""
         if case.artifact is None or case.outcome:
             return case
-        case = replace(self, config=session.board.config, session=session)._advance(case, *_ON_BOARD)
+        case = replace(self, config=session.board.config, session=session)._run_stages(case, *_ON_BOARD)
         if case.error is not None and case.artifact is not None and case.artifact.runtime == "iree":
             explain(case.error, case.artifact.flags, session.board.info)
         return case
@@ -113,14 +113,14 @@ class Runner(Tools):
         """Compare the board's outputs with the references. References are computed now if neither case has them."""
         if early is not None:
             case = self.with_references(case, early)
-        return self._advance(case, Stage.REFER, Stage.COMPARE)
+        return self._run_stages(case, Stage.REFER, Stage.COMPARE)
 
     def judge_repetition(self, case: Case) -> Case:
         """Judge the outputs of further iterations of a judged case."""
         repetition = case.result.repetition if case.result is not None else None
         if case.error is not None or repetition is None or repetition.is_stable:
             return case
-        return self._do(case, Step(Stage.COMPARE, judge_repetition, lambda case: True))
+        return self._run_step(case, PipelineStep(Stage.COMPARE, judge_repetition, lambda case: True))
 
     def with_references(self, case: Case, early: Case) -> Case:
         """Add the result of :meth:`refer_early` to a case: references, or an error."""
@@ -181,7 +181,7 @@ class Runner(Tools):
                 del cases
                 while compiling:
                     first = compiling.popleft()
-                    case = first if isinstance(first, Case) else _wait(first)
+                    case = first if isinstance(first, Case) else _await_result(first)
                     del first
                     # References depend only on model and inputs, so compute them while the board runs.
                     referring = threads.submit(self.refer_early, case)
@@ -189,12 +189,12 @@ class Runner(Tools):
                         self.sink.keep(case, "references")
                     if not case.outcome and lost is None:
                         try:
-                            case = self._on_board(case, session(), pool, choice, faults)
+                            case = self._run_on_board(case, session(), pool, choice, faults)
                         except errors.BoardError as error:
                             lost = error
                     if not case.outcome and lost is not None:
                         case = case.ended(lost, Stage.PUSH)
-                    early = _wait(referring)
+                    early = _await_result(referring)
                     yield self.judge(case, early)
             except BaseException:
                 for waiting in compiling:
@@ -203,7 +203,7 @@ class Runner(Tools):
                 self.context.isolated.close()
                 raise
 
-    def _on_board(
+    def _run_on_board(
         self, case: Case, session: BoardSession, pool: BoardPool, choice: BoardChoice, faults: Sequence[str]
     ) -> Case:
         """Run a case. If the board is lost, try to reconnect for the next case."""
@@ -215,13 +215,13 @@ class Runner(Tools):
             case = replace(case, reason=case.error.message)
         return case
 
-    def _advance(self, case: Case, *stages: Stage) -> Case:
+    def _run_stages(self, case: Case, *stages: Stage) -> Case:
         for stage in stages:
             if not case.outcome and _STEPS[stage].needed(case):
-                case = self._do(case, _STEPS[stage])
+                case = self._run_step(case, _STEPS[stage])
         return case
 
-    def _do(self, case: Case, step: Step) -> Case:
+    def _run_step(self, case: Case, step: PipelineStep) -> Case:
         """Run a stage. An error ends the case."""
         case = replace(case, stage=step.stage.value)
         start = clock.now_ns()
@@ -237,7 +237,7 @@ class Runner(Tools):
         return replace(case, spans=(*case.spans, Span(step.stage.value, start, clock.now_ns())))
 
 
-def _wait(future: concurrent.futures.Future[T]) -> T:
+def _await_result(future: concurrent.futures.Future[T]) -> T:
     """Return a future's result. Wait in short intervals, so that Ctrl-C works on every platform."""
     while True:
         try:

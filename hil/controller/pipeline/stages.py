@@ -104,7 +104,7 @@ def choice_of(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
     return choice
 
 
-def _import(case: Case, tools: Tools) -> Iterator[Case]:
+def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     """Import the model."""
     context, options = tools.context, case.options
     start = time.monotonic()
@@ -116,7 +116,7 @@ def _import(case: Case, tools: Tools) -> Iterator[Case]:
     yield replace(case, model=model, options=options).timed(import_s=time.monotonic() - start)
 
 
-def _compile(case: Case, tools: Tools) -> Iterator[Case]:
+def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     """Compile for a board on the host. The log records a cache hit."""
     model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
@@ -153,7 +153,7 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.stage(case, Stage.COMPILE, note)
 
 
-def _push(case: Case, tools: Tools) -> Iterator[Case]:
+def _push_program(case: Case, tools: Tools) -> Iterator[Case]:
     """Send the files of the program that the board lacks."""
     artifact, session = case.artifact, tools.session
     assert artifact is not None and session is not None
@@ -169,7 +169,7 @@ def _push(case: Case, tools: Tools) -> Iterator[Case]:
     yield replace(case, pushed_bytes=size, sent=tuple(sent)).timed(push_s=time.monotonic() - start)
 
 
-def _load(case: Case, tools: Tools) -> Iterator[Case]:
+def _load_program(case: Case, tools: Tools) -> Iterator[Case]:
     """Load the program in a worker on the board, unless it is loaded already."""
     artifact, session, options = case.artifact, tools.session, case.options
     assert artifact is not None and session is not None
@@ -185,7 +185,7 @@ def _load(case: Case, tools: Tools) -> Iterator[Case]:
         yield case.timed(load_s=time.monotonic() - start)
 
 
-def _run(case: Case, tools: Tools) -> Iterator[Case]:
+def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
     """Run on the board and, if a profile is requested, run a second time under the profiler."""
     artifact, session, options = case.artifact, tools.session, case.options
     assert artifact is not None and session is not None
@@ -205,7 +205,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
             others = case.compilations.programs if case.compilations is not None else ()
             program, result, call = run_repeatedly(session, artifact, others, inputs, options)
             spent = time.monotonic() - start
-            convert = _signing(program.loaded.outputs, case.signature)
+            convert = _make_sign_converter(program.loaded.outputs, case.signature)
             result = replace(
                 result,
                 outputs=convert(result.outputs),
@@ -235,7 +235,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
         session.after_run(artifact, broken=broken)
 
 
-def _signing(
+def _make_sign_converter(
     own: Sequence[TensorSpec], signature: Signature | None
 ) -> Callable[[Mapping[str, Array]], Mapping[str, Array]]:
     """Return a function that applies the signature's signedness to integer outputs with undeclared signedness."""
@@ -279,14 +279,16 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     yield (case := replace(case, references=tuple(answers), unanswered=unanswered))
     try:
         log = case.folder / "logs" / "plain-reference.log"
-        case = replace(case, plain_reference=_refer_plain(inputs, options, context, log))
+        case = replace(case, plain_reference=_run_plain_reference(inputs, options, context, log))
     except errors.StageError as error:
         case = replace(case, unanswered={**case.unanswered, PLAIN: error})
     yield (case := case.timed(refer_s=time.monotonic() - start))
     tools.sink.keep(case, "references")
 
 
-def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunContext, log: Path) -> RunResult | None:
+def _run_plain_reference(
+    inputs: Mapping[str, Array], options: Options, context: RunContext, log: Path
+) -> RunResult | None:
     if options.plain_expected:
         return RunResult("expected outputs of the plain model", options.plain_expected)
     if options.plain_model is None:
@@ -314,7 +316,7 @@ def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> Mapping[str, Ar
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """A stage of the pipeline."""
 
     stage: Stage
@@ -328,12 +330,14 @@ def _has_program(case: Case) -> bool:
 
 # Stages of every case, in order.
 PIPELINE = (
-    Step(Stage.IMPORT, _import, lambda case: case.model is None),
-    Step(Stage.COMPILE, _compile, lambda case: case.model is not None and case.artifact is None),
-    Step(Stage.PUSH, _push, _has_program),
-    Step(Stage.LOAD, _load, _has_program),
-    Step(Stage.RUN, _run, _has_program),
-    Step(Stage.REFER, _run_reference, lambda case: not case.references and None not in (case.model, case.inputs)),
-    Step(Stage.COMPARE, compare_case, lambda case: case.result is not None and bool(case.references)),
+    PipelineStep(Stage.IMPORT, _import_model, lambda case: case.model is None),
+    PipelineStep(Stage.COMPILE, _compile_program, lambda case: case.model is not None and case.artifact is None),
+    PipelineStep(Stage.PUSH, _push_program, _has_program),
+    PipelineStep(Stage.LOAD, _load_program, _has_program),
+    PipelineStep(Stage.RUN, _run_program, _has_program),
+    PipelineStep(
+        Stage.REFER, _run_reference, lambda case: not case.references and None not in (case.model, case.inputs)
+    ),
+    PipelineStep(Stage.COMPARE, compare_case, lambda case: case.result is not None and bool(case.references)),
 )
 STAGES = tuple(step.stage for step in PIPELINE)

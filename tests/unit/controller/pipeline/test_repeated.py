@@ -20,7 +20,7 @@ from hil.controller.pipeline.repeated import (
     with_profile,
     worst_answer,
 )
-from hil.controller.pipeline.stages import _signing
+from hil.controller.pipeline.stages import _make_sign_converter
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Model, Outcome, RunResult
 from hil.core.tensors import TensorSpec
@@ -204,7 +204,7 @@ def test_with_profile_converts_answers_like_result():
     """IREE reports neither signedness nor output names; the signature of the bundle does."""
     raw = np.array([1, 200], np.uint8).view(np.int8)
     own, signed = TensorSpec("output0", "", ()), TensorSpec("y", "uint8", (2,))
-    convert = _signing([own], Signature((), (signed,)))
+    convert = _make_sign_converter([own], Signature((), (signed,)))
     outputs = convert({"y": raw})
     assert outputs["y"].tolist() == [1, 200]
     result = RunResult("board", outputs, repetition=Repetition((Answer(3, 0, outputs),)))
