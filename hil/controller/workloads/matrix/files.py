@@ -93,23 +93,24 @@ def matrix_markdown(report: MatrixReport) -> str:
     shown = [
         (
             f"**{as_name(row.id)}** {DIFFERS}" if row.differs else as_name(row.id),
-            *(as_text(_brief(cell)) for cell in row.cells),
+            *(as_text(_format_cell(cell)) for cell in row.cells),
         )
         for row in rows[:_ROWS]
     ]
     totals = ("", *(as_text(totals_text(target)) for target in report.targets))
     lines = [
-        f"## {as_text(report.title)}: {_differing(report)}\n",
+        f"## {as_text(report.title)}: {_summarize_report(report)}\n",
         *(f"> **{as_text(note)}**\n" for note in report.notes),
         *markdown_table(["case", *(as_text(target.name) for target in report.targets)], [totals, *shown]),
         "",
     ]
     if len(rows) > _ROWS:
         lines.append(f"... and {counted(len(rows) - _ROWS, 'more case')}: see matrix.csv\n")
-    if reasons := list(_reasons(report, rows[:_ROWS])):
+    if reasons := list(_list_failures(report, rows[:_ROWS])):
         lines += ["### Reasons\n"]
         lines += [
-            f"- {as_name(row.id)}, {as_text(target.name)}: {as_text(_why(cell))}" for row, target, cell in reasons
+            f"- {as_name(row.id)}, {as_text(target.name)}: {as_text(_format_reason(cell))}"
+            for row, target, cell in reasons
         ]
         lines += [""]
     return "\n".join(lines)
@@ -117,7 +118,7 @@ def matrix_markdown(report: MatrixReport) -> str:
 
 def matrix_junit(report: MatrixReport, folder: Path) -> str:
     """Return a test suite per target. A target that could not run is an error; differing cases are marked."""
-    differing = {plain(row.id): _side_by_side(report, row) for row in report.differing}
+    differing = {plain(row.id): _format_outcomes(report, row) for row in report.differing}
     suites = []
     for target in report.targets:
         suite = junit_suite(target.run, f"{report.title} {target.name}", target.name, folder)
@@ -134,7 +135,7 @@ def matrix_junit(report: MatrixReport, folder: Path) -> str:
     return junit_document(suites)
 
 
-def _side_by_side(report: MatrixReport, row: Row) -> str:
+def _format_outcomes(report: MatrixReport, row: Row) -> str:
     """Return text such as ``sim PASS, sim-undeclared FAIL``."""
     pairs = zip(report.targets, row.cells, strict=True)
     return ", ".join(f"{target.name} {cell.word}" for target, cell in pairs)
@@ -148,7 +149,7 @@ def print_matrix(console: Console, report: MatrixReport, *, where: Path | None =
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Text(f"{report.title}: {_differing(report)}", style="bold"))
+    console.print(Text(f"{report.title}: {_summarize_report(report)}", style="bold"))
     for note in report.notes:
         console.print(Text(f"  {note}", style="yellow"))
     rows = sorted(report.rows, key=lambda row: (not row.differs, not row.fails))
@@ -157,7 +158,7 @@ def print_matrix(console: Console, report: MatrixReport, *, where: Path | None =
         (
             Text(_MARK if row.differs else " ", "bold yellow"),
             Text(row.id, overflow="fold"),
-            *(Text(_brief(cell), COLOURS[_kind(cell)]) for cell in row.cells),
+            *(Text(_format_cell(cell), COLOURS[_classify_cell(cell)]) for cell in row.cells),
         )
         for row in rows[:_SHOWN]
     ]
@@ -165,10 +166,10 @@ def print_matrix(console: Console, report: MatrixReport, *, where: Path | None =
     console.print(table(heads, [*lines, totals]))
     if len(rows) > _SHOWN:
         console.print(Text(f"and {counted(len(rows) - _SHOWN, 'more case')}", style="dim"))
-    reasons = list(_reasons(report, rows))
+    reasons = list(_list_failures(report, rows))
     for row, target, cell in reasons[:_REASONS]:
-        console.print(Text.assemble((cell.word, COLOURS[_kind(cell)]), f"  {row.id}  ", (target.name, "bold")))
-        console.print(Padding(Text(_why(cell)), (0, 0, 0, 2), expand=False))
+        console.print(Text.assemble((cell.word, COLOURS[_classify_cell(cell)]), f"  {row.id}  ", (target.name, "bold")))
+        console.print(Padding(Text(_format_reason(cell)), (0, 0, 0, 2), expand=False))
         if cell.record is not None and cell.record.repeat:
             console.print(Text(f"  {cell.record.repeat}", style="cyan"), soft_wrap=True)
     if len(reasons) > _REASONS:
@@ -187,18 +188,18 @@ def totals_text(target: TargetResults) -> str:
     return ", ".join(f"{count} {word}" if count else word for word, count in sorted(counts.items())) or "no cases run"
 
 
-def _differing(report: MatrixReport) -> str:
+def _summarize_report(report: MatrixReport) -> str:
     cases, targets = counted(len(report.rows), "case"), counted(len(report.targets), "target")
     count = len(report.differing)
     how = f"{count} {'differs' if count == 1 else 'differ'}" if count else "no differences"
     return f"{cases} on {targets}, {how}"
 
 
-def _kind(cell: Cell) -> str:
+def _classify_cell(cell: Cell) -> str:
     return "quiet" if cell.word in (NOT_RUN, ABSENT) else kind_of(cell.word)
 
 
-def _brief(cell: Cell) -> str:
+def _format_cell(cell: Cell) -> str:
     """Return a cell's outcome and device time."""
     record = cell.record
     if record is None or record.device_p50_ns is None:
@@ -207,16 +208,16 @@ def _brief(cell: Cell) -> str:
     return f"{cell.word} {seconds(record.device_p50_ns / 1e9)}{how}"
 
 
-def _why(cell: Cell) -> str:
+def _format_reason(cell: Cell) -> str:
     hint = line(cell.record.hint) if cell.record is not None else ""
     return cell.message + (f" (hint: {hint})" if hint else "")
 
 
-def _reasons(report: MatrixReport, rows: Iterable[Row]) -> Iterator[tuple[Row, TargetResults, Cell]]:
+def _list_failures(report: MatrixReport, rows: Iterable[Row]) -> Iterator[tuple[Row, TargetResults, Cell]]:
     """Yield the failed cells with messages. Errors of whole targets are in the notes instead."""
     for row in rows:
         for target, cell in zip(report.targets, row.cells, strict=True):
-            if cell.record is not None and _kind(cell) in ("fail", "error", "board") and cell.message:
+            if cell.record is not None and _classify_cell(cell) in ("fail", "error", "board") and cell.message:
                 yield row, target, cell
 
 
@@ -249,9 +250,9 @@ def matrix_html(report: MatrixReport, folder: Path) -> str:
     Args:
         folder: the directory of the page. Links to the targets' reports are relative to it.
     """
-    heads = "".join(f"<th scope=col>{_head(target, folder)}</th>" for target in report.targets)
-    body = "\n".join(_html_row(row, report.targets, folder) for row in report.rows)
-    notes = "".join(f"<p class=board>{_text(note)}</p>" for note in report.notes)
+    heads = "".join(f"<th scope=col>{_build_html_head(target, folder)}</th>" for target in report.targets)
+    body = "\n".join(_build_html_row(row, report.targets, folder) for row in report.rows)
+    notes = "".join(f"<p class=board>{_escape_text(note)}</p>" for note in report.notes)
     policy = f"default-src 'none'; img-src data:; style-src {page_digest(_STYLE)}; base-uri 'none'"
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -259,13 +260,13 @@ def matrix_html(report: MatrixReport, folder: Path) -> str:
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_text(report.title)}</title>
+<title>{_escape_text(report.title)}</title>
 <link rel="icon" href="data:,">
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>{_text(report.title)}</h1>
-<p>{_text(_differing(report))}</p>
+<h1>{_escape_text(report.title)}</h1>
+<p>{_escape_text(_summarize_report(report))}</p>
 {notes}
 <input type="checkbox" id="only"> <label for="only">only differences</label>
 <div class="scroll"><table>
@@ -279,45 +280,45 @@ def matrix_html(report: MatrixReport, folder: Path) -> str:
 """
 
 
-def _text(text: str) -> str:
+def _escape_text(text: str) -> str:
     return html.escape(plain(text))
 
 
-def _head(target: TargetResults, folder: Path) -> str:
-    name, page = _text(target.name), target.run.folder / "report.html"
+def _build_html_head(target: TargetResults, folder: Path) -> str:
+    name, page = _escape_text(target.name), target.run.folder / "report.html"
     if page.exists():
         name = f'<a href="{html.escape(quote(os.path.relpath(page, folder)))}">{name}</a>'
     run = target.run
     facts = ", ".join(filter(None, (run.flow, run.runtime if run.runtime != run.flow else "", ", ".join(run.boards))))
-    return f"{name}<small>{_text(facts)}</small><small>{_text(totals_text(target))}</small>"
+    return f"{name}<small>{_escape_text(facts)}</small><small>{_escape_text(totals_text(target))}</small>"
 
 
-def _html_row(row: Row, targets: Sequence[TargetResults], folder: Path) -> str:
+def _build_html_row(row: Row, targets: Sequence[TargetResults], folder: Path) -> str:
     mark = f"<small>{DIFFERS}</small>" if row.differs else ""
     cells = "".join(
-        f"<td class={_kind(cell)}>{_html_cell(cell, target, folder)}</td>"
+        f"<td class={_classify_cell(cell)}>{_build_html_cell(cell, target, folder)}</td>"
         for target, cell in zip(targets, row.cells, strict=True)
     )
-    return f"<tr class={DIFFERS if row.differs else 'same'}><th scope=row>{_text(row.id)}{mark}</th>{cells}</tr>"
+    return f"<tr class={DIFFERS if row.differs else 'same'}><th scope=row>{_escape_text(row.id)}{mark}</th>{cells}</tr>"
 
 
-def _html_cell(cell: Cell, target: TargetResults, folder: Path) -> str:
-    numbers = _text(_numbers(cell))
-    word = f"{_text(cell.word)}<small>{numbers}</small>" if numbers else _text(cell.word)
-    parts = [f"<p>{_text(part)}</p>" for part in (cell.message, cell.record.hint if cell.record else "") if part]
+def _build_html_cell(cell: Cell, target: TargetResults, folder: Path) -> str:
+    numbers = _escape_text(_format_numbers(cell))
+    word = f"{_escape_text(cell.word)}<small>{numbers}</small>" if numbers else _escape_text(cell.word)
+    parts = [f"<p>{_escape_text(part)}</p>" for part in (cell.message, cell.record.hint if cell.record else "") if part]
     if cell.record is not None and cell.record.repeat and parts:
-        parts.append(f"<pre>{_text(cell.record.repeat)}</pre>")
+        parts.append(f"<pre>{_escape_text(cell.record.repeat)}</pre>")
     if cell.record is not None and parts:
         links = links_of(target.run, cell.record, folder)
-        parts += [f'<a href="{html.escape(quote(where))}">{_text(what)}</a> ' for what, where in links]
+        parts += [f'<a href="{html.escape(quote(where))}">{_escape_text(what)}</a> ' for what, where in links]
     return f"<details><summary>{word}</summary>{''.join(parts)}</details>" if parts else word
 
 
-def _numbers(cell: Cell) -> str:
+def _format_numbers(cell: Cell) -> str:
     """Return text such as ``max abs 2.9e-06, SQNR 138 dB, 59 us (20)``."""
     found = cell.statistics
     parts = [
-        f"{name} {_number(found[key])}{unit}"
+        f"{name} {_format_number(found[key])}{unit}"
         for key, name, unit in (("max_abs", "max abs", ""), ("sqnr_db", "SQNR", " dB"))
         if key in found
     ]
@@ -327,5 +328,5 @@ def _numbers(cell: Cell) -> str:
     return ", ".join(parts)
 
 
-def _number(value: object) -> str:
+def _format_number(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)

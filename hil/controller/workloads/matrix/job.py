@@ -132,23 +132,23 @@ class Matrix:
                 names = ("outcome", "message", "hint", "exit_code")
                 entry["error"] = {name: getattr(error, name) or "" for name in names}
             except KeyboardInterrupt:
-                self._end(self._report(), EXIT_INTERRUPTED)
+                self._store_outcome(self._write_report(), EXIT_INTERRUPTED)
                 if self.head["command"]:
                     say(f"interrupted; resume with: {self.head['command']}")
                 raise
-            report = self._report()
+            report = self._write_report()
         if len(errors) == len(targets) and not any(self._is_stored(target) for target in targets):
             Run(self.folder, {}, made_root=self._made_root).discard()
             raise errors[0]
         self.head["finished"] = True
-        self._end(report, report.exit_code)
+        self._store_outcome(report, report.exit_code)
         return report
 
     def _is_stored(self, target: Target) -> bool:
         folder = self.folder / target.name
         return any((folder / file).exists() for file in ("run.json", "suite.json"))
 
-    def _report(self) -> MatrixReport:
+    def _write_report(self) -> MatrixReport:
         """Store the outcomes of the cases, in run.json's fields, and write the report."""
         self.save()  # load_matrix reads the target's error from it
         report = load_matrix(self.folder)
@@ -159,7 +159,7 @@ class Matrix:
         write_matrix(report, self.folder)
         return report
 
-    def _end(self, report: MatrixReport, exit_code: int) -> None:
+    def _store_outcome(self, report: MatrixReport, exit_code: int) -> None:
         """Store the outcome and the exit code."""
         words = [cell.word for row in report.rows for cell in row.cells if cell.record is not None]
         # As for runs, SKIP is the outcome only if all cases were skipped.

@@ -99,7 +99,7 @@ class MatrixReport:
     def __init__(self, title: str, targets: Sequence[TargetResults]) -> None:
         self.title = title
         self.targets = tuple(targets)
-        self.rows = tuple(_rows(self.targets))
+        self.rows = tuple(_build_rows(self.targets))
         self.differing = tuple(row for row in self.rows if row.differs)
 
     @property
@@ -139,7 +139,7 @@ class MatrixReport:
         return {**{key: jsonable(value) for key, value in document.items()}, "exit_code": self.exit_code}
 
 
-def _rows(targets: Sequence[TargetResults]) -> Iterable[Row]:
+def _build_rows(targets: Sequence[TargetResults]) -> Iterable[Row]:
     known = [{record.id: record for record in target.run.records} for target in targets]
     missing = [set(target.run.missing) for target in targets]
     ids = dict.fromkeys(
@@ -255,7 +255,7 @@ def matrix_of(folders: Sequence[Path]) -> MatrixReport:
     seen = [target.run.folder.resolve() for target in found]
     if twice := next((place for place in seen if seen.count(place) > 1), None):
         raise UsageError(f"duplicate run {twice}", hint="give each run once")
-    names = numbered([one.name or other for one, other in zip(found, _own_names(found), strict=True)])
+    names = numbered([one.name or other for one, other in zip(found, _choose_names(found), strict=True)])
     targets = [replace(target, name=name) for target, name in zip(found, names, strict=True)]
     suites = dict.fromkeys(target.run.suite for target in targets if target.run.suite)
     return MatrixReport(", ".join(suites), targets)
@@ -269,7 +269,7 @@ _FACTS: tuple[Callable[[SuiteResults], str], ...] = (
 )
 
 
-def _own_names(targets: Sequence[TargetResults]) -> list[str]:
+def _choose_names(targets: Sequence[TargetResults]) -> list[str]:
     """Return a name per run from the flow, runtime and boards that differ.
 
     If that is ambiguous, use directory names.

@@ -47,12 +47,12 @@ def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[Target, ...]:
             raise UsageError(f"duplicate {AXES[field]} {twice}", hint="give each value once")
     several = [field for field, values in chosen.items() if len(values) > 1]
     combinations = [dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())]
-    names = ["-".join(_word(options[field]) for field in several) or "target" for options in combinations]
+    names = ["-".join(_shorten_value(options[field]) for field in several) or "target" for options in combinations]
     unique = numbered(names, alike=str.casefold)
     return tuple(Target(name, options) for name, options in zip(unique, combinations, strict=True))
 
 
-def _word(value: str) -> str:
+def _shorten_value(value: str) -> str:
     """Return a value's form for names: the flow's name for ``FILE.toml:NAME``, the stem of a file."""
     file, suffix, chosen = value.partition(".toml")
     return safe_name((chosen.removeprefix(":") or Path(file).name) if suffix else value)

@@ -46,7 +46,7 @@ def suite_matrix(request: Request, targets: Sequence[Target], *, out: Path | Non
         HilError, KeyboardInterrupt: as for :meth:`Matrix.run`.
     """
     for target in targets:
-        check_request(_request_of(request, target))
+        check_request(_build_request(request, target))
     title = Path(request.source).name or request.source
     folder = out or default_folder(title, "matrix")
     command = shlex.join(["hil", "suite", "run", "--resume", str(folder)])
@@ -64,18 +64,18 @@ def _run_suites(matrix: Matrix, screen: Progress) -> Done:
         request = Request.of_json(matrix.head["request"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
-    with _workers(None if request.on_farm else request.jobs) as workers:
+    with _share_workers(None if request.on_farm else request.jobs) as workers:
 
         def run(target: Target, folder: Path) -> None:
             if (folder / SUITE).exists():
                 resume_suite(folder, screen=screen, isolated=workers())
             else:
-                run_suite(_request_of(request, target), out=folder, screen=screen, isolated=workers())
+                run_suite(_build_request(request, target), out=folder, screen=screen, isolated=workers())
 
         return matrix.folder, matrix.run(run, say=screen.note)
 
 
-def _request_of(request: Request, target: Target) -> Request:
+def _build_request(request: Request, target: Target) -> Request:
     """Return a target's request."""
     options: dict[str, Any] = dict(target.options)
     if board := options.pop("board", ""):
@@ -87,7 +87,7 @@ def job_matrix(job: Job, targets: Sequence[Target], *, screen: run_context.Progr
     """Run models on all targets, as :func:`suite_matrix` does. The matrix is stored in ``job.out``."""
     if not job.models and not job.flagfile:
         raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
-    return _run_jobs(_created("run", job, targets, "hil run"), screen)
+    return _run_jobs(_create_matrix("run", job, targets, "hil run"), screen)
 
 
 def resume_job_matrix(folder: Path, *, screen: run_context.Progress) -> Done:
@@ -96,14 +96,14 @@ def resume_job_matrix(folder: Path, *, screen: run_context.Progress) -> Done:
 
 
 def _run_jobs(matrix: Matrix, screen: run_context.Progress) -> Done:
-    with _workers() as workers:
+    with _share_workers() as workers:
 
         def run(target: Target, folder: Path) -> dict[str, Any]:
             begun = (folder / RECORD).exists()
-            job, resume = (Job(out=matrix.folder), str(folder)) if begun else (_job_of(matrix, target), "")
+            job, resume = (Job(out=matrix.folder), str(folder)) if begun else (_build_job(matrix, target), "")
             return run_job(job, resume=resume, run_id=target.name, screen=screen, isolated=workers())
 
-        return matrix.folder, matrix.run(_reached(run), say=screen.note)
+        return matrix.folder, matrix.run(_raise_if_unreached(run), say=screen.note)
 
 
 def bundle_matrix(
@@ -116,8 +116,8 @@ def bundle_matrix(
     screen: run_context.Progress,
 ) -> Done:
     """Run a bundle on all targets, as :func:`job_matrix` does."""
-    matrix = _created("bundle", job, targets, "")
-    return _run_one(matrix, partial(run_bundle, methods=methods, key=key, cases=cases), screen)
+    matrix = _create_matrix("bundle", job, targets, "")
+    return _run_files(matrix, partial(run_bundle, methods=methods, key=key, cases=cases), screen)
 
 
 def trace_matrix(job: Job, targets: Sequence[Target], against: Path | None, *, screen: run_context.Progress) -> Done:
@@ -125,21 +125,21 @@ def trace_matrix(job: Job, targets: Sequence[Target], against: Path | None, *, s
     # Resolve run IDs now: the targets' runs are stored elsewhere.
     job = replace(job, models=tuple(find_one(place, job.out) for place in job.models))
     against = find_one(against, job.out) if against is not None else None
-    return _run_one(_created("trace", job, targets, ""), partial(run_trace, against=against), screen)
+    return _run_files(_create_matrix("trace", job, targets, ""), partial(run_trace, against=against), screen)
 
 
-def _run_one(matrix: Matrix, run_file: Callable[..., dict[str, Any]], screen: run_context.Progress) -> Done:
-    with _workers(1) as workers:
+def _run_files(matrix: Matrix, run_file: Callable[..., dict[str, Any]], screen: run_context.Progress) -> Done:
+    with _share_workers(1) as workers:
 
         def run(target: Target, folder: Path) -> dict[str, Any]:
-            return run_file(_job_of(matrix, target), run_id=target.name, screen=screen, isolated=workers())
+            return run_file(_build_job(matrix, target), run_id=target.name, screen=screen, isolated=workers())
 
-        return matrix.folder, matrix.run(_reached(run), say=screen.note)
+        return matrix.folder, matrix.run(_raise_if_unreached(run), say=screen.note)
 
 
-def _created(kind: str, job: Job, targets: Sequence[Target], command: str) -> Matrix:
+def _create_matrix(kind: str, job: Job, targets: Sequence[Target], command: str) -> Matrix:
     for target in targets:
-        choice_of(_of_target(job, target), takes_ranges=True)
+        choice_of(_apply_target(job, target), takes_ranges=True)
     names = numbered([path.stem for path in job.models]) or [job.flagfile.stem if job.flagfile else ""]
     title = names[0] if len(names) == 1 else f"{len(names)} models"
     name = new_id(f"{title.replace(' ', '-')}-matrix")
@@ -148,16 +148,16 @@ def _created(kind: str, job: Job, targets: Sequence[Target], command: str) -> Ma
     return Matrix.create(folder, kind, title, jsonable(asdict(job)), targets, resume)
 
 
-def _job_of(matrix: Matrix, target: Target) -> Job:
+def _build_job(matrix: Matrix, target: Target) -> Job:
     """Return a target's job. The run is stored in the matrix' directory."""
     try:
         job = Job.of_record(matrix.head["request"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
-    return replace(_of_target(job, target), out=matrix.folder)
+    return replace(_apply_target(job, target), out=matrix.folder)
 
 
-def _of_target(job: Job, target: Target) -> Job:
+def _apply_target(job: Job, target: Target) -> Job:
     options: dict[str, Any] = dict(target.options)
     for name in ("profile", "compile_time_profile", "debug_ir"):
         if (folder := getattr(job, name)) is not None:
@@ -165,7 +165,7 @@ def _of_target(job: Job, target: Target) -> Job:
     return replace(job, **options)
 
 
-def _reached(run: Callable[[Target, Path], dict[str, Any]]) -> Callable[[Target, Path], object]:
+def _raise_if_unreached(run: Callable[[Target, Path], dict[str, Any]]) -> Callable[[Target, Path], object]:
     """Wrap a run so that it raises the board's error if it never reached the board. Such runs are not stored."""
 
     def reached(target: Target, folder: Path) -> object:
@@ -179,7 +179,7 @@ def _reached(run: Callable[[Target, Path], dict[str, Any]]) -> Callable[[Target,
 
 
 @contextlib.contextmanager
-def _workers(count: int | None = None) -> Iterator[Callable[[], Isolated]]:
+def _share_workers(count: int | None = None) -> Iterator[Callable[[], Isolated]]:
     """Yield a function that returns the shared worker pool.
 
     If an aborted target closed the pool, it creates a new pool.
