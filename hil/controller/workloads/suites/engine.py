@@ -80,7 +80,7 @@ class Engine:
         self._agreed = Agreement(flow.compiler or flow.runtime)
         self._lost: BoardError | None = None
         self._got_in = False
-        self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._opened)
+        self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._record_board)
         self._state = RunState(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
         self.boards: dict[str, dict[str, object]] = {}  # info by opened board
@@ -89,13 +89,13 @@ class Engine:
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
         """Run cases and yield them as they end, in any order. Call this only once."""
-        work = [(self._prepare, specs), *((self._serve, slot) for slot in self._slots)]
-        threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in work]
+        work = [(self._prepare_cases, specs), *((self._serve_slot, slot) for slot in self._slots)]
+        threads = [threading.Thread(target=self._run_thread, args=one, daemon=True) for one in work]
         for thread in threads:
             thread.start()
         try:
             for _ in specs:
-                yield self._next()
+                yield self._wait_for_result()
         except BaseException:
             self._over.set()
             prompts.interrupt()
@@ -116,7 +116,7 @@ class Engine:
         lent = self._slots[0].lent and self._agreed.config
         return lent.hw_type if lent else self._hw_type
 
-    def _next(self) -> Task:
+    def _wait_for_result(self) -> Task:
         """Return the next finished case.
 
         Wait in short intervals, because a blocking wait delays Ctrl-C on some platforms.
@@ -128,35 +128,35 @@ class Engine:
                     raise ended
                 return ended
 
-    def _guarded(self, work: Callable[..., None], *args: object) -> None:
+    def _run_thread(self, work: Callable[..., None], *args: object) -> None:
         try:
             work(*args)
         except BaseException as error:
             if not self._over.is_set():
                 self._ended.put(error)
 
-    def _prepare(self, specs: Sequence[CaseSpec]) -> None:
+    def _prepare_cases(self, specs: Sequence[CaseSpec]) -> None:
         self._agreed.settled.wait()
         if self._agreed.config is None:
             # No board was reached, so the compile target is unknown.
             for spec in specs:
                 case = unread(spec.id, self._flow.runtime, self._run.case_folder(spec.id))
-                self._end_lost(Task(case))
+                self._end_lost_task(Task(case))
             return
         settings, config = self._request.settings, self._agreed.config
         for task in prepared(specs, self._flow, settings, self._runner, config, self._run, self._over):
             if task.case.outcome:
-                self._end(task)
+                self._end_task(task)
             elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():
-                self._end_lost(task)
+                self._end_lost_task(task)
 
-    def _serve(self, slot: BoardSlot) -> None:
+    def _serve_slot(self, slot: BoardSlot) -> None:
         """Run queued cases on a slot's board. If the board is lost, continue on the slot's next board."""
         useless = 0
         try:
-            while (choice := self._taken(slot)) is not None:
+            while (choice := self._take_board(slot)) is not None:
                 self._queue.rename(slot.name, choice.name)
-                loss = self._use(slot, choice)
+                loss = self._run_on_board(slot, choice)
                 if loss is None:
                     return
                 useless = 0 if loss.task else useless + 1
@@ -167,15 +167,15 @@ class Engine:
                     self._queue.rename(choice.name, slot.name)
                     slot.give_back()
                 else:
-                    self._leave(choice.name, loss.gone)
+                    self._drop_board(choice.name, loss.gone)
                 if loss.task is not None:
-                    self._run_again(loss.task, loss.error or loss.gone)
+                    self._retry_task(loss.task, loss.error or loss.gone)
                 if not another:
                     return
         finally:
             slot.give_back()
 
-    def _taken(self, slot: BoardSlot) -> BoardChoice | None:
+    def _take_board(self, slot: BoardSlot) -> BoardChoice | None:
         """Return a slot's board, or None if the slot gets no board."""
         try:
             return slot.take(self._state)
@@ -183,10 +183,10 @@ class Engine:
             if isinstance(refused, FarmError) and self._agreed.config is None:
                 # Nothing has run, and the farm has no such boards.
                 raise
-            self._leave(slot.name, refused)
+            self._drop_board(slot.name, refused)
             return None
 
-    def _use(self, slot: BoardSlot, choice: BoardChoice) -> BoardLoss | None:
+    def _run_on_board(self, slot: BoardSlot, choice: BoardChoice) -> BoardLoss | None:
         """Run queued cases on a board. Return how the board was lost, or None if it was not."""
         runtimes = (self._flow.runtime,)
         unfit = 0
@@ -207,12 +207,12 @@ class Engine:
                 if not isinstance(error, BoardError):
                     if not task.case.outcome:
                         task.case = self._runner.judge(task.case, task.early)
-                    self._concluded(task)
+                    self._finish_or_confirm(task)
                     continue
                 if isinstance(error, BoardUnfit):
-                    if slot.lent or (unfit >= _UNFIT_CASES and self._others(choice.name)):
+                    if slot.lent or (unfit >= _UNFIT_CASES and self._find_other_boards(choice.name)):
                         return BoardLoss(error, task, error)
-                    self._run_again(task, error)
+                    self._retry_task(task, error)
                     continue
                 try:
                     if why := slot.over():
@@ -222,18 +222,18 @@ class Engine:
                     session = self._pool.session(choice, runtimes=runtimes, faults=self._request.faults)
                 except BoardError as gone:
                     return BoardLoss(gone, task, error)
-                self._run_again(task, error)
+                self._retry_task(task, error)
             return None
         finally:
             self._pool.give_back(choice, faults=self._request.faults)
 
-    def _opened(self, board: Board) -> None:
+    def _record_board(self, board: Board) -> None:
         """Record an opened board. The compile target must match the other boards' target."""
         self._agreed.join(board.config)
         self._got_in = True
         self.boards[board.name] = dict(board.info)
 
-    def _leave(self, board: str, error: BoardError) -> None:
+    def _drop_board(self, board: str, error: BoardError) -> None:
         """Drop a board. Raise the error if it was the last one and no board was ever reached."""
         self._lost = error
         waiting = self._queue.leave(board)
@@ -241,23 +241,23 @@ class Engine:
             raise error
         self._say(f"{board} removed from the run: {error.message}")
         for task in waiting:
-            if not self._put(task):
-                self._end_lost(task)
+            if not self._queue_task(task):
+                self._end_lost_task(task)
         if not self._queue.alive:
             self._agreed.settled.set()
 
-    def _put(self, task: Task) -> bool:
+    def _queue_task(self, task: Task) -> bool:
         """Queue a task. If the allowed boards have all been dropped, allow any board."""
         if self._queue.put(task):
             return True
         task.boards = ()
         return self._queue.put(task)
 
-    def _others(self, *boards: str) -> tuple[str, ...]:
+    def _find_other_boards(self, *boards: str) -> tuple[str, ...]:
         """Return the boards in use, except those in ``boards``."""
         return tuple(other for other in self._queue.alive if other not in boards)
 
-    def _run_again(self, task: Task, error: BoardError) -> None:
+    def _retry_task(self, task: Task, error: BoardError) -> None:
         """Retry a case after the board failed, on a different board if possible. Count the attempts.
 
         An unfit board does not get the same case twice.
@@ -265,17 +265,17 @@ class Engine:
         case = task.case
         is_unfit = isinstance(error, BoardUnfit)
         unfit = (one["board"] for one in task.attempts if one["why"] == "board unfit")
-        others = self._others(task.board, *unfit)
+        others = self._find_other_boards(task.board, *unfit)
         tries = 1 + sum(one["why"] != "confirm" for one in task.attempts)
         if task.wrong is None and tries < _TRIES and (others or not is_unfit):
             task.attempts.append(attempt("board unfit" if is_unfit else "board lost", task))
             task.case, task.boards = fresh(case), others
-            if self._put(task):
+            if self._queue_task(task):
                 return
             task.case = case.ended(error, Stage.RUN)
-        self._end(task)
+        self._end_task(task)
 
-    def _concluded(self, task: Task) -> None:
+    def _finish_or_confirm(self, task: Task) -> None:
         """End a judged case, or queue it for the confirmation of a mismatch."""
         case = task.case
         if task.wrong is not None:
@@ -286,14 +286,14 @@ class Engine:
         where = next_confirmation(task, self._request.confirm, self._queue.alive) if task.wrong is not None else None
         if where is not None:
             task.case, task.boards = fresh(case), where
-            if self._put(task):
+            if self._queue_task(task):
                 return
-        self._end(task)
+        self._end_task(task)
 
-    def _end_lost(self, task: Task) -> None:
+    def _end_lost_task(self, task: Task) -> None:
         if task.wrong is None:
             task.case = task.case.ended(self._lost or BoardLost("no board available"), Stage.PUSH)
-        self._end(task)
+        self._end_task(task)
 
-    def _end(self, task: Task) -> None:
+    def _end_task(self, task: Task) -> None:
         self._ended.put(task)

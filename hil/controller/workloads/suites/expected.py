@@ -121,18 +121,18 @@ class Expectations:
         return cls(path, parse(text, path), today or date.today(), parse_toml(text, path).get(MADE_WITH, {}))
 
     @cached_property
-    def _live(self) -> tuple[Expectation, ...]:
+    def _active_entries(self) -> tuple[Expectation, ...]:
         """The entries that have not expired, by priority."""
         live = [entry for entry in reversed(self.entries) if not entry.expired(self.today)]
         return tuple(sorted(live, key=lambda entry: list(TABLES).index(entry.table)))
 
     def find(self, record: CaseRecord) -> Expectation | None:
         """Return the entry that applies to a case, or None if the case should pass."""
-        return next((entry for entry in self._live if entry.applies_to(record)), None)
+        return next((entry for entry in self._active_entries if entry.applies_to(record)), None)
 
     def selects(self, case_id: str, flow: str, board: str, runtime: str, hw_type: str = "") -> bool:
         """Return whether a case is expected to fail, so that ``--only-expected-failures`` selects it."""
-        return any(one.covers(case_id) and one.in_scope(flow, runtime, board, hw_type) for one in self._live)
+        return any(one.covers(case_id) and one.in_scope(flow, runtime, board, hw_type) for one in self._active_entries)
 
     def judge(self, record: CaseRecord) -> CaseRecord:
         """Return the record of a finished case with the expectation applied.
@@ -146,12 +146,12 @@ class Expectations:
         if not (passed or table_of(record)) or (passed and as_expected):
             return record
         if found and as_expected:
-            return replace(record, outcome=Outcome.XFAIL.value, expectation=_expectation(found))
+            return replace(record, outcome=Outcome.XFAIL.value, expectation=_summarize_entry(found))
         judged, hint = record, record.hint
         if found:
-            judged = _with_expectation(record, _expectation(found))
+            judged = _add_expectation(record, _summarize_entry(found))
         elif old := next((one for one in self.expired() if one.applies_to(record) and one.expects(record)), None):
-            judged = _with_expectation(record, {**_expectation(old), "until": str(old.until)})
+            judged = _add_expectation(record, {**_summarize_entry(old), "until": str(old.until)})
         if passed:
             judged = replace(judged, outcome=Outcome.XPASS.value)
             hint = hint or "remove it from the expected failures: run hil suite expect --update on this run"
@@ -212,12 +212,12 @@ def is_wild(pattern: str) -> bool:
 
 def matches(patterns: tuple[str, ...], name: str) -> bool:
     """Return whether any shell pattern matches a name. Matching is case-sensitive."""
-    names, wild = _compiled(patterns)
+    names, wild = _compile_patterns(patterns)
     return name in names or (wild is not None and wild.match(name) is not None)
 
 
 @lru_cache(maxsize=4096)
-def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str] | None]:
+def _compile_patterns(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str] | None]:
     """Return plain names as a set and patterns as a single regular expression, for speed with hundreds of names."""
     wild = [pattern for pattern in patterns if is_wild(pattern)]
     return frozenset(patterns) - {*wild}, re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
@@ -250,11 +250,11 @@ def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
         rows = data.get(table, [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UsageError(f"{path}: {table} must be an array of tables", hint=f"begin each entry with [[{table}]]")
-        entries += (_entry(f"{path}: [[{table}]] entry {n}", table, n, row) for n, row in enumerate(rows, 1))
+        entries += (_parse_entry(f"{path}: [[{table}]] entry {n}", table, n, row) for n, row in enumerate(rows, 1))
     return tuple(entries)
 
 
-def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expectation:
+def _parse_entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expectation:
     for key in row:
         if key not in _KEYS:
             raise UsageError(
@@ -273,7 +273,7 @@ def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expec
                 hint = "example: until = 2030-12-31, without quotes"
                 raise UsageError(f"{where}: until must be a date", hint=hint)
         else:
-            value = _texts(where, key, value)
+            value = _parse_texts(where, key, value)
         values[_FIELDS.get(key, key)] = value
     if {*values["outcomes"]} == {_PASS}:
         raise UsageError(
@@ -284,7 +284,7 @@ def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expec
     return Expectation(table, number, **values)
 
 
-def _texts(where: str, key: str, value: Any) -> tuple[str, ...]:
+def _parse_texts(where: str, key: str, value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) and one for one in texts):
         raise UsageError(f"{where}: {key} must be a non-empty string or a non-empty list of such strings")
@@ -310,18 +310,18 @@ def message_of(record: CaseRecord) -> str:
     """Return a judged record's message without the text that :meth:`Expectations.judge` added."""
     if not record.expectation:
         return record.message
-    return record.message.removesuffix(_note(record.expectation)).removesuffix("; ")
+    return record.message.removesuffix(_format_expectation(record.expectation)).removesuffix("; ")
 
 
-def _expectation(entry: Expectation) -> dict[str, str]:
+def _summarize_entry(entry: Expectation) -> dict[str, str]:
     return {"outcome": " or ".join(entry.outcomes), "reason": entry.reason, "issue": entry.issue}
 
 
-def _note(expectation: Mapping[str, str]) -> str:
+def _format_expectation(expectation: Mapping[str, str]) -> str:
     until = f" until {expectation['until']}" if "until" in expectation else ""
     return f"{expectation['outcome']} was expected{until} ({expectation['reason']})"
 
 
-def _with_expectation(record: CaseRecord, expectation: Mapping[str, str]) -> CaseRecord:
+def _add_expectation(record: CaseRecord, expectation: Mapping[str, str]) -> CaseRecord:
     start = f"{record.message}; " if record.message else ""
-    return replace(record, message=start + _note(expectation), expectation=expectation)
+    return replace(record, message=start + _format_expectation(expectation), expectation=expectation)

@@ -93,11 +93,11 @@ def updated(text: str, path: Path, records: Iterable[CaseRecord], *, ids: Collec
         if (record.ended == _PASS or table_of(record)) and record.confirmed not in _UNSTABLE
     ]
     old = Expectations(path, parse(text, path), today)
-    known = _without_surprises(old, judged, frozenset({*ids, *last}))
-    entries, new = _with(known, [record for record in judged if _is_unexpected(known, record)])
+    known = _remove_unexpected(old, judged, frozenset({*ids, *last}))
+    entries, new = _add_failures(known, [record for record in judged if _is_unexpected(known, record)])
     if entries == old.entries and not new:
         return text
-    return _rewritten(text, path, old.entries, entries, new)
+    return _rewrite_text(text, path, old.entries, entries, new)
 
 
 def _is_unexpected(known: Expectations, record: CaseRecord) -> bool:
@@ -106,7 +106,7 @@ def _is_unexpected(known: Expectations, record: CaseRecord) -> bool:
     return record.ended != _PASS and not any(covered)
 
 
-def _without_surprises(known: Expectations, judged: Sequence[CaseRecord], ids: frozenset[str]) -> Expectations:
+def _remove_unexpected(known: Expectations, judged: Sequence[CaseRecord], ids: frozenset[str]) -> Expectations:
     """Remove cases from all entries that expect a different result. An entry may end up without cases."""
     while True:
         gone: defaultdict[Expectation, set[str]] = defaultdict(set)
@@ -121,11 +121,11 @@ def _without_surprises(known: Expectations, judged: Sequence[CaseRecord], ids: f
             return known
         # A different entry may apply now, so repeat.
         known = replace(
-            known, entries=tuple(_without(one, gone[one], ids) if one in gone else one for one in known.entries)
+            known, entries=tuple(_remove_cases(one, gone[one], ids) if one in gone else one for one in known.entries)
         )
 
 
-def _without(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> Expectation:
+def _remove_cases(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> Expectation:
     """Remove cases from an entry. A pattern that other cases need stays, with exceptions."""
 
     def needed(pattern: str) -> bool:
@@ -137,16 +137,18 @@ def _without(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> 
     return replace(entry, cases=kept, without=tuple(one for one in still if is_wild(one) or matches(kept, one)))
 
 
-def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expectation, ...], list[Expectation]]:
+def _add_failures(
+    known: Expectations, failed: Sequence[CaseRecord]
+) -> tuple[tuple[Expectation, ...], list[Expectation]]:
     """Return the entries with failed cases added to matching entries, and new entries for the other cases."""
     groups: defaultdict[tuple[str, str, str, str, str], list[CaseRecord]] = defaultdict(list)
     for record in failed:
-        groups[table_of(record), record.ended, record.flow, record.hw_type, _likeness(record)].append(record)
+        groups[table_of(record), record.ended, record.flow, record.hw_type, _generalize_message(record)].append(record)
     entries, new = list(known.entries), []
     for (table, outcome, flow, hw_type, likeness), records in groups.items():
         names = tuple(record.id for record in records)
         for index, entry in enumerate(entries):
-            if _fits(entry, records, likeness):
+            if _can_add_failures(entry, records, likeness):
                 left = tuple(one for one in entry.without if one not in names)
                 cases = list(entry.cases)
                 for name in names:
@@ -156,11 +158,11 @@ def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expe
                 break
         else:
             board = (hw_type,) if hw_type else ()
-            new.append(Expectation(table, 0, names, (outcome,), _reason(records), flow=(flow,), board=board))
+            new.append(Expectation(table, 0, names, (outcome,), _choose_reason(records), flow=(flow,), board=board))
     return tuple(entries), new
 
 
-def _fits(entry: Expectation, records: Sequence[CaseRecord], likeness: str) -> bool:
+def _can_add_failures(entry: Expectation, records: Sequence[CaseRecord], likeness: str) -> bool:
     """Return whether failures can be added to an entry: same outcome and similar reason."""
     any_case = replace(entry, cases=("*",), without=())
     return (
@@ -186,30 +188,30 @@ def alike(message: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2].rstrip(' …')} …"
 
 
-def _likeness(record: CaseRecord) -> str:
+def _generalize_message(record: CaseRecord) -> str:
     message = message_of(record)
     for name in filter(None, (record.id, record.model)):
         message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", "…", message)
     return alike(message) or record.ended
 
 
-def _reason(records: Sequence[CaseRecord]) -> str:
+def _choose_reason(records: Sequence[CaseRecord]) -> str:
     """Return a reason for similar failures: their message if all share a short message, or the common part.
 
     For mismatches use the common part: the numbers may differ in the next run.
     """
     messages = {message_of(record).strip().partition("\n")[0] for record in records}
-    likeness = _likeness(records[0])
+    likeness = _generalize_message(records[0])
     first = messages.pop()
     plain = not messages and len(first) <= _LONGEST and alike(first) == likeness
     return first if plain and records[0].ended != Outcome.FAIL.value else likeness
 
 
-def _rewritten(
+def _rewrite_text(
     text: str, path: Path, old: Sequence[Expectation], entries: Sequence[Expectation], new: Sequence[Expectation]
 ) -> str:
     changed = {(one.table, one.number): one for before, one in zip(old, entries, strict=True) if one != before}
-    head, blocks = _split(text, path)
+    head, blocks = _split_blocks(text, path)
     counts: Counter[str] = Counter()
     after: list[_Block] = []
     for block in blocks:
@@ -227,8 +229,8 @@ def _rewritten(
         tables = [block.table for block in after]
         same = [index for index, table in enumerate(tables) if table == entry.table]
         default = 0 if entry.table == next(iter(TABLES)) else len(after)
-        after.insert(same[-1] + 1 if same else default, _new_block(entry))
-    return _join(head, after)
+        after.insert(same[-1] + 1 if same else default, _create_block(entry))
+    return _join_blocks(head, after)
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ class _Block:
     new: bool = False  # not in the file yet; separated by empty lines
 
 
-def _split(text: str, path: Path) -> tuple[str, list[_Block]]:
+def _split_blocks(text: str, path: Path) -> tuple[str, list[_Block]]:
     """Split a text into the part before the first entry, and the entries in order. Joining restores the text."""
     lines = text.splitlines(keepends=True)
     headers = [(number, found[1]) for number, line in enumerate(lines) if (found := _HEADER.match(line))]
@@ -270,7 +272,7 @@ def _split(text: str, path: Path) -> tuple[str, list[_Block]]:
     return "".join(lines[: starts[0]] if starts else lines), blocks
 
 
-def _join(head: str, blocks: Sequence[_Block]) -> str:
+def _join_blocks(head: str, blocks: Sequence[_Block]) -> str:
     text, last_new = head, False
     for block in blocks:
         if text and not text.endswith("\n"):
@@ -281,7 +283,7 @@ def _join(head: str, blocks: Sequence[_Block]) -> str:
     return f"{text.rstrip()}\n" if text.strip() else ""
 
 
-def _new_block(entry: Expectation) -> _Block:
+def _create_block(entry: Expectation) -> _Block:
     row = tomlkit.table()
     _set_cases(row, entry)
     for key, value in (("outcome", entry.outcomes), ("reason", (entry.reason,)), ("flow", entry.flow)):

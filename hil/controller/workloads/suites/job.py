@@ -77,7 +77,7 @@ def run_suite(
         BoardRefused, BoardUnreachable: no board was ever reached, and no case ran.
         KeyboardInterrupt: Ctrl-C; partial results and reports are stored.
     """
-    with _context(request, isolated) as context:
+    with _open_context(request, isolated) as context:
         job = _SuiteJob(request, context, screen, choices)
         return job.start(out)
 
@@ -102,14 +102,14 @@ def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = 
             f"cannot resume {folder}: missing or invalid request in suite.json ({error})",
             hint="suite.json is damaged or from a different version: start a new run",
         ) from error
-    with _context(request, isolated) as context:
+    with _open_context(request, isolated) as context:
         job = _SuiteJob(request, context, screen)
         return job.resume(run)
 
 
 def check_request(request: Request) -> None:
     """Raise UsageError for unknown flows or boards, and for settings that they do not support."""
-    check_settings(request.settings, load_flow(request.flow), _boards_of(request))
+    check_settings(request.settings, load_flow(request.flow), _resolve_boards(request))
 
 
 def select(
@@ -128,12 +128,12 @@ def select(
 
 
 @contextlib.contextmanager
-def _context(request: Request, isolated: Isolated | None = None) -> Iterator[RunContext]:
+def _open_context(request: Request, isolated: Isolated | None = None) -> Iterator[RunContext]:
     with lent(isolated, None if request.on_farm else request.jobs) as workers:
         yield RunContext(Cache(), workers)
 
 
-def _boards_of(request: Request) -> list[BoardChoice]:
+def _resolve_boards(request: Request) -> list[BoardChoice]:
     """Return the boards of a request. Raises UsageError for duplicates, and as :func:`choose` does."""
     ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
     ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
@@ -154,7 +154,7 @@ class _SuiteJob:
         self._context = context
         self._screen = screen
         self._flow = load_flow(request.flow)
-        self._choices = list(boards) or _boards_of(request)
+        self._choices = list(boards) or _resolve_boards(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(
                 "--only-expected-failures requires a hardware type: farm boards report it only after the start",
@@ -191,7 +191,7 @@ class _SuiteJob:
         run = SuiteRun.create(folder, head)
         try:
             with run.writing():
-                return self._run(run, specs)
+                return self._run_cases(run, specs)
         except (FarmError, BoardRefused, BoardUnreachable):
             # The farm has no suitable boards, or no board was reached: remove the new directory.
             if is_new and all(record.outcome in NEVER_IN for record in run.records()):
@@ -217,9 +217,9 @@ class _SuiteJob:
             specs = [by_id[case_id] for case_id in run.head["ids"]]
             run.head.update(interrupted=False, finished=None, exit_code=None, models=model_files(specs))
             run.save()
-            return self._run(run, specs)
+            return self._run_cases(run, specs)
 
-    def _run(self, run: SuiteRun, specs: Sequence[CaseSpec]) -> SuiteRun:
+    def _run_cases(self, run: SuiteRun, specs: Sequence[CaseSpec]) -> SuiteRun:
         request, suite, flow, screen = self._request, self._suite, self._flow, self._screen
         if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
             more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
@@ -240,7 +240,7 @@ class _SuiteJob:
                 for task in engine.run(list(todo.values())):
                     # Cases that reached no board were compiled for this board type.
                     task.hw_type = task.hw_type or engine.hw_type
-                    self._profile(task, run)
+                    self._write_profiles(task, run)
                     record = record_of(todo[task.case.name], task, suite.name, flow, request, run)
                     record = self._expectations.judge(record)
                     run.append(record)
@@ -259,7 +259,7 @@ class _SuiteJob:
         write_reports(run.folder)
         return run
 
-    def _profile(self, task: Task, run: SuiteRun) -> None:
+    def _write_profiles(self, task: Task, run: SuiteRun) -> None:
         """Write the requested profiles of a finished case."""
         case = task.answered
         if folders := {kind: Path(folder) / case.name for kind, folder in self._request.profiles.items()}:

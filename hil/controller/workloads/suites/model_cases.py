@@ -89,9 +89,9 @@ def cases_of(
         StorageError: the cache cannot be written.
     """
     sized = models if dims is None else sized_models(models, dims, context, settings)
-    wholes = [_Whole(model, flow, context, _settings_of(model, settings)) for model in sized]
+    wholes = [_PreparedModel(model, flow, context, _resolve_settings(model, settings)) for model in sized]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
-        found = list(pool.map(lambda whole: _cases(whole, layers), wholes))
+        found = list(pool.map(lambda whole: _collect_cases(whole, layers), wholes))
     every = [spec for specs in found for spec in specs]
     # Two models' cases may get the same name. Number them, so that the records differ.
     return tuple(
@@ -114,7 +114,7 @@ def sized_models(
     Raises:
         UsageError: a dimension that no model has.
     """
-    given = [_settings_of(model, settings) for model in models]
+    given = [_resolve_settings(model, settings) for model in models]
     if not dims and not any(own.dims or own.dim_ranges for own in given):
         return list(models)
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="symbols") as pool:
@@ -130,7 +130,7 @@ def sized_models(
     return found
 
 
-def _settings_of(model: SuiteModel, settings: CaseSettings) -> RunSettings:
+def _resolve_settings(model: SuiteModel, settings: CaseSettings) -> RunSettings:
     """Return the settings for a model's inputs."""
     return for_model(RunSettings(seed=settings.seed, per_model=settings.per_model), model.path)
 
@@ -152,9 +152,9 @@ def with_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> 
     )
 
 
-def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
+def _collect_cases(whole: _PreparedModel, choice: LayerChoice | None) -> list[CaseSpec]:
     source, context = whole.source, whole.context
-    own = _own_cases(source, whole.flow, context)
+    own = _read_bundled_cases(source, whole.flow, context)
     if own and not source.is_case:
         return own
     name = source.name
@@ -181,7 +181,7 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
         except HilError as error:
             if model.format != "onnx":  # the whole model may still run
                 error = NotRun(f"cannot extract layers as ONNX: {error.message}", stage="import", detail=error.detail)
-            return [*specs, spec(f"{name}_layers", make=_raising(error))]
+            return [*specs, spec(f"{name}_layers", make=_make_raiser(error))]
     for layer in unmerged(layers, choice.merge):
         if not layer.by_chance:
             make = functools.partial(whole.make_layer, layer, choice.inputs)
@@ -189,26 +189,26 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
     return specs
 
 
-def _own_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
+def _read_bundled_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
     """Return the cases bundled in the model's file. For an unreadable file, return a case that raises the error."""
     try:
         found = source.own_cases(context) if source.own_cases else ()
     except StorageError:
         raise
     except HilError as error:
-        return [CaseSpec(f"{source.name}_full_model", source.name, _raising(error))]
+        return [CaseSpec(f"{source.name}_full_model", source.name, _make_raiser(error))]
     return [
         CaseSpec(
             f"{source.name}_{worded(own.name)}",
             source.name,
-            functools.partial(_make_own, own, source.path, flow),
+            functools.partial(_make_bundled_case, own, source.path, flow),
             content=own.content and digest_of(repr((own.content, flow)).encode()),
         )
         for own in found
     ]
 
 
-def _make_own(own: OwnCase, path: Path, flow: Flow, folder: Path) -> CaseData:
+def _make_bundled_case(own: OwnCase, path: Path, flow: Flow, folder: Path) -> CaseData:
     program = own.make(folder)
     runtime = program.artifact.runtime
     if flow.recipe:
@@ -221,14 +221,14 @@ def _make_own(own: OwnCase, path: Path, flow: Flow, folder: Path) -> CaseData:
     return CaseData(path, rtol=program.given.rtol, atol=program.given.atol, program=program)
 
 
-def _raising(error: HilError) -> Callable[[Path], CaseData]:
+def _make_raiser(error: HilError) -> Callable[[Path], CaseData]:
     def make(folder: Path) -> CaseData:
         raise error
 
     return make
 
 
-class _Whole:
+class _PreparedModel:
     """A model with inputs, form after the recipe, and reference results.
 
     All are computed once, on demand.
@@ -244,29 +244,29 @@ class _Whole:
 
     def make(self, folder: Path) -> CaseData:
         """Return the data of the whole model's case."""
-        return self._data(self.inputs(), _read(self.source.expected), folder)
+        return self._create_case_data(self.inputs(), _read_tensors(self.source.expected), folder)
 
     def make_data_set(self, place: Path, folder: Path) -> CaseData:
         """Return a case's data from a directory with inputs and expected outputs."""
-        given = self._data_set(place)
-        defaults = {spec.name for spec in default_specs(self._plain())}
+        given = self._read_data_set(place)
+        defaults = {spec.name for spec in default_specs(self._load_plain_model())}
         inputs = {name: array for name, array in given.inputs.items() if name not in defaults}
         others = {name: array for name, array in given.inputs.items() if name in defaults}
         whole = self
         if others:
-            path = override_defaults(self._plain(), others, self.context).path
-            whole = _Whole(replace(self.source, path=path, given=dict), self.flow, self.context, self._settings)
-        return whole._data(inputs, given.expected_outputs, folder)
+            path = override_defaults(self._load_plain_model(), others, self.context).path
+            whole = _PreparedModel(replace(self.source, path=path, given=dict), self.flow, self.context, self._settings)
+        return whole._create_case_data(inputs, given.expected_outputs, folder)
 
-    def _data(self, inputs: Mapping[str, Array], expected: Mapping[str, Array], folder: Path) -> CaseData:
-        plain = self._plain()
-        path = self._after_recipe(folder / "prepare.log", self._sizes(inputs))
+    def _create_case_data(self, inputs: Mapping[str, Array], expected: Mapping[str, Array], folder: Path) -> CaseData:
+        plain = self._load_plain_model()
+        path = self._apply_recipe(folder / "prepare.log", self._resolve_sizes(inputs))
         if path == plain.path:
             return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
         return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
 
-    def _data_set(self, place: Path) -> BundledCase:
-        model = self._plain()
+    def _read_data_set(self, place: Path) -> BundledCase:
+        model = self._load_plain_model()
         inputs, defaults, outputs = model.inputs or (), default_specs(model), tuple(model.outputs or ())
         case = read_case(place, Signature((*inputs, *defaults), outputs))
         # Inputs with default values are given by name, or after the others.
@@ -284,7 +284,7 @@ class _Whole:
         log = folder / "prepare.log"
         work: dict[str, Any] = {"cache": self.context.cache, "isolated": self.context.isolated, "log": log}
         limits: dict[str, Any] = {"recompute": False, "timeout": COMPILE_TIMEOUT_S}
-        computed: Activations = self._once(
+        computed: Activations = self._compute_once(
             "activations", lambda: activations(self.final(log), self.inputs(), **limits, **work)
         )
         if changed := changed_layers([layer], computed, **limits, **work):
@@ -298,10 +298,10 @@ class _Whole:
         """
 
         def read() -> Model:
-            sizes = self._sizes(self.inputs())
-            return _import(self._after_recipe(log, sizes), sizes, self.context)
+            sizes = self._resolve_sizes(self.inputs())
+            return _import_model(self._apply_recipe(log, sizes), sizes, self.context)
 
-        return self._once("final", read)
+        return self._compute_once("final", read)
 
     def can_be_cut(self) -> bool:
         """Return whether the model has layers.
@@ -309,7 +309,7 @@ class _Whole:
         Layers are ONNX models, so for other formats the flow must accept ONNX.
         """
         try:
-            format = self._plain().format
+            format = self._load_plain_model().format
         except StorageError:
             raise
         except HilError:  # the model's case reports it
@@ -322,30 +322,30 @@ class _Whole:
         model = self.file()
         if model is None:
             return ""
-        beside = [_digest(file) for file in self.source.beside]
+        beside = [_try_digest(file) for file in self.source.beside]
         return digest_of(repr((model.digest, beside, self.flow)).encode())
 
     def file(self) -> ModelFile | None:
         """Return the model's file, or None for an unreadable model."""
         try:
-            return ModelFile(str(self.source.path), self._plain().digest)
+            return ModelFile(str(self.source.path), self._load_plain_model().digest)
         except StorageError:
             raise
         except HilError:  # the model's case reports it
             return None
 
-    def _plain(self) -> Model:
+    def _load_plain_model(self) -> Model:
         def read() -> Model:
-            model = _import(self.source.path, self.source.dims, self.context)
-            return with_given_defaults(model, _read(self.source.given), self.context)[0]
+            model = _import_model(self.source.path, self.source.dims, self.context)
+            return with_given_defaults(model, _read_tensors(self.source.given), self.context)[0]
 
-        return self._once("plain", read)
+        return self._compute_once("plain", read)
 
     def inputs(self) -> dict[str, Array]:
         """Return all inputs by name: given inputs, and seeded random values for the others."""
 
         def read() -> dict[str, Array]:
-            model, given = self._plain(), self._given()
+            model, given = self._load_plain_model(), self._read_given_inputs()
             if model.inputs is None:  # only the board knows the inputs; others are made later
                 return dict(given)
             try:
@@ -364,44 +364,48 @@ class _Whole:
                 failed.hint = error.hint or f"put all inputs in {self.source.path.stem}.inputs.npz next to the model"
                 raise failed from error
 
-        return self._once("inputs", read)
+        return self._compute_once("inputs", read)
 
-    def _given(self) -> Mapping[str, Array]:
+    def _read_given_inputs(self) -> Mapping[str, Array]:
         """Return the inputs from the files of the model."""
-        defaults = {spec.name for spec in default_specs(self._plain())}
-        if given := _read(self.source.given):
+        defaults = {spec.name for spec in default_specs(self._load_plain_model())}
+        if given := _read_tensors(self.source.given):
             return {name: array for name, array in given.items() if name not in defaults}
         for place in self.source.data_sets:
             # An invalid data set fails in a separate case. The whole model and the layers use the next data set.
             with contextlib.suppress(UsageError):
-                return {name: array for name, array in self._data_set(place).inputs.items() if name not in defaults}
+                return {
+                    name: array for name, array in self._read_data_set(place).inputs.items() if name not in defaults
+                }
         return {}
 
-    def _sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
+    def _resolve_sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Return the sizes of all known dimensions: given sizes, and those that the inputs determine."""
-        plain = self._plain()
+        plain = self._load_plain_model()
         sizes = dict(plain.dims)
         for spec in plain.inputs or ():
             pairs = zip(spec.shape, inputs[spec.name].shape, strict=True)
             sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
         return sizes
 
-    def _after_recipe(self, log: Path, sizes: Mapping[str, int]) -> Path:
+    def _apply_recipe(self, log: Path, sizes: Mapping[str, int]) -> Path:
         def apply() -> Path:
-            return apply_recipe(self.flow, self._plain().path, self._samples(), self.context, log, dims=sizes)
+            return apply_recipe(
+                self.flow, self._load_plain_model().path, self._find_samples(), self.context, log, dims=sizes
+            )
 
-        return self._once(f"recipe {sorted(sizes.items())}", apply)
+        return self._compute_once(f"recipe {sorted(sizes.items())}", apply)
 
-    def _samples(self) -> Sequence[Mapping[str, Array]]:
+    def _find_samples(self) -> Sequence[Mapping[str, Array]]:
         """Return calibration samples for a recipe. Empty if the recipe must find samples."""
         if found := self.source.calibration():
             return found
         if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
             return []
-        given = self._given()
+        given = self._read_given_inputs()
         return [given] if given else []
 
-    def _once(self, what: str, make: Callable[[], T]) -> T:
+    def _compute_once(self, what: str, make: Callable[[], T]) -> T:
         """Return a cached value, or compute it. Errors are cached and raised too."""
         with self._lock:
             if what not in self._known:
@@ -418,7 +422,7 @@ class _Whole:
         return cast(T, known)
 
 
-def _import(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:
+def _import_model(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:
     try:
         return import_model(path, dims=dims, isolated=context.isolated, cache=context.cache)
     except StorageError:
@@ -427,7 +431,7 @@ def _import(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:
         raise error.as_kind(ImportFailed) from error
 
 
-def _digest(file: Path) -> str:
+def _try_digest(file: Path) -> str:
     """Return a file's digest, or "" if it is missing or unreadable: the case reports that."""
     try:
         return digest_file(file)
@@ -435,7 +439,7 @@ def _digest(file: Path) -> str:
         return ""
 
 
-def _read(beside: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+def _read_tensors(beside: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
     try:
         return beside()
     except UsageError as error:

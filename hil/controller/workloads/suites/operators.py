@@ -53,12 +53,14 @@ def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     content = digest_of(repr((key, flow)).encode())
     specs = []
     for test in json.loads(archive.read(_INDEX)):
-        make_case = functools.partial(_make, archive, test, flow, context)
+        make_case = functools.partial(_make_case_data, archive, test, flow, context)
         specs.append(CaseSpec(test["id"], test["id"], make_case, op=test["op"], content=content))
     return tuple(specs)
 
 
-def _make(archive: zipfile.ZipFile, test: Mapping[str, Any], flow: Flow, context: RunContext, folder: Path) -> CaseData:
+def _make_case_data(
+    archive: zipfile.ZipFile, test: Mapping[str, Any], flow: Flow, context: RunContext, folder: Path
+) -> CaseData:
     path = folder / "model.onnx"
     path.write_bytes(archive.read(test["model"]))
     inputs, expected = (
@@ -77,11 +79,11 @@ def write_archive(out: str) -> None:
         temporary_folder("hil-node-tests-") as scratch,
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
     ):
-        index = list(_written(archive, Path(scratch)))
+        index = list(_write_tests(archive, Path(scratch)))
         archive.writestr(_INDEX, json.dumps(index))
 
 
-def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]]:
+def _write_tests(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]]:
     """Write the tests. Yield the index entry of the data sets, ordered by test name."""
     from onnx.backend.test.loader import load_model_tests
 
@@ -90,7 +92,7 @@ def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]
         warnings.simplefilter("ignore", RuntimeWarning)
         found: list[Any] = sorted(load_model_tests(kind="node"), key=lambda test: test.name)
     tests = {test.name.removeprefix("test_"): test for test in found if test.model is not None and test.data_sets}
-    ops = {name: _op(test.model) for name, test in tests.items()}
+    ops = {name: _join_op_types(test.model) for name, test in tests.items()}
     for name, test in tests.items():
         model = f"{name}/model.onnx"
         archive.writestr(model, test.model.SerializeToString())
@@ -104,18 +106,18 @@ def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]
                 "id": f"{name}.{number}" if several else name,
                 "op": ops[name] if base == name else f"{ops.get(base, '')} (expanded)".strip(),
                 "model": model,
-                "inputs": list(_tensors(archive, scratch, f"{place}/input", test.model.graph.input, inputs)),
-                "outputs": list(_tensors(archive, scratch, f"{place}/output", test.model.graph.output, outputs)),
+                "inputs": list(_write_tensors(archive, scratch, f"{place}/input", test.model.graph.input, inputs)),
+                "outputs": list(_write_tensors(archive, scratch, f"{place}/output", test.model.graph.output, outputs)),
                 "rtol": test.rtol,
                 "atol": test.atol,
             }
 
 
-def _op(model: Any) -> str:
+def _join_op_types(model: Any) -> str:
     return "+".join(dict.fromkeys(node.op_type for node in model.graph.node))
 
 
-def _tensors(
+def _write_tensors(
     archive: zipfile.ZipFile, scratch: Path, place: str, declared: Sequence[Any], values: Sequence[Any]
 ) -> Iterator[tuple[str, str, str]]:
     for number, (value_info, value) in enumerate(zip(declared, values, strict=False)):

@@ -38,7 +38,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     """
     case = task.answered
     ended = case.outcome or Outcome.RUN_ERROR
-    kept = _keep(case, run, ended is not Outcome.PASS or request.keep_all)
+    kept = _store_tensors(case, run, ended is not Outcome.PASS or request.keep_all)
     artifact, plain = case.artifact, case.plain_verdict
     told = told_by(case_record(case, {}))
     option = case.error.option if case.error is not None else ""
@@ -63,7 +63,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         attempts=tuple(task.attempts),
         confirmed=confirmed(task.wrong_on, task.confirmations),
         repeat=request.command(spec.id),
-        diff=_diff(case, kept),
+        diff=_build_diff_command(case, kept),
         folder=f"cases/{spec.id}" if run.case_folder(spec.id).exists() else "",
         left=left_by(case, run),
         started=task.started,
@@ -79,7 +79,7 @@ def left_by(case: Case, run: SuiteRun) -> dict[str, str]:
     return {what: run.to(folder) for what, folder in folders.items()}
 
 
-def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]:
+def _store_tensors(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]:
     """Store a case's tensors. Return the files by kind and tensor name, in order."""
     if not wanted:
         return {}
@@ -101,7 +101,7 @@ def _reference_folder(number: int) -> str:
     return f"references-{number}" if number else "references"
 
 
-def _diff(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
+def _build_diff_command(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
     """Return the command that shows the differences of the worst output."""
     if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs"):
         return ""
@@ -112,12 +112,14 @@ def _diff(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
         return ""
     # Comparisons are in output order. Their names are those of the references, which may be ordered
     # differently.
-    output, worst = max(zip(kept["outputs"].values(), verdict.outputs, strict=True), key=lambda pair: _badness(pair[1]))
+    output, worst = max(
+        zip(kept["outputs"].values(), verdict.outputs, strict=True), key=lambda pair: _rank_output(pair[1])
+    )
     words = ["hil", "compare", str(output), str(kept[kind][worst.name])]
     if (tolerance := worst.tolerance) is not None:
         words += ["--rtol", f"{tolerance.rtol:g}", "--atol", f"{tolerance.atol:g}"]
     return shlex.join([*words, "--plot", "diff.png"])
 
 
-def _badness(output: OutputComparison) -> tuple[bool, float]:
+def _rank_output(output: OutputComparison) -> tuple[bool, float]:
     return not output.passed, output.max_abs if output.max_abs is not None else float("inf")

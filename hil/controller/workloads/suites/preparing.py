@@ -60,7 +60,7 @@ def suite_runner(context: RunContext) -> Runner:
 
     It converts usage errors to outcomes, because a model or flow caused them.
     """
-    return Runner(context, of_usage=_outcome, logs=False)
+    return Runner(context, of_usage=_convert_usage_error, logs=False)
 
 
 def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, settings: Settings, name: str = "") -> Case:
@@ -89,11 +89,11 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
         raise
     except HilError as error:
         case = unread(name, flow.runtime, folder)
-        failure = _outcome(error, Stage.IMPORT) if isinstance(error, UsageError) else error
+        failure = _convert_usage_error(error, Stage.IMPORT) if isinstance(error, UsageError) else error
         return case.ended(failure, Stage.IMPORT)
 
 
-def _outcome(error: UsageError, stage: Stage) -> HilError:
+def _convert_usage_error(error: UsageError, stage: Stage) -> HilError:
     """Return the error that ends a case instead of a usage error.
 
     A tolerance that cannot judge this case may fit all others, so it becomes an outcome too.
@@ -185,7 +185,7 @@ def prepared(
         def finish(case: Case, seconds: float | None) -> Task:
             if over.is_set():
                 return Task(case)
-            case = _compile(case, config, runner, seconds)
+            case = _compile_case(case, config, runner, seconds)
             # A reference needs only the model and inputs, so compute it while boards run.
             return Task(case, runner.refer_early(case))
 
@@ -201,7 +201,7 @@ def prepared(
                 cases = [found for future in begun if isinstance(found := future.result(), Case)]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 logs = run.folder / "logs" / f"{number:03}"
-                compiled = _compiled_together(cases, flow, settings, config, context, logs)
+                compiled = _compile_groups(cases, flow, settings, config, context, logs)
                 finishing = [
                     pool.submit(finish, case, compiled.get(case.model.digest if case.model else "")) for case in cases
                 ]
@@ -217,17 +217,19 @@ def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardCon
     if case.outcome or case.model is None or case.artifact is not None or (flow.compiler or flow.runtime) != "iree":
         return False
     try:
-        return settings.recompute or not has_compiled(case.model, flags=_flags(flow, config), cache=context.cache)
+        return settings.recompute or not has_compiled(
+            case.model, flags=_collect_flags(flow, config), cache=context.cache
+        )
     except HilError:
         # The compile stage will report the error.
         return True
 
 
-def _flags(flow: Flow, config: BoardConfig) -> tuple[str, ...]:
+def _collect_flags(flow: Flow, config: BoardConfig) -> tuple[str, ...]:
     return (*config.compile_flags.get("iree", ()), *flow.compile_flags)
 
 
-def _compiled_together(
+def _compile_groups(
     cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, context: RunContext, logs: Path
 ) -> dict[str, float]:
     """Compile small models in groups. Return the newly compiled models' shares of the time in seconds, by digest."""
@@ -238,7 +240,7 @@ def _compiled_together(
     try:
         done = compile_together(
             models,
-            flags=_flags(flow, config),
+            flags=_collect_flags(flow, config),
             cache=context.cache,
             isolated=context.isolated,
             recompute=settings.recompute,
@@ -252,7 +254,7 @@ def _compiled_together(
     return {model.digest: share for model in done.compiled}
 
 
-def _compile(case: Case, config: BoardConfig, runner: Runner, seconds: float | None) -> Case:
+def _compile_case(case: Case, config: BoardConfig, runner: Runner, seconds: float | None) -> Case:
     """Compile a case. ``seconds`` is the share of the time if it was just compiled in a group."""
     if seconds is None:
         return runner.compile(case, config)

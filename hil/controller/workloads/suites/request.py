@@ -80,11 +80,11 @@ class Request:
 
     def selects(self, case_id: str) -> bool:
         """Return whether the filters select a case."""
-        return not self.filters or any(_matches(case_id, pattern) for pattern in self.filters)
+        return not self.filters or any(_matches_filter(case_id, pattern) for pattern in self.filters)
 
     def remarks(self, ids: Sequence[str]) -> list[str]:
         """Return a warning per filter that matches no case of the suite."""
-        idle = [pattern for pattern in self.filters if not any(_matches(case_id, pattern) for case_id in ids)]
+        idle = [pattern for pattern in self.filters if not any(_matches_filter(case_id, pattern) for case_id in ids)]
         return [f"--filter {pattern}: no case matches" for pattern in idle]
 
     def command(self, *case_ids: str) -> str:
@@ -97,10 +97,10 @@ class Request:
 
     @functools.cached_property
     def _option_words(self) -> list[str]:
-        words = ((name,) if value is True else (name, str(value)) for name, value in self._options())
+        words = ((name,) if value is True else (name, str(value)) for name, value in self._list_options())
         return [word for pair in words for word in pair]
 
-    def _options(self) -> list[tuple[str, Any]]:
+    def _list_options(self) -> list[tuple[str, Any]]:
         """Return the non-default options that affect the results of cases."""
         usual, settings = Request(self.source), self.settings
         named: list[tuple[str, Any, Any]] = [
@@ -132,7 +132,7 @@ def make_profile_folders(folders: Mapping[str, str | Path]) -> None:
             ) from error
 
 
-def _matches(case_id: str, pattern: str) -> bool:
+def _matches_filter(case_id: str, pattern: str) -> bool:
     if pattern.startswith("="):
         return case_id == pattern[1:]
     if not any(char in pattern for char in "*?["):

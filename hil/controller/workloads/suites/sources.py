@@ -139,7 +139,7 @@ def look(path: Path) -> Found:
         UsageError: the file is not a model, or the directory is unreadable.
     """
     if path.is_dir():
-        root, files = path, sorted(_walk(path))
+        root, files = path, sorted(_walk_files(path))
         flagged, left_out = by_program(flagfiles_among(files))
         sets = {file.parent.parent for file in files if file.parent.name.startswith("test_data_set")}
         left_out += [*calls_left_out(files), *(line for one in sorted(sets) for line in data_sets_left_out(one))]
@@ -148,21 +148,21 @@ def look(path: Path) -> Found:
         flagged, _ = by_program([path] if is_flagfile(path.name) else flagfiles_among(root.iterdir()))
         if not is_flagfile(path.name):
             flagged = {program: its for program, its in flagged.items() if program == path.resolve()}
-        if not flagged and not _is_model(path, _suffixes(), True):
-            hint = f"supported suffixes: {', '.join(_suffixes())}"
+        if not flagged and not _is_model(path, _list_suffixes(), True):
+            hint = f"supported suffixes: {', '.join(_list_suffixes())}"
             raise UsageError(f"unsupported model format: {path.name}", hint=hint)
-    suffixes = _suffixes()
+    suffixes = _list_suffixes()
     own = {file: flagged.pop(file.resolve(), []) for file in files if _is_model(file, suffixes, not path.is_dir())}
     elsewhere = {its[0]: program.name for program, its in flagged.items()}
     own |= {its[0]: its for its in flagged.values()}
     ordered = sorted(own)
-    called = [_called(file.relative_to(root)) for file in ordered]
+    called = [_get_naming_path(file.relative_to(root)) for file in ordered]
     called = [one.with_name(elsewhere.get(file, one.name)) for file, one in zip(ordered, called, strict=True)]
-    models = [_model(name, file, own[file]) for name, file in zip(_names(called), ordered, strict=True)]
+    models = [_create_model(name, file, own[file]) for name, file in zip(_choose_names(called), ordered, strict=True)]
     return Found(models, left_out)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk_files(folder: Path) -> Iterator[Path]:
     """Yield the files in a directory tree. Skip hidden files, package managers' directories, and hil runs."""
 
     def refuse(error: OSError) -> None:
@@ -185,7 +185,7 @@ def _is_foreign(folder: Path) -> bool:
     return folder.name in ("__pycache__", "node_modules") or (folder / "pyvenv.cfg").exists()
 
 
-def _suffixes() -> tuple[str, ...]:
+def _list_suffixes() -> tuple[str, ...]:
     return tuple(sorted(suffix for one in importers().values() for suffix in one.suffixes))
 
 
@@ -199,7 +199,7 @@ def _is_model(file: Path, suffixes: tuple[str, ...], named: bool) -> bool:
     return name.endswith(suffixes) and (named or not name.endswith(".so"))
 
 
-def _names(files: list[Path]) -> list[str]:
+def _choose_names(files: list[Path]) -> list[str]:
     """Return a unique name per file: the shortest of stem, path and path with suffix."""
     forms = [[worded(part) for part in (own.stem, str(own.with_suffix("")), str(own))] for own in files]
     names = [form[0] for form in forms]
@@ -209,19 +209,21 @@ def _names(files: list[Path]) -> list[str]:
     return numbered(names)
 
 
-def _called(file: Path) -> Path:
+def _get_naming_path(file: Path) -> Path:
     """Return the path that names a model: the model's file, or the directory of a SavedModel or golden directory."""
     return file.parent if file.name in _FOLDERS and file.parent.name else file
 
 
-def _model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
-    called = _called(file)
+def _create_model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
+    called = _get_naming_path(file)
     beside = [called.with_name(called.stem + kind) for kind in (_INPUTS, _EXPECTED, _CALIBRATION)]
     inputs, expected, _ = beside
-    model = SuiteModel(name, file, given=functools.partial(_read, inputs), expected=functools.partial(_read, expected))
+    model = SuiteModel(
+        name, file, given=functools.partial(_read_archive, inputs), expected=functools.partial(_read_archive, expected)
+    )
     is_case = exists(inputs) or exists(expected)
     if flagfiles:
-        beside += [one for flagfile in flagfiles for one in _files_of(flagfile) if one != file]
+        beside += [one for flagfile in flagfiles for one in _list_source_files(flagfile) if one != file]
         own_cases = functools.partial(cases_of_flagfiles, flagfiles, file.parent)
         model = replace(model, own_cases=own_cases, is_case=is_case)
     elif brings_cases(file):
@@ -234,14 +236,14 @@ def _model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
     return replace(model, beside=tuple(dict.fromkeys(beside)))
 
 
-def _files_of(flagfile: Path) -> list[Path]:
+def _list_source_files(flagfile: Path) -> list[Path]:
     try:
         return files_of(flagfile)
     except UsageError:  # the case reports the error
         return [flagfile]
 
 
-def _read(archive: Path) -> Mapping[str, Array]:
+def _read_archive(archive: Path) -> Mapping[str, Array]:
     """Read the arrays of a model, such as ``net.inputs.npz`` for ``net.onnx`` or the SavedModel ``net``."""
     return load_npz(archive) if exists(archive) else {}
 
@@ -266,17 +268,17 @@ def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
         bundle = read_bpte(file, context=context)
     else:
         return []
-    return list(_own_cases_of(file, bundle, context))
+    return list(_list_bundled_cases(file, bundle, context))
 
 
 def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext) -> list[OwnCase]:
     """Return a case per flag file of a program. Names are relative to a directory."""
 
     def make(file: Path, place: Path) -> ProgramCase:
-        (own,) = _own_cases_of(file, read_flagfiles(file, context=context), context)
+        (own,) = _list_bundled_cases(file, read_flagfiles(file, context=context), context)
         return own.make(place)
 
-    return [OwnCase(case_name(file, folder), _content(file), functools.partial(make, file)) for file in files]
+    return [OwnCase(case_name(file, folder), _digest_sources(file), functools.partial(make, file)) for file in files]
 
 
 def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[str]]:
@@ -311,7 +313,7 @@ def files_of(flagfile: Path) -> list[Path]:
     return [flagfile, *flags.modules, *flags.parameters, *(Path(name) for name in tensors if name)]
 
 
-def _own_cases_of(file: Path, bundle: Bundle, context: RunContext) -> Iterator[OwnCase]:
+def _list_bundled_cases(file: Path, bundle: Bundle, context: RunContext) -> Iterator[OwnCase]:
     def make(method: Method, case: BundledCase, place: Path) -> ProgramCase:
         program = sealed(stored_program(bundle, context.cache), bundle.head, place)
         random = recorded_random(bundle.made, method.name)
@@ -322,7 +324,7 @@ def _own_cases_of(file: Path, bundle: Bundle, context: RunContext) -> Iterator[O
             yield OwnCase(f"{method.name}_{case.name}", bundle.digest, functools.partial(make, method, case))
 
 
-def _content(flagfile: Path) -> str:
+def _digest_sources(flagfile: Path) -> str:
     try:
         return digest_of("\n".join(digest_file(file) for file in files_of(flagfile)).encode())
     except (OSError, UsageError):

@@ -140,12 +140,15 @@ def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
         "notes": dict(artifact.get("notes", {})),
         "placement": None if parts is None else tuple(parts),
         "elsewhere": str(provenance.get("elsewhere", "")),
-        "outputs": _outputs(first),
+        "outputs": _convert_outputs(first),
         **{name: str(first.get(name, "")) for name in ("against", "relation")},
         "decided_by": str(case.get("decided_by", "")),
         "unanswered": tuple(jsonable(case.get("unanswered", ()))),
         "other_references": tuple(
-            {**{name: one.get(name, "") for name in ("against", "relation", "outcome")}, "outputs": _outputs(one)}
+            {
+                **{name: one.get(name, "") for name in ("against", "relation", "outcome")},
+                "outputs": _convert_outputs(one),
+            }
             for one in others
         ),
         "disagreement": str(case.get("disagreement", "")),
@@ -153,7 +156,7 @@ def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _outputs(verdict: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+def _convert_outputs(verdict: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(jsonable(verdict.get("outputs", ())))
 
 
@@ -265,7 +268,7 @@ class SuiteRun:
     def append(self, record: CaseRecord) -> None:
         """Append a case's record. After the return it survives a crash of this process."""
         with storing(self.folder), (self.folder / LINES).open("ab") as file:
-            file.write(_line(record))
+            file.write(_encode_record(record))
 
     def records(self) -> list[CaseRecord]:
         """Return the records of the finished cases, in the suite's order."""
@@ -292,7 +295,7 @@ class SuiteRun:
         records = self.records()
         stale = [record.id for record in records if record.content != content.get(record.id)]
         if stale:
-            kept = b"".join(_line(record) for record in records if record.id not in stale)
+            kept = b"".join(_encode_record(record) for record in records if record.id not in stale)
             write_file(self.folder / LINES, kept)
         return stale
 
@@ -310,7 +313,7 @@ class SuiteRun:
         return [cases.folder / entry["file"] for entry in cases.save_tensors(case_id, kind, tensors)]
 
 
-def _line(record: CaseRecord) -> bytes:
+def _encode_record(record: CaseRecord) -> bytes:
     return json.dumps(jsonable(record.to_json()), allow_nan=False).encode() + b"\n"
 
 

@@ -260,7 +260,7 @@ class LeasedSlot(BoardSlot):
 
     def take(self, state: RunState) -> BoardChoice | None:
         """Wait for a board. The timeout restarts while other boards run cases."""
-        provider, selector = provider_of(_address(self._choice))
+        provider, selector = provider_of(_get_address(self._choice))
         deadline = time.monotonic() + self._wait_s
         try:
             while not state.over():
@@ -305,12 +305,12 @@ def slots_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: 
     """
     slots: list[BoardSlot] = []
     for choice in choices:
-        if is_lent(_address(choice)):
+        if is_lent(_get_address(choice)):
             slots += [LeasedSlot(choice, number, purpose, wait_s) for number in range(1, boards + 1)]
         else:
             slots.append(BoardSlot(choice))
     return slots
 
 
-def _address(choice: BoardChoice) -> str:
+def _get_address(choice: BoardChoice) -> str:
     return choice.address or choice.config.connection.address

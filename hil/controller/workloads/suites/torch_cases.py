@@ -96,13 +96,13 @@ def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, 
     Raises:
         UsageError: torch or executorch is not installed.
     """
-    versions, whole = _versions(suite), suite == "models"
+    versions, whole = _read_versions(suite), suite == "models"
     specs = []
     for test in torch_tests(suite, flow, context):
         made_by = {"versions": versions, "version": _VERSION, "quantize": bool(flow.recipe) and test.depends}
         made_by["test"] = [test.module, test.function, test.choice, test.number]
         content = digest_of(repr((made_by, flow)).encode())
-        make = functools.partial(_make, test, made_by, flow, whole, context)
+        make = functools.partial(_make_case_data, test, made_by, flow, whole, context)
         op = "" if whole else test.op
         specs.append(CaseSpec(test.id, test.id, make, op=op, params=test.params, content=content))
     return tuple(specs)
@@ -110,7 +110,7 @@ def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, 
 
 def torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
     """Return the models that the tests lower. Arguments and errors as for :func:`torch_cases`."""
-    quantize, versions = bool(flow.recipe), _versions(suite)
+    quantize, versions = bool(flow.recipe), _read_versions(suite)
 
     def make(folder: Path) -> None:
         with temporary_folder("hil-torch-tests-") as scratch:
@@ -123,12 +123,12 @@ def torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
     return [TorchTest(**item) for item in json.loads(read_file(entry / _INDEX))]
 
 
-def _versions(suite: str) -> dict[str, str]:
+def _read_versions(suite: str) -> dict[str, str]:
     needed = {package: needed_version(package, "executorch") for package in ("executorch", "torch")}
     return {**needed, **installed(_PACKAGES[suite])}
 
 
-def _make(
+def _make_case_data(
     test: TorchTest, made_by: Mapping[str, Any], flow: Flow, whole: bool, context: RunContext, folder: Path
 ) -> CaseData:
     if test.skipped:
@@ -146,17 +146,17 @@ def _make(
     path = entry / MODEL
     model = import_model(path, isolated=context.isolated, cache=context.cache)
     inputs, expected = (
-        _named(specs, load_tensors(entry / kind), kind)
+        _name_tensors(specs, load_tensors(entry / kind), kind)
         for specs, kind in ((model.inputs or (), INPUTS), (model.outputs or (), EXPECTED))
     )
     if not flow.recipe:
-        rtol, atol = _model_tolerance(expected) if whole else (None, None)
+        rtol, atol = _scale_tolerance(expected) if whole else (None, None)
         return CaseData(path, inputs, expected, rtol=rtol, atol=atol)
     made = apply_recipe(flow, path, [inputs], context, folder / "logs" / "recipe.log")
     return CaseData(made, inputs, plain_path=path, plain_expected=expected)
 
 
-def _model_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float | None]:
+def _scale_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float | None]:
     """Return rtol and atol of a whole model, scaled by the largest output.
 
     Random weights give outputs of 1e-14 to 1e11.
@@ -168,7 +168,7 @@ def _model_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float
     return (_MODEL_RTOL, _MODEL_ATOL * largest) if largest else (None, None)
 
 
-def _named(specs: tuple[TensorSpec, ...], tensors: Mapping[str, Array], kind: str) -> dict[str, Array]:
+def _name_tensors(specs: tuple[TensorSpec, ...], tensors: Mapping[str, Array], kind: str) -> dict[str, Array]:
     """Map the exported program's names to tensors. Both are in call order."""
     if len(specs) != len(tensors):
         raise ImportFailed(f"the exported program has {len(specs)} {kind}, the module has {len(tensors)}")
@@ -235,10 +235,10 @@ def find_tests(package: str, quantize: bool) -> list[dict[str, Any]]:
     except ImportError as error:
         raise UsageError(f"cannot import {package}: {error}", hint=import_hint(error)) from error
     names = sorted(one.name for one in pkgutil.iter_modules(root.__path__) if one.name.startswith(_TEST))
-    return [asdict(test) for name in names for test in _tests_of(f"{package}.{name}", quantize)]
+    return [asdict(test) for name in names for test in _find_module_tests(f"{package}.{name}", quantize)]
 
 
-def _tests_of(module: str, quantize: bool) -> Iterator[TorchTest]:
+def _find_module_tests(module: str, quantize: bool) -> Iterator[TorchTest]:
     op = module.rpartition(".")[2].removeprefix(_TEST)
     try:
         found = importlib.import_module(module)
@@ -246,12 +246,12 @@ def _tests_of(module: str, quantize: bool) -> Iterator[TorchTest]:
         problem = f"cannot import {module}: {error}"
         yield TorchTest(op, op, module, problem="; ".join(filter(None, (problem, import_hint(error)))))
         return
-    for function, choice, values, ids in _variants(found):
+    for function, choice, values, ids in _list_variants(found):
         params = {name: str(value).removeprefix("torch.") for name, value in values.items()}
         name = worded("-".join([function.removeprefix(_TEST), *ids]))
         runner, skipped, problem = _Runner(quantize), "", ""
         try:
-            _run(found, function, values, runner)
+            _run_test(found, function, values, runner)
         except unittest.SkipTest as skip:
             skipped = str(skip) or "no reason given"
         except Exception as error:
@@ -265,18 +265,18 @@ def _tests_of(module: str, quantize: bool) -> Iterator[TorchTest]:
             yield replace(test, id=last, skipped=skipped, problem=problem)
 
 
-def _variants(module: ModuleType) -> Iterator[tuple[str, int, dict[str, Any], list[str]]]:
+def _list_variants(module: ModuleType) -> Iterator[tuple[str, int, dict[str, Any], list[str]]]:
     """Yield a module's test functions with all combinations of parameters: name, number, values, pytest's IDs."""
     for name, function in sorted(vars(module).items()):
         if not name.startswith(_TEST) or not inspect.isfunction(function):
             continue
         marks = [mark for mark in getattr(function, "pytestmark", ()) if mark.name == "parametrize"]
-        for choice, picked in enumerate(itertools.product(*map(_values, marks))):
+        for choice, picked in enumerate(itertools.product(*map(_read_mark_values, marks))):
             values = {mark.args[0]: value for mark, (value, _) in zip(marks, picked, strict=True)}
             yield name, choice, values, [one for _, one in picked]
 
 
-def _values(mark: Any) -> list[tuple[Any, str]]:
+def _read_mark_values(mark: Any) -> list[tuple[Any, str]]:
     """Return a mark's values with pytest's IDs."""
     names, values = mark.kwargs.get("ids"), mark.args[1]
     if names is None:
@@ -284,7 +284,7 @@ def _values(mark: Any) -> list[tuple[Any, str]]:
     return [(value, str(names(value) if callable(names) else names[index])) for index, value in enumerate(values)]
 
 
-def _run(module: ModuleType, function: str, values: Mapping[str, Any], runner: _Runner) -> None:
+def _run_test(module: ModuleType, function: str, values: Mapping[str, Any], runner: _Runner) -> None:
     """Run a test with seeds derived from the test's name."""
     import torch
 
@@ -307,14 +307,14 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
     model = lowering.model.eval()
     inputs = _random_like(lowering.inputs) if lowering.random_inputs else lowering.inputs
     with torch.no_grad():
-        with _failing("cannot run the module"):
+        with _convert_errors("cannot run the module"):
             expected = model(*copy.deepcopy(inputs))
-        with _failing("torch.export failed"):
+        with _convert_errors("torch.export failed"):
             # Strict, as in the tester.
             program = torch.export.export(
                 model, copy.deepcopy(lowering.inputs), dynamic_shapes=lowering.dynamic_shapes, strict=True
             )
-    with _failing("torch.export.save failed"):
+    with _convert_errors("torch.export.save failed"):
         torch.export.save(program, Path(folder) / MODEL)
     for name, values in ((INPUTS, inputs), (EXPECTED, expected)):
         leaves = torch.utils._pytree.tree_leaves(values)
@@ -323,7 +323,7 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
 
 
 @contextlib.contextmanager
-def _failing(what: str) -> Iterator[None]:
+def _convert_errors(what: str) -> Iterator[None]:
     """Convert any exception of torch to ImportFailed, with torch's message."""
     try:
         yield
@@ -335,9 +335,9 @@ def lowering_of(module: str, function: str, choice: int, number: int, quantize: 
     """Return a test's module and inputs. Weights and values are reproducible."""
     found = importlib.import_module(module)
     runner = _Runner(quantize, wanted=number)
-    values = next(values for name, number, values, _ in _variants(found) if (name, number) == (function, choice))
+    values = next(values for name, number, values, _ in _list_variants(found) if (name, number) == (function, choice))
     with contextlib.suppress(_Enough):
-        _run(found, function, values, runner)
+        _run_test(found, function, values, runner)
     if runner.last is None:
         raise ImportFailed(f"the test {function} does not lower a model")
     return runner.last

@@ -89,12 +89,12 @@ def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable
     if size_counts and a and b and size_changed(a, b):
         yield Change("artifact_bytes", a, b, b / a, b > a)
     for what in ("max_abs", "sqnr_db"):
-        found = [change for name, a, b in _outputs(was, now) if (change := _error(what, name, a, b))]
+        found = [change for name, a, b in _pair_outputs(was, now) if (change := _find_error_change(what, name, a, b))]
         if found:
             yield max(found, key=lambda one: (one.worse, size_of(one.ratio, one.before, one.after)))
 
 
-def _outputs(was: Numbers, now: Numbers) -> Iterable[tuple[str, Numbers, Numbers]]:
+def _pair_outputs(was: Numbers, now: Numbers) -> Iterable[tuple[str, Numbers, Numbers]]:
     """Yield pairs of outputs with the same name. If both have a single output, ignore the name."""
     if max(len(was.outputs), len(now.outputs)) < 2:
         yield "", was, now
@@ -104,7 +104,7 @@ def _outputs(was: Numbers, now: Numbers) -> Iterable[tuple[str, Numbers, Numbers
             yield name, before, now.outputs[name]
 
 
-def _error(what: str, output: str, was: Numbers, now: Numbers) -> Change | None:
+def _find_error_change(what: str, output: str, was: Numbers, now: Numbers) -> Change | None:
     a, b = getattr(was, what), getattr(now, what)
     if a is None or b is None:
         return None
@@ -119,17 +119,17 @@ def _error(what: str, output: str, was: Numbers, now: Numbers) -> Change | None:
 def time_changed(a: Any, b: Any, faster_p90_ns: Any) -> Any:
     """Return whether a device time changed. Both must have enough iterations."""
     enough = (a >= _DEVICE_NS) & (b >= _DEVICE_NS)
-    return enough & _beyond(a, b, _DEVICE_RATIO) & ((a > faster_p90_ns) | (b > faster_p90_ns))
+    return enough & _exceeds_ratio(a, b, _DEVICE_RATIO) & ((a > faster_p90_ns) | (b > faster_p90_ns))
 
 
 def size_changed(a: Any, b: Any) -> Any:
     """Return whether a program's size changed. Both must be nonzero."""
-    return _beyond(a, b, _BYTES_RATIO)
+    return _exceeds_ratio(a, b, _BYTES_RATIO)
 
 
 def error_changed(a: Any, b: Any) -> Any:
     """Return whether a maximum error changed."""
-    return (a != b) & ((a == 0) | (b == 0) | _beyond(a, b, _MAX_ABS_RATIO))
+    return (a != b) & ((a == 0) | (b == 0) | _exceeds_ratio(a, b, _MAX_ABS_RATIO))
 
 
 def sqnr_changed(a: Any, b: Any) -> Any:
@@ -145,6 +145,6 @@ def size_of(ratio: float | None, before: float, after: float) -> float:
     return math.inf if math.isnan(difference) else difference
 
 
-def _beyond(a: Any, b: Any, ratio: float) -> Any:
+def _exceeds_ratio(a: Any, b: Any, ratio: float) -> Any:
     """Return whether the larger value exceeds ``ratio`` times the smaller one."""
     return (a > ratio * b) | (b > ratio * a)

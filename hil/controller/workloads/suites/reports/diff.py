@@ -118,21 +118,21 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
     timed = [(was, now) for was, now in both if was.device_p50_ns and now.device_p50_ns]
     measured = [(was, now) for was, now in timed if is_measured(Numbers.of(was), Numbers.of(now))]
     ratios = [float(now.device_p50_ns or 0) / (was.device_p50_ns or 1) for was, now in measured]
-    programs = _users(before), _users(after)
-    changed = [change for was, now in both for change in _changes(was, now, *programs)]
+    programs = _group_by_program(before), _group_by_program(after)
+    changed = [change for was, now in both for change in _list_number_changes(was, now, *programs)]
     return RunDiff(
         before=before,
         after=after,
-        notes=tuple(_notes(before, after)),
+        notes=tuple(_list_setup_changes(before, after)),
         **{name: tuple(moved[name]) for name in _MOVED},
-        changed=tuple(sorted(changed, key=lambda one: (one.what, not one.worse, -_size(one)))),
+        changed=tuple(sorted(changed, key=lambda one: (one.what, not one.worse, -_measure_change(one)))),
         device_ratio=statistics.geometric_mean(ratios) if ratios else None,
         device_cases=len(ratios),
         device_few=len(timed) - len(ratios),
     )
 
 
-def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
+def _list_setup_changes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
     """Yield differences between the runs other than results."""
     for what in ("suite", "flow", "runtime"):
         if (was := getattr(a, what)) != (now := getattr(b, what)):
@@ -146,7 +146,7 @@ def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
         yield from (f"{when}: {note}" for note in run.notes)
 
 
-def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
+def _group_by_program(run: SuiteResults) -> Mapping[str, Sequence[str]]:
     """Return cases by program, in the suite's order."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for record in run.records:
@@ -155,10 +155,10 @@ def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def _changes(
+def _list_number_changes(
     was: CaseRecord, now: CaseRecord, before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]
 ) -> Iterable[Changed]:
-    """Yield the changed numbers of a case. ``before`` and ``after`` are results from :func:`_users`."""
+    """Yield the changed numbers of a case. ``before`` and ``after`` are results from :func:`_group_by_program`."""
     users = after.get(now.program, [now.id])
     # Other cases in a program change its size.
     same = users[0] == now.id and set(users) == set(before.get(was.program, [was.id]))
@@ -167,7 +167,7 @@ def _changes(
         yield Changed(now.id, one.what, one.before, one.after, one.ratio, one.worse, cases, one.output)
 
 
-def _size(change: Changed) -> float:
+def _measure_change(change: Changed) -> float:
     return size_of(change.ratio, change.before, change.after)
 
 
@@ -187,13 +187,13 @@ def print_diff(console: Console, diff: RunDiff) -> None:
     console.print(Text(f"{diff.before.folder} -> {diff.after.folder}", style="bold"), soft_wrap=True)
     for note in diff.notes:
         console.print(Text(f"  {note}", style="yellow"))
-    console.print(Text(_counts(diff)))
-    for name, title, found in _kinds(diff):
+    console.print(Text(_format_counts(diff)))
+    for name, title, found in _group_differences(diff):
         console.print(Text(title, style="bold"))
         for one in found[:_SHOWN]:
             if isinstance(one, Changed):
                 style = "red" if one.worse else "green"
-                console.print(Text(f"  {one.id}{_others(one)}  {_change(one)}", style=style))
+                console.print(Text(f"  {one.id}{_format_other_cases(one)}  {_format_change(one)}", style=style))
                 continue
             after = (one.after, COLOURS["quiet" if name == "gone" else kind_of(one.after)])
             console.print(Text.assemble("  ", one.id, f"  {one.before} -> ", after))
@@ -207,21 +207,21 @@ def print_diff(console: Console, diff: RunDiff) -> None:
 def diff_markdown(diff: RunDiff) -> str:
     """Return the comparison as Markdown for a CI job's summary, with at most 200 lines of a kind."""
     lines = [f"## {as_text(diff.before.id)} → {as_text(diff.after.id)}\n"]
-    lines += [*(f"- {as_text(note)}" for note in diff.notes), "", _counts(diff) + "\n"]
-    for name, title, found in _kinds(diff):
+    lines += [*(f"- {as_text(note)}" for note in diff.notes), "", _format_counts(diff) + "\n"]
+    for name, title, found in _group_differences(diff):
         title, shown = title[:1].upper() + title[1:], found[:_LISTED]
         left = ["", *([f"... and {len(found) - _LISTED} more\n"] if len(found) > _LISTED else [])]
         if name in _MOVED:
             rows = [(as_name(one.id), *map(as_text, (one.before, one.after, one.message))) for one in shown]
             lines += [f"### {title}\n", *markdown_table(["case", "before", "after", "message"], rows), *left]
         else:
-            rows = [(f"{as_name(one.id)}{_others(one)}", as_text(_change(one))) for one in shown]
+            rows = [(f"{as_name(one.id)}{_format_other_cases(one)}", as_text(_format_change(one))) for one in shown]
             lines += [f"<details><summary>{title}</summary>\n", *markdown_table(["case", "change"], rows)]
             lines += [*left, "</details>\n"]
     return "\n".join(lines)
 
 
-def _kinds(diff: RunDiff) -> Iterable[tuple[str, str, Sequence[Any]]]:
+def _group_differences(diff: RunDiff) -> Iterable[tuple[str, str, Sequence[Any]]]:
     """Yield the nonempty kinds of differences: name, title and items."""
     for name in _MOVED:
         if moved := getattr(diff, name):
@@ -232,7 +232,7 @@ def _kinds(diff: RunDiff) -> Iterable[tuple[str, str, Sequence[Any]]]:
             yield what, f"{title} changed ({worse} worse, {len(changed) - worse} better)", changed
 
 
-def _counts(diff: RunDiff) -> str:
+def _format_counts(diff: RunDiff) -> str:
     parts = [f"{len(getattr(diff, name))} {name.replace('_', ' ')}" for name in _MOVED]
     if diff.device_ratio is not None:
         over = counted(diff.device_cases, "case")
@@ -244,11 +244,11 @@ def _counts(diff: RunDiff) -> str:
     return ", ".join(parts)
 
 
-def _others(change: Changed) -> str:
+def _format_other_cases(change: Changed) -> str:
     return f" and {change.cases - 1} more in the same program" if change.cases > 1 else ""
 
 
-def _change(change: Changed) -> str:
+def _format_change(change: Changed) -> str:
     shown = _CHANGES[change.what][1]
     ratio = "" if change.ratio is None else f" ({change.ratio:.2f}x)"
     output = f"output {change.output}: " if change.output else ""

@@ -47,9 +47,9 @@ def junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | Non
     for name, value in facts.items():
         ElementTree.SubElement(properties, "property", name=plain(name), value=plain(value))
     for record in run.records:
-        _add(suite, record, target, list(links_of(run, record, base)))
+        _add_case(suite, record, target, list(links_of(run, record, base)))
     for name in run.missing:
-        about = {"classname": _class(run.suite, target), "name": plain(name), "time": "0"}
+        about = {"classname": _format_class_name(run.suite, target), "name": plain(name), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", about)
         ElementTree.SubElement(case, "skipped", message="not run: the run is unfinished or was aborted")
     return suite
@@ -78,18 +78,18 @@ def junit_document(suites: Sequence[ElementTree.Element]) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add(suite: ElementTree.Element, record: CaseRecord, target: str, links: Sequence[tuple[str, str]]) -> None:
-    about = {"classname": _class(record.suite, target, record.model), "name": plain(record.id)}
+def _add_case(suite: ElementTree.Element, record: CaseRecord, target: str, links: Sequence[tuple[str, str]]) -> None:
+    about = {"classname": _format_class_name(record.suite, target, record.model), "name": plain(record.id)}
     case = ElementTree.SubElement(suite, "testcase", {**about, "time": f"{host_seconds(record):.3f}"})
     kind = kind_of(record.outcome)
     if kind == "quiet":
-        ElementTree.SubElement(case, "skipped", message=_why_quiet(record))
+        ElementTree.SubElement(case, "skipped", message=_format_skip_reason(record))
     elif kind != "pass":
         tag = "failure" if kind == "fail" else "error"
         message = line(record.message) or record.outcome
         problem = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
-        problem.text = _problem_text(record)
-    out = [f"board: {record.board}" if record.board else "", _device_time(record), *evidence_lines(vars(record))]
+        problem.text = _format_problem(record)
+    out = [f"board: {record.board}" if record.board else "", _format_device_time(record), *evidence_lines(vars(record))]
     for one in record.attempts:
         tried = f"other attempt ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
@@ -100,20 +100,20 @@ def _add(suite: ElementTree.Element, record: CaseRecord, target: str, links: Seq
         ElementTree.SubElement(case, "system-out").text = text
 
 
-def _device_time(record: CaseRecord) -> str:
+def _format_device_time(record: CaseRecord) -> str:
     if not record.device_p50_ns:
         return ""
     return f"device time: {seconds(record.device_p50_ns / 1e9)}, median of {timed_text(record)}"
 
 
-def _why_quiet(record: CaseRecord) -> str:
+def _format_skip_reason(record: CaseRecord) -> str:
     if record.outcome != EXPECTED:
         return line(record.message or record.outcome)
     reason = " ".join(filter(None, (record.expectation.get("reason"), record.expectation.get("issue"))))
     return line(f"expected failure ({record.ended}): {reason or record.message}")
 
 
-def _problem_text(record: CaseRecord) -> str:
+def _format_problem(record: CaseRecord) -> str:
     where = f"stage {record.stage}" + (f", board {record.board}" if record.board else "")
     differing = [f"{one.get('name')}: {one.get('reason')}" for one in record.outputs if not one.get("passed")]
     parts = (
@@ -126,6 +126,6 @@ def _problem_text(record: CaseRecord) -> str:
     return plain("\n".join(filter(None, parts)))
 
 
-def _class(*parts: str) -> str:
+def _format_class_name(*parts: str) -> str:
     """Return a class name. Parsers split it into packages at the dots."""
     return ".".join(re.sub(r"[^\w+-]+", "_", plain(part)) or "_" for part in parts)

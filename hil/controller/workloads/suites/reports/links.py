@@ -68,10 +68,10 @@ def draw_pictures(run: SuiteResults) -> None:
         with contextlib.suppress(HilError, OSError, ValueError):
             picture = within(run.folder, run.folder / record.folder / PICTURE)
             if not picture.exists():
-                _draw(picture, record.diff)
+                _draw_picture(picture, record.diff)
 
 
-def _draw(picture: Path, command: str) -> None:
+def _draw_picture(picture: Path, command: str) -> None:
     """Draw the comparison of a command from :attr:`CaseRecord.diff`. The tensors are in the picture's directory."""
     from hil.controller.analysis.plot import plot_difference
 

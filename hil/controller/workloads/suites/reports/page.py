@@ -66,15 +66,19 @@ def report_html(run: SuiteResults) -> str:
     The page makes no requests, and the content security policy allows only inline scripts. Texts from models, tools
     and boards are data.
     """
-    style, script = _part("page.css"), "\n".join(map(_part, _SCRIPTS))
+    style, script = _read_asset("page.css"), "\n".join(map(_read_asset, _SCRIPTS))
     sources = f"img-src data:; style-src {page_digest(style)}; script-src {page_digest(script)}"
     policy = f"default-src 'none'; {sources}; base-uri 'none'"
-    return Template(_part("page.html")).substitute(
-        title=html.escape(plain(run.title)), policy=policy, style=style, script=script, data=_embedded(_data(run))
+    return Template(_read_asset("page.html")).substitute(
+        title=html.escape(plain(run.title)),
+        policy=policy,
+        style=style,
+        script=script,
+        data=_embed_json(_build_page_data(run)),
     )
 
 
-def _part(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -83,13 +87,13 @@ def page_digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _embedded(data: Any) -> str:
+def _embed_json(data: Any) -> str:
     """Return JSON with escapes for all characters that HTML could parse as a tag, a comment or an entity."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _data(run: SuiteResults) -> Any:
+def _build_page_data(run: SuiteResults) -> Any:
     totals = Totals(run)
     columns = [column for column in columns_of(run) if column.title]
     whole = {
@@ -120,12 +124,12 @@ def _data(run: SuiteResults) -> Any:
         "stages": [one.value for one in Stage],
         "columns": [{"name": one.name, "title": one.title, "unit": one.unit} for one in columns],
         "statistics": [{name: getattr(one, name) for name in _OF_STATISTICS} for one in _STATISTICS],
-        "cases": [_case(run, record, columns) for record in run.records],
+        "cases": [_build_case(run, record, columns) for record in run.records],
     }
-    return _clean(jsonable(whole))
+    return _clean_strings(jsonable(whole))
 
 
-def _case(run: SuiteResults, record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
+def _build_case(run: SuiteResults, record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
     delegation = Delegation.of(record)
     found: dict[str, Any] = {
         **{name: getattr(record, name) for name in _COPIED},
@@ -139,11 +143,11 @@ def _case(run: SuiteResults, record: CaseRecord, columns: Sequence[Column]) -> d
         "bytes": record.artifact_bytes,
         "host": host_seconds(record),
         "timings": {key.removesuffix("_s"): value for key, value in record.timings.items() if value is not None},
-        "outputs": [_output(one) for one in record.outputs],
+        "outputs": [_build_output(one) for one in record.outputs],
         "otherReferences": [
-            {**one, "outputs": [_output(output) for output in one["outputs"]]} for one in record.other_references
+            {**one, "outputs": [_build_output(output) for output in one["outputs"]]} for one in record.other_references
         ],
-        "plainOutputs": [_output(one) for one in record.plain_outputs],
+        "plainOutputs": [_build_output(one) for one in record.plain_outputs],
         "links": list(links_of(run, record)),
         "worst": worst(record.outputs),
         "plainWorst": worst(record.plain_outputs),
@@ -152,16 +156,16 @@ def _case(run: SuiteResults, record: CaseRecord, columns: Sequence[Column]) -> d
     return {key: value for key, value in found.items() if value not in (None, "", (), [], {})}
 
 
-def _output(output: Mapping[str, Any]) -> dict[str, Any]:
+def _build_output(output: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: output[name] for name in _SHOWN if output.get(name) is not None}
     criteria = [criterion_text(criterion) for criterion in output.get("criteria") or ()]
     return shown | ({"criteria": criteria} if criteria else {})
 
 
-def _clean(value: Any) -> Any:
+def _clean_strings(value: Any) -> Any:
     """Return the value with all strings made printable."""
     if isinstance(value, dict):
-        return {plain(key): _clean(item) for key, item in value.items()}
+        return {plain(key): _clean_strings(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_clean(item) for item in value]
+        return [_clean_strings(item) for item in value]
     return plain(value) if isinstance(value, str) else value

@@ -127,13 +127,13 @@ class Totals:
         # The cases that need attention, in the suite's order.
         self.failing = tuple(record for record in run.records if is_failing(record.outcome))
         # Operator or stage -> failing case count, the largest first.
-        self.by_op = _counts(record.op or WHOLE_MODEL for record in self.failing)
-        self.by_stage = _counts(record.stage or "-" for record in self.failing)
-        self.run_by_op = _counts(record.op or WHOLE_MODEL for record in run.records)  # over all cases
-        self.remarks = list(_remarks(run.records, outcomes))
+        self.by_op = _count_words(record.op or WHOLE_MODEL for record in self.failing)
+        self.by_stage = _count_words(record.stage or "-" for record in self.failing)
+        self.run_by_op = _count_words(record.op or WHOLE_MODEL for record in run.records)  # over all cases
+        self.remarks = list(_list_remarks(run.records, outcomes))
 
 
-def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iterator[str]:
+def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iterator[str]:
     """Yield remarks on cases that are neither plain passes nor plain failures. The delegated share is last."""
     if expected := outcomes.get(EXPECTED):
         yield f"{expected} failed as expected"
@@ -142,8 +142,8 @@ def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iter
     if disputed := [record for record in records if record.disagreement]:
         first = disputed[0]
         yield f"the references disagree in {counted(len(disputed), 'case')}: {first.id}: {first.disagreement}"
-    yield from _references(records)
-    if confirmed := _counts(record.confirmed for record in records if record.confirmed):
+    yield from _list_reference_remarks(records)
+    if confirmed := _count_words(record.confirmed for record in records if record.confirmed):
         results = ", ".join(f"{count} {result}" for result, count in confirmed.items())
         yield f"rerun mismatches: {results}"
     tries = [sum(one.get("why") != "confirm" for one in record.attempts) for record in records]
@@ -157,20 +157,20 @@ def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iter
     if unjudged := [one.id for one in passing if any(output.get("blind") for output in one.outputs)]:
         what = "passed with an output that cannot be judged, as allowed"
         yield f"{counted(len(unjudged), 'case')} {what}: {unjudged[0]}"
-    for why, count in _counts(record.agentless for record in records if record.agentless).items():
+    for why, count in _count_words(record.agentless for record in records if record.agentless).items():
         yield f"{counted(count, 'case')} ran without an agent: {why}"
     if delegated := delegation_text(records):
         yield delegated
 
 
-def _references(records: Sequence[CaseRecord]) -> Iterator[str]:
+def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
     """Yield remarks on verdicts that do not depend on independent references."""
-    deciders = _counts(one.decided_by for one in records if one.relation not in ("", Relation.INDEPENDENT.value))
+    deciders = _count_words(one.decided_by for one in records if one.relation not in ("", Relation.INDEPENDENT.value))
     for decider, count in deciders.items():
         if decider:
             yield f"{counted(count, 'case')} decided by {decider}"
     silent = [one for record in records for one in record.unanswered]
-    for reference, count in _counts(str(one.get("reference")) for one in silent).items():
+    for reference, count in _count_words(str(one.get("reference")) for one in silent).items():
         first = next(one for one in silent if one.get("reference") == reference)
         yield f"no answer in {counted(count, 'case')} from {unanswered_text(first)}"
     if random := [record.id for record in records if record.random]:
@@ -231,7 +231,7 @@ def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
     return ranked, f"{which} timed with 1 cold iteration and not ranked: use {MEASURE}"
 
 
-def _counts(words: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
+def _count_words(words: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
     """Return the number of occurrences by word, the most frequent first."""
     return dict(sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0])))
 
@@ -249,7 +249,7 @@ class Delegation:
         notes = record.notes.get("delegation")
         if not isinstance(notes, Mapping):
             return None
-        return cls(_known_counts(notes.get("delegated")), _known_counts(notes.get("undelegated")))
+        return cls(_parse_counts(notes.get("delegated")), _parse_counts(notes.get("undelegated")))
 
     @property
     def delegated_nodes(self) -> int:
@@ -265,7 +265,7 @@ class Delegation:
     def text(self) -> str:
         """Text such as ``3 of 4 nodes; not delegated: aten.foo 1``."""
         share = f"{self.delegated_nodes} of {counted(self.delegated_nodes + self.undelegated_nodes, 'node')}"
-        return f"{share}; not delegated: {_listed(self.undelegated)}" if self.undelegated else share
+        return f"{share}; not delegated: {_format_counts(self.undelegated)}" if self.undelegated else share
 
 
 def lowering_text(record: CaseRecord) -> str:
@@ -286,13 +286,13 @@ def delegation_text(records: Iterable[CaseRecord]) -> str:
     ops: Counter[str] = Counter()
     for one in found:
         ops.update(one.undelegated)
-    return f"{text}; not delegated: {_listed(ops)}" if ops else text
+    return f"{text}; not delegated: {_format_counts(ops)}" if ops else text
 
 
-def _listed(counts: Mapping[str, int]) -> str:
-    most = [f"{name} {count}" for name, count in _counts(counts).items()]
+def _format_counts(counts: Mapping[str, int]) -> str:
+    most = [f"{name} {count}" for name, count in _count_words(counts).items()]
     return ", ".join(most[:_LISTED]) + (f", {len(most) - _LISTED} others" if len(most) > _LISTED else "")
 
 
-def _known_counts(value: Any) -> dict[str, int]:
+def _parse_counts(value: Any) -> dict[str, int]:
     return {str(name): count for name, count in value.items() if isinstance(count, int)} if value else {}

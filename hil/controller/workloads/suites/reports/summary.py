@@ -63,9 +63,9 @@ def print_summary(console: Console, folder: Path) -> None:
     for note in totals.remarks:
         console.print(Text(f"  {note}"))
     if totals.failing:
-        console.print(_groups("failed in stage", totals.by_stage))
-        console.print(_groups("failed at operator", totals.by_op))
-    groups = _alike(totals.failing)
+        console.print(_build_counts_table("failed in stage", totals.by_stage))
+        console.print(_build_counts_table("failed at operator", totals.by_op))
+    groups = _group_alike(totals.failing)
     for record, others in groups[:_FAILING]:
         head = Text.assemble((record.outcome, COLOURS[kind_of(record.outcome)]), "  ", (record.id, "bold"))
         if record.confirmed:
@@ -77,7 +77,7 @@ def print_summary(console: Console, folder: Path) -> None:
             # Do not wrap, so that users can copy the command.
             console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)
         if links := list(links_of(run, record)):
-            console.print(Text(f"  files: {_look_at(run, record, links)}", style="dim"), soft_wrap=True)
+            console.print(Text(f"  files: {_format_places(run, record, links)}", style="dim"), soft_wrap=True)
         if others:
             console.print(Text(f"  and {counted(others, 'more case')} with the same error", style="dim"))
     if more := sum(1 + others for _, others in groups[_FAILING:]):
@@ -86,7 +86,7 @@ def print_summary(console: Console, folder: Path) -> None:
     console.print(Text(f"stored in {where}; open {page}"), soft_wrap=True)
 
 
-def _look_at(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[str, str]]) -> str:
+def _format_places(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[str, str]]) -> str:
     """Return text such as ``FOLDER (difference.png, inputs, ...), DIR/ID (ir)``, with shell-quoted paths."""
     inside = f"{record.folder}/"
     own = ", ".join(where.removeprefix(inside) for _, where in links if where.startswith(inside))
@@ -97,7 +97,7 @@ def _look_at(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[str, s
     return ", ".join(places)
 
 
-def _alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
+def _group_alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
     """Group failing cases as (first case, number of others). Cases with the same lost-board error form a group."""
     found: dict[object, list[CaseRecord]] = {}
     for record in failing:
@@ -106,7 +106,7 @@ def _alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
     return [(alike[0], len(alike) - 1) for alike in found.values()]
 
 
-def _groups(title: str, counts: Mapping[str, int]) -> Table:
+def _build_counts_table(title: str, counts: Mapping[str, int]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -121,22 +121,22 @@ def _groups(title: str, counts: Mapping[str, int]) -> Table:
 def summary_markdown(run: SuiteResults) -> str:
     """Return totals, failures by operator and by stage, the failing cases, and the commands that repeat them."""
     totals = Totals(run)
-    text = "\n".join([*_head(run, totals), *_failures_by(totals), *_slowest(run)])
+    text = "\n".join([*_build_heading(run, totals), *_build_failure_sections(totals), *_build_slowest_section(run)])
     failing = totals.failing[:_ROWS]
     if not failing:
         return text
     room = (_LARGEST_BYTES - len(text.encode(errors="replace"))) // 2
-    columns, cells = ["case", "outcome", "stage", "message"], [_row(one) for one in failing]
-    if any(links := [_links(run, one) for one in failing]):
+    columns, cells = ["case", "outcome", "stage", "message"], [_build_row(one) for one in failing]
+    if any(links := [_format_links(run, one) for one in failing]):
         columns, cells = [*columns, "files"], [[*row, link] for row, link in zip(cells, links, strict=True)]
     heads, *rows = markdown_table(columns, cells)
-    rows = _within(room, rows)
-    commands = _within(room, [line(one.repeat, 2000) for one in failing if one.repeat])
+    rows = _limit_lines(room, rows)
+    commands = _limit_lines(room, [line(one.repeat, 2000) for one in failing if one.repeat])
     parts = [text, "### Failed cases\n", heads, *rows, ""]
     if more := len(totals.failing) - len(rows):
         parts.append(f"... and {counted(more, 'more case')}: see report.html and results.csv\n")
-    facts = [f"- {as_name(one.id)}: {as_text(text)}" for one in failing if (text := _rests_on(one))]
-    if facts := _within(room // 2, facts):
+    facts = [f"- {as_name(one.id)}: {as_text(text)}" for one in failing if (text := _format_evidence(one))]
+    if facts := _limit_lines(room // 2, facts):
         parts += ["<details><summary>Evidence for the verdicts</summary>\n", *facts, "", "</details>\n"]
     if commands:
         # The closing fence needs as many backticks as the opening fence.
@@ -146,26 +146,26 @@ def summary_markdown(run: SuiteResults) -> str:
     return "\n".join(parts)
 
 
-def _row(record: CaseRecord) -> list[str]:
+def _build_row(record: CaseRecord) -> list[str]:
     message = record.message + (f" ({record.confirmed})" if record.confirmed else "")
     return [as_name(record.id), as_text(record.outcome), as_text(record.stage), as_text(line(message))]
 
 
-def _rests_on(record: CaseRecord) -> str:
+def _format_evidence(record: CaseRecord) -> str:
     return line("; ".join(evidence_lines(vars(record))), 2000)
 
 
-def _links(run: SuiteResults, record: CaseRecord) -> str:
+def _format_links(run: SuiteResults, record: CaseRecord) -> str:
     return " ".join(f"[{as_text(what)}]({quote(where)})" for what, where in links_of(run, record))
 
 
-def _within(room: int, lines: list[str]) -> list[str]:
+def _limit_lines(room: int, lines: list[str]) -> list[str]:
     """Return the first lines that fit into ``room`` bytes."""
     sizes = itertools.accumulate(len(one.encode(errors="replace")) + 1 for one in lines)
     return [one for one, size in zip(lines, sizes, strict=True) if size <= room]
 
 
-def _head(run: SuiteResults, totals: Totals) -> list[str]:
+def _build_heading(run: SuiteResults, totals: Totals) -> list[str]:
     passed, all_cases = totals.outcomes.get("PASS", 0), len(run.records)
     failed = f"{counted(len(totals.failing), 'case')} of {all_cases} failed" if totals.failing else ""
     facts = [f"on {as_text(', '.join(run.boards))}" if run.boards else ""]
@@ -184,7 +184,7 @@ def _head(run: SuiteResults, totals: Totals) -> list[str]:
     ]
 
 
-def _failures_by(totals: Totals) -> list[str]:
+def _build_failure_sections(totals: Totals) -> list[str]:
     if not totals.failing:
         return []
     stages = [(as_text(stage), count) for stage, count in totals.by_stage.items()]
@@ -200,7 +200,7 @@ def _failures_by(totals: Totals) -> list[str]:
     ]
 
 
-def _slowest(run: SuiteResults) -> list[str]:
+def _build_slowest_section(run: SuiteResults) -> list[str]:
     ranked, note = slowest(run.records)
     if not (ranked or note):
         return []

@@ -35,64 +35,66 @@ class Column:
     unit: str = "text"  # format in report.html: ``text``, ``number``, ``bytes`` or ``seconds``
 
 
-def _fields(*names: str) -> list[Column]:
+def _make_field_columns(*names: str) -> list[Column]:
     return [Column(name, attrgetter(name)) for name in names]
 
 
-def _of_worst_output(name: str, statistic: str) -> Column:
+def _make_worst_column(name: str, statistic: str) -> Column:
     return Column(name, lambda record: worst_output(record.outputs).get(statistic))
 
 
-def _note(name: str) -> Column:
+def _make_note_column(name: str) -> Column:
     return Column(name, lambda record: record.notes.get(name))
 
 
-def _of_delegation(name: str, value: Callable[[Delegation], Any]) -> Column:
+def _make_delegation_column(name: str, value: Callable[[Delegation], Any]) -> Column:
     return Column(name, lambda record: None if (found := Delegation.of(record)) is None else value(found))
 
 
-def _timing(name: str) -> Column:
+def _make_timing_column(name: str) -> Column:
     return Column(name, lambda record: record.timings.get(name))
 
 
-def _of_output(index: int, statistic: str) -> Column:
+def _make_output_column(index: int, statistic: str) -> Column:
     return Column(f"output_{index}_{statistic}", lambda record: [*record.outputs, {}, {}][index].get(statistic))
 
 
 COLUMNS: tuple[Column, ...] = (
-    *_fields("id", "suite", "model", "layer", "op", "flow", "runtime", "board", "hw_type", "outcome", "ended", "stage"),
-    *(_timing(one.name) for one in fields(Timings)),
-    Column("device_p50_ms", lambda record: _ms(record.device_p50_ns)),
-    Column("device_p90_ms", lambda record: _ms(record.device_p90_ns)),
+    *_make_field_columns(
+        "id", "suite", "model", "layer", "op", "flow", "runtime", "board", "hw_type", "outcome", "ended", "stage"
+    ),
+    *(_make_timing_column(one.name) for one in fields(Timings)),
+    Column("device_p50_ms", lambda record: _convert_to_ms(record.device_p50_ns)),
+    Column("device_p90_ms", lambda record: _convert_to_ms(record.device_p90_ns)),
     Column("iterations", lambda record: record.iterations or None, title="Iterations", unit="number"),
     Column("cold", lambda record: record.cold if record.iterations else None),
-    *_fields("answers", "agentless"),
+    *_make_field_columns("answers", "agentless"),
     Column("artifact_bytes", lambda record: record.artifact_bytes, title="Size", unit="bytes"),
-    *_fields("cached"),
-    _of_worst_output("worst_output", "name"),
-    *(_of_worst_output(one.key, one.key) for one in STATISTICS if one.report),
-    _of_worst_output("mismatches", "mismatches"),
+    *_make_field_columns("cached"),
+    _make_worst_column("worst_output", "name"),
+    *(_make_worst_column(one.key, one.key) for one in STATISTICS if one.report),
+    _make_worst_column("mismatches", "mismatches"),
     Column("plain_sqnr_db", lambda record: worst_output(record.plain_outputs).get("sqnr_db")),
-    *_fields("disagreement", "confirmed", "decided_by"),
+    *_make_field_columns("disagreement", "confirmed", "decided_by"),
     Column("reference", lambda record: reference_text(vars(record))),
     Column("unanswered", lambda record: "; ".join(map(unanswered_text, record.unanswered))),
     Column("evidence", lambda record: "; ".join(evidence_lines(vars(record)))),
     Column("attempts", lambda record: len(record.attempts)),
-    *_fields("message"),
+    *_make_field_columns("message"),
 )
 # Compiler reports and test parameters. They are included only if the run contains any.
 COMPILER_COLUMNS: tuple[Column, ...] = (
-    Column("params", lambda record: _json(record.params)),
-    _of_delegation("delegated", lambda found: found.delegated_nodes > 0),
-    _note("quantise_s"),
-    _note("lower_s"),
-    _of_delegation("delegated_nodes", lambda found: found.delegated_nodes),
-    _of_delegation("undelegated_nodes", lambda found: found.undelegated_nodes),
-    _of_delegation("delegated_ops", lambda found: _json(found.delegated)),
-    _of_delegation("undelegated_ops", lambda found: _json(found.undelegated)),
-    _note("program_bytes"),
+    Column("params", lambda record: _dump_sorted(record.params)),
+    _make_delegation_column("delegated", lambda found: found.delegated_nodes > 0),
+    _make_note_column("quantise_s"),
+    _make_note_column("lower_s"),
+    _make_delegation_column("delegated_nodes", lambda found: found.delegated_nodes),
+    _make_delegation_column("undelegated_nodes", lambda found: found.undelegated_nodes),
+    _make_delegation_column("delegated_ops", lambda found: _dump_sorted(found.delegated)),
+    _make_delegation_column("undelegated_ops", lambda found: _dump_sorted(found.undelegated)),
+    _make_note_column("program_bytes"),
     # outputs.csv has all outputs' statistics.
-    *(_of_output(index, statistic) for index in range(2) for statistic in ("max_abs", "mean_abs", "sqnr_db")),
+    *(_make_output_column(index, statistic) for index in range(2) for statistic in ("max_abs", "mean_abs", "sqnr_db")),
 )
 
 
@@ -134,25 +136,25 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Write a table as CSV."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([_cell(name) for name in header])
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    writer.writerow([_format_cell(name) for name in header])
+    writer.writerows([_format_cell(value) for value in row] for row in rows)
     return file.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _format_cell(value: Any) -> Any:
     """Convert a value for csv. True, False and None become "yes", "no" and "". Spreadsheet formulas are escaped."""
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, (list, tuple)):
-        return " ".join(str(_cell(one)) for one in value)
+        return " ".join(str(_format_cell(one)) for one in value)
     if not isinstance(value, str) or value in ("inf", "-inf", "nan"):
         return value
     return as_text(plain(value))
 
 
-def _ms(ns: float | None) -> float | None:
+def _convert_to_ms(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def _dump_sorted(value: Mapping[str, Any]) -> str:
     return json.dumps(dict(sorted(value.items()))) if value else ""

@@ -69,7 +69,7 @@ def zoo_models(context: RunContext) -> list[SuiteModel]:
 
     entry, _ = context.cache.get_or_make(key, {"model": "the suite models"}, make)
     built = [SuiteModel(name, entry / f"{name}.onnx", DIMS.get(name, {}), atol=ATOL.get(name)) for name in BUILDERS]
-    return [*built, *map(_digits_model, _DIGITS_MODELS)]
+    return [*built, *map(_create_digits_model, _DIGITS_MODELS)]
 
 
 def build(folder: str) -> None:
@@ -82,7 +82,7 @@ def build(folder: str) -> None:
         onnx.save(graph.model(), Path(folder) / f"{name}.onnx")
 
 
-def _digits_model(name: str) -> SuiteModel:
+def _create_digits_model(name: str) -> SuiteModel:
     folder = next((one for one in _DIGITS if one.is_dir()), _DIGITS[0])
     count = DIMS.get(name, {}).get("N", 1)
 

@@ -37,12 +37,12 @@ class Graph:
 
     def input(self, name: str, *shape: int | str, dtype: str = "") -> str:
         """Declare an input; a string is a symbolic dimension."""
-        self._inputs.append(self._info(name, dtype, shape))
+        self._inputs.append(self._make_value_info(name, dtype, shape))
         return name
 
     def output(self, name: str, *shape: int | str, dtype: str = "") -> None:
         """Declare a tensor as an output."""
-        self._outputs.append(self._info(name, dtype, shape))
+        self._outputs.append(self._make_value_info(name, dtype, shape))
 
     def weight(self, *shape: int, scale: float | None = None) -> str:
         """Add uniform random weights. The default scale preserves the variance of the layer's input."""
@@ -57,7 +57,7 @@ class Graph:
         array = np.asarray(value)
         if not isinstance(value, (np.ndarray, np.generic)):
             array = array.astype(np.int64 if array.dtype.kind == "i" else dtype_of(self.dtype))
-        name = self._name(name)
+        name = self._make_name(name)
         raw = np.ascontiguousarray(array).tobytes()
         self._weights.append(helper.make_tensor(name, ONNX_TYPES[dtype_name(array.dtype)], array.shape, raw, raw=True))
         return name
@@ -70,7 +70,7 @@ class Graph:
         """Add a node with multiple outputs and return their names. "" gets a generated name."""
         from onnx import helper
 
-        node = self._name(kind)
+        node = self._make_name(kind)
         outputs = tuple(name or f"{node}:{number}" for number, name in enumerate(out))
         self._nodes.append(helper.make_node(kind, list(inputs), list(outputs), name=node, **attributes))
         return outputs
@@ -96,17 +96,17 @@ class Graph:
         onnx.checker.check_model(model, full_check=True)
         return model
 
-    def _name(self, base: str) -> str:
+    def _make_name(self, base: str) -> str:
         self._count[base] += 1
         return f"{base}_{self._count[base]}"
 
-    def _info(self, name: str, dtype: str, shape: Sequence[int | str]) -> Any:
+    def _make_value_info(self, name: str, dtype: str, shape: Sequence[int | str]) -> Any:
         from onnx import helper
 
         return helper.make_tensor_value_info(name, ONNX_TYPES[dtype or self.dtype], list(shape))
 
 
-def _conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> str:
+def _add_conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> str:
     """Return a convolution with bias that preserves the size (divided by the stride)."""
     return g.op(
         "Conv",
@@ -119,7 +119,7 @@ def _conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int
     )
 
 
-def _norm(g: Graph, x: str, channels: int) -> str:
+def _add_norm(g: Graph, x: str, channels: int) -> str:
     """Return batch normalization in inference mode."""
     scale = g.const(np.linspace(0.8, 1.2, channels, dtype=np.float32))
     variance = g.const(np.linspace(0.5, 1.5, channels, dtype=np.float32))
@@ -127,7 +127,7 @@ def _norm(g: Graph, x: str, channels: int) -> str:
     return g.op("BatchNormalization", x, scale, bias, mean, variance)
 
 
-def _classify(g: Graph, x: str, channels: int, classes: int) -> None:
+def _add_classifier(g: Graph, x: str, channels: int, classes: int) -> None:
     """Add global average pooling and a dense layer that returns logits."""
     flat = g.op("Flatten", g.op("GlobalAveragePool", x))
     g.op("Gemm", flat, g.weight(classes, channels), g.weight(classes, scale=0.1), transB=1, out="logits")
@@ -136,14 +136,14 @@ def _classify(g: Graph, x: str, channels: int, classes: int) -> None:
 
 def resnet(g: Graph) -> None:
     """Build three residual blocks, including one with a projection."""
-    x = g.op("Relu", _norm(g, _conv(g, g.input("image", 1, 3, 16, 16), 3, 8), 8))
+    x = g.op("Relu", _add_norm(g, _add_conv(g, g.input("image", 1, 3, 16, 16), 3, 8), 8))
     for ins, outs, stride in ((8, 8, 1), (8, 16, 2), (16, 16, 1)):
-        y = g.op("Relu", _norm(g, _conv(g, x, ins, outs, stride=stride), outs))
-        y = _norm(g, _conv(g, y, outs, outs), outs)
+        y = g.op("Relu", _add_norm(g, _add_conv(g, x, ins, outs, stride=stride), outs))
+        y = _add_norm(g, _add_conv(g, y, outs, outs), outs)
         if ins != outs:
-            x = _norm(g, _conv(g, x, ins, outs, kernel=1, stride=stride), outs)
+            x = _add_norm(g, _add_conv(g, x, ins, outs, kernel=1, stride=stride), outs)
         x = g.op("Relu", g.op("Add", y, x))
-    _classify(g, x, 16, 10)
+    _add_classifier(g, x, 16, 10)
 
 
 def mobilenet(g: Graph) -> None:
@@ -152,25 +152,25 @@ def mobilenet(g: Graph) -> None:
     def relu6(x: str) -> str:
         return g.op("Clip", x, g.const(0.0), g.const(6.0))
 
-    x = relu6(_conv(g, g.input("image", 1, 3, 16, 16), 3, 8, stride=2))
+    x = relu6(_add_conv(g, g.input("image", 1, 3, 16, 16), 3, 8, stride=2))
     for ins, outs, stride in ((8, 12, 2), (12, 12, 1)):
         wide = ins * 3
-        y = relu6(_conv(g, x, ins, wide, kernel=1))
-        y = relu6(_conv(g, y, wide, wide, stride=stride, groups=wide))
-        y = _conv(g, y, wide, outs, kernel=1)
+        y = relu6(_add_conv(g, x, ins, wide, kernel=1))
+        y = relu6(_add_conv(g, y, wide, wide, stride=stride, groups=wide))
+        y = _add_conv(g, y, wide, outs, kernel=1)
         x = g.op("Add", x, y) if ins == outs else y
-    _classify(g, x, 12, 10)
+    _add_classifier(g, x, 12, 10)
 
 
 def squeeze_excite(g: Graph) -> None:
     """Build squeeze-and-excite blocks with hard swish, as in MobileNetV3."""
-    x = g.op("HardSwish", _conv(g, g.input("image", 1, 3, 12, 12), 3, 16))
+    x = g.op("HardSwish", _add_conv(g, g.input("image", 1, 3, 12, 12), 3, 16))
     for _ in range(2):
-        y = g.op("HardSwish", _conv(g, x, 16, 16, kernel=5, groups=16))
-        gate = g.op("Relu", _conv(g, g.op("GlobalAveragePool", y), 16, 4, kernel=1))
-        gate = g.op("HardSigmoid", _conv(g, gate, 4, 16, kernel=1), alpha=1 / 6, beta=0.5)
-        x = g.op("Add", x, _conv(g, g.op("Mul", y, gate), 16, 16, kernel=1))
-    _classify(g, x, 16, 5)
+        y = g.op("HardSwish", _add_conv(g, x, 16, 16, kernel=5, groups=16))
+        gate = g.op("Relu", _add_conv(g, g.op("GlobalAveragePool", y), 16, 4, kernel=1))
+        gate = g.op("HardSigmoid", _add_conv(g, gate, 4, 16, kernel=1), alpha=1 / 6, beta=0.5)
+        x = g.op("Add", x, _add_conv(g, g.op("Mul", y, gate), 16, 16, kernel=1))
+    _add_classifier(g, x, 16, 5)
 
 
 def unet(g: Graph) -> None:
@@ -178,25 +178,25 @@ def unet(g: Graph) -> None:
 
     It upsamples by a transposed convolution and by resizing, with skip connections.
     """
-    top = g.op("Relu", _conv(g, g.input("image", 1, 1, 16, 16), 1, 4))
-    middle = g.op("Relu", _conv(g, g.op("MaxPool", top, kernel_shape=[2, 2], strides=[2, 2]), 4, 8))
-    x = g.op("Relu", _conv(g, g.op("MaxPool", middle, kernel_shape=[2, 2], strides=[2, 2]), 8, 16))
+    top = g.op("Relu", _add_conv(g, g.input("image", 1, 1, 16, 16), 1, 4))
+    middle = g.op("Relu", _add_conv(g, g.op("MaxPool", top, kernel_shape=[2, 2], strides=[2, 2]), 4, 8))
+    x = g.op("Relu", _add_conv(g, g.op("MaxPool", middle, kernel_shape=[2, 2], strides=[2, 2]), 8, 16))
     x = g.op("ConvTranspose", x, g.weight(16, 8, 2, 2), g.weight(8, scale=0.1), strides=[2, 2])
-    x = g.op("Relu", _conv(g, g.op("Concat", x, middle, axis=1), 16, 8))
+    x = g.op("Relu", _add_conv(g, g.op("Concat", x, middle, axis=1), 16, 8))
     scales = g.const(np.array([1, 1, 2, 2], np.float32))
     x = g.op("Resize", x, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-    x = g.op("Relu", _conv(g, g.op("Concat", x, top, axis=1), 12, 4))
-    g.output(g.op("Sigmoid", _conv(g, x, 4, 1, kernel=1), out="mask"), 1, 1, 16, 16)
+    x = g.op("Relu", _add_conv(g, g.op("Concat", x, top, axis=1), 12, 4))
+    g.output(g.op("Sigmoid", _add_conv(g, x, 4, 1, kernel=1), out="mask"), 1, 1, 16, 16)
 
 
 def pooling_mix(g: Graph) -> None:
     """Build grouped convolutions with batch normalization and the common kinds of pooling and padding."""
-    x = g.op("LeakyRelu", _norm(g, _conv(g, g.input("image", 2, 4, 15, 15), 4, 8, groups=4), 8), alpha=0.1)
+    x = g.op("LeakyRelu", _add_norm(g, _add_conv(g, g.input("image", 2, 4, 15, 15), 4, 8, groups=4), 8), alpha=0.1)
     x = g.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    x = g.op("PRelu", _norm(g, _conv(g, x, 8, 8, groups=2), 8), g.const(np.full((8, 1, 1), 0.2, np.float32)))
+    x = g.op("PRelu", _add_norm(g, _add_conv(g, x, 8, 8, groups=2), 8), g.const(np.full((8, 1, 1), 0.2, np.float32)))
     x = g.op("AveragePool", x, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1], count_include_pad=0)
     pads = g.const(np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
-    x = g.op("Elu", _conv(g, g.op("Pad", x, pads, g.const(0.5)), 8, 8, stride=2))
+    x = g.op("Elu", _add_conv(g, g.op("Pad", x, pads, g.const(0.5)), 8, 8, stride=2))
     most, mean = g.op("GlobalMaxPool", x), g.op("GlobalAveragePool", x)
     g.output(g.op("Flatten", g.op("Concat", most, mean, axis=1), out="features"), 2, 16)
 
@@ -249,46 +249,46 @@ def quantised_cnn(g: Graph) -> None:
     g.output(g.op("DequantizeLinear", g.op("QuantizeLinear", x, *ends), *ends, out="logits"), 1, 10)
 
 
-def _dense(g: Graph, x: str, ins: int, outs: int, out: str = "") -> str:
+def _add_dense(g: Graph, x: str, ins: int, outs: int, out: str = "") -> str:
     return g.op(
         "Add", g.op("MatMul", x, g.weight(ins, outs, scale=(3 / ins) ** 0.5)), g.weight(outs, scale=0.1), out=out
     )
 
 
-def _layer_norm(g: Graph, x: str, width: int, out: str = "") -> str:
+def _add_layer_norm(g: Graph, x: str, width: int, out: str = "") -> str:
     ones = g.const(np.linspace(0.9, 1.1, width, dtype=np.float32))
     return g.op("LayerNormalization", x, ones, g.weight(width, scale=0.1), axis=-1, epsilon=1e-5, out=out)
 
 
-def _heads(g: Graph, x: str, heads: int, size: int, perm: list[int]) -> str:
+def _split_heads(g: Graph, x: str, heads: int, size: int, perm: list[int]) -> str:
     """Reshape [batch, time, heads * size] to [batch, heads, ...], for any batch and time."""
     return g.op("Transpose", g.op("Reshape", x, g.const([0, 0, heads, size])), perm=perm)
 
 
-def _attention(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
+def _add_attention(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
     size = width // heads
-    query = _heads(g, _dense(g, x, width, width), heads, size, [0, 2, 1, 3])
-    key = _heads(g, _dense(g, x, width, width), heads, size, [0, 2, 3, 1])
-    value = _heads(g, _dense(g, x, width, width), heads, size, [0, 2, 1, 3])
+    query = _split_heads(g, _add_dense(g, x, width, width), heads, size, [0, 2, 1, 3])
+    key = _split_heads(g, _add_dense(g, x, width, width), heads, size, [0, 2, 3, 1])
+    value = _split_heads(g, _add_dense(g, x, width, width), heads, size, [0, 2, 1, 3])
     scores = g.op("Div", g.op("MatMul", query, key), g.const(math.sqrt(size)))
     if mask:
         scores = g.op("Where", mask, scores, g.const(-1e9))
     mixed = g.op("MatMul", g.op("Softmax", scores, axis=-1), value)
     joined = g.op("Reshape", g.op("Transpose", mixed, perm=[0, 2, 1, 3]), g.const([0, 0, width]))
-    return _dense(g, joined, width, width)
+    return _add_dense(g, joined, width, width)
 
 
-def _gelu(g: Graph, x: str) -> str:
+def _add_gelu(g: Graph, x: str) -> str:
     """Return GELU as separate operators, as exporters for older opsets write it."""
     error = g.op("Erf", g.op("Div", x, g.const(math.sqrt(2))))
     return g.op("Mul", g.op("Mul", x, g.op("Add", error, g.const(1.0))), g.const(0.5))
 
 
-def _block(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
+def _add_block(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
     """Return a transformer block with layer normalization before both halves."""
-    x = g.op("Add", x, _attention(g, _layer_norm(g, x, width), width, heads, mask))
-    wide = _gelu(g, _dense(g, _layer_norm(g, x, width), width, width * 4))
-    return g.op("Add", x, _dense(g, wide, width * 4, width))
+    x = g.op("Add", x, _add_attention(g, _add_layer_norm(g, x, width), width, heads, mask))
+    wide = _add_gelu(g, _add_dense(g, _add_layer_norm(g, x, width), width, width * 4))
+    return g.op("Add", x, _add_dense(g, wide, width * 4, width))
 
 
 def transformer(g: Graph) -> None:
@@ -299,9 +299,9 @@ def transformer(g: Graph) -> None:
     tokens = g.op("Transpose", g.op("Reshape", patches, g.const([1, 32, 16])), perm=[0, 2, 1])
     x = g.op("Add", tokens, g.weight(1, 16, 32, scale=0.5))
     for _ in range(2):
-        x = _block(g, x, 32, 4)
-    x = g.op("ReduceMean", _layer_norm(g, x, 32), axes=[1], keepdims=0)
-    _dense(g, x, 32, 10, out="logits")
+        x = _add_block(g, x, 32, 4)
+    x = g.op("ReduceMean", _add_layer_norm(g, x, 32), axes=[1], keepdims=0)
+    _add_dense(g, x, 32, 10, out="logits")
     g.output("logits", 1, 10)
 
 
@@ -311,15 +311,15 @@ def decoder(g: Graph) -> None:
     x = g.op("Add", g.op("Gather", table, g.input("tokens", 1, 12, dtype="int64")), g.weight(1, 12, 24, scale=0.5))
     ones = g.const(np.ones((12, 12), np.int64))
     mask = g.op("Cast", g.op("Trilu", ones, upper=0), to=9)
-    x = _block(g, x, 24, 3, mask)
-    x = _layer_norm(g, x, 24)
+    x = _add_block(g, x, 24, 3, mask)
+    x = _add_layer_norm(g, x, 24)
     g.output(g.op("MatMul", x, g.op("Transpose", table, perm=[1, 0]), out="logits"), 1, 12, 50)
 
 
 def dynamic_attention(g: Graph) -> None:
     """Build a block for any batch and length. Shapes are computed at run time."""
     x = g.input("features", "batch", "time", 16)
-    x = _block(g, x, 16, 2)
+    x = _add_block(g, x, 16, 2)
     time = g.op("Gather", g.op("Shape", x), g.const(1))
     steps = g.op("Cast", g.op("Range", g.const(0), time, g.const(1)), to=1)
     weights = g.op("Reshape", g.op("Exp", g.op("Neg", steps)), g.const([1, -1, 1]))
@@ -340,12 +340,12 @@ def mixer(g: Graph) -> None:
     g.opset = 20
     x = g.input("tokens", 1, 8, 16)
     for _ in range(2):
-        y = g.op("Transpose", _layer_norm(g, x, 16), perm=[0, 2, 1])
-        y = _dense(g, g.op("Gelu", _dense(g, y, 8, 16)), 16, 8)
+        y = g.op("Transpose", _add_layer_norm(g, x, 16), perm=[0, 2, 1])
+        y = _add_dense(g, g.op("Gelu", _add_dense(g, y, 8, 16)), 16, 8)
         x = g.op("Add", x, g.op("Transpose", y, perm=[0, 2, 1]))
-        y = _dense(g, g.op("Gelu", _dense(g, _layer_norm(g, x, 16), 16, 32), approximate="tanh"), 32, 16)
+        y = _add_dense(g, g.op("Gelu", _add_dense(g, _add_layer_norm(g, x, 16), 16, 32), approximate="tanh"), 32, 16)
         x = g.op("Add", x, y)
-    _layer_norm(g, x, 16, out="mixed")
+    _add_layer_norm(g, x, 16, out="mixed")
     g.output("mixed", 1, 8, 16)
 
 
@@ -361,7 +361,7 @@ def recommender(g: Graph) -> None:
     g.output(bag, 4, 8)
 
 
-def _recurrent(
+def _add_recurrent(
     g: Graph, kind: str, x: str, ins: int, hidden: int, gates: int, out: tuple[str, ...], **more: Any
 ) -> str:
     """Return a recurrent operator over [time, batch, ins]. The first output is [time, directions, batch, hidden]."""
@@ -373,7 +373,7 @@ def _recurrent(
 
 def lstm(g: Graph) -> None:
     """Build an LSTM over a sequence with a classifier of the last state."""
-    _recurrent(g, "LSTM", g.input("sequence", 10, 1, 8), 8, 16, 4, ("states", "last", "cell"))
+    _add_recurrent(g, "LSTM", g.input("sequence", 10, 1, 8), 8, 16, 4, ("states", "last", "cell"))
     x = g.op("Squeeze", "last", g.const([0]))
     g.output(g.op("Gemm", x, g.weight(6, 16), g.weight(6, scale=0.1), transB=1, out="logits"), 1, 6)
     g.output("cell", 1, 1, 16)
@@ -381,8 +381,8 @@ def lstm(g: Graph) -> None:
 
 def gru(g: Graph) -> None:
     """Build two stacked GRUs with batch 2."""
-    x = _recurrent(g, "GRU", g.input("sequence", 8, 2, 6), 6, 12, 3, ("", ""), linear_before_reset=1)
-    x = _recurrent(g, "GRU", g.op("Squeeze", x, g.const([1])), 12, 12, 3, ("", "last"), linear_before_reset=1)
+    x = _add_recurrent(g, "GRU", g.input("sequence", 8, 2, 6), 6, 12, 3, ("", ""), linear_before_reset=1)
+    x = _add_recurrent(g, "GRU", g.op("Squeeze", x, g.const([1])), 12, 12, 3, ("", "last"), linear_before_reset=1)
     g.output(g.op("Squeeze", x, g.const([1]), out="states"), 8, 2, 12)
     g.output("last", 1, 2, 12)
 
@@ -390,7 +390,7 @@ def gru(g: Graph) -> None:
 def bidirectional_lstm(g: Graph) -> None:
     """Build a tagger: a bidirectional LSTM with a label per step."""
     embedded = g.op("Gather", g.weight(30, 8, scale=0.5), g.input("tokens", 9, 1, dtype="int64"))
-    x = _recurrent(g, "LSTM", embedded, 8, 8, 4, ("", "", ""), direction="bidirectional")
+    x = _add_recurrent(g, "LSTM", embedded, 8, 8, 4, ("", "", ""), direction="bidirectional")
     x = g.op("Reshape", g.op("Transpose", x, perm=[0, 2, 1, 3]), g.const([9, 16]))
     x = g.op("Gemm", x, g.weight(16, 5, scale=0.4), g.weight(5, scale=0.1))
     g.output(g.op("LogSoftmax", x, axis=1, out="labels"), 9, 5)
@@ -457,7 +457,7 @@ def scan(g: Graph) -> None:
     g.output("all", 6, 2, 7)
 
 
-def _small_net(g: Graph, dtype: str) -> None:
+def _build_small_net(g: Graph, dtype: str) -> None:
     """Build dense layers with a residual in a different dtype. Inputs and outputs have that dtype too."""
     g.dtype = dtype
     x = g.input("features", 4, 16)
@@ -468,17 +468,17 @@ def _small_net(g: Graph, dtype: str) -> None:
 
 def half(g: Graph) -> None:
     """Build a float16 network."""
-    _small_net(g, "float16")
+    _build_small_net(g, "float16")
 
 
 def bfloat16(g: Graph) -> None:
     """Build a bfloat16 network. ONNX Runtime's CPU provider lacks bfloat16 MatMul, so other references are needed."""
-    _small_net(g, "bfloat16")
+    _build_small_net(g, "bfloat16")
 
 
 def double(g: Graph) -> None:
     """Build a float64 network."""
-    _small_net(g, "float64")
+    _build_small_net(g, "float64")
 
 
 def integers(g: Graph) -> None:

@@ -47,11 +47,11 @@ def test_engine_moves_case_of_lost_board_to_remaining_board(engine):
     a, b = engine._slots
     again = task("again", b.name)
     assert engine._queue.put(again)
-    engine._leave(b.name, BoardLost("gone"))
+    engine._drop_board(b.name, BoardLost("gone"))
     assert engine._queue.take(a.name) is again and engine._ended.empty()
     # It is lost only with the last board.
-    assert engine._put(task("late", b.name))
-    engine._leave(a.name, BoardLost("gone too"))
+    assert engine._queue_task(task("late", b.name))
+    engine._drop_board(a.name, BoardLost("gone too"))
     ended = engine._ended.get(timeout=60)
     assert ended.case.outcome is Outcome.BOARD_LOST and "gone too" in ended.case.reason
 
@@ -79,7 +79,7 @@ def serve(fake_boards, engine, monkeypatch):
         a, b = engine._slots
         for name in names:
             assert engine._queue.put(task(name, b.name))
-        threads = [threading.Thread(target=engine._serve, args=(slot,), daemon=True) for slot in (a, b)]
+        threads = [threading.Thread(target=engine._serve_slot, args=(slot,), daemon=True) for slot in (a, b)]
         for thread in threads:
             thread.start()
         ended = [engine._ended.get(timeout=60) for _ in names]
