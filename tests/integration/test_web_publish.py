@@ -186,7 +186,7 @@ def test_publish_reports_unreachable_server(tmp_path: Path, monkeypatch: pytest.
 
 def test_publish_rejects_response_of_unknown_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = publisher.read_folder(write_run(tmp_path, "one"))
-    answer = web_client.Answer(200, {"error": "<!doctype html>"})
+    answer = web_client.ServerResponse(200, {"error": "<!doctype html>"})
     monkeypatch.setattr(publisher.Publisher, "_ask_once", lambda *_: answer)
     with pytest.raises(UsageError, match="unexpected response from"):
         publisher.Publisher("http://localhost:1", TOKEN).publish(folder)

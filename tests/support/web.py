@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 
 from hil.controller.web.app import create_app
 from hil.controller.web.farm_link import FarmLink
-from hil.controller.web.index import Writer
+from hil.controller.web.index import IndexWriter
 from hil.controller.web.indexer import Indexer
-from hil.controller.web.security import Access
+from hil.controller.web.security import AccessRules
 from support.waiting import eventually
 
 # The name that requests of a TestClient are for; hil web answers to loopback's names only, where it has no token.
@@ -68,11 +68,11 @@ def asking(
     *roots: Path, token: str = "", host: str = "127.0.0.1", farm: FarmLink | None = None
 ) -> Iterator[TestClient]:
     """A client of the application over folders of runs that are indexed; what its routes raise is raised."""
-    with tempfile.TemporaryDirectory() as folder, Writer(Path(folder) / "index.sqlite") as writer:
+    with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:
         folders = [root.resolve() for root in roots]
         indexer = Indexer(writer, folders)
         indexer.look()
-        access = Access(host, token, farm.visitors() if farm else None)
+        access = AccessRules(host, token, farm.visitors() if farm else None)
         app = create_app(folders, Path(folder) / "index.sqlite", indexer.progress, access, farm)
         with TestClient(app, base_url=ADDRESS) as client:
             yield client
@@ -95,11 +95,11 @@ def serving(*roots: Path, token: str = "", farm: FarmLink | None = None, port: i
     """A server on a port of loopback, 0 is a free one, with its indexer, in threads of this process; its address."""
     from hil.controller.web.server import listener, server_of
 
-    with tempfile.TemporaryDirectory() as folder, Writer(Path(folder) / "index.sqlite") as writer:
+    with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:
         folders = [root.resolve() for root in roots]
         whole = mock.patch.object(FileResponse, "_open_file", _opened)
         with Indexer(writer, folders) as indexer, listener("127.0.0.1", port) as bound, whole:
-            access = Access("127.0.0.1", token, farm.visitors() if farm else None)
+            access = AccessRules("127.0.0.1", token, farm.visitors() if farm else None)
             server = server_of(create_app(folders, Path(folder) / "index.sqlite", indexer.progress, access, farm))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
             thread.start()

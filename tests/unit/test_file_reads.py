@@ -76,8 +76,8 @@ ALLOWED = {
     "controller/storage/own_code.py:code_digest": _PACKAGE,
     "controller/storage/runs.py:RunStore._listed": _CHECKED,
     "controller/storage/tensor_files.py:save_npz": _WRITES,
-    "controller/web/index.py:Reader._connection": _OWN,
-    "controller/web/index.py:_connected": _OWN,
+    "controller/web/index.py:IndexReader._thread_connection": _OWN,
+    "controller/web/index.py:_connect_index": _OWN,
     "controller/web/peers.py:user_of_peer": _KERNEL,
     "controller/workloads/study/toolchains.py:Making.keep": _OWN,
     "controller/workloads/suites/operators.py:operator_cases": _OWN,
@@ -94,7 +94,7 @@ ALLOWED = {
     "sim/faults.py:SimClock.__init__": _OWN,
     "sim/faults.py:watch_for_end.watch": "waits on a pipe",
     "sim/runtime.py:SimOnnxRuntime.in_arithmetic": _OWN,
-    "testing/pytest_plugin/running.py:CaseRun._recorded": _OWN,
+    "testing/pytest_plugin/running.py:CaseRun._make_record": _OWN,
 }
 
 

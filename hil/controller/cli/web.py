@@ -61,7 +61,7 @@ def web(
         return
     try:
         from hil.controller.web.published import PUBLISHED, PublishedStore
-        from hil.controller.web.security import SHORTEST_TOKEN, Access, is_loopback
+        from hil.controller.web.security import SHORTEST_TOKEN, AccessRules, is_loopback
         from hil.controller.web.server import serve
     except ModuleNotFoundError as error:
         raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
@@ -100,7 +100,7 @@ def web(
     name = str(farm_home()) if farm == "local" else farm
     if farm and farm != "local":
         where()  # report missing connection settings now
-    access = Access(host, token or made)
+    access = AccessRules(host, token or made)
     serve(roots, access, port, listening=listening, farm=where if farm else None, farm_name=name, published=store)
 
 

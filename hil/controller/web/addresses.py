@@ -11,7 +11,7 @@ ROOT_MARK = "//"
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageQuery:
     """Query parameters of a page. Subclasses define the fields; ``page`` is the page number of the table."""
 
     def query(self, **other: Any) -> str:

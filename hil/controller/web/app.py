@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from hil.controller.web.farm_link import FarmLink
-from hil.controller.web.index import Reader
-from hil.controller.web.indexer import Progress
+from hil.controller.web.index import IndexReader
+from hil.controller.web.indexer import IndexProgress
 from hil.controller.web.pages import (
     boards,
     compare,
@@ -37,9 +37,9 @@ from hil.controller.web.pages import (
     traces,
 )
 from hil.controller.web.published import PUBLISHED, PublishedStore
-from hil.controller.web.security import HEADERS, Access, Guard
+from hil.controller.web.security import HEADERS, AccessRules, RequestGuard
 from hil.controller.web.sharing import FairShare
-from hil.controller.web.site import Site, site_of
+from hil.controller.web.site import WebSite, site_of
 from hil.controller.web.templating import environment
 from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
 
@@ -68,8 +68,8 @@ _STATUS = {AccessRefused: 403, FarmUnreachable: 503, StorageError: 507}
 def create_app(
     roots: Sequence[Path],
     index: Path,
-    progress: Progress,
-    access: Access,
+    progress: IndexProgress,
+    access: AccessRules,
     farm: FarmLink | None = None,
     published: PublishedStore | None = None,
 ) -> FastAPI:
@@ -79,7 +79,7 @@ def create_app(
         published: store for sessions sent by `hil publish`. Default: the ``published`` directory in the first root.
     """
     app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.site = Site(roots, Reader(index), progress, environment(), farm)
+    app.state.site = WebSite(roots, IndexReader(index), progress, environment(), farm)
     app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first
@@ -88,38 +88,38 @@ def create_app(
         app.include_router(page.router)
     static = str(resources.files("hil.controller.web").joinpath("static"))
     app.mount("/static", StaticFiles(directory=static), "static")
-    app.add_exception_handler(HilError, _failed)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(sqlite3.Error, _unanswered)
+    app.add_exception_handler(HilError, _handle_hil_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_query)
+    app.add_exception_handler(sqlite3.Error, _handle_index_error)
     for unreadable in (OSError, UnicodeError, RecursionError):
-        app.add_exception_handler(unreadable, _unreadable)
-    app.add_exception_handler(Exception, _broken)
+        app.add_exception_handler(unreadable, _handle_read_error)
+    app.add_exception_handler(Exception, _handle_internal_error)
     app.add_middleware(FairShare)
-    app.add_middleware(Guard, access=access)
+    app.add_middleware(RequestGuard, access=access)
     return app
 
 
-def _failed(request: Request, error: Exception) -> Response:
+def _handle_hil_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HilError)
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 404)
-    return _page(request, status, error.message, error.hint)
+    return _render_error(request, status, error.message, error.hint)
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _page(request, error.status_code, str(error.detail), "")
+    return _render_error(request, error.status_code, str(error.detail), "")
 
 
-def _invalid(request: Request, error: Exception) -> Response:
+def _handle_invalid_query(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     names = ", ".join(str(one["loc"][-1]) for one in error.errors()[:5])
-    return _page(request, 400, f"invalid URL parameters: {names}", "")
+    return _render_error(request, 400, f"invalid URL parameters: {names}", "")
 
 
-def _unanswered(request: Request, error: Exception) -> Response:
+def _handle_index_error(request: Request, error: Exception) -> Response:
     """Handle index errors: an invalid query, or a deleted or damaged index."""
-    return _page(
+    return _render_error(
         request,
         400,
         f"index query failed: {error}",
@@ -127,24 +127,24 @@ def _unanswered(request: Request, error: Exception) -> Response:
     )
 
 
-def _unreadable(request: Request, error: Exception) -> Response:
+def _handle_read_error(request: Request, error: Exception) -> Response:
     """Handle read errors: an invalid file name in a record, a deleted file, or missing permissions."""
     why = (
         error.strerror
         if isinstance(error, OSError) and error.strerror
         else "invalid text, or nesting exceeds the limit"
     )
-    return _page(request, 404, f"cannot read a file named in the record: {why}", "")
+    return _render_error(request, 404, f"cannot read a file named in the record: {why}", "")
 
 
-def _broken(request: Request, error: Exception) -> Response:
+def _handle_internal_error(request: Request, error: Exception) -> Response:
     """Handle unexpected errors. The page shows no details; the traceback is on the server's stderr."""
-    response = _page(request, 500, "internal error in hil web", "see the traceback in the server's terminal")
+    response = _render_error(request, 500, "internal error in hil web", "see the traceback in the server's terminal")
     response.headers.update(HEADERS)
     return response
 
 
-def _page(request: Request, status: int, message: str, hint: str) -> Response:
+def _render_error(request: Request, status: int, message: str, hint: str) -> Response:
     # API requests get plain text instead of HTML.
     if request.headers.get("accept", "").startswith("application/json") and "/api/" in request.url.path:
         return PlainTextResponse(f"{message}; {hint}" if hint else message, status)

@@ -12,7 +12,7 @@ from hil.core.cancellation import holding
 T = TypeVar("T")
 
 
-class _Turn:
+class _KeyLock:
     """Lock for computing a single key, with a caller count."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Results:
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        self._making: dict[Hashable, _Turn] = {}
+        self._making: dict[Hashable, _KeyLock] = {}
         self._turns = {slow: threading.BoundedSemaphore(at_once) for slow in (False, True)}
 
     def __contains__(self, key: Hashable) -> bool:
@@ -55,7 +55,7 @@ class Results:
             slow: use the separate limit for slow computations, so that fast computations need not wait.
         """
         with self._lock:
-            turn = self._making.setdefault(key, _Turn())
+            turn = self._making.setdefault(key, _KeyLock())
             turn.asking += 1
         try:
             with holding(turn.lock):
@@ -66,7 +66,7 @@ class Results:
                         return found
                 with holding(self._turns[slow]):
                     made, size = make()
-                self._keep(key, made, size)
+                self._store_result(key, made, size)
                 return made
         finally:
             with self._lock:
@@ -76,7 +76,7 @@ class Results:
                 if not turn.asking:
                     del self._making[key]
 
-    def _keep(self, key: Hashable, made: Any, size: int) -> None:
+    def _store_result(self, key: Hashable, made: Any, size: int) -> None:
         with self._lock:
             self._kept[key] = (made, size)
             self._bytes += size

@@ -1,6 +1,6 @@
 """Cases of a session as numeric columns, cached for later comparisons.
 
-Texts are stored as keys in the index' ``words`` table (:class:`Words`).
+Texts are stored as keys in the index' ``words`` table (:class:`WordLookup`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.web.cached import Results
-from hil.controller.web.sessions import Session
+from hil.controller.web.sessions import IndexedSession
 
 Columns = npt.NDArray[np.void]
 Keys = npt.NDArray[np.int64]
@@ -35,17 +35,19 @@ MOST_OUTPUTS = 1_000_000
 RESULTS = Results(24 << 20, at_once=2)
 
 
-def columns_of(database: sqlite3.Connection, session: Session, only: Mapping[str, str]) -> Columns:
+def columns_of(database: sqlite3.Connection, session: IndexedSession, only: Mapping[str, str]) -> Columns:
     """Return the cases of a session in order. ``only`` filters by column values."""
-    return _kept(database, session, lambda: _read(database, session.key, only), *only.items())
+    return _read_cached(database, session, lambda: _read_cases(database, session.key, only), *only.items())
 
 
-def outputs_of(database: sqlite3.Connection, session: Session) -> Columns:
+def outputs_of(database: sqlite3.Connection, session: IndexedSession) -> Columns:
     """Return the outputs of cases with multiple outputs."""
-    return _kept(database, session, lambda: _read_outputs(database, session.key), "outputs")
+    return _read_cached(database, session, lambda: _read_outputs(database, session.key), "outputs")
 
 
-def _kept(database: sqlite3.Connection, session: Session, read: Callable[[], Columns], *what: object) -> Columns:
+def _read_cached(
+    database: sqlite3.Connection, session: IndexedSession, read: Callable[[], Columns], *what: object
+) -> Columns:
     """Return cached columns. The key contains the session's stamp, so that changed sessions are read afresh."""
     found = database.execute(
         "select stamp, read_bytes, cases, (select seed from made) from sessions where key = ?", (session.key,)
@@ -58,7 +60,7 @@ def _kept(database: sqlite3.Connection, session: Session, read: Callable[[], Col
     return RESULTS.get((session.key, *(found or ()), *what), make)
 
 
-def _read(database: sqlite3.Connection, session: int, only: Mapping[str, str]) -> Columns:
+def _read_cases(database: sqlite3.Connection, session: int, only: Mapping[str, str]) -> Columns:
     where = "".join(f" and {name} = (select key from words where word = ?)" for name in only)
     cursor = database.cursor()
     cursor.row_factory = None
@@ -81,7 +83,7 @@ def _read_outputs(database: sqlite3.Connection, session: int) -> Columns:
 _NAMES = _TYPE.names or ()
 
 
-class Words:
+class WordLookup:
     """Texts of an index by key, read on demand. Negative keys are texts that are not in the index."""
 
     def __init__(self, database: sqlite3.Connection, others: Mapping[int, str]) -> None:

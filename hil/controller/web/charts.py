@@ -9,15 +9,17 @@ from typing import Any
 
 from hil.controller.analysis.steps import Level
 from hil.controller.web.entries import gravest_kind
-from hil.controller.web.series import HistoryFilter, Measure, Point, Series
+from hil.controller.web.series import HistoryFilter, HistoryMeasure, Point, Series
 
 UNITS = {"device_p50_ns": "ns", "host_s": "s", "compile_s": "s", "program_bytes": "B", "sqnr_db": "dB"}
 
 
-def case_chart(series: Series, measure: Measure, asked: HistoryFilter, remarks: Mapping[int, Any]) -> dict[str, Any]:
+def case_chart(
+    series: Series, measure: HistoryMeasure, asked: HistoryFilter, remarks: Mapping[int, Any]
+) -> dict[str, Any]:
     """Return the chart for a case's history. ``remarks`` maps point indices to remarks."""
-    places, labels = _places(series.points, asked.x)
-    chart = _chart(
+    places, labels = _place_points(series.points, asked.x)
+    chart = _make_chart(
         measure.title,
         UNITS.get(measure.column, ""),
         places,
@@ -29,10 +31,10 @@ def case_chart(series: Series, measure: Measure, asked: HistoryFilter, remarks: 
     chart["kinds"] = [gravest_kind([one.outcome], finished=True) for one in series.points]
     chart["steps"] = [{"at": one.index, "worse": one.worse} for one in series.steps]
     chart["remarks"] = sorted(remarks)
-    return _in_order(chart)
+    return _sort_by_x(chart)
 
 
-def _chart(
+def _make_chart(
     title: str,
     unit: str,
     places: Sequence[float],
@@ -78,16 +80,16 @@ def plain_chart(
     Args:
         worse: 1 if larger values are worse, -1 if smaller values are worse.
     """
-    chart = _chart(title, unit, [one or 0.0 for one in times], [], values, judged, levels)
+    chart = _make_chart(title, unit, [one or 0.0 for one in times], [], values, judged, levels)
     chart |= {"kinds": list(kinds), "remarks": list(remarks)}
     chart["steps"] = [
         {"at": judged[now.start], "worse": (now.median - was.median) * worse > 0}
         for was, now in itertools.pairwise(levels)
     ]
-    return _in_order(chart)
+    return _sort_by_x(chart)
 
 
-def _places(points: Sequence[Point], by: str) -> tuple[list[float], list[str]]:
+def _place_points(points: Sequence[Point], by: str) -> tuple[list[float], list[str]]:
     """Return the points' x coordinates, and the axis labels. Labels are empty if x is a time."""
     if not by or by == "time":
         return [one.created or 0.0 for one in points], []
@@ -107,7 +109,7 @@ def label_of(point: Point, by: str) -> str:
     return f"{by} {point.versions.get(by, '-')}"
 
 
-def _in_order(chart: dict[str, Any]) -> dict[str, Any]:
+def _sort_by_x(chart: dict[str, Any]) -> dict[str, Any]:
     """Return the chart with points sorted by x."""
     order = sorted(range(len(chart["x"])), key=lambda index: chart["x"][index])
     if order == list(range(len(order))):

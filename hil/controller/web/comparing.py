@@ -1,7 +1,7 @@
 """Compare two sides case by case: new failures, fixes, and changed numbers.
 
 All cases are compared at once, as columns (:mod:`hil.controller.web.moves`, :mod:`hil.controller.web.movers`).
-:class:`Pair` and :class:`Mover` objects are created only for displayed cases.
+:class:`CasePair` and :class:`Mover` objects are created only for displayed cases.
 """
 
 from __future__ import annotations
@@ -15,23 +15,33 @@ from functools import cached_property
 import numpy as np
 
 from hil.controller.analysis.bench.stats import Comparison
-from hil.controller.web.case_columns import Words
+from hil.controller.web.case_columns import WordLookup
 from hil.controller.web.movers import NOTHING, NUMBERS, SAME, WORDS, Movers, movers_of
 from hil.controller.web.moves import LACKING, MOVES, Pairs, pairs_of
-from hil.controller.web.sessions import Session
+from hil.controller.web.sessions import IndexedSession
 from hil.controller.web.side_cases import Places, SideCases, side_cases
-from hil.controller.web.sides import Side
+from hil.controller.web.sides import ComparedSide
 from hil.controller.workloads.suites.reports.results import is_failing
 
-__all__ = ["MOVES", "NOTHING", "NUMBERS", "SAME", "Compared", "Ends", "Mover", "Pair", "compare_sides"]
+__all__ = [
+    "MOVES",
+    "NOTHING",
+    "NUMBERS",
+    "SAME",
+    "CaseOutcomes",
+    "CasePair",
+    "ComparisonResult",
+    "Mover",
+    "compare_sides",
+]
 
 
 @dataclass(frozen=True)
-class Ends:
+class CaseOutcomes:
     """A case's outcomes on one side."""
 
     outcomes: Mapping[str, int]  # outcome before expectations are applied -> session count; latest first
-    session: Session | None = None  # the latest session with this case, if any
+    session: IndexedSession | None = None  # the latest session with this case, if any
     message: str = ""  # preferably from a failing session
     samples: int = 0  # how many sessions have this case
 
@@ -42,12 +52,12 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Pair:
+class CasePair:
     """Case that exists on one or both sides."""
 
     name: str
-    before: Ends
-    after: Ends
+    before: CaseOutcomes
+    after: CaseOutcomes
     move: str  # from MOVES; "" if unchanged
 
     @property
@@ -60,7 +70,7 @@ class Pair:
 class Mover:
     """A case's number on both sides."""
 
-    pair: Pair
+    pair: CasePair
     what: str  # from NUMBERS
     # before, after: the median if there are multiple samples.
     before: float
@@ -87,12 +97,12 @@ class Mover:
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class ComparisonResult:
     """Result from comparing two sides case by case."""
 
     a: SideCases
     b: SideCases
-    words: Words
+    words: WordLookup
     columns: Pairs
     numbers: Mapping[str, Movers]  # NUMBERS key -> all cases with that number on both sides
 
@@ -124,7 +134,7 @@ class Compared:
         return float(np.exp(np.log(ratios).mean())) if ratios.size else None
 
     @property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[CasePair]:
         """All cases."""
         return self.pairs_at(np.arange(self.total))
 
@@ -137,16 +147,16 @@ class Compared:
         """Return the names of cases."""
         return self.words.of(self.columns.names[pairs])
 
-    def pairs_at(self, places: Places) -> list[Pair]:
+    def pairs_at(self, places: Places) -> list[CasePair]:
         """Return the cases at the given places."""
         columns = self.columns
         for side, cases in ((self.a, columns.before[places]), (self.b, columns.after[places])):
             self.words.of(side.messages(cases[cases >= 0]))  # read all messages in a single query
         found = []
         for place, name in zip(places, self.names(places), strict=True):
-            before = self._ends(self.a, columns.before[place], columns.was[place])
-            after = self._ends(self.b, columns.after[place], columns.became[place])
-            found.append(Pair(name, before, after, columns.move(place)))
+            before = self._read_outcomes(self.a, columns.before[place], columns.was[place])
+            after = self._read_outcomes(self.b, columns.after[place], columns.became[place])
+            found.append(CasePair(name, before, after, columns.move(place)))
         return found
 
     def movers_at(self, what: str, places: Places) -> list[Mover]:
@@ -154,7 +164,7 @@ class Compared:
         one = self.numbers[what]
         found = []
         for place, pair in zip(places, self.pairs_at(one.pair[places]), strict=True):
-            before, after = (_plain(float(values[place]), what) for values in (one.before, one.after))
+            before, after = (_restore_int(float(values[place]), what) for values in (one.before, one.after))
             ratio = float(one.ratio[place])
             mover = Mover(
                 pair,
@@ -173,23 +183,23 @@ class Compared:
             found.append(mover)
         return found
 
-    def _ends(self, side: SideCases, case: int, word: int) -> Ends:
+    def _read_outcomes(self, side: SideCases, case: int, word: int) -> CaseOutcomes:
         if case < 0:
-            return Ends({self.words.of([word])[0]: 1})
+            return CaseOutcomes({self.words.of([word])[0]: 1})
         samples = side.samples_of(case)
         outcomes = Counter(self.words.of(side.ended[samples]))
         (message,) = self.words.of(side.messages(np.array([case])))
-        return Ends(outcomes, side.sessions[side.session[samples[0]]], message, samples.size)
+        return CaseOutcomes(outcomes, side.sessions[side.session[samples[0]]], message, samples.size)
 
 
-def _plain(value: float, what: str) -> float:
+def _restore_int(value: float, what: str) -> float:
     """Convert whole program sizes back to int."""
     return int(value) if what == "artifact_bytes" and value.is_integer() else value
 
 
-def compare_sides(database: sqlite3.Connection, a: Side, b: Side) -> Compared:
+def compare_sides(database: sqlite3.Connection, a: ComparedSide, b: ComparedSide) -> ComparisonResult:
     """Compare the baseline ``a`` with ``b``. Raises UsageError if a side exceeds the result limit."""
-    words = Words(database, LACKING)
+    words = WordLookup(database, LACKING)
     old, new = (side_cases(database, side, words) for side in (a, b))
     pairs = pairs_of(old, new, words)
-    return Compared(old, new, words, pairs, {one.what: one for one in movers_of(old, new, pairs)})
+    return ComparisonResult(old, new, words, pairs, {one.what: one for one in movers_of(old, new, pairs)})

@@ -38,7 +38,7 @@ READER_S = 60.0
 CANCEL_S, _CANCELLED_S, EXIT_S = 0.2, 0.2, 0.9
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn server that processes at most :data:`MOST_WORKING` requests at a time.
 
     Args:
@@ -65,20 +65,20 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down without log messages about interrupted responses. Event streams always end this way."""
         told = logging.getLogger("uvicorn.error")
-        told.addFilter(_nothing)
+        told.addFilter(_reject_record)
         try:
             await super().shutdown(sockets)
             if self.server_state.tasks:  # just cancelled; wait until they end
                 await asyncio.wait(list(self.server_state.tasks), timeout=_CANCELLED_S)
         finally:
-            told.removeFilter(_nothing)
+            told.removeFilter(_reject_record)
 
 
-def _nothing(record: logging.LogRecord) -> bool:
+def _reject_record(record: logging.LogRecord) -> bool:
     return False
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """Connection with a timeout per request phase.
 
     At the connection limit, the server closes the connection that has waited longest for request headers.
@@ -95,35 +95,35 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request headers."""
         super().connection_made(transport)
-        self._look()
+        self._update_timeout()
         if len(self.connections) >= MOST_CONNECTIONS:
-            silent = [one for one in self.connections if isinstance(one, Connection) and one is not self]
+            silent = [one for one in self.connections if isinstance(one, HttpConnection) and one is not self]
             waiting = [(one._waits_since, one) for one in silent if one._waits_since is not None]
             if waiting:
-                min(waiting, key=lambda pair: pair[0])[1]._end()
+                min(waiting, key=lambda pair: pair[0])[1]._abort_connection()
 
     def data_received(self, data: bytes) -> None:
         """Process bytes. The deadline is extended only if they complete the headers or the body."""
         super().data_received(data)
-        self._look()
+        self._update_timeout()
 
     def on_response_complete(self) -> None:
         """Wait for the next request headers."""
         super().on_response_complete()
-        self._look()
+        self._update_timeout()
 
     def pause_writing(self) -> None:
         """Start the timeout for a client that does not read the response."""
         super().pause_writing()
         self._unread = True
-        self._set(READER_S)
+        self._start_timer(READER_S)
 
     def resume_writing(self) -> None:
         """Stop the timeout after the client reads."""
         super().resume_writing()
         self._unread = False
-        self._clear()
-        self._look()
+        self._cancel_timer()
+        self._update_timeout()
 
     def shutdown(self) -> None:
         """Accept no more requests. Close started responses, and abort others after :data:`CANCEL_S`."""
@@ -133,43 +133,43 @@ class Connection(H11Protocol):
             if cycle.response_started:
                 self.transport.close()
             else:
-                self.loop.call_later(CANCEL_S, self._end)
+                self.loop.call_later(CANCEL_S, self._abort_connection)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer and cancel the request, since the client cannot receive a response."""
-        self._clear()
+        self._cancel_timer()
         self._waits_since = None
         super().connection_lost(exc)
         if self.work is not None:
             self.work.cancel()
 
-    def _look(self) -> None:
+    def _update_timeout(self) -> None:
         if self._unread:
             return
         cycle: Any = self.cycle  # None in uvicorn until headers arrive
         if cycle is None or cycle.response_complete:
             if self._waits_since is None:
                 self._waits_since = self.loop.time()
-                self._set(HEAD_S)
+                self._start_timer(HEAD_S)
         elif cycle.more_body:
             if self._waits_since is not None or self._timer is None:
                 self._waits_since = None
-                self._set(BODY_S)
+                self._start_timer(BODY_S)
         else:
             self._waits_since = None
-            self._clear()
+            self._cancel_timer()
 
-    def _set(self, seconds: float) -> None:
-        self._clear()
-        self._timer = self.loop.call_later(seconds, self._end)
+    def _start_timer(self, seconds: float) -> None:
+        self._cancel_timer()
+        self._timer = self.loop.call_later(seconds, self._abort_connection)
 
-    def _clear(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _end(self) -> None:
-        self._clear()
+    def _abort_connection(self) -> None:
+        self._cancel_timer()
         self._waits_since = None
         self.connections.discard(self)
         self.transport.abort()
@@ -191,7 +191,7 @@ class _Work:
 class _Cancellable:
     """ASGI wrapper that makes a connection's requests cancellable."""
 
-    def __init__(self, connection: Connection, app: ASGIApp) -> None:
+    def __init__(self, connection: HttpConnection, app: ASGIApp) -> None:
         self._connection, self._app = connection, app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -59,7 +59,7 @@ def stays_chart(had: Sequence[Stay], cut: bool, boards: Sequence[str], hours: in
     used = board_use(had, boards, since, until, PARTS)
     known = min((one.begun for one in had if one.begun), default=None) if cut else None
     lines: dict[str, Any] = {name: [round(100 * share, 1) for share in shares] for name, shares in used.items()}
-    return Chart(hours, _times(since, hours), lines, known)
+    return Chart(hours, _split_span(since, hours), lines, known)
 
 
 def wait_chart(jobs: Sequence[Row], hours: int, now: float | None = None) -> tuple[Chart, list[Waits]]:
@@ -71,8 +71,8 @@ def wait_chart(jobs: Sequence[Row], hours: int, now: float | None = None) -> tup
         "median": [one.half for one in waits],
         "95th percentile": [one.most for one in waits],
     }
-    return Chart(hours, _times(since, hours), lines), waits
+    return Chart(hours, _split_span(since, hours), lines), waits
 
 
-def _times(since: float, hours: int) -> list[float]:
+def _split_span(since: float, hours: int) -> list[float]:
     return [since + part * hours * 3600 / PARTS for part in range(PARTS)]

@@ -49,12 +49,12 @@ class FarmLink:
         self.past = FarmPast()
         self.generation = 0  # increments after farm events, connects and disconnects
         self._changed = threading.Condition()
-        self._address, self._connect = address, connect or _connected
+        self._address, self._connect = address, connect or _open_client
         self._client: FarmClient | None = None
         self._newest = -1
         self._lately: dict[str, tuple[float, Any]] = {}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="hil-farm", daemon=True)
+        self._thread = threading.Thread(target=self._poll_until_closed, name="hil-farm", daemon=True)
 
     def __enter__(self) -> FarmLink:
         self._thread.start()
@@ -62,10 +62,10 @@ class FarmLink:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._tell()
+        self._notify_waiters()
         # The thread may be in a call that fails slowly.
         self._thread.join(_END_S)
-        self._drop()
+        self._close_client()
 
     def wait(self, seen: int) -> int:
         """Wait for a generation other than ``seen``, or for the server's end. Return the current generation."""
@@ -102,7 +102,7 @@ class FarmLink:
     def do(self, action: str, token: str, **arguments: Any) -> Any:
         """Change something at the farm with a token. Raises the errors of :meth:`ask`."""
         answer = self.client(token).do(action, **arguments)
-        self._tell()
+        self._notify_waiters()
         return answer
 
     def download(self, digest: str, to: Path, on_bytes: Callable[[int], None]) -> None:
@@ -120,28 +120,28 @@ class FarmLink:
         """Return a lookup from farm tokens to visitors."""
         return Visitors(lambda token: visitor_of(self.client(token), token))
 
-    def _watch(self) -> None:
+    def _poll_until_closed(self) -> None:
         while not self._over.is_set():
-            wait_s = LOOK_S if (error := self._looked()) is None else _AGAIN_S
+            wait_s = LOOK_S if (error := self._try_poll()) is None else _AGAIN_S
             if error is not None:
-                self._drop()
+                self._close_client()
                 self._newest = -1
                 if self.trouble != error.message:
                     self.trouble, self.hint = error.message, error.hint
-                    self._tell()
+                    self._notify_waiters()
             self._over.wait(wait_s)
 
-    def _looked(self) -> HilError | None:
+    def _try_poll(self) -> HilError | None:
         """Poll the farm. Return the error if it is unreachable."""
         try:
-            self._look()
+            self._poll_farm()
         except HilError as error:
             return error
         except ILL_FORMED:
             return FarmError("unexpected response from the farm", hint="run the same hil release on the farm")
         return None
 
-    def _look(self) -> None:
+    def _poll_farm(self) -> None:
         if self._client is None:
             client = self._connect(self._address())
             try:
@@ -151,27 +151,27 @@ class FarmLink:
                 raise
             self._client = client
             self.trouble = self.hint = ""
-            self._tell()
+            self._notify_waiters()
             with contextlib.suppress(HilError):
                 self.past.prepare(client.ask)
         newest = max((event["id"] for event in self._client.ask("events", limit=1)), default=0)
         if newest != self._newest:
             self._newest = newest
-            self._tell()
+            self._notify_waiters()
 
-    def _drop(self) -> None:
+    def _close_client(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(HilError):
                 client.close()
 
-    def _tell(self) -> None:
+    def _notify_waiters(self) -> None:
         with self._changed:
             self.generation += 1
             self._changed.notify_all()
 
 
-def _connected(address: FarmAddress) -> FarmClient:
+def _open_client(address: FarmAddress) -> FarmClient:
     return FarmClient(address, patience_s=0, call_s=_CALL_S)
 
 

@@ -41,7 +41,7 @@ class FarmMirror:
         self._floor = 0  # newest submission deleted to free space
         for one in (self.runs, self._blobs, self._done):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._thread = threading.Thread(target=self._watch, name="hil-farm-mirror", daemon=True)
+        self._thread = threading.Thread(target=self._mirror_until_closed, name="hil-farm-mirror", daemon=True)
 
     def __enter__(self) -> FarmMirror:
         self._thread.start()
@@ -51,7 +51,7 @@ class FarmMirror:
         # The link ends first, so the thread stops soon.
         self._thread.join(0.1)
 
-    def _watch(self) -> None:
+    def _mirror_until_closed(self) -> None:
         seen = -1
         while not self._link.over:
             seen = self._link.wait(seen)
@@ -71,40 +71,40 @@ class FarmMirror:
         for submission in sorted(made, reverse=True):
             if self._link.over:
                 return
-            name, key = str(submission), _key([row for row in rows if row["submission"] == submission])
-            if submission <= self._floor or key in self._nothing or self._mark(name) == key:
+            name, key = str(submission), _make_key([row for row in rows if row["submission"] == submission])
+            if submission <= self._floor or key in self._nothing or self._read_done_key(name) == key:
                 continue
-            if (jobs := self._ended(submission)) is not None:
-                self._fetch(name, _key(jobs), jobs)
+            if (jobs := self._list_ended_jobs(submission)) is not None:
+                self._fetch_submission(name, _make_key(jobs), jobs)
 
-    def _mark(self, name: str) -> str:
+    def _read_done_key(self, name: str) -> str:
         try:
             return read_text(self._done / name)
         except OSError:
             return ""
 
-    def _ended(self, submission: int) -> list[Mapping[str, Any]] | None:
+    def _list_ended_jobs(self, submission: int) -> list[Mapping[str, Any]] | None:
         """Return a submission's jobs, or None if some are still active."""
         jobs: list[Mapping[str, Any]] = self._link.ask("jobs", submission=submission, limit=100_000)
         return None if any(job["state"] not in ENDED for job in jobs) else jobs
 
-    def _fetch(self, name: str, key: str, jobs: Sequence[Mapping[str, Any]]) -> None:
+    def _fetch_submission(self, name: str, key: str, jobs: Sequence[Mapping[str, Any]]) -> None:
         # A recreated farm reuses names for different jobs.
-        self._delete(name)
+        self._delete_submission(name)
         self._room.begin()
         if not self._room.is_half_free:
             self._delete_unshared()
         try:
-            ended = [EndedJob.of_row(row) for row in self._results(name, jobs)]
+            ended = [EndedJob.of_row(row) for row in self._request_results(name, jobs)]
             if not any(one.result.files for one in ended):
                 self._nothing.add(key)
                 return
             while not self._fetch_files(name, ended):
-                if not self._evict(before=int(name)):
+                if not self._evict_older(before=int(name)):
                     self._floor = max(self._floor, int(name))
                     return
         except (HilError, *ILL_FORMED) as error:
-            self._delete(name)
+            self._delete_submission(name)
             if isinstance(error, FarmUnreachable):
                 raise
             self._nothing.add(key)
@@ -129,36 +129,36 @@ class FarmMirror:
             self._room.begin()
             self._room.take(0)
         except (NoRoom, TooLarge) as error:
-            self._delete(name)
+            self._delete_submission(name)
             self._delete_unshared()
             if isinstance(error, TooLarge):
                 raise
             return False
         return True
 
-    def _results(self, name: str, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def _request_results(self, name: str, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         try:
             found: list[Mapping[str, Any]] = self._link.ask("result", name=name, specs=True)
         except UsageError:  # the response exceeds the size limit
             return [row for job in jobs for row in self._link.ask("result", name=job["name"], specs=True)]
         return found
 
-    def _evict(self, before: int) -> bool:
+    def _evict_older(self, before: int) -> bool:
         """Delete older submissions to free half the space. Return False if there were none."""
-        older = sorted(number for number in self._kept() if number < before)
+        older = sorted(number for number in self._list_submissions() if number < before)
         for number in older:
             self._floor = max(self._floor, number)
-            self._delete(str(number))
+            self._delete_submission(str(number))
             self._delete_unshared()
             self._room.measure()
             if self._room.is_half_free:
                 break
         return bool(older)
 
-    def _kept(self) -> list[int]:
+    def _list_submissions(self) -> list[int]:
         return [int(path.name) for path in self._done.iterdir() if path.name.isdecimal()]
 
-    def _delete(self, name: str) -> None:
+    def _delete_submission(self, name: str) -> None:
         (self._done / name).unlink(missing_ok=True)
         shutil.rmtree(self.runs / name, ignore_errors=True)
 
@@ -170,7 +170,7 @@ class FarmMirror:
                     path.unlink()
 
 
-def _key(jobs: Sequence[Mapping[str, Any]]) -> str:
+def _make_key(jobs: Sequence[Mapping[str, Any]]) -> str:
     """Return a key that distinguishes submissions with the same number from different farms."""
     return f"{jobs[-1]['submission']} {jobs[-1]['queued_at']}"
 

@@ -93,12 +93,12 @@ class _Events:
 
     def read(self, ask: Ask) -> Sequence[Row]:
         for limit in (_EVENTS_AGAIN, _MORE_EVENTS) if self._known else (_EVENTS_AGAIN,):
-            new = self._told(ask, limit)
-            if self._goes_on(new, limit):
+            new = self._fetch_events(ask, limit)
+            if self._continues_known(new, limit):
                 break
         else:
             self._known, self._listed = {}, []
-            new = self._told(ask, MOST_EVENTS) if len(new) == limit else new
+            new = self._fetch_events(ask, MOST_EVENTS) if len(new) == limit else new
         told = {one["id"]: one for one in new if one["id"] not in self._known}
         if told:
             late = self._known and next(iter(told)) < next(reversed(self._known))
@@ -110,11 +110,11 @@ class _Events:
             self._listed = list(self._known.values())
         return self._listed
 
-    def _told(self, ask: Ask, limit: int) -> Sequence[Row]:
+    def _fetch_events(self, ask: Ask, limit: int) -> Sequence[Row]:
         found: Sequence[Row] = ask("events", limit=limit, **self._which)
         return found
 
-    def _goes_on(self, new: Sequence[Row], limit: int) -> bool:
+    def _continues_known(self, new: Sequence[Row], limit: int) -> bool:
         """Return True if the new events overlap the known ones and belong to the same farm."""
         if not (self._known and new):
             return False
@@ -132,23 +132,23 @@ class _Jobs:
     def read(self, ask: Ask, events: Sequence[Row]) -> Sequence[Row]:
         seen, self._seen = self._seen, events[-1]["id"] if events else 0
         lost = self._seen < seen or (len(events) >= MOST_EVENTS and events[0]["id"] > seen - _LATE)
-        if lost or not self._follow(ask, {one["job"] for one in events if one["id"] > seen - _LATE}):
+        if lost or not self._fetch_changes(ask, {one["job"] for one in events if one["id"] > seen - _LATE}):
             self._known = {}
-            self._put(ask("jobs", limit=MOST_JOBS))
+            self._store_rows(ask("jobs", limit=MOST_JOBS))
         for name in list(self._known)[: max(0, len(self._known) - MOST_JOBS)]:
             del self._known[name]
         return list(self._known.values())
 
-    def _follow(self, ask: Ask, stirred: set[str]) -> bool:
+    def _fetch_changes(self, ask: Ask, stirred: set[str]) -> bool:
         """Fetch new and changed jobs. Return False if all jobs must be fetched."""
         new: Sequence[Row] = ask("jobs", limit=_JOBS_AGAIN) if self._known else ()
         again = self._known.get(new[0]["name"]) if new else None
         if again is None or again["queued_at"] != new[0]["queued_at"]:
             return False
-        self._put(new)
+        self._store_rows(new)
         # The last jobs to start are usually among the newest started jobs.
         begun: Sequence[Row] = ask("jobs", state=_BEGUN, limit=_JOBS_AGAIN)
-        self._put([one for one in begun if one["name"] in self._known])
+        self._store_rows([one for one in begun if one["name"] in self._known])
         told = {one["name"] for one in (*new, *begun)}
         # Ended jobs do not change.
         left = [name for name in stirred - told if name in self._known and not self._known[name]["ended"]]
@@ -156,12 +156,12 @@ class _Jobs:
             return False
         for name in left:
             try:
-                self._put([ask("job", name=name)])
+                self._store_rows([ask("job", name=name)])
             except UsageError:  # the farm has deleted the job
                 del self._known[name]
         return True
 
-    def _put(self, rows: Sequence[Row]) -> None:
+    def _store_rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
             times = {name: row[name] for name in ("name", "queued_at", "started_at")}
             self._known[row["name"]] = {**times, "ended": row["state"] in ENDED}

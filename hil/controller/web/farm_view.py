@@ -81,7 +81,7 @@ def view_of(request: Request) -> FarmView:
 
 def farm_page(request: Request, template: str, values: Mapping[str, Any]) -> Response:
     """Render a page that updates after farm events."""
-    return site_of(request).page(request, template, address=_address(request), **values)
+    return site_of(request).page(request, template, address=_request_path(request), **values)
 
 
 def is_update(request: Request) -> bool:
@@ -93,7 +93,7 @@ def away_page(request: Request, error: FarmUnreachable) -> HTMLResponse:
     """Render a page for an unreachable farm. It reloads after the farm is back."""
     # htmx ignores responses with an error status.
     status = 200 if "hx-request" in request.headers else 503
-    values = {"message": error.message, "hint": error.hint, "address": _address(request)}
+    values = {"message": error.message, "hint": error.hint, "address": _request_path(request)}
     return site_of(request).page(request, "farm_away.html", status=status, **values)
 
 
@@ -106,5 +106,5 @@ async def form_of(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in found.items()}
 
 
-def _address(request: Request) -> str:
+def _request_path(request: Request) -> str:
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")

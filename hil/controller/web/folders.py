@@ -46,7 +46,7 @@ class _Stamp:
 
 
 @dataclass(frozen=True)
-class Found:
+class ScanResult:
     """Sessions and profiles below a directory."""
 
     sessions: Sequence[tuple[str, str, str]]  # id, record name, stamp
@@ -61,7 +61,7 @@ class Folders:
         self._stamps: dict[str, _Stamp] = {}
         self._looks = 0
 
-    def look(self, root: Path) -> Found:
+    def look(self, root: Path) -> ScanResult:
         """Scan for sessions below a directory, and for profiles outside sessions. Symbolic links are not followed."""
         self._looks += 1
         base = str(root)
@@ -70,19 +70,19 @@ class Folders:
         waiting = [(base, _DEPTH)]
         while waiting:
             place, depth = waiting.pop()
-            listing = self._listing(place)
+            listing = self._list_folder(place)
             if listing is None:
                 continue
             if listing.record:
-                sessions.append((place[skipped:] or ".", listing.record, self._stamp(place, listing)))
+                sessions.append((place[skipped:] or ".", listing.record, self._stamp_session(place, listing)))
             for name, kind, file in listing.profiles:
                 way = said("/".join(filter(None, (place[skipped:], name))))
-                profiles.append((way, kind, _changed(f"{place}/{file}")))
+                profiles.append((way, kind, _modified_time(f"{place}/{file}")))
             if depth:
                 waiting += [(f"{place}/{name}", depth - 1) for name in listing.below]
-        return Found(sessions, profiles)
+        return ScanResult(sessions, profiles)
 
-    def _stamp(self, place: str, listing: _Listing) -> str:
+    def _stamp_session(self, place: str, listing: _Listing) -> str:
         """Return a session's stamp. Sessions without recent writes are checked only in some scans."""
         known = self._stamps.get(place)
         if known and known.folder_ns == listing.changed_ns and (self._looks + known.turn) % _TURNS:
@@ -94,7 +94,7 @@ class Folders:
             self._stamps.pop(place, None)
         return stamp
 
-    def _listing(self, place: str) -> _Listing | None:
+    def _list_folder(self, place: str) -> _Listing | None:
         try:
             changed = os.stat(place).st_mtime_ns  # noqa: PTH116 - many, and often
             known = self._known.get(place)
@@ -137,7 +137,7 @@ def _changed_ns(stamp: str) -> int:
     return int(parts[1]) if len(parts) > 1 else 0
 
 
-def _changed(path: str) -> float:
+def _modified_time(path: str) -> float:
     try:
         return os.stat(path).st_mtime  # noqa: PTH116 - as above
     except OSError:

@@ -16,7 +16,7 @@ from hil.controller.web.readers import BISECT
 from hil.controller.web.readers.analyses import model_digest
 from hil.controller.web.readers.fields import MOST_BYTES, mapping, mappings
 from hil.controller.web.records import profile_names
-from hil.controller.web.sessions import SELECT_CASES, Session, find_case
+from hil.controller.web.sessions import SELECT_CASES, IndexedSession, find_case
 from hil.controller.workloads.suites.sources import BUILT_IN, look
 from hil.controller.workloads.suites.store import HEAD
 from hil.core.bounded_json import parse_json
@@ -34,7 +34,7 @@ _IMPORTED = "imported.mlir"
 class GraphRecord:
     """Model in a session."""
 
-    session: Session
+    session: IndexedSession
     case: str  # the whole model's case; "" if missing
     model: str
     named: NamedModel
@@ -51,7 +51,7 @@ class GraphRecord:
 
 
 def read_graph_record(
-    database: sqlite3.Connection, session: Session, case: str, roots: Sequence[Path], model: str = ""
+    database: sqlite3.Connection, session: IndexedSession, case: str, roots: Sequence[Path], model: str = ""
 ) -> GraphRecord:
     """Read a session's record about a model.
 
@@ -60,21 +60,21 @@ def read_graph_record(
     Raises:
         UsageError: the session has no model, or the record is unreadable.
     """
-    row = find_case(database, session, case) if case else _first_case(database, session, model)
+    row = find_case(database, session, case) if case else _find_first_case(database, session, model)
     if session.kind == "bisect":
-        return _of_bisect(session, roots)
+        return _read_bisect(session, roots)
     if row is None:
         raise UsageError(f"graph unavailable: {session.title} has no case{f' for model {model}' if model else ''}")
     if session.kind == "suite":
-        return _of_suite(database, session, str(row["model"]), roots)
+        return _read_suite(database, session, str(row["model"]), roots)
     if session.kind in ("run", "bench"):
-        return _of_run(session, str(row["model"]), roots)
+        return _read_run(session, str(row["model"]), roots)
     raise UsageError(
         f"graph unavailable for a {session.kind}", hint="graphs are available for runs, suites and bisections"
     )
 
 
-def _first_case(database: sqlite3.Connection, session: Session, model: str) -> sqlite3.Row | None:
+def _find_first_case(database: sqlite3.Connection, session: IndexedSession, model: str) -> sqlite3.Row | None:
     stem = model.removesuffix(".onnx")
     wanted = "and model in (select key from words where word in (?, ?))" if model else ""
     values = (session.key, stem, f"{stem}.onnx") if model else (session.key,)
@@ -84,8 +84,8 @@ def _first_case(database: sqlite3.Connection, session: Session, model: str) -> s
     return row
 
 
-def _of_run(session: Session, name: str, roots: Sequence[Path]) -> GraphRecord:
-    document = _document(Path(session.folder) / RECORD)
+def _read_run(session: IndexedSession, name: str, roots: Sequence[Path]) -> GraphRecord:
+    document = _read_document(Path(session.folder) / RECORD)
     request = mapping(document.get("request"))
     record = next((one for one in mappings(document.get("cases")) if one.get("name") == name), {})
     model = mapping(record.get("model"))
@@ -95,19 +95,22 @@ def _of_run(session: Session, name: str, roots: Sequence[Path]) -> GraphRecord:
         name,
         name,
         NamedModel(
-            _text(record.get("path")), _text(model.get("digest")), _dims(request), _text(request.get("function"))
+            _text_or_empty(record.get("path")),
+            _text_or_empty(model.get("digest")),
+            _parse_dims(request),
+            _text_or_empty(request.get("function")),
         ),
-        runtime=_text(mapping(record.get("artifact")).get("runtime")),
+        runtime=_text_or_empty(mapping(record.get("artifact")).get("runtime")),
         outputs=verdict.get("outputs"),
         placement=mapping(record.get("provenance")).get("placement"),
         profiles=profile_names(Path(session.folder), record).get("run", ()),
-        imported=_kept(_text(request.get("debug_ir")), name, session, roots),
+        imported=_find_imported(_text_or_empty(request.get("debug_ir")), name, session, roots),
     )
 
 
-def _of_bisect(session: Session, roots: Sequence[Path]) -> GraphRecord:
-    document = _document(Path(session.folder) / BISECT)
-    path = _text(document.get("model"))
+def _read_bisect(session: IndexedSession, roots: Sequence[Path]) -> GraphRecord:
+    document = _read_document(Path(session.folder) / BISECT)
+    path = _text_or_empty(document.get("model"))
     layers = mappings(document.get("layers"))
     return GraphRecord(
         session,
@@ -115,61 +118,65 @@ def _of_bisect(session: Session, roots: Sequence[Path]) -> GraphRecord:
         Path(path).name,
         NamedModel(path, model_digest(document)),
         document=document,
-        runtime=_text(document.get("runtime")),
+        runtime=_text_or_empty(document.get("runtime")),
         outputs=mapping(document.get("whole")).get("outputs"),
         ways=[way for way in ("isolated", "cumulative") if any(mapping(one.get(way)) for one in layers)],
     )
 
 
-def _of_suite(database: sqlite3.Connection, session: Session, model: str, roots: Sequence[Path]) -> GraphRecord:
+def _read_suite(
+    database: sqlite3.Connection, session: IndexedSession, model: str, roots: Sequence[Path]
+) -> GraphRecord:
     folder = Path(session.folder)
-    head = _document(folder / HEAD)
+    head = _read_document(folder / HEAD)
     request = mapping(head.get("request"))
     rows = database.execute(
         f"{SELECT_CASES} where session = ? and model = (select key from words where word = ?) order by number limit ?",
         (session.key, model, _MOST_CASES),
     ).fetchall()
-    records = _lines(folder / session.lines, rows)
+    records = _read_lines(folder / session.lines, rows)
     whole = next((one for one in records if not one.get("layer")), {})
-    name = _text(whole.get("id"))
+    name = _text_or_empty(whole.get("id"))
     settings = mapping(request.get("settings"))
     return GraphRecord(
         session,
         name,
         model,
-        NamedModel(*_suite_model(head, model, folder, roots), dims=_dims(request)),
-        runtime=_text(head.get("runtime")),
-        built_in=_own_suite(head),
+        NamedModel(*_find_suite_model(head, model, folder, roots), dims=_parse_dims(request)),
+        runtime=_text_or_empty(head.get("runtime")),
+        built_in=_built_in_suite(head),
         cases=[one for one in records if one.get("layer")],
-        group=_text(request.get("group")) or "node",
+        group=_text_or_empty(request.get("group")) or "node",
         outputs=whole.get("outputs"),
         placement=whole.get("placement"),
-        profiles=[str(folder / left)] if (left := _text(mapping(whole.get("left")).get("run profile"))) else (),
-        imported=_kept(_text(settings.get("debug_ir")), name, session, roots),
+        profiles=[str(folder / left)]
+        if (left := _text_or_empty(mapping(whole.get("left")).get("run profile")))
+        else (),
+        imported=_find_imported(_text_or_empty(settings.get("debug_ir")), name, session, roots),
     )
 
 
-def _own_suite(head: Mapping[str, Any]) -> str:
+def _built_in_suite(head: Mapping[str, Any]) -> str:
     """Return the built-in suite's name for a run, or "" for user models. Built-in suites have no place."""
-    name = _text(head.get("suite"))
+    name = _text_or_empty(head.get("suite"))
     return name if head.get("place") == "" and name in BUILT_IN.values() else ""
 
 
-def _suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: Sequence[Path]) -> tuple[str, str]:
+def _find_suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: Sequence[Path]) -> tuple[str, str]:
     """Return a suite model's path and digest. The digest is missing in old records.
 
     The path is empty for a built-in suite, and if the suite's source is not served.
     """
-    source, file = _text(head.get("source")), mapping(mapping(head.get("models")).get(model))
-    digest = _text(file.get("digest"))
-    if not source or _own_suite(head) or "\0" in source:
+    source, file = _text_or_empty(head.get("source")), mapping(mapping(head.get("models")).get(model))
+    digest = _text_or_empty(file.get("digest"))
+    if not source or _built_in_suite(head) or "\0" in source:
         return "", digest
-    path = _text(file.get("path"))
+    path = _text_or_empty(file.get("path"))
     there = path and "\0" not in path and any((start / path).is_file() for start in bases(folder, roots))
-    return path if digest and there else _named_so(source, model, folder, roots), digest
+    return path if digest and there else _find_in_source(source, model, folder, roots), digest
 
 
-def _named_so(source: str, model: str, folder: Path, roots: Sequence[Path]) -> str:
+def _find_in_source(source: str, model: str, folder: Path, roots: Sequence[Path]) -> str:
     """Return the file with the model's name in a suite's source."""
     for start in bases(folder, roots):
         place = start / source
@@ -196,7 +203,7 @@ def _is_small(place: Path) -> bool:
     return True
 
 
-def _kept(folder: str, name: str, session: Session, roots: Sequence[Path]) -> Path | None:
+def _find_imported(folder: str, name: str, session: IndexedSession, roots: Sequence[Path]) -> Path | None:
     """Return the program that ``--debug-ir`` stored, if it is in a served directory."""
     if not folder or "\0" in folder:
         return None
@@ -207,7 +214,7 @@ def _kept(folder: str, name: str, session: Session, roots: Sequence[Path]) -> Pa
     return None
 
 
-def _lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, Any]]:
+def _read_lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, Any]]:
     """Read records from a suite's lines file. Skip unreadable lines, and stop after MOST_BYTES."""
     found: list[Mapping[str, Any]] = []
     left = MOST_BYTES
@@ -219,7 +226,7 @@ def _lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, Any]]:
                     break
                 file.seek(row["place"])
                 try:
-                    record = _parsed(file.read(row["length"]))
+                    record = _parse_record(file.read(row["length"]))
                 except ValueError:
                     continue
                 if isinstance(record, dict) and record.get("id") == row["name"]:
@@ -229,9 +236,9 @@ def _lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, Any]]:
     return found
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def _read_document(path: Path) -> Mapping[str, Any]:
     try:
-        found = _parsed(read_file(path, MOST_BYTES))
+        found = _parse_record(read_file(path, MOST_BYTES))
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
@@ -239,24 +246,24 @@ def _document(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _parsed(data: bytes) -> Any:
+def _parse_record(data: bytes) -> Any:
     """Parse JSON. Replace lone surrogates, which a page cannot encode, with question marks."""
     found = parse_json(data)
-    return _whole(found) if b"\\ud" in data.lower() else found
+    return _replace_surrogates(found) if b"\\ud" in data.lower() else found
 
 
-def _whole(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
-        return {_whole(key): _whole(one) for key, one in value.items()}
-    return [_whole(one) for one in value] if isinstance(value, list) else value
+        return {_replace_surrogates(key): _replace_surrogates(one) for key, one in value.items()}
+    return [_replace_surrogates(one) for one in value] if isinstance(value, list) else value
 
 
-def _dims(request: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+def _parse_dims(request: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     dims = mapping(request.get("dims"))
     return tuple(sorted((name, size) for name, size in dims.items() if isinstance(size, int) and 0 <= size < 1 << 31))
 
 
-def _text(value: Any) -> str:
+def _text_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hil.controller.web.graph_records import read_graph_record
-from hil.controller.web.graphs import Side, make_side
+from hil.controller.web.graphs import GraphSide, make_side
 from hil.controller.web.readers import RECORDS
-from hil.controller.web.sessions import Session
-from hil.controller.web.site import Site
+from hil.controller.web.sessions import IndexedSession
+from hil.controller.web.site import WebSite
 
 # Maximum nodes in all cached graphs. A node takes a few hundred bytes.
 MOST_NODES = 50_000
@@ -20,33 +20,33 @@ MOST_NODES = 50_000
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
-class Sides:
+class GraphCache:
     """Cache for recent graphs. A graph becomes stale after a source file changes."""
 
     def __init__(self, most: int = MOST_NODES) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[object, ...], tuple[_Stamp, Side]] = OrderedDict()
+        self._known: OrderedDict[tuple[object, ...], tuple[_Stamp, GraphSide]] = OrderedDict()
 
-    def get(self, key: tuple[object, ...], record: Iterable[Path]) -> Side | None:
+    def get(self, key: tuple[object, ...], record: Iterable[Path]) -> GraphSide | None:
         """Return a cached graph, or None if it is missing or stale."""
         with self._lock:
             if key not in self._known:
                 return None
             stamp, side = self._known[key]
             self._known.move_to_end(key)
-        return side if stamp == _stamp((*record, *side.files)) else None
+        return side if stamp == _stamp_files((*record, *side.files)) else None
 
-    def put(self, key: tuple[object, ...], record: Iterable[Path], side: Side) -> None:
+    def put(self, key: tuple[object, ...], record: Iterable[Path], side: GraphSide) -> None:
         """Cache a graph, and evict the least recently used graphs."""
         with self._lock:
-            self._known[key] = (_stamp((*record, *side.files)), side)
+            self._known[key] = (_stamp_files((*record, *side.files)), side)
             self._known.move_to_end(key)
             while len(self._known) > 1 and sum(len(one.graph.nodes) for _, one in self._known.values()) > self._most:
                 self._known.popitem(last=False)
 
 
-def _stamp(files: Iterable[Path]) -> _Stamp:
+def _stamp_files(files: Iterable[Path]) -> _Stamp:
     found = []
     for file in files:
         try:
@@ -57,12 +57,19 @@ def _stamp(files: Iterable[Path]) -> _Stamp:
     return tuple(found)
 
 
-_sides = Sides()
+_sides = GraphCache()
 
 
 def read_side(
-    database: sqlite3.Connection, site: Site, session: Session, kind: str, way: str, *, case: str = "", model: str = ""
-) -> Side:
+    database: sqlite3.Connection,
+    site: WebSite,
+    session: IndexedSession,
+    kind: str,
+    way: str,
+    *,
+    case: str = "",
+    model: str = "",
+) -> GraphSide:
     """Return a session's graph. ``case`` or ``model`` select the model; the default is the first one.
 
     Raises:
@@ -74,9 +81,9 @@ def read_side(
     key = (tuple(site.roots), session.folder, session.cases, case, model, kind, way)
     if (known := _sides.get(key, files)) is not None:
         return known
-    before = _stamp(files)
+    before = _stamp_files(files)
     side = make_side(site, read_graph_record(database, session, case, site.roots, model), kind, way)
     # Do not cache a graph if its record changed during reading.
-    if side.files and before == _stamp(files):
+    if side.files and before == _stamp_files(files):
         _sides.put(key, files, side)
     return side

@@ -35,8 +35,8 @@ from hil.controller.web.index import joined
 from hil.controller.web.made import check_room
 from hil.controller.web.models import FoundModel, digest_now, find_model, is_recorded, kept_onnx
 from hil.controller.web.profiles import named_profiles
-from hil.controller.web.sessions import Session
-from hil.controller.web.site import Site
+from hil.controller.web.sessions import IndexedSession
+from hil.controller.web.site import WebSite
 from hil.controller.workloads.suites.zoo import zoo_models
 from hil.errors import HilError, ImportFailed, UsageError
 
@@ -50,10 +50,10 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Side:
+class GraphSide:
     """Graph with values for nodes."""
 
-    session: Session
+    session: IndexedSession
     case: str
     kind: str  # from KINDS
     model: str  # model name
@@ -77,7 +77,7 @@ class Side:
         return {node.name: place for place, node in enumerate(self.graph.nodes)}
 
 
-def make_side(site: Site, record: GraphRecord, kind: str, way: str) -> Side:
+def make_side(site: WebSite, record: GraphRecord, kind: str, way: str) -> GraphSide:
     """Build a graph from a session's record.
 
     If the model is not available, show the recorded nodes in order, without edges.
@@ -89,12 +89,12 @@ def make_side(site: Site, record: GraphRecord, kind: str, way: str) -> Side:
         raise UsageError(f"unknown graph {kind!r}", hint=f"valid graphs: {', '.join(KINDS)}")
     if way not in WAYS:
         raise UsageError(f"invalid layer mode {way!r}", hint=f"valid modes: {', '.join(WAYS)}")
-    found = _built_in(record) or find_model(record.named, Path(record.session.folder), site.roots)
+    found = _find_built_in(record) or find_model(record.named, Path(record.session.folder), site.roots)
     notes: list[str] = []
-    drawn = _as_onnx(found, record)
-    model = _model(found, drawn, record, notes)
-    layers = _layers(record, drawn, way, model, notes)
-    operations, profile = _operations(site, record, notes)
+    drawn = _convert_to_onnx(found, record)
+    model = _draw_model(found, drawn, record, notes)
+    layers = _read_layers(record, drawn, way, model, notes)
+    operations, profile = _read_operations(site, record, notes)
     # Without a model, return no files, so that the graph is not cached: the model may become available later.
     files = [file for file in (found.path, record.imported, profile) if file] if model else []
     alone, timed = of_layers(layers), of_totals(operations)
@@ -111,22 +111,22 @@ def make_side(site: Site, record: GraphRecord, kind: str, way: str) -> Side:
         if not operations:
             raise UsageError("\n".join([f"{record.session.title} has no profile", *notes]), hint=_PROFILE_HINT)
         graph = dispatch_graph(operations, record.model, model[0] if model else None)
-        return _side(record, kind, graph, {}, of_operations(graph, operations, values), notes, files)
+        return _build_side(record, kind, graph, {}, of_operations(graph, operations, values), notes, files)
     if kind == "imported":
-        graph, layout = _imported(record, found, notes)
-        return _side(record, kind, graph, layout, of_members(graph, values), notes, files)
-    graph, layout = model or _from_record(record, layers, values, notes)
+        graph, layout = _draw_imported(record, found, notes)
+        return _build_side(record, kind, graph, layout, of_members(graph, values), notes, files)
+    graph, layout = model or _draw_record(record, layers, values, notes)
     holders = graph.holders()
     named = {graph.nodes[holders[name]].name: value for name, value in values.items() if name in holders}
     if lost := sorted(set(values) - set(holders) - set(of_outputs(record.outputs, record.case))):
         notes.append(f"{len(lost)} nodes of the record are missing from the model file, such as {lost[0]}")
-    return _side(record, kind, graph, layout, named, notes, files)
+    return _build_side(record, kind, graph, layout, named, notes, files)
 
 
 _PROFILE_HINT = "hil run MODEL --profile DIR writes a profile"
 
 
-def _side(
+def _build_side(
     record: GraphRecord,
     kind: str,
     graph: ModelGraph,
@@ -134,31 +134,31 @@ def _side(
     values: Mapping[str, NodeValue],
     notes: Sequence[str],
     files: Sequence[Path],
-) -> Side:
+) -> GraphSide:
     placed = layout or layered(len(graph.nodes), graph.edges)
     told = tuple(dict.fromkeys((*notes, *graph.notes)))
-    return Side(record.session, record.case, kind, record.model, graph, placed, values, told, record.ways, files)
+    return GraphSide(record.session, record.case, kind, record.model, graph, placed, values, told, record.ways, files)
 
 
-def _built_in(record: GraphRecord) -> FoundModel | None:
+def _find_built_in(record: GraphRecord) -> FoundModel | None:
     """Return a built-in model's file. A missing file is generated."""
     if record.built_in != "models":
         return None
-    model = next((one for one in zoo_models(_context(default_root())) if one.name == record.model), None)
+    model = next((one for one in zoo_models(_run_context(default_root())) if one.name == record.model), None)
     return FoundModel(model.path, digest_now(model.path), inside=True) if model is not None else None
 
 
 Drawn = tuple[ModelGraph, Mapping[str, Any]]
 
 
-def _as_onnx(found: FoundModel, record: GraphRecord) -> FoundModel:
+def _convert_to_onnx(found: FoundModel, record: GraphRecord) -> FoundModel:
     """Return the model as an ONNX file: the file itself, or its cached conversion."""
     if found.path is None or found.path.suffix.lower() == ".onnx":
         return found
-    return kept_onnx(found, record.named, _context(default_root()))
+    return kept_onnx(found, record.named, _run_context(default_root()))
 
 
-def _model(found: FoundModel, drawn: FoundModel, record: GraphRecord, notes: list[str]) -> Drawn | None:
+def _draw_model(found: FoundModel, drawn: FoundModel, record: GraphRecord, notes: list[str]) -> Drawn | None:
     if found.path is None or drawn.path is None:
         notes.append(found.why or drawn.why)
         return None
@@ -176,7 +176,7 @@ def _model(found: FoundModel, drawn: FoundModel, record: GraphRecord, notes: lis
     return ModelGraph.from_json(document), document["layout"]
 
 
-def _imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> Drawn:
+def _draw_imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> Drawn:
     kept = record.imported
     if record.runtime not in ("", "iree"):
         raise UsageError(f"a program for {record.runtime} is not imported: only IREE programs are")
@@ -201,7 +201,7 @@ def _imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> Drawn
 
 def graph_of(function: IsolatedFunction, digest: str, **arguments: Any) -> Any:
     """Return a function's result for a file from an isolated process. The user's cache stores results by digest."""
-    context = _context(default_root())
+    context = _run_context(default_root())
     key = Cache.key("graph", function=getattr(function, "__name__", ""), digest=digest, version=_VERSION, **arguments)
 
     def compute() -> Any:
@@ -216,11 +216,11 @@ def graph_of(function: IsolatedFunction, digest: str, **arguments: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=2)
-def _context(root: Path) -> RunContext:
+def _run_context(root: Path) -> RunContext:
     return RunContext(Cache(root), Isolated(2))
 
 
-def _layers(
+def _read_layers(
     record: GraphRecord, found: FoundModel, way: str, model: Drawn | None, notes: list[str]
 ) -> list[LayerValue]:
     if record.session.kind == "bisect":
@@ -243,7 +243,7 @@ def _layers(
     return layers
 
 
-def _operations(site: Site, record: GraphRecord, notes: list[str]) -> tuple[list[Total], Path | None]:
+def _read_operations(site: WebSite, record: GraphRecord, notes: list[str]) -> tuple[list[Total], Path | None]:
     found = named_profiles(site.roots, Path(record.session.folder), record.case, {"run": record.profiles})
     if not (found and found[0].key):
         notes += ["profile deleted, or outside the served directories"] if record.profiles else []
@@ -253,7 +253,7 @@ def _operations(site: Site, record: GraphRecord, notes: list[str]) -> tuple[list
         look = (folder / TABLE).stat()
         if look.st_size > MOST_TABLE_BYTES:
             raise UsageError(f"profile exceeds the size limit for pages: {look.st_size >> 20} MiB")
-        return _timed(folder, look.st_size, look.st_mtime_ns), folder / TABLE
+        return _read_timed_operations(folder, look.st_size, look.st_mtime_ns), folder / TABLE
     except OSError as error:
         notes.append(f"cannot read the profile: {error.strerror}")
     except HilError as error:
@@ -262,11 +262,11 @@ def _operations(site: Site, record: GraphRecord, notes: list[str]) -> tuple[list
 
 
 @functools.lru_cache(maxsize=16)
-def _timed(folder: Path, size: int, changed: int) -> list[Total]:
+def _read_timed_operations(folder: Path, size: int, changed: int) -> list[Total]:
     return timed_operations(read_profile(folder).rows)
 
 
-def _from_record(
+def _draw_record(
     record: GraphRecord, layers: Sequence[LayerValue], values: Mapping[str, NodeValue], notes: Sequence[str]
 ) -> Drawn:
     """Return the recorded nodes without edges, for a model that is not available."""
@@ -287,14 +287,14 @@ def _from_record(
 
 
 @dataclass(frozen=True)
-class Choice:
+class GraphChoice:
     """Option in a list: a model in the session, or a session with the same model."""
 
     value: str
     name: str
 
 
-def models_of(database: sqlite3.Connection, session: Session) -> list[Choice]:
+def models_of(database: sqlite3.Connection, session: IndexedSession) -> list[GraphChoice]:
     """Return the session's models with their first cases."""
     if session.kind == "bisect":
         return []
@@ -304,10 +304,10 @@ def models_of(database: sqlite3.Connection, session: Session) -> list[Choice]:
         " group by model order by 3 limit 500",
         (session.key,),
     )
-    return [Choice(row[0], row[1]) for row in rows if row[1]]
+    return [GraphChoice(row[0], row[1]) for row in rows if row[1]]
 
 
-def beside(database: sqlite3.Connection, session: Session, model: str) -> list[Choice]:
+def beside(database: sqlite3.Connection, session: IndexedSession, model: str) -> list[GraphChoice]:
     """Return the sessions that contain the same model, newest first."""
     stem = model.removesuffix(".onnx")
     names = (stem, f"{stem}.onnx")
@@ -320,7 +320,7 @@ def beside(database: sqlite3.Connection, session: Session, model: str) -> list[C
         (*(joined([name]) for name in names), *names),
     )
     return [
-        Choice(f"{row[0]}:{row[1]}", f"{row[1]} ({row[2]}, {(row[3] or '').strip().replace(chr(10), ', ')})")
+        GraphChoice(f"{row[0]}:{row[1]}", f"{row[1]} ({row[2]}, {(row[3] or '').strip().replace(chr(10), ', ')})")
         for row in rows
         if (row[0], row[1]) != (session.root, session.id)
     ]

@@ -1,7 +1,7 @@
 """SQLite index for stored sessions. It only caches data and can be deleted at any time.
 
-Repeated texts are keys into ``words``. A single process writes (:class:`Writer`); multiple threads read
-(:class:`Reader`).
+Repeated texts are keys into ``words``. A single process writes (:class:`IndexWriter`); multiple threads read
+(:class:`IndexReader`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ SEPARATOR = "\n"
 
 
 @dataclass(frozen=True)
-class Known:
+class IndexedState:
     """A session directory's indexed state."""
 
     key: int
@@ -109,7 +109,7 @@ class Known:
     damaged: int
 
 
-class Writer:
+class IndexWriter:
     """Index writer, unless a different process has the lock. A context manager.
 
     Raises:
@@ -128,7 +128,7 @@ class Writer:
         self._words: dict[str, int] = {}
         self.take()
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> IndexWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,7 +154,7 @@ class Writer:
                 self._lock.acquire()
             except filelock.Timeout:
                 return False
-        self._opened = _opened(self.path)
+        self._opened = _open_index(self.path)
         self._file = _file_number(self.path)
         self.opened += 1
         return True
@@ -173,19 +173,19 @@ class Writer:
             database.close()
         self._words.clear()
 
-    def known(self, root: int) -> dict[str, Known]:
+    def known(self, root: int) -> dict[str, IndexedState]:
         """Return a runs directory's indexed sessions by id."""
         rows = self._database.execute(
             "select id, key, stamp, read_bytes, cases, damaged from sessions where root = ?", (root,)
         )
-        return {row[0]: Known(*row[1:]) for row in rows}
+        return {row[0]: IndexedState(*row[1:]) for row in rows}
 
     def keep_profiles(self, root: int, found: Sequence[tuple[str, str, float]]) -> bool:
         """Store a runs directory's profiles as path, kind and modification time. Return True if they changed."""
         known = self._database.execute("select way, kind, changed from profiles where root = ?", (root,)).fetchall()
         if known == sorted(found):
             return False
-        with self._transaction():
+        with self._run_transaction():
             self._database.execute("delete from profiles where root = ?", (root,))
             self._database.executemany(
                 "insert or replace into profiles values (?, ?, ?, ?)", [(root, *one) for one in found]
@@ -194,9 +194,9 @@ class Writer:
 
     def forget(self, keys: Iterable[int]) -> None:
         """Delete sessions from the index."""
-        with self._transaction():
+        with self._run_transaction():
             for key in keys:
-                self._unjudge(key)
+                self._mark_unjudged(key)
                 for table, column in _OF_SESSIONS:
                     self._database.execute(f"delete from {table} where {column} = ?", (key,))
 
@@ -219,7 +219,7 @@ class Writer:
             self._opened.commit()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _run_transaction(self) -> Iterator[None]:
         database = self._database
         try:
             yield
@@ -249,7 +249,7 @@ class Writer:
             damaged: unreadable lines in that file.
             fresh: delete the session's previous cases.
         """
-        with self._transaction():
+        with self._run_transaction():
             row = self._database.execute(
                 "select key from sessions where root = ? and id = ?", (root, session.id)
             ).fetchone()
@@ -259,25 +259,25 @@ class Writer:
             else:
                 key = int(row[0])
                 if fresh:
-                    self._unjudge(key)
+                    self._mark_unjudged(key)
                     for table in ("cases", "outputs"):
                         self._database.execute(f"delete from {table} where session = ?", (key,))
             outputs: list[tuple[object, ...]] = []
-            self._database.executemany(_CASE, (self._row(key, case, outputs) for case in cases))
+            self._database.executemany(_CASE, (self._make_case_row(key, case, outputs) for case in cases))
             self._database.executemany(_OUTPUT, outputs)
-            self._unjudge(key)
-            self._describe(key, folder, session, stamp, read_bytes, damaged)
+            self._mark_unjudged(key)
+            self._update_session(key, folder, session, stamp, read_bytes, damaged)
         return key
 
     def work(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on the database in one transaction."""
-        with self._transaction():
+        with self._run_transaction():
             return work(self._database)
 
-    def _unjudge(self, key: int) -> None:
+    def _mark_unjudged(self, key: int) -> None:
         self._database.execute("insert or ignore into unjudged select name, board from cases where session = ?", (key,))
 
-    def _describe(
+    def _update_session(
         self, key: int, folder: Path, session: SessionEntry, stamp: str, read_bytes: int, damaged: int
     ) -> None:
         counted = self._database.execute(
@@ -318,23 +318,23 @@ class Writer:
             else gravest_kind([*outcomes, session.outcome], finished=session.finished),
             "outcomes": json.dumps(dict(outcomes.most_common())),
             "cases": total,
-            "failing": sum(count for word, count in outcomes.items() if _failing(word)),
-            **self._times(key),
+            "failing": sum(count for word, count in outcomes.items() if _is_failing(word)),
+            **self._sum_device_times(key),
             "stamp": stamp,
             "read_bytes": read_bytes,
             "damaged": damaged,
         }
         names = ", ".join(f"{name} = ?" for name in values)
-        held = (_held(value) if isinstance(value, str) else value for value in values.values())
+        held = (_replace_surrogates(value) if isinstance(value, str) else value for value in values.values())
         self._database.execute(f"update sessions set {names} where key = ?", (*held, key))
         shown = (session.id, session.title, session.flow, session.branch, session.commit, session.command)
         lists = (*models, *boards, *session.runtimes, *session.compilers, *session.labels)
         self._database.execute(
             "insert or replace into session_texts (rowid, text) values (?, ?)",
-            (key, _held("\n".join((*shown, *lists)))),
+            (key, _replace_surrogates("\n".join((*shown, *lists)))),
         )
 
-    def _times(self, key: int) -> dict[str, object]:
+    def _sum_device_times(self, key: int) -> dict[str, object]:
         row = self._database.execute(
             "select sum(device_p50_ns), count(*) from cases"
             " where session = ? and device_p50_ns > 0 and iterations >= ?",
@@ -342,14 +342,14 @@ class Writer:
         ).fetchone()
         return {"device_ns": row[0], "device_cases": row[1]}
 
-    def _row(self, key: int, case: CaseEntry, outputs: list[tuple[object, ...]]) -> tuple[object, ...]:
+    def _make_case_row(self, key: int, case: CaseEntry, outputs: list[tuple[object, ...]]) -> tuple[object, ...]:
         """Return a row of ``cases``. Append output rows to ``outputs`` if there are multiple."""
         for one in case.outputs:
-            names = self._word(case.name), self._word(one.name)
+            names = self._word_key(case.name), self._word_key(one.name)
             outputs.append((key, *names, case.number, one.max_abs, one.sqnr_db))
-        return (key, *map(self._word, _words_of(case)), *_numbers_of(case))
+        return (key, *map(self._word_key, _words_of(case)), *_numbers_of(case))
 
-    def _word(self, word: str) -> int:
+    def _word_key(self, word: str) -> int:
         if (key := self._words.get(word)) is None:
             self._database.execute("insert or ignore into words (word) values (?)", (word,))
             key = int(self._database.execute("select key from words where word = ?", (word,)).fetchone()[0])
@@ -366,11 +366,11 @@ _STEPS = 100_000
 _WORDS_HELD = 200_000
 
 
-def _failing(outcome: str) -> bool:
+def _is_failing(outcome: str) -> bool:
     return gravest_kind([outcome], finished=True) in ("board", "error", "fail")
 
 
-def _held(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which SQLite cannot store."""
     return text.encode(errors="replace").decode()
 
@@ -381,16 +381,16 @@ def joined(names: Iterable[str]) -> str:
     return SEPARATOR.join(("", *found, "")) if found else ""
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open_index(path: Path) -> sqlite3.Connection:
     """Open the index. Create it if it is missing, damaged or from a different version."""
     try:
-        return _connected(path)
+        return _connect_index(path)
     except sqlite3.DatabaseError:
         remove(path)
-        return _connected(path)
+        return _connect_index(path)
 
 
-def _connected(path: Path, wait_s: float = 30.0) -> sqlite3.Connection:
+def _connect_index(path: Path, wait_s: float = 30.0) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=wait_s, check_same_thread=False)
     try:
         found = database.execute("pragma user_version").fetchone()[0]
@@ -412,7 +412,7 @@ def _connected(path: Path, wait_s: float = 30.0) -> sqlite3.Connection:
 def _lacks_tables(path: Path) -> bool:
     """Return True if an index lacks tables, or SQLite cannot read it."""
     try:
-        with contextlib.closing(_connected(path, wait_s=0.0)) as database:
+        with contextlib.closing(_connect_index(path, wait_s=0.0)) as database:
             tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
     except sqlite3.OperationalError:
         return False
@@ -435,7 +435,7 @@ def remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-class Reader:
+class IndexReader:
     """Read-only access to the index, with a connection per thread."""
 
     def __init__(self, path: Path) -> None:
@@ -445,7 +445,7 @@ class Reader:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Open a snapshot on this thread's connection. Raises sqlite3.Error if the index is missing or damaged."""
-        database = self._connection()
+        database = self._thread_connection()
         try:
             database.execute("begin")
             yield database
@@ -456,7 +456,7 @@ class Reader:
             if database is getattr(self._local, "database", None):
                 database.rollback()
 
-    def _connection(self) -> sqlite3.Connection:
+    def _thread_connection(self) -> sqlite3.Connection:
         """Return this thread's connection. Reconnect if the index was replaced."""
         number = _file_number(self._path)
         database: sqlite3.Connection | None = getattr(self._local, "database", None)

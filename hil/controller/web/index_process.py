@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.web.index import Writer
-from hil.controller.web.indexer import POLL_S, Indexer, Progress
+from hil.controller.web.index import IndexWriter
+from hil.controller.web.indexer import POLL_S, Indexer, IndexProgress
 from hil.core.processes import module_command, wait_or_kill
 from hil.errors import StorageError
 
@@ -36,17 +36,17 @@ class IndexProcess:
     """
 
     def __init__(self, path: Path, roots: Sequence[Path]) -> None:
-        self.progress = Progress()
+        self.progress = IndexProgress()
         self._command = module_command("hil.controller.web.index_process", str(path), *map(str, roots))
         self._stop = threading.Event()
         self._starting = threading.Lock()
-        self._thread = threading.Thread(target=self._watch, name="hil-indexer", daemon=True)
+        self._thread = threading.Thread(target=self._follow_process, name="hil-indexer", daemon=True)
 
     def __enter__(self) -> IndexProcess:
-        self._process = self._started()
-        first = json.loads(self._line() or "{}")
+        self._process = self._start_process()
+        first = json.loads(self._read_line() or "{}")
         if error := first.get("error"):
-            self._ended()
+            self._end_process()
             raise StorageError(error, hint=first.get("hint", ""))
         self._thread.start()
         return self
@@ -59,36 +59,36 @@ class IndexProcess:
     def __exit__(self, *_: object) -> None:
         with self._starting:
             self._stop.set()
-        self._ended()
+        self._end_process()
         self._thread.join()
         self.progress.tell()
 
-    def _watch(self) -> None:
+    def _follow_process(self) -> None:
         while True:
-            while line := self._line():
-                self._hear(json.loads(line))
+            while line := self._read_line():
+                self._update_progress(json.loads(line))
             if self._stop.wait(POLL_S):
                 return
             # The process was killed, for example by the OOM killer. The index remains valid.
-            self._ended()
+            self._end_process()
             with self._starting:
                 if self._stop.is_set():
                     return
-                self._process = self._started()
+                self._process = self._start_process()
 
-    def _hear(self, told: dict[str, Any]) -> None:
+    def _update_progress(self, told: dict[str, Any]) -> None:
         for name in _TOLD:
             if name in told:
                 setattr(self.progress, name, told[name])
         self.progress.tell()
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start_process(self) -> subprocess.Popen[str]:
         # The new session keeps Ctrl-C from the child. It exits with this process.
         return subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def _line(self) -> str:
+    def _read_line(self) -> str:
         """Return the next output line, or "" after the process ends."""
         assert self._process.stdout
         with contextlib.suppress(ValueError):  # stdout is closed
@@ -96,7 +96,7 @@ class IndexProcess:
             return line if line.endswith("\n") else ""
         return ""
 
-    def _ended(self) -> None:
+    def _end_process(self) -> None:
         assert self._process.stdin and self._process.stdout
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -110,33 +110,33 @@ def main(path: str, *roots: str) -> None:
     os.nice(_NICE)
     closed = threading.Event()
     try:
-        writer = Writer(Path(path))
+        writer = IndexWriter(Path(path))
     except StorageError as error:
-        _say({"error": error.message, "hint": error.hint})
+        _send_progress({"error": error.message, "hint": error.hint})
         return
     with writer, Indexer(writer, [Path(root) for root in roots]) as indexer:
         progress = indexer.progress
-        threading.Thread(target=_until_closed, args=(closed, progress), daemon=True).start()
-        _say({})
+        threading.Thread(target=_wait_for_eof, args=(closed, progress), daemon=True).start()
+        _send_progress({})
         seen = -1
         while not closed.is_set():
             with progress.changed:
                 while progress.generation == seen and not closed.is_set():
                     progress.changed.wait()
                 seen = progress.generation
-            if not _say({name: getattr(progress, name) for name in _TOLD}):
+            if not _send_progress({name: getattr(progress, name) for name in _TOLD}):
                 return
             closed.wait(_PACE_S)
 
 
-def _until_closed(closed: threading.Event, progress: Progress) -> None:
+def _wait_for_eof(closed: threading.Event, progress: IndexProgress) -> None:
     sys.stdin.read()
     closed.set()
     with progress.changed:
         progress.changed.notify_all()
 
 
-def _say(told: dict[str, Any]) -> bool:
+def _send_progress(told: dict[str, Any]) -> bool:
     """Report to the parent process. Return False if it has exited."""
     try:
         print(json.dumps(told), flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hil.controller.web.entries import CaseEntry, SessionEntry
 from hil.controller.web.folders import Folders, index_stamp
-from hil.controller.web.index import Known, Writer
+from hil.controller.web.index import IndexedState, IndexWriter
 from hil.controller.web.judging import judge_some
 from hil.controller.web.names import said
 from hil.controller.web.readers import read_lines, read_session
@@ -35,7 +35,7 @@ _MARKED = "|"
 
 
 @dataclass
-class Progress:
+class IndexProgress:
     """Progress of the indexer, for pages."""
 
     sessions: int = 0  # sessions in the last scan
@@ -62,7 +62,7 @@ class _Job:
     record: str
     id: str
     stamp: str
-    old: Known | None
+    old: IndexedState | None
 
 
 class Indexer:
@@ -71,8 +71,8 @@ class Indexer:
     If a different process writes the index, this process only reports changes. It takes over after that process ends.
     """
 
-    def __init__(self, writer: Writer, roots: Sequence[Path]) -> None:
-        self.progress = Progress()
+    def __init__(self, writer: IndexWriter, roots: Sequence[Path]) -> None:
+        self.progress = IndexProgress()
         self._writer = writer
         self._roots = roots
         self._folders = [Folders() for _ in roots]
@@ -82,7 +82,7 @@ class Indexer:
         self._others = ""  # index stamp, if a different process writes
         self._looked_s = 0.0  # last scan's duration, without reading sessions
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="hil-indexer", daemon=True)
+        self._thread = threading.Thread(target=self._scan_until_stopped, name="hil-indexer", daemon=True)
 
     def __enter__(self) -> Indexer:
         self._thread.start()
@@ -93,7 +93,7 @@ class Indexer:
         self._thread.join()
         self.progress.tell()
 
-    def _watch(self) -> None:
+    def _scan_until_stopped(self) -> None:
         while not self._stop.is_set():
             self.look()
             self._stop.wait(self.pause_s)
@@ -110,28 +110,28 @@ class Indexer:
         """
         try:
             if self._writer.take():
-                self._look()
+                self._scan_folders()
             else:
-                self._follow()
+                self._follow_writer()
         except sqlite3.Error as error:
             self._writer.recover(error)
         except StorageError:
             pass  # the disk is full or not writable; the existing index remains readable
 
-    def _follow(self) -> None:
+    def _follow_writer(self) -> None:
         stamp = index_stamp(self._writer.path)
         if stamp != self._others or not self.progress.first_done:
             self._others, self.progress.first_done = stamp, True
             self.progress.tell()
 
-    def _look(self) -> None:
+    def _scan_folders(self) -> None:
         begun, progress = time.monotonic(), self.progress
         found, jobs, gone = 0, list[_Job](), list[int]()
         there = [folders.look(root) for folders, root in zip(self._folders, self._roots, strict=True)]
         seen = (self._writer.opened, there)
         if seen == self._quiet:
             self._looked_s = time.monotonic() - begun
-            self._judge()
+            self._judge_batch()
             return
         for number, root in enumerate(self._roots):
             known = self._writer.known(number)
@@ -159,9 +159,9 @@ class Indexer:
             progress.first_done = True
             progress.tell()
         self._quiet = None if jobs or gone else seen
-        self._judge()
+        self._judge_batch()
 
-    def _judge(self) -> None:
+    def _judge_batch(self) -> None:
         if self._writer.work(judge_some):
             self.progress.tell()
 
@@ -172,7 +172,7 @@ class Indexer:
             for job in jobs:
                 if self._stop.is_set():
                     break
-                changed |= self._read(job)
+                changed |= self._read_job(job)
                 self.progress.read += 1
                 if changed and time.monotonic() - shown > _SHOWN_S:
                     self._writer.commit()
@@ -181,14 +181,14 @@ class Indexer:
         if changed:
             self.progress.tell()
 
-    def _read(self, job: _Job) -> bool:
+    def _read_job(self, job: _Job) -> bool:
         """Read a session into the index. Return True if the index changed."""
         found = read_session(job.folder, job.record, job.id)
         if found is None:
             self._foreign[job.root, job.id] = job.stamp
             return False
         session, cases = found
-        if session.kind == "damaged" and _is_coming(job.folder / job.record, known=job.old is not None):
+        if session.kind == "damaged" and _is_incomplete(job.folder / job.record, known=job.old is not None):
             return False
         if session.lines:
             self._read_lines(job, session)
@@ -200,14 +200,16 @@ class Indexer:
     def _read_lines(self, job: _Job, session: SessionEntry) -> None:
         """Read a suite run's cases. If the lines file was only appended to, read only new lines."""
         path, old = job.folder / session.lines, job.old
-        grown = old is not None and bool(old.read_bytes) and _mark(path, old.read_bytes) == _marked(old.stamp)
+        grown = (
+            old is not None and bool(old.read_bytes) and _digest_before(path, old.read_bytes) == _parse_mark(old.stamp)
+        )
         start, number, damaged = (old.read_bytes, old.cases, old.damaged) if grown and old else (0, 0, 0)
         batch: list[CaseEntry] = []
         fresh = not grown
 
         def write() -> None:
             nonlocal fresh
-            stamp = f"{job.stamp}{_MARKED}{_mark(path, start)}"
+            stamp = f"{job.stamp}{_MARKED}{_digest_before(path, start)}"
             self._writer.write(
                 job.root, job.folder, session, batch, stamp=stamp, read_bytes=start, damaged=damaged, fresh=fresh
             )
@@ -234,7 +236,7 @@ def _changed_ns(job: _Job) -> int:
     return int(parts[1]) if len(parts) > 1 else 0
 
 
-def _is_coming(path: Path, *, known: bool) -> bool:
+def _is_incomplete(path: Path, *, known: bool) -> bool:
     """Return True if an unreadable record was deleted, or recently replaced and may still be in transfer."""
     try:
         changed = path.stat().st_mtime
@@ -245,7 +247,7 @@ def _is_coming(path: Path, *, known: bool) -> bool:
     return known and 0 <= time.time() - changed < _SETTLED_S
 
 
-def _mark(path: Path, end: int) -> str:
+def _digest_before(path: Path, end: int) -> str:
     """Return a digest for the bytes before an offset, or "" if the file is shorter."""
     try:
         with open_file(path) as file:
@@ -256,5 +258,5 @@ def _mark(path: Path, end: int) -> str:
     return digest_of(found) if found and len(found) == min(end, _MARK_BYTES) else ""
 
 
-def _marked(stamp: str) -> str:
+def _parse_mark(stamp: str) -> str:
     return stamp.partition(_MARKED)[2] or "nothing"

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("uvicorn.error")
 
 
 @dataclass(frozen=True)
-class Answer:
+class InnerResponse:
     """Response of the server."""
 
     status: int
@@ -38,7 +38,7 @@ class _OfAnotherType(Exception):
     """The response has an unexpected media type. An event stream, for example, never ends."""
 
 
-async def ask(request: Request, address: str, *, types: Iterable[str], most: int) -> Answer | None:
+async def ask(request: Request, address: str, *, types: Iterable[str], most: int) -> InnerResponse | None:
     """Send a GET request for a page to save. Return None if the response exceeds ``most`` bytes.
 
     If the server fails to render the page, the response is an error page with status 500. No exception is raised.
@@ -55,7 +55,7 @@ async def ask(request: Request, address: str, *, types: Iterable[str], most: int
         raise UsageError(f"{address[:200]!r} is not a URL of this server")
     answer = _Collected(tuple(types), most)
     try:
-        await request.app(_scope(request, address), _receiver(), answer.take)
+        await request.app(_make_scope(request, address), _make_receiver(), answer.take)
     except _TooLong:
         return None
     except _OfAnotherType as error:
@@ -63,8 +63,8 @@ async def ask(request: Request, address: str, *, types: Iterable[str], most: int
     except Exception as error:
         # Starlette re-raises the error after the error page. A response that had started is incomplete.
         _LOG.error("%s", urlsplit(address).path, exc_info=error)
-        return Answer(500, answer.type, bytes(answer.body))
-    return Answer(answer.status, answer.type, bytes(answer.body))
+        return InnerResponse(500, answer.type, bytes(answer.body))
+    return InnerResponse(answer.status, answer.type, bytes(answer.body))
 
 
 def is_ours(address: str) -> bool:
@@ -72,7 +72,7 @@ def is_ours(address: str) -> bool:
     return address.startswith("/") and not address.startswith(("//", "/\\"))
 
 
-def _scope(request: Request, address: str) -> dict[str, Any]:
+def _make_scope(request: Request, address: str) -> dict[str, Any]:
     parts = urlsplit(address)
     headers = [(name, value) for name, value in request.scope["headers"] if name in _PASSED_ON]
     return {
@@ -87,7 +87,7 @@ def _scope(request: Request, address: str) -> dict[str, Any]:
     }
 
 
-def _receiver() -> Any:
+def _make_receiver() -> Any:
     """Return a receiver with an empty body. It then waits, since a disconnect message would end the response."""
     sent = False
 

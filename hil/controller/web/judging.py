@@ -69,13 +69,13 @@ class _Judge:
         samples = np.fromiter(self._database.execute(_SELECT, (name, board)), _SAMPLE, -1)
         self._database.execute("delete from changes where name = ? and board = ?", (name, board))
         if samples.size > 1:
-            for history in self._histories(samples):
-                found = [*self._broke(history), *self._slower(history)]
+            for history in self._split_histories(samples):
+                found = [*self._find_breaks(history), *self._find_slowdowns(history)]
                 if found:
                     self._database.executemany(_INSERT, [(name, board, *one) for one in found])
         self._database.execute("delete from unjudged where name = ? and board = ?", (name, board))
 
-    def _histories(self, samples: Samples) -> Iterator[Samples]:
+    def _split_histories(self, samples: Samples) -> Iterator[Samples]:
         """Split samples by configuration (session kind, suite, flow, runtime, model), in time order."""
         samples = samples[self._place[samples["session"]] >= 0]
         samples = samples[np.argsort(self._place[samples["session"]])]
@@ -87,30 +87,30 @@ class _Judge:
         for number in range(which.max() + 1):
             yield samples[which.reshape(-1) == number][-MOST_SAMPLES:]
 
-    def _broke(self, history: Samples) -> Iterator[tuple[Any, ...]]:
+    def _find_breaks(self, history: Samples) -> Iterator[tuple[Any, ...]]:
         ended = np.where(history["ended"] == self._nothing, history["outcome"], history["ended"])
-        told, fails = self._outcomes(ended)
+        told, fails = self._mask_outcomes(ended)
         places = np.flatnonzero(told)
         over = bool(places.size) and not fails[places[-1]]
         for flip in flips_among(told, fails):
             earlier = places[np.searchsorted(places, flip) - 1]
-            yield self._row(history, BROKE, ([earlier], [flip]), None, None, over)
+            yield self._make_change_row(history, BROKE, ([earlier], [flip]), None, None, over)
 
-    def _slower(self, history: Samples) -> Iterator[tuple[Any, ...]]:
+    def _find_slowdowns(self, history: Samples) -> Iterator[tuple[Any, ...]]:
         _, levels, steps = steps_of(history["device_p50_ns"], history["iterations"], MEASURES["device"])
         for step in steps:
             if step.worse:
                 # The change is over if the last level is closer to the level before it than to the slow level.
                 over = levels[-1].median ** 2 < step.before * step.after
-                yield self._row(history, SLOWER, (step.befores, step.afters), step.before, step.after, over)
+                yield self._make_change_row(history, SLOWER, (step.befores, step.afters), step.before, step.after, over)
 
-    def _row(self, history: Samples, what: str, sides: Sides, before: Any, after: Any, over: bool) -> Any:
+    def _make_change_row(self, history: Samples, what: str, sides: Sides, before: Any, after: Any, over: bool) -> Any:
         """Return a row for a change. Both lists of samples are in time order."""
         was, now = (history["session"][list(side)].tolist() for side in sides)
         compared = json.dumps([was, now])
         return now[0], what, was[-1], before, after, self._created[self._place[now[0]]], over, compared
 
-    def _outcomes(self, ended: npt.NDArray[np.int64]) -> tuple[Mask, Mask]:
+    def _mask_outcomes(self, ended: npt.NDArray[np.int64]) -> tuple[Mask, Mask]:
         """Return two masks for outcomes: is a result, is a failure."""
         found, which = np.unique(ended, return_inverse=True)
         for key in map(int, found):

@@ -54,10 +54,10 @@ def kept_files(folder: Path, place: Path | None, left: Mapping[str, str]) -> lis
     """
     found: list[KeptFile] = []
     if place is not None and own(folder, place):
-        found += _below(folder, place, "")
+        found += _kept_files_below(folder, place, "")
     for what, where in left.items():
         if own(folder, folder / where):
-            found += _below(folder, folder / where, what)
+            found += _kept_files_below(folder, folder / where, what)
         else:
             found.append(KeptFile(what, said(str(folder / where))))
     return found
@@ -76,12 +76,14 @@ def own_files(folder: Path) -> list[KeptFile]:
 def logs_below(folder: Path, place: Path | None = None) -> list[Path]:
     """Return the log files in a session's or case's ``logs`` directory."""
     base = (place or folder) / "logs"
-    return [path for path in _files(base) if path.suffix == ".log" and own(folder, path)] if own(folder, base) else []
+    return (
+        [path for path in _list_files(base) if path.suffix == ".log" and own(folder, path)] if own(folder, base) else []
+    )
 
 
-def _below(folder: Path, place: Path, what: str) -> list[KeptFile]:
+def _kept_files_below(folder: Path, place: Path, what: str) -> list[KeptFile]:
     found = []
-    for path in _files(place):
+    for path in _list_files(place):
         inner = path.relative_to(place)
         # Tensors and logs have separate links. Names with a leading dot are internal.
         if path.suffix in (".npy", ".log") or any(part.startswith(".") for part in inner.parts):
@@ -91,7 +93,7 @@ def _below(folder: Path, place: Path, what: str) -> list[KeptFile]:
     return found
 
 
-def _files(place: Path) -> list[Path]:
+def _list_files(place: Path) -> list[Path]:
     """Return the regular files below a directory, sorted. Symbolic links are not followed."""
 
     def walk() -> Iterator[Path]:

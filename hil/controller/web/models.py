@@ -53,7 +53,7 @@ def find_model(named: NamedModel, folder: Path, roots: Sequence[Path]) -> FoundM
         return FoundModel(None, why="the record does not name a model file")
     shown = Path(named.path).name
     outside = False
-    for path in _candidates(named.path, bases(folder, roots)):
+    for path in _existing_files(named.path, bases(folder, roots)):
         inside = any(own(root, path) for root in roots)
         if not inside and not named.digest:
             outside = True
@@ -70,7 +70,7 @@ def find_model(named: NamedModel, folder: Path, roots: Sequence[Path]) -> FoundM
     return FoundModel(None, why=why)
 
 
-def _candidates(path: str, starts: Sequence[Path]) -> Iterator[Path]:
+def _existing_files(path: str, starts: Sequence[Path]) -> Iterator[Path]:
     for start in starts:
         one = start / path
         try:
@@ -86,13 +86,13 @@ def digest_now(path: Path) -> str:
         look = path.stat()
         if look.st_size > MOST_BYTES:
             return ""
-        return _digest(str(path), look.st_size, look.st_mtime_ns, look.st_ino)
+        return _cached_digest(str(path), look.st_size, look.st_mtime_ns, look.st_ino)
     except OSError:
         return ""
 
 
 @functools.lru_cache(maxsize=256)
-def _digest(path: str, size: int, changed: int, inode: int) -> str:
+def _cached_digest(path: str, size: int, changed: int, inode: int) -> str:
     return digest_file(Path(path))
 
 

@@ -18,7 +18,7 @@ from hil.controller.analysis.bench.stats import DEFAULT_EFFECT, Comparisons, com
 from hil.controller.web.case_columns import Keys
 from hil.controller.web.moves import Pairs
 from hil.controller.web.output_pairs import output_pairs
-from hil.controller.web.side_cases import Floats, Places, SideCases, Values, timed_of, values_of
+from hil.controller.web.side_cases import Floats, NumberValues, Places, SideCases, timed_of, values_of
 from hil.controller.workloads.suites.reports.changes import (
     ITERATIONS,
     error_changed,
@@ -105,18 +105,22 @@ class Movers:
 def movers_of(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:
     """Return the numbers for cases on both sides, in :data:`NUMBERS` order."""
     both = pairs.both
-    counts, sharing = _size_counts(a, b, pairs.before[both], pairs.after[both])
-    sizes = _plain(a, b, pairs, both[counts], "artifact_bytes", sharing[counts])
-    return [_timed(a, b, pairs, both), sizes, *(_plain(a, b, pairs, both, what) for what in NUMBERS[2:])]
+    counts, sharing = _mask_sizes(a, b, pairs.before[both], pairs.after[both])
+    sizes = _compare_values(a, b, pairs, both[counts], "artifact_bytes", sharing[counts])
+    return [
+        _compare_times(a, b, pairs, both),
+        sizes,
+        *(_compare_values(a, b, pairs, both, what) for what in NUMBERS[2:]),
+    ]
 
 
-def _size_counts(a: SideCases, b: SideCases, before: Places, after: Places) -> tuple[Mask, Places]:
+def _mask_sizes(a: SideCases, b: SideCases, before: Places, after: Places) -> tuple[Mask, Places]:
     """Return a mask for cases with comparable program sizes, and the case count per program.
 
     Other cases in a program change the program's size. If both programs have the same cases, only the first case is
     shown.
     """
-    (old, old_size, _), (new, new_size, first) = (_programs(side) for side in (a, b))
+    (old, old_size, _), (new, new_size, first) = (_group_programs(side) for side in (a, b))
     was, now = old[before], new[after]
     # Programs have the same cases if the common count equals both case counts.
     _, which, common = np.unique(was * (b.size + 1) + now, return_inverse=True, return_counts=True)
@@ -125,7 +129,7 @@ def _size_counts(a: SideCases, b: SideCases, before: Places, after: Places) -> t
     return same & (first[now] == after), new_size[now]
 
 
-def _programs(side: SideCases) -> tuple[Places, Places, Places]:
+def _group_programs(side: SideCases) -> tuple[Places, Places, Places]:
     """Return the program number per case, and per program the case count (latest samples) and the first case."""
     program = side.samples["program"][side.latest]
     # Program 0 is unknown, so such cases count as separate programs.
@@ -134,7 +138,7 @@ def _programs(side: SideCases) -> tuple[Places, Places, Places]:
     return which, count, first
 
 
-def _timed(a: SideCases, b: SideCases, pairs: Pairs, both: Places) -> Movers:
+def _compare_times(a: SideCases, b: SideCases, pairs: Pairs, both: Places) -> Movers:
     """Compare device times: by interval with enough samples, otherwise by the rule of `hil suite diff`."""
     (old, was), (new, now) = ((timed_of(side), places[both]) for side, places in ((a, pairs.before), (b, pairs.after)))
     there = (old.times.count[was] > 0) & (new.times.count[now] > 0)
@@ -165,7 +169,9 @@ def _timed(a: SideCases, b: SideCases, pairs: Pairs, both: Places) -> Movers:
     )
 
 
-def _plain(a: SideCases, b: SideCases, pairs: Pairs, chosen: Places, what: str, cases: Places | None = None) -> Movers:
+def _compare_values(
+    a: SideCases, b: SideCases, pairs: Pairs, chosen: Places, what: str, cases: Places | None = None
+) -> Movers:
     """Compare numbers with little variation.
 
     They changed if the medians changed and the sides' ranges do not overlap.
@@ -178,16 +184,16 @@ def _plain(a: SideCases, b: SideCases, pairs: Pairs, chosen: Places, what: str, 
     there = (old.count[was] > 0) & (new.count[now] > 0) & ~several
     before, after = old.at(was[there]), new.at(now[there])
     shared = np.ones_like(chosen[there]) if cases is None else cases[there]
-    found = _judged(what, chosen[there], before, after, shared)
+    found = _judge_values(what, chosen[there], before, after, shared)
     if not several.any():
         return found
     outputs = output_pairs(a, b, was[several], now[several], column)
     pair = chosen[several][outputs.pair]
-    each = _judged(what, pair, outputs.before, outputs.after, np.ones_like(pair), outputs.output)
-    return _together(found, each.at(_foremost(each)))
+    each = _judge_values(what, pair, outputs.before, outputs.after, np.ones_like(pair), outputs.output)
+    return _merge_movers(found, each.at(_select_foremost(each)))
 
 
-def _foremost(each: Movers) -> Places:
+def _select_foremost(each: Movers) -> Places:
     """Return the largest regression per pair, or else the largest change. Rows must be grouped by pair."""
     if not each.pair.size:
         return np.arange(0)
@@ -200,18 +206,20 @@ def _foremost(each: Movers) -> Places:
     return first
 
 
-def _judged(what: str, pair: Places, old: Values, new: Values, cases: Places, output: Keys | None = None) -> Movers:
+def _judge_values(
+    what: str, pair: Places, old: NumberValues, new: NumberValues, cases: Places, output: Keys | None = None
+) -> Movers:
     before, after = old.median, new.median
     apart = (old.high < new.low) | (new.high < old.low)
     with np.errstate(all="ignore"):
-        changed = apart & _changed(what, before, after)
+        changed = apart & _mask_changed(what, before, after)
         ratio = np.where((before != 0) & (what != "sqnr_db"), after / before, np.nan)
     worse = after < before if what == "sqnr_db" else after > before
     state = np.where(changed, np.where(worse, _WORSE, _BETTER), _SAME).astype(np.int8)
     return Movers(what, pair, before, after, old.count, new.count, ratio, state, cases, output=output)
 
 
-def _together(a: Movers, b: Movers) -> Movers:
+def _merge_movers(a: Movers, b: Movers) -> Movers:
     """Merge movers in the order of pairs. Only valid without intervals."""
     order = np.argsort(np.concatenate((a.pair, b.pair)), kind="stable")
     of_outputs = [np.zeros_like(one.pair) if one.output is None else one.output for one in (a, b)]
@@ -219,7 +227,7 @@ def _together(a: Movers, b: Movers) -> Movers:
     return Movers(a.what, **columns, output=np.concatenate(of_outputs)[order])
 
 
-def _changed(what: str, before: Floats, after: Floats) -> Mask:
+def _mask_changed(what: str, before: Floats, after: Floats) -> Mask:
     if what == "artifact_bytes":
         found = (before != 0) & (after != 0) & size_changed(before, after)
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.web.case_columns import Keys, Words
+from hil.controller.web.case_columns import Keys, WordLookup
 from hil.controller.web.side_cases import Places, SideCases
 from hil.controller.workloads.suites.reports.changes import move_of
 from hil.controller.workloads.suites.reports.diff import ABSENT, NOT_RUN
@@ -53,20 +53,20 @@ class Pairs:
         return {move: int(count) for move, count in zip(_KINDS, counted, strict=True) if move}
 
 
-def pairs_of(a: SideCases, b: SideCases, words: Words) -> Pairs:
+def pairs_of(a: SideCases, b: SideCases, words: WordLookup) -> Pairs:
     """Pair the cases of a baseline ``a`` with side ``b``."""
     names = np.concatenate([b.names, a.names[~np.isin(a.names, b.names)]])
-    before, after = (_places(side.names, names) for side in (a, b))
-    was, became = (_deciding(side, places, names) for side, places in ((a, before), (b, after)))
-    kind = _moves(was, became, words)
+    before, after = (_find_places(side.names, names) for side in (a, b))
+    was, became = (_decisive_outcomes(side, places, names) for side, places in ((a, before), (b, after)))
+    kind = _classify_moves(was, became, words)
     kind[before < 0], kind[after < 0] = _KINDS.index("new"), _KINDS.index("gone")
     pairs = Pairs(names, before, after, was, became, kind)
     quiet = pairs.both[kind[pairs.both] == 0]
-    kind[quiet[_differ(a, b, before[quiet], after[quiet])]] = _KINDS.index("other")
+    kind[quiet[_mask_differing(a, b, before[quiet], after[quiet])]] = _KINDS.index("other")
     return pairs
 
 
-def _places(known: Keys, names: Keys) -> Places:
+def _find_places(known: Keys, names: Keys) -> Places:
     """Return every name's index in ``known``, or -1."""
     if not known.size:
         return np.full(names.size, -1)
@@ -75,7 +75,7 @@ def _places(known: Keys, names: Keys) -> Places:
     return np.where(known[found] == names, found, -1)
 
 
-def _deciding(side: SideCases, places: Places, names: Keys) -> Keys:
+def _decisive_outcomes(side: SideCases, places: Places, names: Keys) -> Keys:
     """Return the decisive outcomes."""
     lacking = np.where(np.isin(names, side.not_run), _NOT_RUN, _ABSENT)
     if not side.size:
@@ -83,7 +83,7 @@ def _deciding(side: SideCases, places: Places, names: Keys) -> Keys:
     return np.where(places < 0, lacking, side.ended[side.deciding[places]])
 
 
-def _moves(was: Keys, became: Keys, words: Words) -> npt.NDArray[np.int8]:
+def _classify_moves(was: Keys, became: Keys, words: WordLookup) -> npt.NDArray[np.int8]:
     """Return the kind per outcome pair. Only unique pairs are classified."""
     _, first, which = np.unique((was << _KEY_BITS) + became, return_index=True, return_inverse=True)
     texts = zip(words.of(was[first]), words.of(became[first]), strict=True)
@@ -91,19 +91,19 @@ def _moves(was: Keys, became: Keys, words: Words) -> npt.NDArray[np.int8]:
     return kinds[which]
 
 
-def _differ(a: SideCases, b: SideCases, before: Places, after: Places) -> npt.NDArray[np.bool_]:
+def _mask_differing(a: SideCases, b: SideCases, before: Places, after: Places) -> npt.NDArray[np.bool_]:
     """Return a mask for cases with different outcome sets on the two sides."""
     if all(side.size == side.case.size for side in (a, b)):  # a single sample per case
         alone: npt.NDArray[np.bool_] = a.ended[a.latest[before]] != b.ended[b.latest[after]]
         return alone
-    old, new = (_ways(side, places) for side, places in ((a, before), (b, after)))
+    old, new = (_outcome_pairs(side, places) for side, places in ((a, before), (b, after)))
     common = np.intersect1d(old, new, assume_unique=True)
     counts = [np.bincount(ways >> _KEY_BITS, minlength=before.size) for ways in (old, new, common)]
     differ: npt.NDArray[np.bool_] = (counts[0] != counts[2]) | (counts[1] != counts[2])
     return differ
 
 
-def _ways(side: SideCases, cases: Places) -> Keys:
+def _outcome_pairs(side: SideCases, cases: Places) -> Keys:
     """Return the unique (case, outcome) pairs. Cases are indices into ``cases``."""
     place = np.full(side.size, -1)
     place[cases] = np.arange(cases.size)

@@ -18,19 +18,19 @@ def said(name: str) -> str:
     """Escape a name or path, so that it can be shown, stored and sent."""
     if name.isprintable() and "\\" not in name:
         return name
-    return "".join(map(_said, name))
+    return "".join(map(_escape_character, name))
 
 
-def _said(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character == "\\":
         return "\\\\"
     if character.isprintable():
         return character
     # File names never contain other lone surrogates.
-    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=_errors(character)))
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=_error_handler(character)))
 
 
-def _errors(character: str) -> str:
+def _error_handler(character: str) -> str:
     return "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
 
 
@@ -38,18 +38,18 @@ def meant(text: str) -> str:
     """Unescape a name; the inverse of :func:`said`."""
     if "\\" not in text:
         return text
-    return os.fsdecode(_WRITTEN.sub(_byte, os.fsencode(text)))
+    return os.fsdecode(_WRITTEN.sub(_unescape_byte, os.fsencode(text)))
 
 
 def command_text(words: Iterable[str]) -> str:
     r"""Quote a command for a shell. Unprintable names use ``$'\x1b'``, which bash and zsh support."""
-    return " ".join(shlex.quote(one) if one.isprintable() else _quoted(one) for one in words)
+    return " ".join(shlex.quote(one) if one.isprintable() else _quote_unprintable(one) for one in words)
 
 
-def _quoted(word: str) -> str:
+def _quote_unprintable(word: str) -> str:
     escaped = said(word).replace("'", "\\'")
     return f"$'{escaped}'"
 
 
-def _byte(found: re.Match[bytes]) -> bytes:
+def _unescape_byte(found: re.Match[bytes]) -> bytes:
     return b"\\" if found[1] == b"\\" else bytes([int(found[1][1:], 16)])

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff, compare_profiles
 from hil.controller.analysis.profile.store import HEAD, TABLE, read_profile
 from hil.controller.analysis.profile.totals import GROUPS, Total, totals
-from hil.controller.web.addresses import Asked, page_at
+from hil.controller.web.addresses import PageQuery, page_at
 from hil.errors import UsageError
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ _DIFF_ORDERS: Mapping[str, Callable[[OpDiff], Any]] = {
 
 
 @dataclass(frozen=True)
-class TableAsked(Asked):
+class TableQuery(PageQuery):
     """Query parameters for an operations table."""
 
     by: str = "op"  # from GROUPS
@@ -64,25 +64,25 @@ def totals_of(folder: Path, by: str) -> Sequence[Total]:
     """Return a profile's totals, longest first. Raises UsageError for an unknown group or a damaged profile."""
     if by not in GROUPS:
         raise UsageError(f"invalid grouping {by[:40]!r}", hint=f"valid groupings: {', '.join(GROUPS)}")
-    return _totals(folder, _stamp(folder), by)
+    return _read_totals(folder, _stamp_profile(folder), by)
 
 
 def diff_of(a: Path, b: Path) -> ProfileDiff:
     """Return the difference between two profiles. Raises UsageError if a profile is damaged."""
-    return _diff(a, _stamp(a), b, _stamp(b))
+    return _read_diff(a, _stamp_profile(a), b, _stamp_profile(b))
 
 
-def page_of_totals(found: Sequence[Total], asked: TableAsked, rows: int) -> TablePage:
+def page_of_totals(found: Sequence[Total], asked: TableQuery, rows: int) -> TablePage:
     """Return a page of totals. Raises UsageError for an unknown order."""
-    return _page(_ordered(found, asked.order, _TOTAL_ORDERS), asked.page, rows)
+    return _make_page(_sort_rows(found, asked.order, _TOTAL_ORDERS), asked.page, rows)
 
 
-def page_of_diffs(found: Sequence[OpDiff], asked: TableAsked, rows: int) -> TablePage:
+def page_of_diffs(found: Sequence[OpDiff], asked: TableQuery, rows: int) -> TablePage:
     """Return a page of differences. Raises UsageError for an unknown order."""
-    return _page(_ordered(found, asked.order, _DIFF_ORDERS), asked.page, rows)
+    return _make_page(_sort_rows(found, asked.order, _DIFF_ORDERS), asked.page, rows)
 
 
-def _ordered(found: Sequence[T], order: str, orders: Mapping[str, Callable[[T], Any]]) -> Sequence[T]:
+def _sort_rows(found: Sequence[T], order: str, orders: Mapping[str, Callable[[T], Any]]) -> Sequence[T]:
     """Sort by a column. Rows without a value are last in both directions."""
     if not order:
         return found
@@ -94,12 +94,12 @@ def _ordered(found: Sequence[T], order: str, orders: Mapping[str, Callable[[T], 
     return [*sorted(known, key=value, reverse=order.startswith("-")), *unknown]
 
 
-def _page(found: Sequence[Any], page: int, rows: int) -> TablePage:
+def _make_page(found: Sequence[Any], page: int, rows: int) -> TablePage:
     start, pages = page_at(page, len(found), rows)
     return TablePage(found[start : start + rows], len(found), pages)
 
 
-def _stamp(folder: Path) -> tuple[int, ...]:
+def _stamp_profile(folder: Path) -> tuple[int, ...]:
     """Return a stamp that changes if the profile is rewritten."""
     try:
         looks = [(folder / name).stat() for name in (HEAD, TABLE)]
@@ -109,10 +109,10 @@ def _stamp(folder: Path) -> tuple[int, ...]:
 
 
 @lru_cache(_KEPT)
-def _totals(folder: Path, _: tuple[int, ...], by: str) -> Sequence[Total]:
+def _read_totals(folder: Path, _: tuple[int, ...], by: str) -> Sequence[Total]:
     return totals(read_profile(folder).rows, by)
 
 
 @lru_cache(_KEPT)
-def _diff(a: Path, _: tuple[int, ...], b: Path, __: tuple[int, ...]) -> ProfileDiff:
+def _read_diff(a: Path, _: tuple[int, ...], b: Path, __: tuple[int, ...]) -> ProfileDiff:
     return compare_profiles(read_profile(a), read_profile(b))

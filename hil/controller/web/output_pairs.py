@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hil.controller.web.case_columns import Keys
-from hil.controller.web.side_cases import Floats, Places, SideCases, Values, gathered
+from hil.controller.web.side_cases import Floats, NumberValues, Places, SideCases, gathered
 
 _KEY_BITS = 32
 _KEYS = (1 << _KEY_BITS) - 1
@@ -19,20 +19,20 @@ class OutputPairs:
 
     pair: Places
     output: Keys  # the output name's word key
-    before: Values
-    after: Values
+    before: NumberValues
+    after: NumberValues
 
 
 def output_pairs(a: SideCases, b: SideCases, was: Places, now: Places, column: str) -> OutputPairs:
     """Return a statistic for outputs of paired cases. Pairs are indices into ``was`` and ``now``."""
-    (old_keys, old), (new_keys, new) = (_outputs(side, cases, column) for side, cases in ((a, was), (b, now)))
+    (old_keys, old), (new_keys, new) = (_gather_outputs(side, cases, column) for side, cases in ((a, was), (b, now)))
     right = np.minimum(np.searchsorted(new_keys, old_keys), max(new_keys.size - 1, 0))
     left = np.flatnonzero(new_keys[right] == old_keys) if new_keys.size else np.arange(0)
     common, right = old_keys[left], right[left]
     return OutputPairs(common >> _KEY_BITS, common & _KEYS, old.at(left), new.at(right))
 
 
-def _outputs(side: SideCases, cases: Places, column: str) -> tuple[Keys, Values]:
+def _gather_outputs(side: SideCases, cases: Places, column: str) -> tuple[Keys, NumberValues]:
     """Return a key per output (index into ``cases``, name), and the values over samples."""
     place = np.full(side.size, -1)
     place[cases] = np.arange(cases.size)

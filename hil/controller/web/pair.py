@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hil.controller.web.app import create_app
-from hil.controller.web.index import Writer
+from hil.controller.web.index import IndexWriter
 from hil.controller.web.indexer import Indexer
 from hil.controller.web.pages.tensors import pair_of
-from hil.controller.web.security import Access
+from hil.controller.web.security import AccessRules
 from hil.controller.web.server import listener, server_of
 from hil.controller.web.tensors import UnknownDtype, open_tensor
 
@@ -32,13 +32,13 @@ def serve_pair(a: Path, b: Path, port: int, *, listening: Callable[[str], None])
     with (
         tempfile.TemporaryDirectory(prefix="hil-web-") as folder,
         listener(HOST, port) as bound,
-        Writer(Path(folder) / "index.sqlite") as writer,
+        IndexWriter(Path(folder) / "index.sqlite") as writer,
     ):
         nothing = Path(folder) / "runs"
         nothing.mkdir()
         indexer = Indexer(writer, [nothing])
         indexer.look()
-        app = create_app([nothing], Path(folder) / "index.sqlite", indexer.progress, Access(HOST))
+        app = create_app([nothing], Path(folder) / "index.sqlite", indexer.progress, AccessRules(HOST))
         app.state.pair = (a.absolute(), b.absolute())
         listening(f"http://{HOST}:{bound.getsockname()[1]}/tensors")
         server_of(app, owns_process=True).run(sockets=[bound])

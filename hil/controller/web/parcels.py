@@ -77,7 +77,7 @@ def parcel_of(document: Any) -> Parcel:
     name, files = document.get("id"), document.get("files")
     if not isinstance(name, str) or not name or not isinstance(files, list):
         raise UsageError("session name and files required")
-    entries = [_entry(one) for one in files]
+    entries = [_parse_entry(one) for one in files]
     parcel = Parcel(safe_name(name), entries)
     check_size(parcel)
     names = {one.name for one in entries}
@@ -99,7 +99,7 @@ def check_size(parcel: Parcel) -> None:
         )
 
 
-def _entry(value: Any) -> FileEntry:
+def _parse_entry(value: Any) -> FileEntry:
     if not (isinstance(value, list) and len(value) == 3):
         raise UsageError("file name, digest and size required for each file")
     name, digest, size = value

@@ -24,7 +24,7 @@ def user_of_peer(client: tuple[str, int] | None, server: tuple[str, int | None] 
     if client is None or server is None or server[1] is None:
         return ""
     try:
-        wanted = [_entry_of(client[0], client[1]), _entry_of(server[0], server[1])]
+        wanted = [_format_kernel_address(client[0], client[1]), _format_kernel_address(server[0], server[1])]
         lines = _TABLES[ipaddress.ip_address(client[0]).version].read_text().splitlines()
     except (ValueError, OSError):
         return ""
@@ -32,7 +32,7 @@ def user_of_peer(client: tuple[str, int] | None, server: tuple[str, int | None] 
     return next((row[_USER] for row in rows if row[_LOCAL : _REMOTE + 1] == wanted), "")
 
 
-def _entry_of(host: str, port: int) -> str:
+def _format_kernel_address(host: str, port: int) -> str:
     """Format an address like the kernel's table, as 32-bit words in native byte order.
 
     Raises ValueError if invalid.

@@ -70,13 +70,13 @@ def stored_profiles(roots: Sequence[Path], places: Mapping[str, Sequence[Path]])
     """Return the first existing profile per kind among candidate directories."""
     found = []
     for kind, candidates in places.items():
-        keyed = [(_key(roots, place), place) for place in candidates]
+        keyed = [(_make_url_key(roots, place), place) for place in candidates]
         inside = [(key, place) for key, place in keyed if key and kind_of(place)]
-        outside = [(key, place) for key, place in keyed if not key and _resolved(place) is not None]
+        outside = [(key, place) for key, place in keyed if not key and _resolve_path(place) is not None]
         # Later candidates are guesses for relative paths whose base directory is unknown.
         key, place = next(iter((*inside, *outside[:1])), ("", None))
         if place is not None:
-            found.append(StoredProfile(kind, _resolved(place) or place, key))
+            found.append(StoredProfile(kind, _resolve_path(place) or place, key))
     return found
 
 
@@ -85,7 +85,7 @@ def find_profile(roots: Sequence[Path], key: str) -> StoredProfile:
     number, _, way = key.partition("/")
     if number.isdecimal() and len(number) < 6 and int(number) < len(roots) and "\0" not in way:
         folder = roots[int(number)] / meant(way)
-        if _key(roots, folder) and (kind := kind_of(folder)):
+        if _make_url_key(roots, folder) and (kind := kind_of(folder)):
             return StoredProfile(kind, folder.resolve(), key)
     raise UsageError(f"profile {key[:200]!r} not found", hint="see the list of traces; it may have been moved")
 
@@ -116,7 +116,7 @@ def profiles_among(names: Iterable[str]) -> list[tuple[str, str, str]]:
     The directory itself has the name "".
     """
     files = set(names)
-    kind = _kind(files)
+    kind = _find_kind(files)
     found = [("", kind, {"run": HEAD, "compile": PASSES, "trace": TRACE}[kind])] if kind else []
     return found + [(name, "trace", name) for name in sorted(files) if name != TRACE and name.endswith(_TRACES)]
 
@@ -126,15 +126,15 @@ def kind_of(folder: Path) -> str:
     try:
         if folder.name.endswith(_TRACES) and folder.is_file():
             return "trace"
-        return _kind({name for name in (HEAD, PASSES, TRACE) if (folder / name).is_file()})
+        return _find_kind({name for name in (HEAD, PASSES, TRACE) if (folder / name).is_file()})
     except (OSError, ValueError):
         return ""
 
 
 def file_of(roots: Sequence[Path], profile: StoredProfile, name: str) -> Path:
     """Return the resolved path of a profile's file. Raises UsageError if it may not be read or is too large."""
-    path = _resolved(profile.folder / name)
-    if path is None or not _key(roots, path) or not path.is_file():
+    path = _resolve_path(profile.folder / name)
+    if path is None or not _make_url_key(roots, path) or not path.is_file():
         raise UsageError(f"{name} not found in {profile.folder}")
     length, most = path.stat().st_size, _MOST.get(name)
     if most is not None and length > most:
@@ -146,7 +146,7 @@ def file_of(roots: Sequence[Path], profile: StoredProfile, name: str) -> Path:
 
 def trace_file(roots: Sequence[Path], profile: StoredProfile) -> Path:
     """Return the trace of a profile. Raises UsageError if it is missing or may not be read."""
-    if profile.folder.is_file() and _key(roots, profile.folder):
+    if profile.folder.is_file() and _make_url_key(roots, profile.folder):
         return profile.folder
     return file_of(roots, profile, TRACE)
 
@@ -170,16 +170,16 @@ def how_to_show(profile: StoredProfile) -> str:
     return f"{profile.folder} is outside the served directories; {_OUTSIDE}"
 
 
-def _kind(names: set[str]) -> str:
+def _find_kind(names: set[str]) -> str:
     for name, kind in ((HEAD, "run"), (PASSES, "compile"), (TRACE, "trace")):
         if name in names:
             return kind
     return ""
 
 
-def _key(roots: Sequence[Path], place: Path) -> str:
+def _make_url_key(roots: Sequence[Path], place: Path) -> str:
     """Return the URL key of a path, or "" if it is not in a served directory."""
-    found = _resolved(place)
+    found = _resolve_path(place)
     for number, root in enumerate(roots):
         if found is not None and found.is_relative_to(root):
             way = said(found.relative_to(root).as_posix())
@@ -187,7 +187,7 @@ def _key(roots: Sequence[Path], place: Path) -> str:
     return ""
 
 
-def _resolved(place: Path) -> Path | None:
+def _resolve_path(place: Path) -> Path | None:
     try:
         return place.resolve()
     except (OSError, ValueError, RuntimeError):

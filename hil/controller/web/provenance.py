@@ -40,7 +40,7 @@ def facts_of_run(record: Mapping[str, Any], document: Mapping[str, Any]) -> Fact
         "Readings": readings(provenance.get("readings")),
         "Notes": "; ".join(map(text, listed(provenance.get("notes"))[:_MOST])),
     }
-    return list(_told(found))
+    return list(_drop_empty(found))
 
 
 def facts_of_line(record: Mapping[str, Any], head: Mapping[str, Any]) -> Facts:
@@ -63,10 +63,10 @@ def facts_of_line(record: Mapping[str, Any], head: Mapping[str, Any]) -> Facts:
         "Program": " ".join(filter(None, (text(record.get("program")), "from the cache" if cached is True else ""))),
         "Model": text(record.get("model")),
         "Layer": text(record.get("layer")),
-        "Parameters": ", ".join(f"{text(key)} {text(one)}" for key, one in _items(record.get("params"))),
-        "Versions": ", ".join(f"{text(key)} {text(one)}" for key, one in _items(head.get("versions"))),
+        "Parameters": ", ".join(f"{text(key)} {text(one)}" for key, one in _first_items(record.get("params"))),
+        "Versions": ", ".join(f"{text(key)} {text(one)}" for key, one in _first_items(head.get("versions"))),
     }
-    return list(_told(found))
+    return list(_drop_empty(found))
 
 
 def facts_of_layer(record: Mapping[str, Any], document: Mapping[str, Any], finding: Mapping[str, Any]) -> Facts:
@@ -82,7 +82,7 @@ def facts_of_layer(record: Mapping[str, Any], document: Mapping[str, Any], findi
         "Nodes": words(record.get("nodes")),
         "Tensors": words(record.get("tensors")),
     }
-    return list(_told(found))
+    return list(_drop_empty(found))
 
 
 def facts_of_row(row: Mapping[str, Any], document: Mapping[str, Any]) -> Facts:
@@ -96,7 +96,7 @@ def facts_of_row(row: Mapping[str, Any], document: Mapping[str, Any]) -> Facts:
         "Program": text(row.get("program")),
         "Steps that agree": text(row.get("steps")),
     }
-    return list(_told(found))
+    return list(_drop_empty(found))
 
 
 def machine(known: Mapping[str, Any]) -> str:
@@ -125,9 +125,9 @@ def readings(values: Any) -> str:
     return ", ".join(found)
 
 
-def _items(value: Any) -> list[tuple[Any, Any]]:
+def _first_items(value: Any) -> list[tuple[Any, Any]]:
     return list(mapping(value).items())[:_MOST]
 
 
-def _told(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _drop_empty(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     return ((name, value) for name, value in found.items() if value.strip())

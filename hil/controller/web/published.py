@@ -72,7 +72,7 @@ class Missing(Refused):
 
 
 @dataclass(frozen=True)
-class Stored:
+class PublishedSession:
     """Session in the store."""
 
     folder: Path
@@ -98,16 +98,16 @@ class PublishedStore:
     @property
     def used(self) -> int:
         """Counted bytes of the store."""
-        with self._changing():
-            return self._used if self._used is not None else self._count()
+        with self._lock_store():
+            return self._used if self._used is not None else self._recount_used()
 
     def missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the missing digests with the number of bytes already received. ``sizes`` maps digests to sizes."""
         with holding(self._lock):
             return {
-                digest: min(_size(self._partial(digest)), size)
+                digest: min(_file_size(self._partial_path(digest)), size)
                 for digest, size in sizes.items()
-                if _size(self._blob(digest), -1) != size
+                if _file_size(self._blob_path(digest), -1) != size
             }
 
     def put(self, digest: str, offset: int, size: int, data: bytes) -> int:
@@ -120,11 +120,11 @@ class PublishedStore:
         check(digest)
         if not 0 <= offset <= offset + len(data) <= size <= MOST_SESSION:
             raise Refused(400, "invalid offset or size")
-        with self._changing():
-            partial, blob = self._partial(digest), self._blob(digest)
-            if _size(blob, -1) == size:
+        with self._lock_store():
+            partial, blob = self._partial_path(digest), self._blob_path(digest)
+            if _file_size(blob, -1) == size:
                 return size
-            have = _size(partial)
+            have = _file_size(partial)
             if offset != have:
                 raise Refused(409, f"offset mismatch: the server has {have} bytes", hint=str(have))
             if not data and have < size:
@@ -132,7 +132,7 @@ class PublishedStore:
             is_new = not partial.exists()
             more = charge(have + len(data)) - (0 if is_new else charge(have))
             self._make_room(more, is_new=is_new)
-            self._use(more)
+            self._count_used(more)
             with os.fdopen(
                 os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab"
             ) as file:
@@ -144,13 +144,13 @@ class PublishedStore:
             if have == size:
                 if digest_file(partial, algorithm_of(digest)) != digest:
                     partial.unlink()
-                    self._use(-charge(size))
+                    self._count_used(-charge(size))
                     raise Refused(422, "digest mismatch", hint="publish after all writes to the file are complete")
                 partial.replace(blob)
                 blob.chmod(0o444)
             return have
 
-    def finish(self, parcel: Parcel) -> Stored:
+    def finish(self, parcel: Parcel) -> PublishedSession:
         """Create a session from stored blobs. It appears atomically.
 
         Raises:
@@ -163,7 +163,7 @@ class PublishedStore:
                 400, "not a stored session: record missing", hint=f"expected record files: {', '.join(RECORDS)}"
             )
         target = self.folder / parcel.id
-        with self._changing():
+        with self._lock_store():
             if target.is_symlink() or target.exists():
                 if target.is_symlink() or not _is_same(target, parcel):
                     raise Refused(
@@ -171,32 +171,32 @@ class PublishedStore:
                         f"a different session {parcel.id!r} exists on the server",
                         hint="use --as NAME to publish under a different name",
                     )
-                return Stored(target, new=False)
-            if absent := self._absent(parcel):
+                return PublishedSession(target, new=False)
+            if absent := self._find_missing_blobs(parcel):
                 raise Missing(absent)
             more = _charge_names(parcel)
             self._make_room(more)
-            self._use(more)
+            self._count_used(more)
             staging = self._own / "staging" / secrets.token_hex(8)
             try:
                 for one in parcel.files:
                     place = staging / one.name
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    self._place(one, place)
+                    self._link_blob(one, place)
                 staging.rename(target)
             except BaseException:
                 self._used = None
                 raise
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
-        return Stored(target, new=True)
+        return PublishedSession(target, new=True)
 
-    def _absent(self, parcel: Parcel) -> dict[str, int]:
+    def _find_missing_blobs(self, parcel: Parcel) -> dict[str, int]:
         """Return the missing blobs. Delete damaged ones."""
         absent = {}
         for digest, size in {one.digest: one.size for one in parcel.files}.items():
-            blob = self._blob(digest)
-            found = _size(blob, -1)
+            blob = self._blob_path(digest)
+            found = _file_size(blob, -1)
             if found >= 0 and (found != size or digest_file(blob, algorithm_of(digest)) != digest):
                 blob.unlink()
                 self._used = None  # existing sessions may still link to the file
@@ -205,9 +205,9 @@ class PublishedStore:
                 absent[digest] = 0
         return absent
 
-    def _place(self, one: FileEntry, place: Path) -> None:
+    def _link_blob(self, one: FileEntry, place: Path) -> None:
         """Link a blob to a path. Raises Refused if the name exists, or a copy does not fit."""
-        blob = self._blob(one.digest)
+        blob = self._blob_path(one.digest)
         try:
             os.link(blob, place)
         except FileExistsError as error:  # a file system that ignores case or normalizes names
@@ -215,18 +215,18 @@ class PublishedStore:
         except OSError as error:
             if error.errno == errno.EMLINK:  # the blob has the maximum number of links: continue with a copy
                 fresh = self._own / "staging" / secrets.token_hex(8)
-                self._copy(one, fresh)
+                self._copy_blob(one, fresh)
                 fresh.replace(blob)
                 os.link(blob, place)
             elif error.errno in _NO_LINKS:
-                self._copy(one, place)
+                self._copy_blob(one, place)
             else:
                 raise
 
-    def _copy(self, one: FileEntry, place: Path) -> None:
+    def _copy_blob(self, one: FileEntry, place: Path) -> None:
         self._make_room(charge(one.size))
-        self._use(charge(one.size))
-        with open_file(self._blob(one.digest)) as source, place.open("xb") as copy:
+        self._count_used(charge(one.size))
+        with open_file(self._blob_path(one.digest)) as source, place.open("xb") as copy:
             shutil.copyfileobj(source, copy)
         place.chmod(0o444)
 
@@ -237,14 +237,14 @@ class PublishedStore:
             is_new: True for the first data of an upload.
         """
         if self._used is None:
-            self._count()
-        if self._fits(more, is_new=is_new) is not None and time.monotonic() - self._counted_at >= _COUNT_S:
-            self._clean()
-            self._count()
-        if refusal := self._fits(more, is_new=is_new):
+            self._recount_used()
+        if self._find_room_error(more, is_new=is_new) is not None and time.monotonic() - self._counted_at >= _COUNT_S:
+            self._delete_expired()
+            self._recount_used()
+        if refusal := self._find_room_error(more, is_new=is_new):
             raise refusal
 
-    def _fits(self, more: int, *, is_new: bool) -> Refused | None:
+    def _find_room_error(self, more: int, *, is_new: bool) -> Refused | None:
         if (self._used or 0) + more > self._most:
             return Refused(
                 507,
@@ -258,10 +258,10 @@ class PublishedStore:
             return Refused(507, "the server's disk is full", hint="free disk space on the server")
         return None
 
-    def _use(self, more: int) -> None:
+    def _count_used(self, more: int) -> None:
         self._used = (self._used or 0) + more
 
-    def _clean(self) -> None:
+    def _delete_expired(self) -> None:
         """Delete old blobs without sessions, and old incomplete uploads."""
         before = time.time() - KEEP_S
         for kind in ("blobs", "partial", "staging"):
@@ -270,15 +270,15 @@ class PublishedStore:
                 if found.st_mtime < before and (kind != "blobs" or found.st_nlink == 1):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def _count(self) -> int:
+    def _recount_used(self) -> int:
         self._used, self._counted_at = count_tree(self.folder, _OWN), time.monotonic()
         return self._used
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _lock_store(self) -> Iterator[None]:
         """Lock the store against other threads and servers, and share the count."""
         with holding(self._lock), storing(self.folder, _OPTION):
-            self._prepare()
+            self._create_folders()
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(self._own / "used", flags, 0o600), "r+b", buffering=0) as file:
                 _lock_file(file.fileno())
@@ -292,17 +292,17 @@ class PublishedStore:
                     if self._used is not None:
                         os.pwrite(file.fileno(), str(self._used).encode(), 0)
 
-    def _prepare(self) -> None:
+    def _create_folders(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for folder in (self._own, *(self._own / kind for kind in ("blobs", "partial", "staging"))):
             folder.mkdir(mode=0o700, exist_ok=True)
             if folder.is_symlink():
                 raise Refused(409, f"{folder.name} is a link", hint="remove it")
 
-    def _blob(self, digest: str) -> Path:
+    def _blob_path(self, digest: str) -> Path:
         return self._own / "blobs" / check(digest).replace(":", "-")
 
-    def _partial(self, digest: str) -> Path:
+    def _partial_path(self, digest: str) -> Path:
         return self._own / "partial" / check(digest).replace(":", "-")
 
 
@@ -320,7 +320,7 @@ def _lock_file(descriptor: int) -> None:
             raise
 
 
-def _size(path: Path, absent: int = 0) -> int:
+def _file_size(path: Path, absent: int = 0) -> int:
     try:
         return path.lstat().st_size
     except OSError:
@@ -339,7 +339,7 @@ def _is_same(folder: Path, parcel: Parcel) -> bool:
     shown = {name for name in found if not any(part.startswith(".") for part in name.split("/"))}
     return shown == {one.name for one in parcel.files} and all(
         not found[one.name].is_symlink()
-        and _size(found[one.name], -1) == one.size
+        and _file_size(found[one.name], -1) == one.size
         and digest_file(found[one.name], algorithm_of(one.digest)) == one.digest
         for one in parcel.files
     )

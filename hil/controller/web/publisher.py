@@ -23,7 +23,7 @@ from hil.controller.web.parcels import (
     name_trouble,
 )
 from hil.controller.web.readers import RECORDS
-from hil.controller.web.web_client import Answer, WebClient
+from hil.controller.web.web_client import ServerResponse, WebClient
 from hil.core.digest import digest_file
 from hil.core.files import open_file, within
 from hil.errors import FarmUnreachable, UsageError
@@ -37,7 +37,7 @@ _TENSORS = (".npy", ".npz")
 
 
 @dataclass(frozen=True)
-class Folder:
+class SessionFolder:
     """Session directory to upload."""
 
     parcel: Parcel
@@ -46,7 +46,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishResult:
     """Result of publishing a session."""
 
     id: str
@@ -89,7 +89,7 @@ def has_record(folder: Path) -> bool:
     return any((folder / name).is_file() for name in RECORDS)
 
 
-def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> Folder:
+def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> SessionFolder:
     """Read the files of a session directory and their digests. Hidden files are private.
 
     Args:
@@ -104,11 +104,11 @@ def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> Folder
     entries: list[FileEntry] = []
     paths: dict[str, Path] = {}
     left_out, total = [], 0
-    for path in _files(folder):
+    for path in _walk_files(folder):
         shown = path.relative_to(folder).as_posix()
         if not tensors and path.suffix in _TENSORS:
             continue
-        if trouble := name_trouble(shown) or _trouble(folder, path):
+        if trouble := name_trouble(shown) or _skip_reason(folder, path):
             left_out.append(f"{shown}: {trouble}")
             continue
         try:
@@ -122,16 +122,16 @@ def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> Folder
             break
     parcel = Parcel(name or folder.resolve().name, entries)
     check_size(parcel)
-    return Folder(parcel, paths, left_out)
+    return SessionFolder(parcel, paths, left_out)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _walk_files(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(one for one in folders if not one.startswith("."))
         yield from (Path(place) / one for one in sorted(names) if not one.startswith("."))
 
 
-def _trouble(folder: Path, path: Path) -> str:
+def _skip_reason(folder: Path, path: Path) -> str:
     """Return the reason for skipping a file, or ""."""
     try:
         within(folder, path)
@@ -143,7 +143,9 @@ def _trouble(folder: Path, path: Path) -> str:
 class Publisher(WebClient):
     """Client that publishes sessions to a `hil web` server. A context manager."""
 
-    def publish(self, folder: Folder, told: Callable[[int, int], None] = lambda done, total: None) -> Published:
+    def publish(
+        self, folder: SessionFolder, told: Callable[[int, int], None] = lambda done, total: None
+    ) -> PublishResult:
         """Upload missing content, then create the session on the server.
 
         Args:
@@ -156,10 +158,10 @@ class Publisher(WebClient):
         sizes = {one.digest: one.size for one in folder.parcel.files}
         sent: dict[str, int] = {}
         for _ in range(2):  # the second pass uploads blobs that the server found damaged
-            lacking = self._lacking(sizes)
+            lacking = self._request_missing(sizes)
             done = sum(size for digest, size in sizes.items() if digest not in lacking)
             for digest, have in lacking.items():
-                for there in self._send(digest, folder.files[digest], have, sizes[digest]):
+                for there in self._upload_file(digest, folder.files[digest], have, sizes[digest]):
                     told(done + there, sum(sizes.values()))
                 done += sizes[digest]
                 sent[digest] = sizes[digest]
@@ -167,9 +169,9 @@ class Publisher(WebClient):
             if not (answer.status == 409 and "missing" in answer.document):
                 break
         found = self.check(answer)
-        return Published(
-            id=self._text(found, "id"),
-            url=self.address + self._text(found, "url"),
+        return PublishResult(
+            id=self._check_text(found, "id"),
+            url=self.address + self._check_text(found, "url"),
             new=found.get("new") is True,
             files=len(folder.parcel.files),
             bytes=folder.parcel.size,
@@ -178,35 +180,35 @@ class Publisher(WebClient):
             left_out=folder.left_out,
         )
 
-    def _text(self, document: Mapping[str, Any], name: str) -> str:
+    def _check_text(self, document: Mapping[str, Any], name: str) -> str:
         """Return a validated text to show to the user: the session's id, or the path of its page."""
         found = document.get(name)
         if not (isinstance(found, str) and found.isprintable() and 0 < len(found) <= _MAX_NAME):
-            raise self.malformed(f"{name} is {_shown(found)}")
+            raise self.malformed(f"{name} is {_format_value(found)}")
         if name == "url" and not found.startswith("/"):  # any other prefix could lead to another server
-            raise self.malformed(f"url is {_shown(found)}")
+            raise self.malformed(f"url is {_format_value(found)}")
         return found
 
-    def _lacking(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def _request_missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
         lacking: dict[str, int] = {}
         digests = iter(sizes.items())
         while part := dict(itertools.islice(digests, DIGESTS)):
             answer = self.ask("POST", "/publish/missing", json.dumps({"digests": part}).encode())
             found = self.check(answer).get("missing")
             if not isinstance(found, dict):
-                raise self.malformed(f"missing is {_shown(found)}")
+                raise self.malformed(f"missing is {_format_value(found)}")
             for digest, have in found.items():
                 if digest not in part:
                     raise self.malformed("unrequested digest in the response")
-                lacking[digest] = self._number(have, part[digest], "missing")
+                lacking[digest] = self._check_number(have, part[digest], "missing")
         return lacking
 
-    def _number(self, value: Any, most: int, name: str) -> int:
+    def _check_number(self, value: Any, most: int, name: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise self.malformed(f"{name} is {_shown(value)}")
+            raise self.malformed(f"{name} is {_format_value(value)}")
         return value
 
-    def _send(self, digest: str, path: Path, have: int, size: int) -> Iterator[int]:
+    def _upload_file(self, digest: str, path: Path, have: int, size: int) -> Iterator[int]:
         """Upload a file from an offset. Yield the number of bytes that the server has."""
         furthest, stalls = have, 0
         try:
@@ -220,7 +222,7 @@ class Publisher(WebClient):
                         )
                     query = urlencode({"offset": have, "size": size})
                     answer = self.ask("PUT", f"/publish/blobs/{digest}?{query}", data)
-                    have = self._have(answer, path, size)
+                    have = self._parse_have(answer, path, size)
                     if answer.status == 200:
                         yield have
                         if have == size:
@@ -235,16 +237,16 @@ class Publisher(WebClient):
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
-    def _have(self, answer: Answer, path: Path, size: int) -> int:
+    def _parse_have(self, answer: ServerResponse, path: Path, size: int) -> int:
         """Return the number of bytes that the server has, from the response to an upload request."""
         hint = answer.document.get("hint")
         if answer.status == 409 and isinstance(hint, str) and hint.isascii() and hint.isdecimal() and len(hint) < 16:
             # An earlier response was lost, or another client uploads the same file.
-            return self._number(int(hint), size, "hint")
-        return self._number(self.check(answer, path).get("have"), size, "have")
+            return self._check_number(int(hint), size, "hint")
+        return self._check_number(self.check(answer, path).get("have"), size, "have")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a response value for a message.
 
     Lists and objects become the type name, since they may be deeply nested.

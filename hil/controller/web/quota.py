@@ -36,7 +36,7 @@ def count_tree(folder: Path, own: str) -> int:
         own: internal subdirectory. It has no sessions, so its names do not count.
     """
     total, seen = 0, set[int]()
-    for entry, is_own in _entries(folder, own):
+    for entry, is_own in _walk_entries(folder, own):
         try:
             found = entry.stat(follow_symlinks=False)
         except OSError:  # deleted in the meantime
@@ -52,7 +52,7 @@ def count_tree(folder: Path, own: str) -> int:
     return total
 
 
-def _entries(folder: Path, own: str) -> Iterator[tuple[os.DirEntry[str], bool]]:
+def _walk_entries(folder: Path, own: str) -> Iterator[tuple[os.DirEntry[str], bool]]:
     waiting = [(str(folder), False)]
     while waiting:
         place, is_own = waiting.pop()

@@ -23,7 +23,7 @@ from hil.controller.web.readers.commands import command_of_run
 from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document
 from hil.controller.web.readers.runs import side_name
 from hil.controller.web.readers.traces import CALL, compared_calls, comparison_of, names_of_outputs
-from hil.controller.web.sessions import Session
+from hil.controller.web.sessions import IndexedSession
 from hil.controller.workloads.suites.store import HEAD
 from hil.controller.workloads.traces.trace import call_name
 from hil.core.bounded_json import parse_json
@@ -53,7 +53,7 @@ PLAIN_REFERENCES = "plain_references"
 
 
 @dataclass(frozen=True)
-class Beside:
+class OtherComparison:
     """Comparison with a reference that does not determine the verdict."""
 
     against: str
@@ -79,7 +79,7 @@ class CaseDetail:
     # Kind of profile (run, compile) -> recorded directories, for `profiles.named_profiles`.
     profiles: Mapping[str, Sequence[str]] = field(default_factory=dict)
     facts: Facts = ()  # provenance as names and values
-    others: Sequence[Beside] = ()  # other references, including failed ones
+    others: Sequence[OtherComparison] = ()  # other references, including failed ones
     disagreement: str = ""  # description of a disagreement between references
     evidence: Facts = ()  # basis of the verdict
     attempts: Sequence[Mapping[str, str]] = ()  # earlier attempts and confirmation runs
@@ -97,23 +97,23 @@ class CaseDetail:
         return found if len(found) <= _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}\n... {len(found)} characters in total"
 
 
-def read_detail(session: Session, case: sqlite3.Row) -> CaseDetail:
+def read_detail(session: IndexedSession, case: sqlite3.Row) -> CaseDetail:
     """Read a case's record. Raises UsageError if it is missing or unreadable."""
     folder, name = Path(session.folder), str(case["name"])
     if session.lines:
-        return _of_line(folder, _line(folder / session.lines, case["place"], case["length"], name))
+        return _detail_of_line(folder, _read_line(folder / session.lines, case["place"], case["length"], name))
     if session.kind == "bisect":
-        return _of_layer(folder, _document(folder / BISECT), name)
+        return _detail_of_layer(folder, _read_record(folder / BISECT), name)
     if session.kind == "study":
-        return _of_row(folder, _document(folder / STUDY), name)
+        return _detail_of_row(folder, _read_record(folder / STUDY), name)
     if session.kind == "trace":
-        return _of_call(folder, case["number"], session)
+        return _detail_of_call(folder, case["number"], session)
     if session.kind == "bench" and (folder / BENCH).exists():
-        return _of_side(folder, _document(folder / BENCH), name)
-    return _of_run(folder, _document(folder / RECORD), name)
+        return _detail_of_side(folder, _read_record(folder / BENCH), name)
+    return _detail_of_run(folder, _read_record(folder / RECORD), name)
 
 
-def _line(path: Path, place: int, length: int, name: str) -> Mapping[str, Any]:
+def _read_line(path: Path, place: int, length: int, name: str) -> Mapping[str, Any]:
     if length > MOST_BYTES:
         raise UsageError(f"the record of {name} exceeds the size limit for pages: {length} bytes")
     try:
@@ -127,52 +127,52 @@ def _line(path: Path, place: int, length: int, name: str) -> Mapping[str, Any]:
     return dict(record)
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def _read_record(path: Path) -> Mapping[str, Any]:
     try:
         return read_document(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path.name} cannot be read: {error}") from error
 
 
-def _of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
+def _detail_of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
     named = text(record.get("folder"))
     place = folder / named if named and own(folder, folder / named) else None
-    outputs = _outputs(record.get("outputs"))
+    outputs = _parse_outputs(record.get("outputs"))
     try:
         head = read_document(folder / HEAD)
     except (OSError, ValueError):
         head = {}
     left = {text(what): text(where) for what, where in mapping(record.get("left")).items() if text(where)}
     profiles = [what for what in left if what.endswith(" profile")]
-    others = [_beside(one) for one in mappings(record.get("other_references"))]
-    plain = _outputs(record.get("plain_outputs"))
+    others = [_parse_other_verdict(one) for one in mappings(record.get("other_references"))]
+    plain = _parse_outputs(record.get("plain_outputs"))
     if plain:
         against = f"{text(record.get('plain_against'))}, the model before the flow's recipe"
-        others.append(Beside(against, "", plain))
+        others.append(OtherComparison(against, "", plain))
     return CaseDetail(
         record,
         outputs=outputs,
         against=text(record.get("against")),
         hint=str(record.get("hint") or ""),
         detail=str(record.get("detail") or ""),
-        timings=_seconds(record.get("timings")),
+        timings=_parse_seconds(record.get("timings")),
         repeat=str(record.get("repeat") or ""),
         diff=str(record.get("diff") or ""),
-        tensors=_tensors_below(place, outputs),
+        tensors=_find_tensors(place, outputs),
         logs=logs_below(folder, place) if place else (),
         profiles={what.removesuffix(" profile"): [str(folder / left[what])] for what in profiles},
         facts=facts_of_line(record, head),
         others=others,
         disagreement=text(record.get("disagreement")),
         evidence=evidence(record),
-        attempts=[_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
+        attempts=[_parse_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
         confirmed=text(record.get("confirmed")),
-        expectation=_texts(mapping(record.get("expectation"))),
+        expectation=_parse_texts(mapping(record.get("expectation"))),
         kept=kept_files(folder, place, left),
     )
 
 
-def _of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+def _detail_of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     cases = mappings(document.get("cases"))
     record = next((one for one in cases if text(one.get("name")) == name), {})
     verdicts, references = mappings(record.get("verdicts")), mappings(record.get("references"))
@@ -185,11 +185,11 @@ def _of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     log = "\n".join(text(line) for line in listed(record.get("worker_log"))[:200])
     return CaseDetail(
         record,
-        outputs=_outputs(verdict.get("outputs")),
+        outputs=_parse_outputs(verdict.get("outputs")),
         against=text(reference.get("source")) or text(verdict.get("against")),
         hint=str(error.get("hint") or ""),
         detail=str(error.get("detail") or "") or log,
-        timings=_seconds(record.get("timings")),
+        timings=_parse_seconds(record.get("timings")),
         repeat=command_of_run(document, record),
         tensors=[
             TensorFile(kind, text(one.get("name")), folder / str(one.get("file")), text(one.get("dtype")))
@@ -201,9 +201,9 @@ def _of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
         profiles=profile_names(folder, record),
         facts=facts_of_run(record, document),
         others=[
-            *map(_beside, verdicts[1:]),
+            *map(_parse_other_verdict, verdicts[1:]),
             *(
-                Beside(text(one.get("reference")), text(one.get("outcome")), reason=text(one.get("reason")))
+                OtherComparison(text(one.get("reference")), text(one.get("outcome")), reason=text(one.get("reason")))
                 for one in mappings(record.get("unanswered"))
             ),
         ],
@@ -215,7 +215,7 @@ def _of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     )
 
 
-def _of_side(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+def _detail_of_side(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     """Return the detail for a bench's side, completed with the case from the bench's run record."""
     try:
         run = read_document(folder / RECORD)
@@ -227,19 +227,19 @@ def _of_side(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail
         taken.add(called)
         if called == name:
             case = next((one for one in mappings(run.get("cases")) if one.get("name") == side.get("name")), {})
-            found = _of_run(folder, run, text(case.get("name")))
-            known = {**vars(found), "record": side, "timings": _seconds(side.get("timings"))}
+            found = _detail_of_run(folder, run, text(case.get("name")))
+            known = {**vars(found), "record": side, "timings": _parse_seconds(side.get("timings"))}
             known["repeat"] = command_of_run({**run, **document})
             known["facts"] = facts_of_run({**case, "placement": side.get("placement")}, run) or found.facts
             known["hint"] = text(side.get("hint"))
             return CaseDetail(**known)
-    return _of_run(folder, run, name)
+    return _detail_of_run(folder, run, name)
 
 
-def _of_layer(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+def _detail_of_layer(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     found = ((layer, finding) for layer, finding in findings(document) if text(layer.get("name")) == name)
     record, finding = next(found, ({}, {}))
-    outputs = _outputs(finding.get("outputs"))
+    outputs = _parse_outputs(finding.get("outputs"))
     place = folder / name if own(folder, folder / name) else None
     unjudged = [f"{text(key)}: {text(why)}" for key, why in mapping(finding.get("unjudged")).items()]
     return CaseDetail(
@@ -249,17 +249,17 @@ def _of_layer(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetai
         hint=text(finding.get("hint")),
         detail="\n".join(unjudged),
         repeat=text(document.get("command")),
-        tensors=_tensors_below(place, outputs),
+        tensors=_find_tensors(place, outputs),
         logs=logs_below(folder, place) if place else (),
         facts=facts_of_layer(record, document, finding),
         kept=kept_files(folder, place, {}),
     )
 
 
-def _of_row(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+def _detail_of_row(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     row = next((one for one in mappings(document.get("rows")) if row_name(one) == name), {})
     place = folder / text(row.get("experiment")) / text(row.get("way"))
-    stages = _seconds({text(one.get("name")): one.get("seconds") for one in mappings(row.get("stages"))})
+    stages = _parse_seconds({text(one.get("name")): one.get("seconds") for one in mappings(row.get("stages"))})
     return CaseDetail(
         row,
         detail=str(row.get("detail") or ""),
@@ -272,10 +272,10 @@ def _of_row(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     )
 
 
-def _of_call(trace: Path, number: int, session: Session) -> CaseDetail:
+def _detail_of_call(trace: Path, number: int, session: IndexedSession) -> CaseDetail:
     folder = trace / call_name(number)
-    record = _document(folder / CALL)
-    compared = compared_calls(comparison_of(trace, _document(trace / TRACE)))
+    record = _read_record(folder / CALL)
+    compared = compared_calls(comparison_of(trace, _read_record(trace / TRACE)))
     verdict = mapping(compared.get(number, {}).get("verdict"))
     program, names = mapping(record.get("program")), names_of_outputs(record)
     kinds = {"input": "inputs", "output": "outputs", "variable": "outputs"}
@@ -283,28 +283,28 @@ def _of_call(trace: Path, number: int, session: Session) -> CaseDetail:
     known |= {"Program": text(program.get("model")), "Runtime": text(program.get("runtime"))}
     return CaseDetail(
         record,
-        outputs=_outputs(verdict.get("outputs")),
+        outputs=_parse_outputs(verdict.get("outputs")),
         against=text(verdict.get("against")),
         repeat=session.command,
         tensors=[
             TensorFile(kinds[path.stem.partition("_")[0]], names.get(path.name) or said(path.stem), path)
-            for path in sorted(folder.glob("*.npy"), key=_number)
+            for path in sorted(folder.glob("*.npy"), key=_tensor_sort_key)
             if path.stem.partition("_")[0] in kinds and own(folder, path)
         ],
         facts=[(name, value) for name, value in known.items() if value],
     )
 
 
-def _beside(verdict: Mapping[str, Any]) -> Beside:
-    return Beside(
+def _parse_other_verdict(verdict: Mapping[str, Any]) -> OtherComparison:
+    return OtherComparison(
         text(verdict.get("against")),
         text(verdict.get("outcome")),
-        _outputs(verdict.get("outputs")),
+        _parse_outputs(verdict.get("outputs")),
         text(verdict.get("reason")),
     )
 
 
-def _outputs(values: Any) -> list[Mapping[str, Any]]:
+def _parse_outputs(values: Any) -> list[Mapping[str, Any]]:
     """Normalize comparisons of outputs for pages, since a record may have missing or invalid values."""
     return [
         {
@@ -314,27 +314,27 @@ def _outputs(values: Any) -> list[Mapping[str, Any]]:
             **{key: one.get(key) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")},
             "shape": [text(size) for size in listed(one.get("shape"))[:64]],
             "passed": one.get("passed") is True,
-            "criteria": [_criterion(criterion) for criterion in mappings(one.get("criteria"))[:_ROWS]],
+            "criteria": [_format_criterion(criterion) for criterion in mappings(one.get("criteria"))[:_ROWS]],
         }
         for one in mappings(values)[:_ROWS]
     ]
 
 
-def _criterion(values: Mapping[str, Any]) -> str:
+def _format_criterion(values: Mapping[str, Any]) -> str:
     met = "met" if values.get("passed") is True else "not met"
     shown = met if values.get("value") is None else f"{text(values['value'])}, {met}"
     return f"{text(values.get('criterion'))}: {shown}"
 
 
-def _seconds(values: Any) -> dict[str, float | None]:
+def _parse_seconds(values: Any) -> dict[str, float | None]:
     return {text(stage): real(value) for stage, value in list(mapping(values).items())[:_ROWS]}
 
 
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+def _parse_texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {text(key): text(value) for key, value in list(values.items())[:_ROWS]}
 
 
-def _tensors_below(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) -> list[TensorFile]:
+def _find_tensors(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) -> list[TensorFile]:
     """Return the tensors of a case: files ``0-NAME.npy`` in inputs/, outputs/, references/ and similar directories."""
     if folder is None:
         return []
@@ -342,7 +342,7 @@ def _tensors_below(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) ->
     found = []
     further = (f"references-{number}" for number in range(1, _REFERENCES))
     for kind in ("inputs", "outputs", "references", "reference-0", *further, PLAIN_REFERENCES):
-        for path in sorted(_files(folder / kind, "*.npy"), key=_number):
+        for path in sorted(_glob_files(folder / kind, "*.npy"), key=_tensor_sort_key):
             name = said(path.stem.partition("-")[2])
             if own(folder, path):
                 dtype = "" if kind == "inputs" else dtypes.get(name, "")
@@ -350,7 +350,7 @@ def _tensors_below(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) ->
     return found
 
 
-def _files(folder: Path, pattern: str) -> list[Path]:
+def _glob_files(folder: Path, pattern: str) -> list[Path]:
     """Return matching files, up to a limit. A missing or invalid directory has none."""
     try:
         return list(itertools.islice(folder.glob(pattern), _ROWS))
@@ -358,7 +358,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
         return []
 
 
-def _number(path: Path) -> tuple[int, str]:
+def _tensor_sort_key(path: Path) -> tuple[int, str]:
     first = path.name.partition("-")[0]
     return (int(first) if first.isdecimal() and len(first) < 10 else 1 << 30, path.name)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from hil.controller.web.addresses import Asked, link_of, page_at, reference_of
+from hil.controller.web.addresses import PageQuery, link_of, page_at, reference_of
 from hil.errors import UsageError
 
 ROWS = 100
@@ -19,7 +19,7 @@ _YEAR_S = 365 * 86400.0
 
 
 @dataclass(frozen=True)
-class RegressionFilter(Asked):
+class RegressionFilter(PageQuery):
     """Query parameters for regressions. "" matches all."""
 
     since: str = ""  # date as YYYY-MM-DD; "" is a year ago
@@ -87,7 +87,7 @@ def list_regressions(database: sqlite3.Connection, asked: RegressionFilter, rows
     ).fetchall()
     unjudged = int(database.execute("select count(*) from unjudged").fetchone()[0])
     names: dict[int, str] = {}
-    return RegressionPage([_regression(database, row, names) for row in found], total, pages, unjudged)
+    return RegressionPage([_make_regression(database, row, names) for row in found], total, pages, unjudged)
 
 
 def since_of(day: str) -> float:
@@ -100,7 +100,7 @@ def since_of(day: str) -> float:
         raise UsageError(f"invalid date {day[:40]!r}", hint="expected YYYY-MM-DD") from error
 
 
-def _regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict[int, str]) -> Regression:
+def _make_regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict[int, str]) -> Regression:
     """Convert a row of ``changes``. ``names`` caches session references by key."""
     now, was = (
         database.execute("select * from sessions where key = ?", (row[key],)).fetchone()
@@ -119,7 +119,9 @@ def _regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict[int,
     name, flow, runtime, board, model, message = case
     identity = {"case": name, "flow": flow, "runtime": runtime, "board": board, "model": model}
     identity |= {"kind": now["kind"], "suite": now["suite"]} if now else {}
-    befores, afters = ([_reference(database, key, names) for key in side] for side in json.loads(row["compared"]))
+    befores, afters = (
+        [_cached_reference(database, key, names) for key in side] for side in json.loads(row["compared"])
+    )
     return Regression(
         case=name,
         what=row["what"],
@@ -140,7 +142,7 @@ def _regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict[int,
     )
 
 
-def _reference(database: sqlite3.Connection, key: int, names: dict[int, str]) -> str:
+def _cached_reference(database: sqlite3.Connection, key: int, names: dict[int, str]) -> str:
     """Return the session reference for a comparison URL."""
     if key not in names:
         row = database.execute("select root, id from sessions where key = ?", (key,)).fetchone()

@@ -41,10 +41,10 @@ class Annotation:
 
 def read_annotations(roots: Sequence[Path]) -> list[Annotation]:
     """Return the current remarks of runs directories, oldest first. Unreadable lines are skipped."""
-    return [one for number, root in enumerate(roots) for one in _read(root, number).values()]
+    return [one for number, root in enumerate(roots) for one in _read_remarks(root, number).values()]
 
 
-def _read(root: Path, number: int) -> dict[str, Annotation]:
+def _read_remarks(root: Path, number: int) -> dict[str, Annotation]:
     path = root / NAME
     found: dict[str, Annotation] = {}
     try:
@@ -74,7 +74,7 @@ def _read(root: Path, number: int) -> dict[str, Annotation]:
 
 def annotate(root: Path, session: str, case: str, remark: str) -> None:
     """Store a remark. Raises UsageError if it is empty or too long, or the file is full or not writable."""
-    _write(root, {"session": session, "case": text(case), "text": _checked(remark)})
+    _append_record(root, {"session": session, "case": text(case), "text": _check_remark(remark)})
 
 
 def correct(root: Path, remark: str, told: str) -> None:
@@ -87,19 +87,19 @@ def correct(root: Path, remark: str, told: str) -> None:
     Raises:
         UsageError: the remark does not exist, the text is too long, or the file is full or not writable.
     """
-    if remark not in _read(root, 0):
+    if remark not in _read_remarks(root, 0):
         raise UsageError("remark not found", hint="reload the page")
-    _write(root, {"corrects": remark, "text": _checked(told) if told else ""})
+    _append_record(root, {"corrects": remark, "text": _check_remark(told) if told else ""})
 
 
-def _checked(remark: str) -> str:
+def _check_remark(remark: str) -> str:
     remark = " ".join(remark.split())
     if not remark or len(remark) > MOST_CHARS:
         raise UsageError(f"a remark must have 1 to {MOST_CHARS} characters, got {len(remark)}")
     return remark
 
 
-def _write(root: Path, record: Mapping[str, Any]) -> None:
+def _append_record(root: Path, record: Mapping[str, Any]) -> None:
     path = root / NAME
     line = json.dumps({"schema": 1, "created": time.time(), **record}).encode() + b"\n"
     try:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-from hil.controller.web.inner import Answer, is_ours
+from hil.controller.web.inner import InnerResponse, is_ours
 from hil.controller.workloads.suites.reports.page import page_digest
 from hil.core.cancellation import check_cancelled
 
@@ -31,7 +31,7 @@ _Attributes = Sequence[tuple[str, "str | None"]]
 
 
 @dataclass
-class Needs:
+class PageResources:
     """Unique URLs in a page's HTML, in order."""
 
     assets: dict[str, None] = field(default_factory=dict)  # styles and scripts, which are required
@@ -39,44 +39,44 @@ class Needs:
     data: dict[str, None] = field(default_factory=dict)
 
 
-def needs_of(page: str) -> Needs:
+def needs_of(page: str) -> PageResources:
     """Return the resources that a page fetches when it is opened."""
-    finder = _Finder()
+    finder = _ResourceFinder()
     finder.feed(page)
     finder.close()
     return finder.found
 
 
-def one_file(page: str, held: Mapping[str, Answer], notes: Sequence[str] = ()) -> str:
+def one_file(page: str, held: Mapping[str, InnerResponse], notes: Sequence[str] = ()) -> str:
     """Return the page as a single file.
 
     Args:
         held: URL -> response, for the URLs from :func:`needs_of`. The page omits missing resources.
         notes: sentences about omitted parts, for the head of the page.
     """
-    writer = _Writer(page, held, notes)
+    writer = _PageWriter(page, held, notes)
     writer.feed(page)
     writer.close()
     return writer.text()
 
 
-class _Finder(HTMLParser):
+class _ResourceFinder(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.found = Needs()
+        self.found = PageResources()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         check_cancelled()
         given = dict(attrs)
-        if address := _asset(tag, given):
+        if address := _asset_url(tag, given):
             self.found.assets[address] = None
         elif tag == "img" and is_ours(given.get("src") or ""):
             self.found.images[str(given["src"])] = None
-        for address in _data(attrs):
+        for address in _data_urls(attrs):
             self.found.data[address] = None
 
 
-def _asset(tag: str, given: Mapping[str, str | None]) -> str:
+def _asset_url(tag: str, given: Mapping[str, str | None]) -> str:
     """Return the URL of a style or script to embed, or "" for other elements."""
     if tag == "link" and given.get("rel") == "stylesheet":
         return given.get("href") or ""
@@ -85,14 +85,14 @@ def _asset(tag: str, given: Mapping[str, str | None]) -> str:
     return ""
 
 
-def _data(attrs: _Attributes) -> Iterator[str]:
+def _data_urls(attrs: _Attributes) -> Iterator[str]:
     return (value for name, value in attrs if name.startswith("data-src") and value and is_ours(value))
 
 
-class _Writer(HTMLParser):
+class _PageWriter(HTMLParser):
     """Parser that writes the page with changes. All other text is unchanged."""
 
-    def __init__(self, page: str, held: Mapping[str, Answer], notes: Sequence[str]) -> None:
+    def __init__(self, page: str, held: Mapping[str, InnerResponse], notes: Sequence[str]) -> None:
         super().__init__(convert_charrefs=False)
         self._held = held
         self._notes = notes
@@ -124,25 +124,29 @@ class _Writer(HTMLParser):
             self._written.append('<p class="note">This file omits a part that requires the server.</p>')
         elif tag == "script":
             self._skipping = tag
-            if address := _asset(tag, given):
-                self._scripts.append(_script(self._text(address)))
+            if address := _asset_url(tag, given):
+                self._scripts.append(_escape_script(self._embed_text(address)))
         elif tag == "link":
-            if address := _asset(tag, given):
-                self._styles.append(self._text(address))
+            if address := _asset_url(tag, given):
+                self._styles.append(self._embed_text(address))
                 self._written.append(f"<style>{self._styles[-1]}</style>")
         elif tag != "meta" or given.get("name") != "htmx-config":
             self._form = self._form or (tag == "form" and "action" in given)
-            self._start(tag, attrs)
+            self._write_start_tag(tag, attrs)
             # The policy must precede the content. The encoding must be in the first 1024 bytes, so it is first.
             if "charset" in given or tag == "head":
                 self._head = len(self._written)
 
-    def _start(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        kept = [(name, value) for name, value in attrs if not _VOID.match(name) and self._stays(tag, name, value)]
+    def _write_start_tag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        kept = [
+            (name, value)
+            for name, value in attrs
+            if not _VOID.match(name) and self._is_kept_attribute(tag, name, value)
+        ]
         if tag == "html":
             kept.append(("data-saved", None))
         elif tag == "img":
-            kept += [("src", one) for one in [self._picture(dict(attrs).get("src") or "")] if one]
+            kept += [("src", one) for one in [self._picture_url(dict(attrs).get("src") or "")] if one]
         elif tag in _FIELDS and self._form:
             kept.append(("disabled", None))
         if kept == attrs:
@@ -152,7 +156,7 @@ class _Writer(HTMLParser):
         self._written.append(f"<{' '.join((tag, *texts))}>")
 
     @staticmethod
-    def _stays(tag: str, name: str, value: str | None) -> bool:
+    def _is_kept_attribute(tag: str, name: str, value: str | None) -> bool:
         """Return True if an attribute does not need the server."""
         if name in ("href", "xlink:href"):
             return bool(value) and (str(value).startswith("#") or (tag == "a" and bool(_ELSEWHERE.match(str(value)))))
@@ -178,11 +182,11 @@ class _Writer(HTMLParser):
         if tag == "form":
             self._form = False
         if tag == "body":
-            self._written += self._embedded()
+            self._written += self._embed_data()
             self._written += [f"<script>{script}</script>\n" for script in self._scripts]
         self._written.append(f"</{tag}>")
 
-    def _embedded(self) -> Iterator[str]:
+    def _embed_data(self) -> Iterator[str]:
         for address in self._data:
             if answer := self._held.get(address):
                 name = html.escape(address)
@@ -194,11 +198,11 @@ class _Writer(HTMLParser):
                     kind = html.escape(answer.type)
                     yield f'<script type="text/plain" data-type="{kind}" data-url="{name}">{text}</script>\n'
 
-    def _text(self, address: str) -> str:
+    def _embed_text(self, address: str) -> str:
         answer = self._held.get(address)
         return "" if answer is None else answer.body.decode("utf-8", "replace")
 
-    def _picture(self, address: str) -> str:
+    def _picture_url(self, address: str) -> str:
         if address.startswith("data:"):
             return address
         answer = self._held.get(address)
@@ -209,23 +213,23 @@ class _Writer(HTMLParser):
             items = "".join(f"<li>{html.escape(note)}</li>" for note in self._notes)
             self._written.append(f'<ul class="note">{items}</ul>')
 
-    def _as_it_was(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         if not self._skipping:
             self._written.append(text)
 
     def handle_data(self, data: str) -> None:
-        self._as_it_was(data)
+        self._write_text(data)
 
     def handle_entityref(self, name: str) -> None:
-        self._as_it_was(f"&{name};")
+        self._write_text(f"&{name};")
 
     def handle_charref(self, name: str) -> None:
-        self._as_it_was(f"&#{name};")
+        self._write_text(f"&#{name};")
 
     def handle_decl(self, decl: str) -> None:
-        self._as_it_was(f"<!{decl}>")
+        self._write_text(f"<!{decl}>")
 
 
-def _script(text: str) -> str:
+def _escape_script(text: str) -> str:
     """Escape a script for HTML. "</script" and "<!--" only occur in strings and regular expressions."""
     return re.sub(r"<(/script|!--)", r"\\x3c\1", text, flags=re.IGNORECASE)

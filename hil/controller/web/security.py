@@ -1,4 +1,4 @@
-"""Access control. :class:`Guard` checks every request before it reaches a page.
+"""Access control. :class:`RequestGuard` checks every request before it reaches a page.
 
 On loopback, pages of stored sessions need no token. On other addresses, and for all pages of a server with a farm,
 every request needs a token: the server's or one from the farm. Changes always need a token and must come from pages of
@@ -60,7 +60,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessRules:
     """Access rules of a server. Override :meth:`accepts` for other authentication methods."""
 
     host: str  # listen address
@@ -105,10 +105,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware that checks the Host header, the token, the origin of changes, and the size of requests."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: AccessRules) -> None:
         self._app = app
         self._access = access
 
@@ -121,43 +121,43 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        visitor, refusal = None, self._unfit(scope, headers)
+        visitor, refusal = None, self._check_request(scope, headers)
         if refusal is None:
-            visitor = await self._visitor(scope, headers)
-            refusal = self._refusal(scope, headers, visitor)
+            visitor = await self._find_visitor(scope, headers)
+            refusal = self._check_access(scope, headers, visitor)
         if refusal is not None:
-            await refusal(scope, receive, _with_headers(send))
+            await refusal(scope, receive, _add_headers(send))
             return
         own = self._holds_token(scope, headers)
         may_change = own or (visitor is not None and visitor.role.covers(Role.SUBMITTER))
         is_owner = own and self._access.is_local
         scope.setdefault("state", {}).update(may_change=may_change, visitor=visitor, has_token=own, is_owner=is_owner)
-        await self._app(scope, _bounded(receive, _most_body(scope)), _with_headers(send))
+        await self._app(scope, _limit_body(receive, _body_limit(scope)), _add_headers(send))
 
-    def _unfit(self, scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
+    def _check_request(self, scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
         """Return the response to a request that is invalid for every user, or None."""
         access = self._access
         # With another host name for this address, a foreign page could read this server's pages (DNS rebinding).
-        if access.is_local and not is_loopback(_host_of(headers.get("host", ""))):
+        if access.is_local and not is_loopback(_parse_host(headers.get("host", ""))):
             return PlainTextResponse("This server only accepts requests for localhost and 127.0.0.1.", 421)
         if _is_foreign(headers):
             return PlainTextResponse("Cross-site request refused.", 403)
         length = headers.get("content-length", "0")
-        if not (length.isdecimal() and len(length) < 20) or int(length) > _most_body(scope):
+        if not (length.isdecimal() and len(length) < 20) or int(length) > _body_limit(scope):
             return PlainTextResponse("The request exceeds the size limit.", 413)
         if scope["query_string"].count(b"&") >= _MOST_FIELDS:
             return PlainTextResponse("The number of URL parameters exceeds the limit.", 400)
         return None
 
-    async def _visitor(self, scope: Scope, headers: Mapping[str, str]) -> Visitor | None:
+    async def _find_visitor(self, scope: Scope, headers: Mapping[str, str]) -> Visitor | None:
         """Return the farm user for a request's token. An unknown token is checked with the farm."""
         farm = self._access.farm
         if farm is None:
             return None
-        kept = _kept_of(scope, headers)
-        found = _query_of(scope).get("token", [])[-1:] or [
-            _bearer_of(headers),
-            farm.token_of(kept, _user_of(scope)) if kept else "",
+        kept = _read_cookie(scope, headers)
+        found = _parse_query(scope).get("token", [])[-1:] or [
+            _parse_bearer(headers),
+            farm.token_of(kept, _find_user(scope)) if kept else "",
         ]
         for token in found:
             if not token or self._access.accepts(token):
@@ -167,15 +167,15 @@ class Guard:
                 return visitor
         return None
 
-    def _refusal(self, scope: Scope, headers: Mapping[str, str], visitor: Visitor | None) -> ASGIApp | None:
-        access, query = self._access, _query_of(scope)
+    def _check_access(self, scope: Scope, headers: Mapping[str, str], visitor: Visitor | None) -> ASGIApp | None:
+        access, query = self._access, _parse_query(scope)
         if given := query.get("token"):
-            return self._login(scope, given[-1], query, visitor)
+            return self._log_in(scope, given[-1], query, visitor)
         holds = visitor is not None or self._holds_token(scope, headers)
         takes = access.token or access.farm
-        if not holds and takes and _bearer_of(headers) and not (access.is_open and scope["method"] in _SAFE):
+        if not holds and takes and _parse_bearer(headers) and not (access.is_open and scope["method"] in _SAFE):
             # Programs send this header, so instructions for a browser do not help.
-            return PlainTextResponse(self._not_ours, 401, {"www-authenticate": "Bearer"})
+            return PlainTextResponse(self._invalid_token_text, 401, {"www-authenticate": "Bearer"})
         if not (access.is_open or holds):
             text = "Token required: open the URL printed by `hil web`, with ?token=..."
             if access.farm:
@@ -184,23 +184,23 @@ class Guard:
         if scope["method"] not in _SAFE:
             if not holds:
                 return PlainTextResponse("Token required for changes: start `hil web` with --token.", 403)
-            if not _same_origin(headers):
+            if not _is_same_origin(headers):
                 return PlainTextResponse("Request from a different site refused.", 403)
         return None
 
     @property
-    def _not_ours(self) -> str:
+    def _invalid_token_text(self) -> str:
         return "Invalid token" + (" for this server and the farm." if self._access.farm else " for this server.")
 
-    def _login(self, scope: Scope, given: str, query: Mapping[str, list[str]], visitor: Visitor | None) -> ASGIApp:
+    def _log_in(self, scope: Scope, given: str, query: Mapping[str, list[str]], visitor: Visitor | None) -> ASGIApp:
         """Store the login in a cookie, and remove the token from the URL, which histories and logs record."""
-        farm, user = self._access.farm, _user_of(scope)
+        farm, user = self._access.farm, _find_user(scope)
         if farm and visitor:
             kept = farm.keep(visitor.token, user)
         elif self._access.accepts(given):
             kept = self._access.cookie(given, user)
         else:
-            return PlainTextResponse(self._not_ours, 401)
+            return PlainTextResponse(self._invalid_token_text, 401)
         rest = "&".join(
             f"{quote(key)}={quote(value)}" for key, values in query.items() if key != "token" for value in values
         )
@@ -213,25 +213,25 @@ class Guard:
         return response
 
     def _holds_token(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        if self._access.accepts(_bearer_of(headers)):
+        if self._access.accepts(_parse_bearer(headers)):
             return True
-        given = _kept_of(scope, headers)
+        given = _read_cookie(scope, headers)
         if not (self._access.token and given):
             return False
-        kept = self._access.cookie(self._access.token, _user_of(scope))
+        kept = self._access.cookie(self._access.token, _find_user(scope))
         return hmac.compare_digest(given.encode(errors="replace"), kept.encode())
 
 
-def _query_of(scope: Scope) -> dict[str, list[str]]:
+def _parse_query(scope: Scope) -> dict[str, list[str]]:
     return parse_qs(scope["query_string"].decode("latin-1"))
 
 
-def _bearer_of(headers: Mapping[str, str]) -> str:
+def _parse_bearer(headers: Mapping[str, str]) -> str:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
-def _kept_of(scope: Scope, headers: Mapping[str, str]) -> str:
+def _read_cookie(scope: Scope, headers: Mapping[str, str]) -> str:
     """Return the value of this server's cookie, or ""."""
     try:
         found = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
@@ -240,7 +240,7 @@ def _kept_of(scope: Scope, headers: Mapping[str, str]) -> str:
     return found.value if found else ""
 
 
-def _user_of(scope: Scope) -> str:
+def _find_user(scope: Scope) -> str:
     """Return the user of the connection, see :func:`user_of_peer`. The result is cached in the scope."""
     if _USER not in scope:
         scope[_USER] = user_of_peer(scope.get("client"), scope.get("server"))
@@ -253,11 +253,11 @@ def _cookie_name(scope: Scope) -> str:
     return f"{COOKIE}_{port}" if port else COOKIE
 
 
-def _most_body(scope: Scope) -> int:
+def _body_limit(scope: Scope) -> int:
     return MOST_PIECE if scope["path"].startswith(PIECES) else MOST_BODY
 
 
-def _host_of(header: str) -> str:
+def _parse_host(header: str) -> str:
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:
@@ -271,7 +271,7 @@ def _is_foreign(headers: Mapping[str, str]) -> bool:
     return headers.get("sec-fetch-mode") != "navigate" or headers.get("sec-fetch-dest") != "document"
 
 
-def _same_origin(headers: Mapping[str, str]) -> bool:
+def _is_same_origin(headers: Mapping[str, str]) -> bool:
     """Return True if a page of this server or a program sent the request. Browsers always send their origin."""
     origin = headers.get("origin")
     if origin is None:
@@ -283,7 +283,7 @@ def _same_origin(headers: Mapping[str, str]) -> bool:
         return False
 
 
-def _with_headers(send: Send) -> Send:
+def _add_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             given = {name.lower() for name, _ in message.get("headers", ())}
@@ -296,7 +296,7 @@ def _with_headers(send: Send) -> Send:
     return sending
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
+def _limit_body(receive: Receive, most: int) -> Receive:
     """Limit the request body, even if Content-Length is wrong."""
     read = 0
 

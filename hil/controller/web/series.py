@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from hil.controller.analysis.bench.stats import DEFAULT_EFFECT
 from hil.controller.analysis.steps import Level, find_steps, levels
-from hil.controller.web.addresses import Asked, link_of, reference_of
+from hil.controller.web.addresses import PageQuery, link_of, reference_of
 from hil.controller.web.index import SEPARATOR
-from hil.controller.web.sessions import Session
+from hil.controller.web.sessions import IndexedSession
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.controller.workloads.suites.reports.results import is_failing
 from hil.errors import UsageError
@@ -34,7 +34,7 @@ _OF_CASE = ("flow", "runtime", "board", "model")
 
 
 @dataclass(frozen=True)
-class Measure:
+class HistoryMeasure:
     """Number with a history."""
 
     column: str
@@ -44,19 +44,19 @@ class Measure:
     worse: int  # 1 if larger is worse, -1 if smaller is worse
 
 
-MEASURES: Mapping[str, Measure] = {
-    "device": Measure("device_p50_ns", "device time", True, math.log1p(DEFAULT_EFFECT), 1),
-    "host": Measure("host_s", "host time", True, math.log(1.2), 1),
-    "compile": Measure("compile_s", "compile time", True, math.log(1.2), 1),
-    "size": Measure("program_bytes", "program size", True, math.log(1.02), 1),
-    "abs": Measure("max_abs", "largest error", True, math.log(2.0), 1),
-    "sqnr": Measure("sqnr_db", "SQNR", False, 1.0, -1),
+MEASURES: Mapping[str, HistoryMeasure] = {
+    "device": HistoryMeasure("device_p50_ns", "device time", True, math.log1p(DEFAULT_EFFECT), 1),
+    "host": HistoryMeasure("host_s", "host time", True, math.log(1.2), 1),
+    "compile": HistoryMeasure("compile_s", "compile time", True, math.log(1.2), 1),
+    "size": HistoryMeasure("program_bytes", "program size", True, math.log(1.02), 1),
+    "abs": HistoryMeasure("max_abs", "largest error", True, math.log(2.0), 1),
+    "sqnr": HistoryMeasure("sqnr_db", "SQNR", False, 1.0, -1),
 }
 _OF_MOVER = {"device_p50_ns": "device", "artifact_bytes": "size", "max_abs": "abs", "sqnr_db": "sqnr"}
 
 
 @dataclass(frozen=True)
-class HistoryFilter(Asked):
+class HistoryFilter(PageQuery):
     """Query parameters of a history. "" matches all; for a case, it selects the latest series."""
 
     case: str = ""
@@ -107,7 +107,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Step:
+class LevelStep:
     """Detected change, at the first sample of a new level."""
 
     index: int
@@ -133,16 +133,16 @@ class Series:
     total: int  # number of samples, including those older than ``points``
     judged: Sequence[int]  # indices of the judged points
     levels: Sequence[Level]  # levels with indices into ``judged``
-    steps: Sequence[Step]  # steps with indices into ``points``
+    steps: Sequence[LevelStep]  # steps with indices into ``points``
     flips: Sequence[int]  # indices of failing points after a point that did not fail
 
-    def sides_of(self, step: Step) -> dict[str, list[str]]:
+    def sides_of(self, step: LevelStep) -> dict[str, list[str]]:
         """Return the session references on both sides of a step, for a comparison URL."""
         sides = {"a": step.befores, "b": step.afters}
         return {name: [self.points[index].reference for index in side] for name, side in sides.items()}
 
 
-def history_query(session: Session, case: str, what: str = "") -> str:
+def history_query(session: IndexedSession, case: str, what: str = "") -> str:
     """Return the query for a case's history, as specific as the session allows."""
     asked = HistoryFilter(
         case=case,
@@ -156,7 +156,7 @@ def history_query(session: Session, case: str, what: str = "") -> str:
     return asked.query()
 
 
-def measure_of(asked: HistoryFilter) -> Measure:
+def measure_of(asked: HistoryFilter) -> HistoryMeasure:
     """Return the requested measure. Raises UsageError if it is unknown."""
     found = MEASURES.get(asked.what or "device")
     if found is None:
@@ -166,7 +166,7 @@ def measure_of(asked: HistoryFilter) -> Measure:
 
 def identities(database: sqlite3.Connection, asked: HistoryFilter) -> list[tuple[Mapping[str, str], int]]:
     """Return the matching series of a case with their numbers of samples, latest first."""
-    where, values = _where(asked)
+    where, values = _build_condition(asked)
     rows = database.execute(
         "select sessions.kind, sessions.suite, cases.flow, cases.runtime, cases.board, cases.model, count(*)"
         f" from cases join sessions on sessions.key = cases.session where {where}"
@@ -179,9 +179,11 @@ def identities(database: sqlite3.Connection, asked: HistoryFilter) -> list[tuple
     return [(dict(zip(IDENTITY, (*row[:2], *(words[key] for key in row[2:6])), strict=True)), row[6]) for row in rows]
 
 
-def read_series(database: sqlite3.Connection, case: str, identity: Mapping[str, str], measure: Measure) -> Series:
+def read_series(
+    database: sqlite3.Connection, case: str, identity: Mapping[str, str], measure: HistoryMeasure
+) -> Series:
     """Read and judge a series of a case."""
-    where, values = _where(HistoryFilter(case=case), identity)
+    where, values = _build_condition(HistoryFilter(case=case), identity)
     rows = database.execute(
         "select sessions.key, sessions.id, sessions.root, sessions.created, sessions.title, sessions.branch,"
         " sessions.commit_id, sessions.compilers, sessions.versions,"
@@ -193,12 +195,12 @@ def read_series(database: sqlite3.Connection, case: str, identity: Mapping[str, 
         " order by sessions.created desc, sessions.key desc limit ?",
         (*values, MOST_SAMPLES),
     ).fetchall()
-    points = [_point(row) for row in reversed(rows)]
+    points = [_make_point(row) for row in reversed(rows)]
     total = rows[0][14] if rows else 0
     return judge(identity, points, total, measure)
 
 
-def judge(identity: Mapping[str, str], points: Sequence[Point], total: int, measure: Measure) -> Series:
+def judge(identity: Mapping[str, str], points: Sequence[Point], total: int, measure: HistoryMeasure) -> Series:
     """Find levels, steps and outcome changes in samples."""
     values = np.array([math.nan if point.value is None else point.value for point in points], np.float64)
     iterations = np.array([point.iterations for point in points], np.int64)
@@ -207,8 +209,8 @@ def judge(identity: Mapping[str, str], points: Sequence[Point], total: int, meas
 
 
 def steps_of(
-    values: Floats, iterations: npt.NDArray[np.int64], measure: Measure
-) -> tuple[list[int], list[Level], list[Step]]:
+    values: Floats, iterations: npt.NDArray[np.int64], measure: HistoryMeasure
+) -> tuple[list[int], list[Level], list[LevelStep]]:
     """Return the indices of judged samples, their levels, and their steps. NaN is a missing value.
 
     Device times with too few iterations are not judged, nor are values without a logarithm.
@@ -221,26 +223,29 @@ def steps_of(
     judged = np.flatnonzero(counts).tolist()
     numbers = np.log(values[counts]) if measure.is_log else values[counts]
     found = levels(numbers, find_steps(numbers, least=measure.least))
-    on_level = [[judged[index] for index in _members(numbers, one, measure.least)] for one in found]
+    on_level = [[judged[index] for index in _find_members(numbers, one, measure.least)] for one in found]
     if measure.is_log:
-        found = [replace(one, median=_power(one.median), low=_power(one.low), high=_power(one.high)) for one in found]
+        found = [
+            replace(one, median=_limited_exp(one.median), low=_limited_exp(one.low), high=_limited_exp(one.high))
+            for one in found
+        ]
     steps = []
     for (was, befores), (now, afters) in itertools.pairwise(zip(found, on_level, strict=True)):
         worse = (now.median - was.median) * measure.worse > 0
         first = judged[now.start]
         others = [one for one in afters[:COMPARED] if one != first]
-        steps.append(Step(first, was.median, now.median, worse, befores[-COMPARED:], [first, *others][:COMPARED]))
+        steps.append(LevelStep(first, was.median, now.median, worse, befores[-COMPARED:], [first, *others][:COMPARED]))
     return judged, found, steps
 
 
-def _members(numbers: Floats, level: Level, least: float) -> list[int]:
+def _find_members(numbers: Floats, level: Level, least: float) -> list[int]:
     """Return the indices of a level's samples without outliers."""
     off = np.abs(numbers[level.start : level.end] - level.median)
     on_it = off <= max(level.high - level.median, least)
     return (level.start + (np.flatnonzero(on_it) if on_it.any() else np.arange(off.size))).tolist()
 
 
-def _power(exponent: float) -> float:
+def _limited_exp(exponent: float) -> float:
     """Return e to a power, limited to the largest float."""
     return math.exp(min(exponent, _LOG_MOST))
 
@@ -258,7 +263,7 @@ def flips_among(told: npt.NDArray[np.bool_], fails: npt.NDArray[np.bool_]) -> li
     return [int(place) for place in places[1:][failing[1:] & ~failing[:-1]]]
 
 
-def _point(row: Sequence[Any]) -> Point:
+def _make_point(row: Sequence[Any]) -> Point:
     compilers = ", ".join(one for one in (row[7] or "").split(SEPARATOR) if one)
     try:
         versions = json.loads(row[8] or "{}")
@@ -281,7 +286,7 @@ def _point(row: Sequence[Any]) -> Point:
     )
 
 
-def _where(asked: HistoryFilter, identity: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
+def _build_condition(asked: HistoryFilter, identity: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
     """Return an SQL condition. Empty values of an identity must match; empty filter values match all."""
     parts = ["cases.name = (select key from words where word = ?)"]
     values: list[Any] = [asked.case]

@@ -18,13 +18,13 @@ from fastapi import FastAPI
 
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.web.app import create_app
-from hil.controller.web.connections import MOST_CONNECTIONS, MOST_HEAD, Connection, Server
+from hil.controller.web.connections import MOST_CONNECTIONS, MOST_HEAD, HttpConnection, HttpServer
 from hil.controller.web.farm_link import FarmLink
 from hil.controller.web.farm_mirror import FarmMirror
 from hil.controller.web.index import VERSION
 from hil.controller.web.index_process import IndexProcess
 from hil.controller.web.published import PublishedStore
-from hil.controller.web.security import Access
+from hil.controller.web.security import AccessRules
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
@@ -45,7 +45,7 @@ def farm_folder(name: str) -> Path:
 
 def serve(
     roots: Sequence[Path],
-    access: Access,
+    access: AccessRules,
     port: int,
     *,
     listening: Callable[[str], None],
@@ -89,10 +89,10 @@ def serve(
 
 
 def server_of(app: FastAPI, *, owns_process: bool = False) -> uvicorn.Server:
-    """Return a server for the application with limits, see :class:`hil.controller.web.connections.Server`."""
+    """Return a server for the application with limits, see :class:`hil.controller.web.connections.HttpServer`."""
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=HttpConnection,
         ws="none",
         h11_max_incomplete_event_size=MOST_HEAD,
         limit_concurrency=MOST_CONNECTIONS,
@@ -103,7 +103,7 @@ def server_of(app: FastAPI, *, owns_process: bool = False) -> uvicorn.Server:
         timeout_graceful_shutdown=GRACE_S,
         lifespan="off",
     )
-    return Server(config, owns_process=owns_process)
+    return HttpServer(config, owns_process=owns_process)
 
 
 def listener(host: str, port: int) -> socket.socket:

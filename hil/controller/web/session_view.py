@@ -17,8 +17,8 @@ from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
 from hil.controller.web.readers.fields import listed, mapping, mappings, read_document
 from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.traces import comparison_of
-from hil.controller.web.sessions import Session, find_session
-from hil.controller.web.tables import ROWS, Table, bench_table, bisect_table, matrix_table, study_table
+from hil.controller.web.sessions import IndexedSession, find_session
+from hil.controller.web.tables import ROWS, SessionTable, bench_table, bisect_table, matrix_table, study_table
 from hil.controller.workloads.suites.store import HEAD
 from hil.errors import UsageError
 
@@ -39,18 +39,18 @@ _RECORDS = {
 class SessionView:
     """Data for a session's page other than cases."""
 
-    table: Table | None = None  # cases with columns specific to the kind of session
+    table: SessionTable | None = None  # cases with columns specific to the kind of session
     missing: Sequence[str] = ()  # first planned cases without a result
     missing_count: int = 0
     go_on: str = ""  # command that resumes an unfinished session
-    parent: Session | None = None  # the matrix, if this is a target of it
-    children: Sequence[Session] = ()  # targets of a matrix
+    parent: IndexedSession | None = None  # the matrix, if this is a target of it
+    children: Sequence[IndexedSession] = ()  # targets of a matrix
     notes: Sequence[str] = ()
     logs: Sequence[Path] = ()
     files: Sequence[KeptFile] = ()  # record, reports, tables
 
 
-def view_session(database: sqlite3.Connection, session: Session, most: int = ROWS) -> SessionView:
+def view_session(database: sqlite3.Connection, session: IndexedSession, most: int = ROWS) -> SessionView:
     """Collect the data for a session's page. An unreadable record counts as empty, not as an error.
 
     Args:
@@ -65,36 +65,38 @@ def view_session(database: sqlite3.Connection, session: Session, most: int = ROW
             document = read_document(Path(session.folder) / name)
         except (OSError, ValueError):
             document = {}
-    children = _children(database, session, document)
-    missing = [] if is_whole and not document else _missing(database, session, document)
+    children = _find_children(database, session, document)
+    missing = [] if is_whole and not document else _list_missing(database, session, document)
     return SessionView(
-        table=_table(database, session, document, children, most),
+        table=_make_table(database, session, document, children, most),
         missing=missing[:_NAMED],
         # Only _ASKED planned cases were checked.
         missing_count=max(len(missing), session.planned - session.cases if missing else 0),
-        go_on="" if session.finished else _go_on(session, document),
-        parent=_parent(database, session),
+        go_on="" if session.finished else _resume_command(session, document),
+        parent=_find_parent(database, session),
         children=children,
-        notes=_notes(session, document),
+        notes=_collect_notes(session, document),
         logs=logs_below(Path(session.folder)),
         files=own_files(Path(session.folder)),
     )
 
 
-def _table(
+def _make_table(
     database: sqlite3.Connection,
-    session: Session,
+    session: IndexedSession,
     document: Mapping[str, Any],
-    children: Sequence[Session],
+    children: Sequence[IndexedSession],
     most: int,
-) -> Table | None:
+) -> SessionTable | None:
     if session.kind == "matrix":
         return matrix_table(database, document, children, most)
     tables = {"bisect": bisect_table, "study": study_table, "bench": bench_table}
     return tables[session.kind](document, most) if document and session.kind in tables else None
 
 
-def _children(database: sqlite3.Connection, session: Session, document: Mapping[str, Any]) -> list[Session]:
+def _find_children(
+    database: sqlite3.Connection, session: IndexedSession, document: Mapping[str, Any]
+) -> list[IndexedSession]:
     """Return the targets of a matrix that are sessions, in order."""
     found = []
     for name in targets_of(document) if session.kind == "matrix" else ():
@@ -105,7 +107,7 @@ def _children(database: sqlite3.Connection, session: Session, document: Mapping[
     return found
 
 
-def _parent(database: sqlite3.Connection, session: Session) -> Session | None:
+def _find_parent(database: sqlite3.Connection, session: IndexedSession) -> IndexedSession | None:
     try:
         found = find_session(database, PurePosixPath(session.id).parent.as_posix(), session.root)
     except UsageError:
@@ -113,7 +115,7 @@ def _parent(database: sqlite3.Connection, session: Session) -> Session | None:
     return found if found.kind == "matrix" and found.id != session.id else None
 
 
-def _missing(database: sqlite3.Connection, session: Session, document: Mapping[str, Any]) -> list[str]:
+def _list_missing(database: sqlite3.Connection, session: IndexedSession, document: Mapping[str, Any]) -> list[str]:
     """Return the planned cases without a result."""
     if session.kind == "suite":
         asked = [text(one) for one in listed(document.get("ids"))[:_ASKED]]
@@ -139,7 +141,7 @@ def _missing(database: sqlite3.Connection, session: Session, document: Mapping[s
     return [] if session.kind == "trace" else [row[0] for row in rows if not row[1]]
 
 
-def _go_on(session: Session, document: Mapping[str, Any]) -> str:
+def _resume_command(session: IndexedSession, document: Mapping[str, Any]) -> str:
     if session.kind in ("suite", "matrix") and not text(document.get("command")).startswith("pytest "):
         return text(document.get("command"))
     if session.kind == "run" and not text(document.get("command")):
@@ -149,7 +151,7 @@ def _go_on(session: Session, document: Mapping[str, Any]) -> str:
     return ""
 
 
-def _notes(session: Session, document: Mapping[str, Any]) -> list[str]:
+def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list[str]:
     notes = []
     if session.kind == "bisect":
         notes += [text(document.get("verdict")), *map(text, listed(document.get("notes"))[:_NAMED])]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hil.controller.web.addresses import Asked, link_of, page_at, reference_of
+from hil.controller.web.addresses import PageQuery, link_of, page_at, reference_of
 from hil.controller.web.index import NUMBERS, SEPARATOR, WORDS
 from hil.controller.web.names import meant
 from hil.errors import UsageError
@@ -27,7 +27,7 @@ _ORDERS = {
 
 
 @dataclass(frozen=True)
-class SessionFilter(Asked):
+class SessionFilter(PageQuery):
     """Query parameters for sessions. "" matches all."""
 
     q: str = ""  # words to search for
@@ -47,7 +47,7 @@ class SessionFilter(Asked):
 
 
 @dataclass(frozen=True)
-class Session:
+class IndexedSession:
     """Session as pages show it."""
 
     key: int
@@ -95,11 +95,11 @@ class Session:
         return reference_of(self.id, self.root)
 
 
-def _session(row: sqlite3.Row) -> Session:
+def _make_session(row: sqlite3.Row) -> IndexedSession:
     values = {name: row[name] for name in row.keys() if name not in ("commit_id", "stamp", "read_bytes")}  # noqa: SIM118 - iterating over a row gives its values
     values |= {name: [one for one in (row[name] or "").split(SEPARATOR) if one] for name in _LISTS}
     values |= {name: json.loads(row[name] or "{}") for name in ("outcomes", "versions", "digests")}
-    return Session(
+    return IndexedSession(
         **{
             **values,
             "folder": meant(row["folder"] or ""),
@@ -113,29 +113,29 @@ def _session(row: sqlite3.Row) -> Session:
 class SessionPage:
     """Page of sessions, and the total number."""
 
-    sessions: Sequence[Session]
+    sessions: Sequence[IndexedSession]
     total: int
     pages: int
 
 
 def list_sessions(database: sqlite3.Connection, asked: SessionFilter, rows: int = PAGE_ROWS) -> SessionPage:
     """Return a page of matching sessions. Raises UsageError for an unknown order."""
-    where, values = _where(asked)
+    where, values = _session_condition(asked)
     total = int(database.execute(f"select count(*) from sessions where {where}", values).fetchone()[0])
     first, pages = page_at(asked.page, total, rows)
     found = database.execute(
-        f"select * from sessions where {where} order by {_order(asked.order)} limit ? offset ?",
+        f"select * from sessions where {where} order by {_order_clause(asked.order)} limit ? offset ?",
         (*values, rows, first),
     )
-    return SessionPage([_session(row) for row in found], total, pages)
+    return SessionPage([_make_session(row) for row in found], total, pages)
 
 
-def sessions_where(database: sqlite3.Connection, condition: str, values: Sequence[Any]) -> list[Session]:
+def sessions_where(database: sqlite3.Connection, condition: str, values: Sequence[Any]) -> list[IndexedSession]:
     """Return sessions that match an SQL condition. The condition must not contain user input."""
-    return [_session(row) for row in database.execute(f"select * from sessions where {condition}", values)]
+    return [_make_session(row) for row in database.execute(f"select * from sessions where {condition}", values)]
 
 
-def _order(order: str) -> str:
+def _order_clause(order: str) -> str:
     if not order:
         return "created desc, key desc"
     column = _ORDERS.get(order.removeprefix("-"))
@@ -144,7 +144,7 @@ def _order(order: str) -> str:
     return f"{column} {'desc' if order.startswith('-') else 'asc'}, key desc"
 
 
-def _where(asked: SessionFilter) -> tuple[str, list[Any]]:
+def _session_condition(asked: SessionFilter) -> tuple[str, list[Any]]:
     parts, values = ["1"], list[Any]()
     for name, column in _EQUAL.items():
         if value := getattr(asked, name):
@@ -180,12 +180,12 @@ def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
     return found
 
 
-def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -> Session:
+def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -> IndexedSession:
     """Return a session by id. Raises UsageError if it is missing."""
     row = database.execute("select * from sessions where id = ? and root = ?", (session_id, root)).fetchone()
     if row is None:
         raise UsageError(f"session {session_id!r} not found", hint="see the list of sessions; it may have been deleted")
-    return _session(row)
+    return _make_session(row)
 
 
 _CASE_ORDERS = {
@@ -208,7 +208,7 @@ SELECT_CASES = f"select {', '.join(_CASE_COLUMNS)} from cases"
 
 
 @dataclass(frozen=True)
-class CaseFilter(Asked):
+class CaseFilter(PageQuery):
     """Query parameters for the cases of a session. "" matches all."""
 
     q: str = ""  # words that the case name must contain
@@ -231,9 +231,11 @@ class CasePage:
 PASSING = ("PASS", "XFAIL", "SKIP")
 
 
-def list_cases(database: sqlite3.Connection, session: Session, asked: CaseFilter, rows: int = PAGE_ROWS) -> CasePage:
+def list_cases(
+    database: sqlite3.Connection, session: IndexedSession, asked: CaseFilter, rows: int = PAGE_ROWS
+) -> CasePage:
     """Return a page of a session's cases. Raises UsageError for an unknown order."""
-    where, values = _where_cases(session, asked)
+    where, values = _case_condition(session, asked)
     column = _CASE_ORDERS.get(asked.order.removeprefix("-") or "number")
     if column is None:
         raise UsageError(f"invalid case order {asked.order!r}", hint=f"valid orders: {', '.join(_CASE_ORDERS)}")
@@ -260,7 +262,7 @@ def list_cases(database: sqlite3.Connection, session: Session, asked: CaseFilter
     return CasePage(found, counted, max(1, -(-counted // rows)))
 
 
-def _where_cases(session: Session, asked: CaseFilter) -> tuple[str, dict[str, Any]]:
+def _case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[str, dict[str, Any]]:
     parts, values = ["session = :session"], dict[str, Any](session=session.key)
     for name in ("outcome", "op", "model"):
         value = getattr(asked, name)
@@ -277,7 +279,7 @@ def _where_cases(session: Session, asked: CaseFilter) -> tuple[str, dict[str, An
     return " and ".join(parts), values
 
 
-def find_case(database: sqlite3.Connection, session: Session, name: str) -> sqlite3.Row:
+def find_case(database: sqlite3.Connection, session: IndexedSession, name: str) -> sqlite3.Row:
     """Return a case by name. Raises UsageError if it is missing."""
     row: sqlite3.Row | None = database.execute(
         f"{SELECT_CASES} where session = ? and name = (select key from words where word = ?)", (session.key, name)

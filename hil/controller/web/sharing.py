@@ -36,7 +36,7 @@ class FairShare:
         async def sending(message: Message) -> None:
             nonlocal has_turn
             # An event stream stays open without using a thread.
-            if has_turn and message["type"] == "http.response.start" and _are_events(message):
+            if has_turn and message["type"] == "http.response.start" and _is_event_stream(message):
                 has_turn = False
                 turn.release()
             await send(message)
@@ -61,5 +61,5 @@ def client_of(scope: Scope) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address)
 
 
-def _are_events(message: Message) -> bool:
+def _is_event_stream(message: Message) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in message["headers"])

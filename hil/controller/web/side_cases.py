@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.web.case_columns import MOST_OUTPUTS, NO_OUTPUTS, Columns, Keys, Words, columns_of, outputs_of
+from hil.controller.web.case_columns import MOST_OUTPUTS, NO_OUTPUTS, Columns, Keys, WordLookup, columns_of, outputs_of
 from hil.controller.web.entries import text
 from hil.controller.web.readers.fields import listed, read_document
-from hil.controller.web.sessions import Session
-from hil.controller.web.sides import CASE_FILTERS, Side
+from hil.controller.web.sessions import IndexedSession
+from hil.controller.web.sides import CASE_FILTERS, ComparedSide
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.controller.workloads.suites.reports.results import is_failing
 from hil.controller.workloads.suites.store import HEAD
@@ -36,7 +36,7 @@ class SideCases:
     A sample is a case in one session.
     """
 
-    sessions: Sequence[Session]
+    sessions: Sequence[IndexedSession]
     names: Keys  # in the order of the latest session
     samples: Columns  # latest first
     session: Places  # per sample: index of the session
@@ -78,7 +78,7 @@ class SideCases:
         )
 
 
-def side_cases(database: sqlite3.Connection, side: Side, words: Words) -> SideCases:
+def side_cases(database: sqlite3.Connection, side: ComparedSide, words: WordLookup) -> SideCases:
     """Read the cases of a side. Raises UsageError if there are too many."""
     only = {name: value for name, value in side.only.items() if name in CASE_FILTERS}
     parts = list[Columns]()
@@ -87,7 +87,7 @@ def side_cases(database: sqlite3.Connection, side: Side, words: Words) -> SideCa
         if sum(part.size for part in parts) > MOST_SAMPLES:
             raise UsageError(f"more than {MOST_SAMPLES} case results on a side", hint=_FEWER)
     samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    names, latest, case = _in_order(samples["name"], one=len(parts) == 1)
+    names, latest, case = _unique_in_order(samples["name"], one=len(parts) == 1)
     as_expected = np.isin(samples["ended"], words.keys([""]))
     ended = np.where(as_expected, samples["outcome"], samples["ended"]).astype(np.int64)
     fails = np.isin(ended, failing_words(np.unique(ended), words))
@@ -96,13 +96,13 @@ def side_cases(database: sqlite3.Connection, side: Side, words: Words) -> SideCa
     failing = np.flatnonzero(fails)[::-1]
     deciding[case[failing]] = failing
     whose = np.repeat(np.arange(len(parts)), [part.size for part in parts])
-    outputs, of_sample = _outputs(database, side.sessions, parts)
-    not_run = words.keys(_not_run(side))
+    outputs, of_sample = _read_outputs(database, side.sessions, parts)
+    not_run = words.keys(_missing_case_ids(side))
     return SideCases(side.sessions, names, samples, whose, case, ended, latest, deciding, not_run, outputs, of_sample)
 
 
-def _outputs(
-    database: sqlite3.Connection, sessions: Sequence[Session], parts: Sequence[Columns]
+def _read_outputs(
+    database: sqlite3.Connection, sessions: Sequence[IndexedSession], parts: Sequence[Columns]
 ) -> tuple[Columns, Places]:
     """Return the outputs of samples with multiple outputs, and the sample of each output."""
     found, samples, first = [NO_OUTPUTS], [np.empty(0, np.intp)], 0
@@ -120,12 +120,12 @@ def _outputs(
     return np.concatenate(found), np.concatenate(samples)
 
 
-def failing_words(keys: Keys, words: Words) -> Keys:
+def failing_words(keys: Keys, words: WordLookup) -> Keys:
     """Return the outcomes that are failures."""
     return keys[np.array([is_failing(word) for word in words.of(keys)], np.bool_)]
 
 
-def _in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
+def _unique_in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
     """Return the unique names in order of appearance, the first index of each, and the name number at each index.
 
     Args:
@@ -141,7 +141,7 @@ def _in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
     return found[order].astype(np.int64), first[order], number[which]
 
 
-def _not_run(side: Side) -> frozenset[str]:
+def _missing_case_ids(side: ComparedSide) -> frozenset[str]:
     """Return the planned case ids of a side's incomplete suite runs."""
     found: set[str] = set()
     for session in side.sessions:
@@ -152,7 +152,7 @@ def _not_run(side: Side) -> frozenset[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
+class NumberValues:
     """Values of a number per case: number of samples, median, minimum and maximum.
 
     Without samples, the values are NaN.
@@ -163,20 +163,20 @@ class Values:
     low: Floats
     high: Floats
 
-    def at(self, places: Places) -> Values:
+    def at(self, places: Places) -> NumberValues:
         """Return the values of the given cases."""
-        return Values(self.count[places], self.median[places], self.low[places], self.high[places])
+        return NumberValues(self.count[places], self.median[places], self.low[places], self.high[places])
 
 
-def values_of(side: SideCases, column: Floats, mask: npt.NDArray[np.bool_]) -> Values:
+def values_of(side: SideCases, column: Floats, mask: npt.NDArray[np.bool_]) -> NumberValues:
     """Return the values of a number for a side's cases, from the samples in a mask."""
     if side.case.size == side.size:
         only = np.where(mask, column, np.nan)
-        return Values(np.bincount(side.case[mask], minlength=side.size), only, only, only)
+        return NumberValues(np.bincount(side.case[mask], minlength=side.size), only, only, only)
     return gathered(side.case[mask], side.size, column[mask])
 
 
-def gathered(case: Places, size: int, values: Floats) -> Values:
+def gathered(case: Places, size: int, values: Floats) -> NumberValues:
     """Aggregate values by case.
 
     Args:
@@ -188,7 +188,7 @@ def gathered(case: Places, size: int, values: Floats) -> Values:
     if case.size == size and count.all():  # a single value per case
         only = np.empty(size)
         only[case] = values
-        return Values(count, only, only, only)
+        return NumberValues(count, only, only, only)
     values = np.append(values[np.lexsort((values, case))], np.nan)
     start = np.cumsum(count) - count
     low, high = (
@@ -196,20 +196,20 @@ def gathered(case: Places, size: int, values: Floats) -> Values:
     )
     left, right = (values[np.where(count > 0, start + half, -1)] for half in ((count - 1) // 2, count // 2))
     with np.errstate(invalid="ignore", over="ignore"):
-        return Values(count, np.where(left == right, left, (left + right) / 2), low, high)
+        return NumberValues(count, np.where(left == right, left, (left + right) / 2), low, high)
 
 
 @dataclass(frozen=True, eq=False)
-class Timed:
+class DeviceTimes:
     """Device times of a side's cases. Samples with enough iterations are preferred."""
 
     used: npt.NDArray[np.bool_]  # mask of samples
-    times: Values
+    times: NumberValues
     p90_ns: Floats  # per case: maximum, or 0 without samples
     iterations: Places  # per case: minimum, or 0 without samples
 
 
-def timed_of(side: SideCases) -> Timed:
+def timed_of(side: SideCases) -> DeviceTimes:
     """Return the device times of a side's cases."""
     times, iterations = side.samples["device_p50_ns"], side.samples["iterations"]
     known = np.isfinite(times) & (times != 0)
@@ -221,4 +221,4 @@ def timed_of(side: SideCases) -> Timed:
     p90 = np.nan_to_num(side.samples["device_p90_ns"], nan=0.0, posinf=np.inf)
     largest = np.zeros(side.size)
     np.maximum.at(largest, side.case[used], p90[used])
-    return Timed(used, values_of(side, times, used), largest, fewest)
+    return DeviceTimes(used, values_of(side, times, used), largest, fewest)

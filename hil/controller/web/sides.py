@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from hil.controller.web.addresses import ROOT_MARK
 from hil.controller.web.index import joined
 from hil.controller.web.sessions import (
-    Session,
+    IndexedSession,
     SessionFilter,
     find_session,
     list_sessions,
@@ -29,10 +29,10 @@ CASE_FILTERS = ("board", "runtime", "model", "flow")
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSide:
     """Sessions that form a side of a comparison."""
 
-    sessions: Sequence[Session]  # newest first
+    sessions: Sequence[IndexedSession]  # newest first
     only: Mapping[str, str] = field(default_factory=dict)  # the filter; CASE_FILTERS also apply to cases
     left_out: int = 0  # number of matching sessions beyond ``last``
     last: int = 0  # requested number of sessions
@@ -50,7 +50,7 @@ class Side:
         return ", ".join(words)
 
 
-def session_of(database: sqlite3.Connection, reference: str) -> Session:
+def session_of(database: sqlite3.Connection, reference: str) -> IndexedSession:
     """Return the session for a reference. Raises UsageError if it is missing."""
     root, mark, rest = reference.partition(ROOT_MARK)
     if mark and root.isdecimal() and len(root) < 5:
@@ -60,7 +60,7 @@ def session_of(database: sqlite3.Connection, reference: str) -> Session:
 
 def choose_side(
     database: sqlite3.Connection, references: Sequence[str], only: Mapping[str, str], last: int = USUAL_SESSIONS
-) -> Side | None:
+) -> ComparedSide | None:
     """Return a side with the given sessions, or with the newest sessions that match a filter.
 
     Returns:
@@ -75,7 +75,7 @@ def choose_side(
         raise UsageError(f"{len(references)} sessions on a side, at most {MOST_SESSIONS} are allowed")
     if references:
         found = [session_of(database, one) for one in references]
-        return Side(sorted(found, key=lambda one: -(one.created or 0.0)), only)
+        return ComparedSide(sorted(found, key=lambda one: -(one.created or 0.0)), only)
     if not only:
         return None
     last = min(max(last, 1), MOST_SESSIONS)
@@ -84,10 +84,10 @@ def choose_side(
     if not page.sessions:
         what = ", ".join(f"{name} {value}" for name, value in only.items())
         raise UsageError(f"sessions with {what} not found", hint="see the list of sessions")
-    return Side(page.sessions[:last], only, left_out=max(page.total - last, 0), last=last, named=False)
+    return ComparedSide(page.sessions[:last], only, left_out=max(page.total - last, 0), last=last, named=False)
 
 
-def baseline_of(database: sqlite3.Connection, session: Session) -> Session | None:
+def baseline_of(database: sqlite3.Connection, session: IndexedSession) -> IndexedSession | None:
     """Return the previous session with the same kind, suite, flow, boards, runtimes, and if possible models.
 
     For a suite, prefer a session from the same directory, since suites in other directories can have the same name.
@@ -96,16 +96,19 @@ def baseline_of(database: sqlite3.Connection, session: Session) -> Session | Non
     same = {name: getattr(session, name) for name in ("kind", "suite", "flow")}
     lists = {name: getattr(session, name) for name in ("boards", "runtimes")}
     if session.kind != "suite":
-        return _before(database, session, same, {**lists, "models": session.models})
+        return _find_previous(database, session, same, {**lists, "models": session.models})
     models = {**lists, "models": session.models}
     here = {**same, "place": session.place}
-    tried = (_before(database, session, *one) for one in ((here, models), (here, lists), (same, models), (same, lists)))
+    tried = (
+        _find_previous(database, session, *one)
+        for one in ((here, models), (here, lists), (same, models), (same, lists))
+    )
     return next(filter(None, tried), None)
 
 
-def _before(
-    database: sqlite3.Connection, session: Session, same: Mapping[str, Any], lists: Mapping[str, Sequence[str]]
-) -> Session | None:
+def _find_previous(
+    database: sqlite3.Connection, session: IndexedSession, same: Mapping[str, Any], lists: Mapping[str, Sequence[str]]
+) -> IndexedSession | None:
     values = {**same, **{name: joined(names) for name, names in lists.items()}}
     where = " and ".join(f"{name} = ?" for name in values)
     found = sessions_where(
@@ -116,7 +119,7 @@ def _before(
     return found[0] if found else None
 
 
-def query_of(a: Side | None, b: Side | None, **other: Any) -> str:
+def query_of(a: ComparedSide | None, b: ComparedSide | None, **other: Any) -> str:
     """Return the query for both sides and other parameters."""
     pairs: list[tuple[str, Any]] = []
     for letter, side in (("a", a), ("b", b)):
@@ -131,16 +134,20 @@ def query_of(a: Side | None, b: Side | None, **other: Any) -> str:
     return urlencode(pairs)
 
 
-def differences(a: Side, b: Side) -> Iterable[str]:
+def differences(a: ComparedSide, b: ComparedSide) -> Iterable[str]:
     """Yield sentences about differences other than results."""
     for what, name in (("kind", "kind"), ("suite", "suite"), ("flow", "flow"), ("place", "suite directory")):
-        yield from _told(name, *({getattr(one, what) for one in side.sessions} for side in (a, b)))
+        yield from _describe_difference(name, *({getattr(one, what) for one in side.sessions} for side in (a, b)))
     for what in ("boards", "runtimes", "compilers"):
-        yield from _told(what, *({name for one in side.sessions for name in getattr(one, what)} for side in (a, b)))
+        yield from _describe_difference(
+            what, *({name for one in side.sessions for name in getattr(one, what)} for side in (a, b))
+        )
     tools = sorted({tool for side in (a, b) for one in side.sessions for tool in one.versions})
     for tool in tools:
-        yield from _told(tool, *({one.versions.get(tool, "-") for one in side.sessions} for side in (a, b)))
-    yield from _other_models(a, b)
+        yield from _describe_difference(
+            tool, *({one.versions.get(tool, "-") for one in side.sessions} for side in (a, b))
+        )
+    yield from _describe_models(a, b)
     for side, when in ((a, "before"), (b, "after")):
         for one in side.sessions:
             if one.planned > one.cases:
@@ -149,20 +156,22 @@ def differences(a: Side, b: Side) -> Iterable[str]:
                 yield f"{when}: {one.damaged} lines of {one.id} are unreadable"
 
 
-def _other_models(a: Side, b: Side) -> Iterable[str]:
+def _describe_models(a: ComparedSide, b: ComparedSide) -> Iterable[str]:
     """Yield the models with different digests, which may explain different results."""
     before, after = ([pair for one in side.sessions for pair in one.digests.items()] for side in (a, b))
     for name in sorted({name for name, _ in before} & {name for name, _ in after}):
         was, now = ({digest for one, digest in pairs if one == name} for pairs in (before, after))
         if was != now:
-            yield from _told(f"model {name} changed", *({_short(one) for one in files} for files in (was, now)))
+            yield from _describe_difference(
+                f"model {name} changed", *({_shorten_digest(one) for one in files} for files in (was, now))
+            )
 
 
-def _short(digest: str) -> str:
+def _shorten_digest(digest: str) -> str:
     return digest.rpartition(":")[2][:12]
 
 
-def _told(what: str, before: set[str], after: set[str]) -> Iterable[str]:
+def _describe_difference(what: str, before: set[str], after: set[str]) -> Iterable[str]:
     if before != after:
         was, now = (", ".join(sorted(filter(None, names))[:8]) or "-" for names in (before, after))
         yield f"{what}: {was} before, {now} after"

@@ -13,8 +13,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment
 
 from hil.controller.web.farm_link import FarmLink
-from hil.controller.web.index import Reader
-from hil.controller.web.indexer import Progress
+from hil.controller.web.index import IndexReader
+from hil.controller.web.indexer import IndexProgress
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ FARM_NAVIGATION = (("/boards", "Boards"), ("/queue", "Queue"))
 
 
 @dataclass(frozen=True)
-class Site:
+class WebSite:
     """Shared state of the server. Use :func:`site_of` to get it for a request."""
 
     roots: Sequence[Path]
-    reader: Reader
-    progress: Progress
+    reader: IndexReader
+    progress: IndexProgress
     templates: Environment
     farm: FarmLink | None = None
 
@@ -67,9 +67,9 @@ def rows_of(request: Request, usual: int) -> int:
     return SAVED_ROWS if is_saved(request) else usual
 
 
-def site_of(request: Request) -> Site:
+def site_of(request: Request) -> WebSite:
     """Return the site of a request."""
-    site: Site = request.app.state.site
+    site: WebSite = request.app.state.site
     return site
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from hil.controller.analysis.bench.stats import DEFAULT_EFFECT
 from hil.controller.analysis.steps import Level, find_steps, levels
 from hil.controller.web.index import SEPARATOR
-from hil.controller.web.sessions import Session, sessions_where
+from hil.controller.web.sessions import IndexedSession, sessions_where
 from hil.controller.workloads.suites.reports.results import kind_of
 
 MOST_SESSIONS = 1000
@@ -35,7 +35,7 @@ def list_suites(database: sqlite3.Connection, most: int) -> list[sqlite3.Row]:
 class SuiteSample:
     """Session of a suite."""
 
-    session: Session
+    session: IndexedSession
     passed: int
     judged: int  # number of cases except skipped cases and expected failures
     device_ns: float | None  # sum over cases; None if an unusual number of cases was timed
@@ -53,8 +53,8 @@ class SuiteHistory:
     samples: Sequence[SuiteSample]
     total: int  # number of sessions, including those older than ``samples``
     usual_cases: int  # most common number of timed cases per session
-    rate: Judged
-    device: Judged
+    rate: JudgedValues
+    device: JudgedValues
 
     @property
     def places(self) -> list[str]:
@@ -63,7 +63,7 @@ class SuiteHistory:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedValues:
     """Series of numbers with levels."""
 
     values: Sequence[float | None]
@@ -93,7 +93,7 @@ def read_suite(
     return suite_history(list(reversed(found)), total)
 
 
-def suite_history(sessions: Sequence[Session], total: int) -> SuiteHistory:
+def suite_history(sessions: Sequence[IndexedSession], total: int) -> SuiteHistory:
     """Build the history from sessions in time order."""
     counted = Counter(one.device_cases for one in sessions if one.device_ns)
     usual = counted.most_common(1)[0][0] if counted else 0
@@ -113,9 +113,9 @@ def suite_history(sessions: Sequence[Session], total: int) -> SuiteHistory:
     )
 
 
-def judge_values(values: Sequence[float | None], *, least: float, relative: bool = False) -> Judged:
+def judge_values(values: Sequence[float | None], *, least: float, relative: bool = False) -> JudgedValues:
     """Find the levels of numbers. If ``relative``, ``least`` is a factor minus 1."""
     judged = [index for index, value in enumerate(values) if value is not None and (value > 0 or not relative)]
     numbers = np.array([values[index] for index in judged], np.float64)
     cuts = find_steps(np.log(numbers), least=math.log1p(least)) if relative else find_steps(numbers, least=least)
-    return Judged(values, judged, levels(numbers, cuts), [judged[cut] for cut in cuts])
+    return JudgedValues(values, judged, levels(numbers, cuts), [judged[cut] for cut in cuts])

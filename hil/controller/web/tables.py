@@ -15,7 +15,7 @@ from hil.controller.web.readers.analyses import WHOLES, row_name
 from hil.controller.web.readers.fields import mapping, mappings
 from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.runs import side_name
-from hil.controller.web.sessions import Session
+from hil.controller.web.sessions import IndexedSession
 from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN
 from hil.controller.workloads.matrix.report import Cell as MatrixCell
 from hil.controller.workloads.matrix.report import Row as MatrixRow
@@ -25,7 +25,7 @@ ROWS, _RESULTS = 500, 50_000
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """Table cell: text, a formatted number, an outcome, or a combination. May link to a case."""
 
     text: str = ""
@@ -37,128 +37,141 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class SessionTable:
     """Table with a label."""
 
     label: str
     columns: Sequence[tuple[str, bool]]  # name, and True for numbers
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
     left_out: int = 0  # number of omitted rows
 
 
-def bisect_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
+def bisect_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return a bisection's layers, isolated and cumulative (within the whole model)."""
-    rows: list[Sequence[Cell]] = []
+    rows: list[Sequence[TableCell]] = []
     for layer in mappings(document.get("layers")):
         name = text(layer.get("name"))
-        head = [Cell(text(layer.get("depth"))), Cell(name, case=name), Cell(text(layer.get("op")))]
+        head = [TableCell(text(layer.get("depth"))), TableCell(name, case=name), TableCell(text(layer.get("op")))]
         alone, within = mapping(layer.get("isolated")), mapping(layer.get("cumulative"))
         reason = text(alone.get("reason")) or text(within.get("reason"))
-        rows.append([*head, *_finding(alone), *_finding(within), Cell(reason)])
+        rows.append([*head, *_finding_cells(alone), *_finding_cells(within), TableCell(reason)])
     for name in WHOLES:
         if found := mapping(document.get(name)):
             called = {"whole": "unmodified model", "exposed": "with intermediate outputs"}[name]
-            empty = [Cell()] * 3
+            empty = [TableCell()] * 3
             rows.append(
-                [Cell(), Cell(called, case=name), Cell(), *empty, *_finding(found), Cell(text(found.get("reason")))]
+                [
+                    TableCell(),
+                    TableCell(called, case=name),
+                    TableCell(),
+                    *empty,
+                    *_finding_cells(found),
+                    TableCell(text(found.get("reason"))),
+                ]
             )
     columns = [("Depth", True), ("Layer", False), ("Operator", False)]
     for way in ("isolated", "cumulative"):
         columns += [(f"Outcome {way}", False), (f"Max abs {way}", True), (f"SQNR {way}, dB", True)]
-    return _table("Layers", [*columns, ("Reason", False)], rows, most)
+    return _make_table("Layers", [*columns, ("Reason", False)], rows, most)
 
 
-def _finding(found: Mapping[str, Any]) -> list[Cell]:
-    return [Cell(outcome=text(found.get("outcome"))), _number(found.get("max_abs")), _number(found.get("sqnr_db"))]
+def _finding_cells(found: Mapping[str, Any]) -> list[TableCell]:
+    return [
+        TableCell(outcome=text(found.get("outcome"))),
+        _number_cell(found.get("max_abs")),
+        _number_cell(found.get("sqnr_db")),
+    ]
 
 
-def study_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
+def study_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return a study's rows: a row per experiment and compiler, a column per stage."""
     found = mappings(document.get("rows"))
     names = list(dict.fromkeys(text(one.get("name")) for row in found for one in mappings(row.get("stages"))))[:32]
-    rows: list[Sequence[Cell]] = []
+    rows: list[Sequence[TableCell]] = []
     for row in found:
         stages = {text(one.get("name")): one for one in mappings(row.get("stages"))}
         worst = mapping(row.get("worst"))
-        far = _number(worst.get("max_abs")).text
+        far = _number_cell(worst.get("max_abs")).text
         where = f"{far} in {text(worst.get('of'))}, step {text(worst.get('step'))}" if far else ""
         rows.append(
             [
-                Cell(text(row.get("experiment")), case=row_name(row)),
-                Cell(text(row.get("way"))),
-                Cell(outcome=text(row.get("outcome"))),
-                *(_stage(mapping(stages.get(name))) for name in names),
-                Cell(text(row.get("steps"))),
-                Cell(where),
-                Cell(text(row.get("message"))),
+                TableCell(text(row.get("experiment")), case=row_name(row)),
+                TableCell(text(row.get("way"))),
+                TableCell(outcome=text(row.get("outcome"))),
+                *(_stage_cell(mapping(stages.get(name))) for name in names),
+                TableCell(text(row.get("steps"))),
+                TableCell(where),
+                TableCell(text(row.get("message"))),
             ]
         )
     columns = [("Experiment", False), ("Compiler", False), ("Outcome", False), *((name, True) for name in names)]
-    return _table("Rows", [*columns, ("Steps", True), ("Largest difference", False), ("Message", False)], rows, most)
+    return _make_table(
+        "Rows", [*columns, ("Steps", True), ("Largest difference", False), ("Message", False)], rows, most
+    )
 
 
-def _stage(stage: Mapping[str, Any]) -> Cell:
+def _stage_cell(stage: Mapping[str, Any]) -> TableCell:
     took, outcome = real(stage.get("seconds")), text(stage.get("outcome"))
     if outcome in ("", "pass"):
-        return Cell(spent(took), value=took, unit="s" if took is not None else "")
-    return Cell(" ".join(filter(None, (outcome, spent(took)))))
+        return TableCell(spent(took), value=took, unit="s" if took is not None else "")
+    return TableCell(" ".join(filter(None, (outcome, spent(took)))))
 
 
-def bench_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
+def bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return a bench's sides with the uncertainty of times."""
-    rows: list[Sequence[Cell]] = []
+    rows: list[Sequence[TableCell]] = []
     taken: set[str] = set()
     for side in mappings(document.get("sides")):
         name = side_name(side, taken)
         taken.add(name)
         times = mapping(side.get("times"))
         median = mapping(times.get("median"))
-        low, high = (_time(median.get(end)).text for end in ("low", "high"))
+        low, high = (_time_cell(median.get(end)).text for end in ("low", "high"))
         drift = mapping(times.get("drift"))
         rows.append(
             [
-                Cell(text(side.get("label"))),
-                Cell(name, case=name),
-                Cell(outcome=text(side.get("outcome"))),
-                _time(times.get("p50_ns")),
-                Cell(f"{low} to {high}" if low and high else ""),
-                *(_time(times.get(key)) for key in ("p90_ns", "p99_ns", "min_ns")),
-                Cell(text(whole(times.get("iterations")))),
-                _number(side.get("iterations_per_s")),
-                Cell("drifts" if drift.get("marked") is True else ""),
+                TableCell(text(side.get("label"))),
+                TableCell(name, case=name),
+                TableCell(outcome=text(side.get("outcome"))),
+                _time_cell(times.get("p50_ns")),
+                TableCell(f"{low} to {high}" if low and high else ""),
+                *(_time_cell(times.get(key)) for key in ("p90_ns", "p99_ns", "min_ns")),
+                TableCell(text(whole(times.get("iterations")))),
+                _number_cell(side.get("iterations_per_s")),
+                TableCell("drifts" if drift.get("marked") is True else ""),
             ]
         )
     columns = [("Side", False), ("Model", False), ("Outcome", False), ("Median", True), ("Its interval", True)]
     columns += [("p90", True), ("p99", True), ("Least", True), ("Iterations", True), ("A second", True), ("", False)]
-    return _table("Sides", columns, rows, most)
+    return _make_table("Sides", columns, rows, most)
 
 
 def matrix_table(
-    database: sqlite3.Connection, document: Mapping[str, Any], children: Sequence[Session], most: int = ROWS
-) -> Table:
+    database: sqlite3.Connection, document: Mapping[str, Any], children: Sequence[IndexedSession], most: int = ROWS
+) -> SessionTable:
     """Return a matrix with a row per case and a column per target. Differing and failing rows are first."""
     by_name = {one.id.rpartition("/")[2]: one for one in children}
     errors = {text(one.get("name")): mapping(one.get("error")) for one in mappings(document.get("targets"))}
     names = targets_of(document)
     known, further = matrix_rows(database, names, by_name, errors)
     rows = sorted(known, key=lambda row: (not row.differs, not row.fails))
-    drawn: list[Sequence[Cell]] = []
+    drawn: list[Sequence[TableCell]] = []
     for row in rows:
-        cells = [Cell(row.id), Cell("differs" if row.differs else "")]
+        cells = [TableCell(row.id), TableCell("differs" if row.differs else "")]
         for name, found in zip(names, row.cells, strict=True):
             where = by_name.get(name)
             has_case = where is not None and found.word not in (NOT_RUN, ABSENT)
             link = (row.id, where.link) if where is not None and has_case else ("", "")
-            cells.append(Cell(found.message, found.word, *link))
+            cells.append(TableCell(found.message, found.word, *link))
         drawn.append(cells)
     columns = [("Case", False), ("", False), *((name, False) for name in names)]
-    return _table("Cases on targets", columns, drawn, most, further)
+    return _make_table("Cases on targets", columns, drawn, most, further)
 
 
 def matrix_rows(
     database: sqlite3.Connection,
     names: Sequence[str],
-    children: Mapping[str, Session],
+    children: Mapping[str, IndexedSession],
     errors: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[MatrixRow], int]:
     """Read a matrix' rows from the index, in the format of the matrix report.
@@ -195,35 +208,35 @@ def matrix_rows(
     return rows, every - len(rows)
 
 
-def case_link(cell: Cell, session: str) -> str:
+def case_link(cell: TableCell, session: str) -> str:
     """Return the URL of a cell's case. ``session`` is the query of the table's session."""
     return f"/case?{cell.session or session}&{urlencode({'case': cell.case})}"
 
 
-def _number(value: Any) -> Cell:
+def _number_cell(value: Any) -> TableCell:
     number = real(value)
-    return Cell("" if number is None else f"{number:.3g}", value=number)
+    return TableCell("" if number is None else f"{number:.3g}", value=number)
 
 
-def _time(value: Any) -> Cell:
+def _time_cell(value: Any) -> TableCell:
     found = real(value)
-    return Cell(spent(None if found is None else found / 1e9), value=found, unit="ns" if found is not None else "")
+    return TableCell(spent(None if found is None else found / 1e9), value=found, unit="ns" if found is not None else "")
 
 
-def _table(
-    label: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[Cell]], most: int, further: int = 0
-) -> Table:
-    return Table(label, columns, rows[:most], max(len(rows) - most, 0) + further)
+def _make_table(
+    label: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[TableCell]], most: int, further: int = 0
+) -> SessionTable:
+    return SessionTable(label, columns, rows[:most], max(len(rows) - most, 0) + further)
 
 
-def plain_rows(table: Table) -> tuple[list[str], list[list[Any]]]:
+def plain_rows(table: SessionTable) -> tuple[list[str], list[list[Any]]]:
     """Convert a table for a spreadsheet: header, and rows with unrounded numbers."""
     head = []
     for place, (name, _) in enumerate(table.columns):
         unit = next((row[place].unit for row in table.rows if row[place].unit), "")
         head.append(f"{name} ({unit})" if unit else name)
-    return head, [[_plain(cell) for cell in row] for row in table.rows]
+    return head, [[_plain_value(cell) for cell in row] for row in table.rows]
 
 
-def _plain(cell: Cell) -> Any:
+def _plain_value(cell: TableCell) -> Any:
     return " ".join(filter(None, (cell.outcome, cell.text))) if cell.value is None else cell.value

@@ -50,7 +50,7 @@ def environment() -> Environment:
         auto_reload=False,
     )
     made.filters |= {
-        "visible": _visible,
+        "visible": _escape_value,
         "said": lambda name: said(str(name)),
         "kind": lambda outcome: gravest_kind([outcome], finished=True),
         "when": when,
@@ -75,7 +75,7 @@ def environment() -> Environment:
     return made
 
 
-def _visible(value: Any) -> str:
+def _escape_value(value: Any) -> str:
     """Escape control characters and bidirectional overrides."""
     return visible(str(value))
 

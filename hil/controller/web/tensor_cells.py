@@ -9,12 +9,12 @@ from hil.controller.analysis.tensors.elements import NONFINITE, NONFINITE_ALONE
 from hil.controller.analysis.tensors.maps import Map, edges_of, error_map, nonfinite_map
 from hil.controller.analysis.tensors.planes import Window
 from hil.controller.analysis.tensors.worst import Element, element, exact
-from hil.controller.web.tensor_view import Shown
+from hil.controller.web.tensor_view import TensorView
 from hil.core.text import visible
 from hil.errors import UsageError
 
 
-def told(shown: Shown, row: int, column: int) -> Mapping[str, Any]:
+def told(shown: TensorView, row: int, column: int) -> Mapping[str, Any]:
     """Return the text for a map cell, and the index of the described element.
 
     Raises:
@@ -22,7 +22,7 @@ def told(shown: Shown, row: int, column: int) -> Mapping[str, Any]:
     """
     if shown.is_text:
         raise UsageError(f"map unavailable for {shown.subject.name}: the elements are strings")
-    part = _part(shown.window, row, column)
+    part = _cell_window(shown.window, row, column)
     plane, array = shown.plane, shown.arrays[0]
     first = plane.index_of(part.top, part.left)
     if first is None:
@@ -30,31 +30,38 @@ def told(shown: Shown, row: int, column: int) -> Mapping[str, Any]:
     many = part.rows * part.columns > 1
     if shown.pair is None:
         value = exact(array, first)
-        more = _and_more(part) + _nonfinite(nonfinite_map(array, plane, part), NONFINITE_ALONE) if many else ""
-        return {"text": f"{_at(first)}: {value}{more}", "index": list(first)}
+        more = (
+            _count_elements(part) + _describe_nonfinite(nonfinite_map(array, plane, part), NONFINITE_ALONE)
+            if many
+            else ""
+        )
+        return {"text": f"{_format_index(first)}: {value}{more}", "index": list(first)}
     if many:
         worst = shown.worst_element(part)
         if worst is None:
-            return {"text": f"{_at(first)}: {exact(array, first)}{_and_more(part)}, all equal", "index": list(first)}
+            return {
+                "text": f"{_format_index(first)}: {exact(array, first)}{_count_elements(part)}, all equal",
+                "index": list(first),
+            }
         text = f"Worst of {part.rows} x {part.columns} elements, {text_of(worst, shown)}"
         errors = error_map(*shown.pair, plane, part, part=shown.query.part)
-        text += _nonfinite(errors, NONFINITE)
+        text += _describe_nonfinite(errors, NONFINITE)
         if any(errors.counts[code] for code in NONFINITE) and errors.ends is not None:
             text += f"; worst finite difference: {errors.ends[1]:.6g}"
         return {"text": text, "index": list(worst.index)}
     return {"text": text_of(element(*shown.pair, first, None), shown), "index": list(first)}
 
 
-def text_of(one: Element, shown: Shown) -> str:
+def text_of(one: Element, shown: TensorView) -> str:
     """Format an element: index, both values, and the difference."""
     values = [exact(array, one.index) for array in shown.arrays]
     names = [side.title for side in shown.subject.sides]
     apart = "equal" if one.difference == 0 else f"difference {one.difference:.6g}"
     ulp = f", {one.ulp} ULP" if one.ulp else ""
-    return f"{_at(one.index)}: {visible(names[0])} {values[0]}, {visible(names[1])} {values[1]}, {apart}{ulp}"
+    return f"{_format_index(one.index)}: {visible(names[0])} {values[0]}, {visible(names[1])} {values[1]}, {apart}{ulp}"
 
 
-def _part(window: Window, row: int, column: int) -> Window:
+def _cell_window(window: Window, row: int, column: int) -> Window:
     rows, columns = edges_of(window)
     if row + 1 >= rows.size or column + 1 >= columns.size:
         raise UsageError(f"cell {row}, {column} does not exist")
@@ -66,15 +73,15 @@ def _part(window: Window, row: int, column: int) -> Window:
     )
 
 
-def _and_more(part: Window) -> str:
+def _count_elements(part: Window) -> str:
     return f", first of {part.rows} x {part.columns} elements"
 
 
-def _nonfinite(map: Map, words: Mapping[int, str]) -> str:
+def _describe_nonfinite(map: Map, words: Mapping[int, str]) -> str:
     return "".join(
         f"; {map.counts[code]} of {map.elements} are {text}" for code, text in words.items() if map.counts[code]
     )
 
 
-def _at(index: tuple[int, ...]) -> str:
+def _format_index(index: tuple[int, ...]) -> str:
     return visible(str(list(index))) if index else "Single element"

@@ -14,7 +14,7 @@ from hil.controller.analysis.tensors.pictures import (
     COLOURS,
     EQUAL_COLOUR,
     STEPS,
-    Scale,
+    PaletteScale,
     is_mixed,
     paint,
     paint_codes,
@@ -70,7 +70,9 @@ class Figure:
         return (column + 0.5) * self.width / self.columns, (row + 0.5) * self.height / self.rows
 
 
-def value_figure(name: str, title: str, what: str, map: Map, scale: Scale | None, *, pool: str, alone: bool) -> Figure:
+def value_figure(
+    name: str, title: str, what: str, map: Map, scale: PaletteScale | None, *, pool: str, alone: bool
+) -> Figure:
     """Return a figure with the values of one tensor.
 
     Args:
@@ -80,13 +82,13 @@ def value_figure(name: str, title: str, what: str, map: Map, scale: Scale | None
     """
     ends = map.ends
     numbers = f"from {number(ends[0])} to {number(ends[1])}" if ends else "no finite value"
-    pooled = _pooled(map, {"mean": "the mean", "min": "the smallest", "max": "the largest"}[pool])
-    codes = _codes(map, NONFINITE_ALONE)
-    alt = ". ".join(filter(None, [f"{title}, {what}: {_place(map)}, {numbers}", pooled, codes])) + "."
-    return _figure(name, title, map, scale, "viridis", alt, legend=_legend(map, NONFINITE_ALONE))
+    pooled = _describe_pooling(map, {"mean": "the mean", "min": "the smallest", "max": "the largest"}[pool])
+    codes = _describe_codes(map, NONFINITE_ALONE)
+    alt = ". ".join(filter(None, [f"{title}, {what}: {_describe_place(map)}, {numbers}", pooled, codes])) + "."
+    return _make_figure(name, title, map, scale, "viridis", alt, legend=_make_legend(map, NONFINITE_ALONE))
 
 
-def difference_figure(name: str, title: str, map: Map, scale: Scale | None, worst: str) -> Figure:
+def difference_figure(name: str, title: str, map: Map, scale: PaletteScale | None, worst: str) -> Figure:
     """Return a figure with differences. The brightest cells are the worst.
 
     Args:
@@ -97,9 +99,21 @@ def difference_figure(name: str, title: str, map: Map, scale: Scale | None, wors
     found = f"{differ} of {cells} cells differ; {worst}" if differ else "no element differs"
     if any(map.counts[SAME + 1 :]) and map.ends is not None:
         found += f"; worst finite difference {number(map.ends[1])}"
-    alt = ". ".join(filter(None, [f"{title}: {_place(map)}. {found}", _pooled(map, "the largest"), _codes(map)])) + "."
-    legend = [(f"#{EQUAL_COLOUR}", "equal"), *_legend(map)]
-    figure = _figure(name, title, map, scale, "inferno", alt, legend=legend)
+    alt = (
+        ". ".join(
+            filter(
+                None,
+                [
+                    f"{title}: {_describe_place(map)}. {found}",
+                    _describe_pooling(map, "the largest"),
+                    _describe_codes(map),
+                ],
+            )
+        )
+        + "."
+    )
+    legend = [(f"#{EQUAL_COLOUR}", "equal"), *_make_legend(map)]
+    figure = _make_figure(name, title, map, scale, "inferno", alt, legend=legend)
     at = worst_cell(map) if differ else None
     return Figure(**{**vars(figure), "worst": at})
 
@@ -107,20 +121,20 @@ def difference_figure(name: str, title: str, map: Map, scale: Scale | None, wors
 def nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
     """Return a figure with the positions of NaN and infinities."""
     words = NONFINITE_ALONE if alone else NONFINITE
-    codes = _codes(map, words) or "every element is finite"
-    alt = f"{title}: {_place(map)}. {codes}."
-    legend = [(f"#{EQUAL_COLOUR}", "finite"), *_legend(map, words)]
-    picture = _address(png(paint_codes(map), "viridis"))
+    codes = _describe_codes(map, words) or "every element is finite"
+    alt = f"{title}: {_describe_place(map)}. {codes}."
+    legend = [(f"#{EQUAL_COLOUR}", "finite"), *_make_legend(map, words)]
+    picture = _data_url(png(paint_codes(map), "viridis"))
     return Figure(
         name,
         title,
         picture,
-        *_cells(map),
+        *_count_cells(map),
         alt,
         legend=legend,
-        worst=_gravest(map),
-        note=_note(map, SAME),
-        window=_window(map),
+        worst=_find_gravest_cell(map),
+        note=_mixed_cells_note(map, SAME),
+        window=_window_bounds(map),
     )
 
 
@@ -146,44 +160,57 @@ def cell_of(map_window: tuple[int, int, int, int], plane: Plane, index: Sequence
     return next(found), next(found)
 
 
-def _gravest(map: Map) -> tuple[int, int] | None:
+def _find_gravest_cell(map: Map) -> tuple[int, int] | None:
     row, column = divmod(int(map.codes.argmax()), map.codes.shape[1])
     return (row, column) if map.codes[row, column] else None
 
 
-def _figure(
+def _make_figure(
     name: str,
     title: str,
     map: Map,
-    scale: Scale | None,
+    scale: PaletteScale | None,
     colours: str,
     alt: str,
     *,
     legend: Sequence[tuple[str, str]],
 ) -> Figure:
     ends = None if scale is None else (number(scale.low), number(scale.high))
-    bar = "" if scale is None else _address(png(np.arange(STEPS, dtype=np.uint8)[np.newaxis], colours))
-    picture = _address(png(paint(map, scale), colours))
-    return Figure(name, title, picture, *_cells(map), alt, ends, bar, legend, note=_note(map), window=_window(map))
+    bar = "" if scale is None else _data_url(png(np.arange(STEPS, dtype=np.uint8)[np.newaxis], colours))
+    picture = _data_url(png(paint(map, scale), colours))
+    return Figure(
+        name,
+        title,
+        picture,
+        *_count_cells(map),
+        alt,
+        ends,
+        bar,
+        legend,
+        note=_mixed_cells_note(map),
+        window=_window_bounds(map),
+    )
 
 
-def _cells(map: Map) -> tuple[int, int]:
+def _count_cells(map: Map) -> tuple[int, int]:
     return map.numbers.shape[0], map.numbers.shape[1]
 
 
-def _window(map: Map) -> tuple[int, int, int, int]:
+def _window_bounds(map: Map) -> tuple[int, int, int, int]:
     return map.window.top, map.window.left, map.window.rows, map.window.columns
 
 
-def _legend(map: Map, words: Mapping[int, str] = NONFINITE) -> list[tuple[str, str]]:
-    return [(f"#{COLOURS[code]}", f"{text}: {_share(map, code)}") for code, text in words.items() if map.counts[code]]
+def _make_legend(map: Map, words: Mapping[int, str] = NONFINITE) -> list[tuple[str, str]]:
+    return [
+        (f"#{COLOURS[code]}", f"{text}: {_format_share(map, code)}") for code, text in words.items() if map.counts[code]
+    ]
 
 
-def _codes(map: Map, words: Mapping[int, str] = NONFINITE) -> str:
-    return "; ".join(f"{_share(map, code)} are {text}" for code, text in words.items() if map.counts[code])
+def _describe_codes(map: Map, words: Mapping[int, str] = NONFINITE) -> str:
+    return "; ".join(f"{_format_share(map, code)} are {text}" for code, text in words.items() if map.counts[code])
 
 
-def _share(map: Map, code: int) -> str:
+def _format_share(map: Map, code: int) -> str:
     count, total = map.counts[code], map.elements
     share = 100 * count / total
     # Omit percentages that would round to 0 or 100 although they are not.
@@ -191,19 +218,19 @@ def _share(map: Map, code: int) -> str:
     return f"{count} of {total} elements{told}"
 
 
-def _note(map: Map, least: int = SAME + 1) -> str:
+def _mixed_cells_note(map: Map, least: int = SAME + 1) -> str:
     return "Cells with more than one of these values alternate their colours." if is_mixed(map, least) else ""
 
 
-def _place(map: Map) -> str:
+def _describe_place(map: Map) -> str:
     window = map.window
     return f"rows {window.top} to {window.bottom - 1} and columns {window.left} to {window.right - 1}"
 
 
-def _pooled(map: Map, how: str) -> str:
+def _describe_pooling(map: Map, how: str) -> str:
     rows, columns = map.cell
     return f"A cell is {how} of up to {rows} x {columns} elements" if rows * columns > 1 else ""
 
 
-def _address(data: bytes) -> str:
+def _data_url(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()

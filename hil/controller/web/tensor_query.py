@@ -65,7 +65,7 @@ class TensorQuery(_Values):
     @property
     def tolerance(self) -> tuple[float | None, float | None]:
         """The given rtol and atol, or None. Raises UsageError for invalid values."""
-        found = [_real(name, getattr(self, name)) for name in ("rtol", "atol")]
+        found = [_parse_real(name, getattr(self, name)) for name in ("rtol", "atol")]
         check_tolerance(*found)
         return found[0], found[1]
 
@@ -81,7 +81,7 @@ class TensorQuery(_Values):
     def plane(self, shape: Sequence[int]) -> Plane:
         """Return the requested plane. Raises UsageError if an axis or index does not exist."""
         try:
-            rows, columns = (_axis(name, getattr(self, name)) for name in ("rows", "columns"))
+            rows, columns = (_parse_axis(name, getattr(self, name)) for name in ("rows", "columns"))
             if columns is None and rows is not None:
                 columns = next((axis for axis in reversed(range(len(shape))) if axis != rows), None)
                 if columns is None:
@@ -124,7 +124,7 @@ def _is_index(name: str) -> bool:
     return name[:1] == "i" and name[1:].isdecimal() and len(name) < 4 and int(name[1:]) < MAX_DIMS
 
 
-def _axis(name: str, given: str) -> int | None:
+def _parse_axis(name: str, given: str) -> int | None:
     if not given:
         return None
     if not (given.isdecimal() and len(given) < 3):
@@ -132,7 +132,7 @@ def _axis(name: str, given: str) -> int | None:
     return int(given)
 
 
-def _real(name: str, given: str) -> float | None:
+def _parse_real(name: str, given: str) -> float | None:
     if not given.strip():
         return None
     try:

@@ -31,7 +31,7 @@ from hil.controller.web.tensor_figures import (
     worst_cell,
 )
 from hil.controller.web.tensor_query import TensorQuery
-from hil.controller.web.tensors import Subject, open_tensor, recorded_tolerance, stamp_of
+from hil.controller.web.tensors import TensorSubject, open_tensor, recorded_tolerance, stamp_of
 from hil.core.file_tensor import FileTensor
 from hil.core.results import Tolerance
 from hil.core.tensors import dtype_name, type_text
@@ -59,23 +59,23 @@ TEXTS = 200
 
 
 @dataclass
-class Shown:
+class TensorView:
     """Tensor page for one or two open tensors."""
 
     query: TensorQuery
-    subject: Subject
+    subject: TensorSubject
     arrays: Sequence[FileTensor]
     now: str = ""  # part to compute even if it is slow
     # Stamps of the opened files. They are part of the cache key, so that a replaced file does not get old results.
     stamps: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, query: TensorQuery, subject: Subject, now: str = "") -> Shown:
+    def of(cls, query: TensorQuery, subject: TensorSubject, now: str = "") -> TensorView:
         """Open the tensors of a page. Raises UsageError if a file is unreadable or the slice does not exist."""
         for _ in range(_TRIES):
-            stamps = _stamps(subject)
+            stamps = _stamp_tensors(subject)
             arrays = [open_tensor(side, query.dtype) for side in subject.sides]
-            if stamps == _stamps(subject):
+            if stamps == _stamp_tensors(subject):
                 return cls(query, subject, arrays, now, stamps)
         raise UsageError(f"{subject.name} is being written", hint="reload the page later")
 
@@ -147,7 +147,7 @@ class Shown:
             found.append((whole, whole.whole))
         return found
 
-    def _drawn(self) -> list[tuple[int, tuple[Plane, Window]]]:
+    def _drawn_places(self) -> list[tuple[int, tuple[Plane, Window]]]:
         """Return the index and place of each tensor with elements. With different shapes, one tensor may be empty."""
         return [(at, place) for at, place in enumerate(self.places()) if place[0].elements]
 
@@ -155,17 +155,17 @@ class Shown:
         """Return True if the page must request this part separately."""
         drawn = self.window.rows * self.window.columns
         elements = drawn if part in _PICTURES else self.size
-        return elements > AT_ONCE and self.now not in (part, "all") and self._key(part) not in RESULTS
+        return elements > AT_ONCE and self.now not in (part, "all") and self._cache_key(part) not in RESULTS
 
     def values(self) -> list[Figure]:
         """Return the maps of values, one per tensor."""
-        return self._kept("values", self._values, _bytes_of)
+        return self._get_cached("values", self._make_value_figures, _sum_bytes)
 
-    def _values(self) -> list[Figure]:
+    def _make_value_figures(self) -> list[Figure]:
         pool = self.query.pool or "mean"
         found = {
             at: value_map(self.arrays[at], plane, window, pool=pool, part=self.query.part)
-            for at, (plane, window) in self._drawn()
+            for at, (plane, window) in self._drawn_places()
         }
         shared = None if self.apart else value_scale(list(found.values()))
         alone = len(self.arrays) < 2
@@ -184,9 +184,9 @@ class Shown:
 
     def errors(self) -> list[Figure]:
         """Return the map of differences and the map of NaN and infinities."""
-        return self._kept("errors", self._errors, _bytes_of)
+        return self._get_cached("errors", self._make_error_figures, _sum_bytes)
 
-    def _errors(self) -> list[Figure]:
+    def _make_error_figures(self) -> list[Figure]:
         if self.pair is None:
             return [
                 nonfinite_figure(
@@ -195,10 +195,10 @@ class Shown:
                     nonfinite_map(self.arrays[at], *place),
                     alone=True,
                 )
-                for at, place in self._drawn()
+                for at, place in self._drawn_places()
             ]
         found = error_map(*self.pair, self.plane, self.window, part=self.query.part)
-        worst = self._worst_of(found.part_of(*worst_cell(found)), "abs")
+        worst = self._find_worst(found.part_of(*worst_cell(found)), "abs")
         text = "" if worst is None else f"worst: {worst.difference:.6g} at {list(worst.index)}"
         return [
             difference_figure("difference", "Difference", found, error_scale(found), text),
@@ -207,20 +207,20 @@ class Shown:
 
     def ulps(self) -> list[Figure]:
         """Return the map of differences in ULP."""
-        return self._kept("ulps", self._ulps, _bytes_of)
+        return self._get_cached("ulps", self._make_ulp_figures, _sum_bytes)
 
-    def _ulps(self) -> list[Figure]:
+    def _make_ulp_figures(self) -> list[Figure]:
         assert self.pair is not None
         found = ulp_map(*self.pair, self.plane, self.window)
-        worst = self._worst_of(found.part_of(*worst_cell(found)), "ulp")
+        worst = self._find_worst(found.part_of(*worst_cell(found)), "ulp")
         text = "" if worst is None else f"worst: {worst.ulp} ULP at {list(worst.index)}"
         return [difference_figure("ulp", "ULP", found, error_scale(found), text)]
 
     def judgement(self) -> Judgement:
         """Compare within the requested tolerance, or by default within the recorded one."""
-        return self._kept("numbers", self._judgement, lambda _: 10_000)
+        return self._get_cached("numbers", self._judge_tensors, lambda _: 10_000)
 
-    def _judgement(self) -> Judgement:
+    def _judge_tensors(self) -> Judgement:
         assert self.pair is not None
         if self.is_text and max(one.dtype.itemsize for one in self.pair) * min(self.size, CHUNK) > _TEXT_BYTES:
             return Judgement(None, "strings exceed the size limit for this page: use hil compare", None)
@@ -241,7 +241,7 @@ class Shown:
         a, b = self.pair
         # Compute the tolerance first. Waiting for it while holding the slow slot would be a deadlock.
         tolerance, by = self.tolerance, self.query.by or "excess"
-        return self._kept(
+        return self._get_cached(
             "worst", lambda: worst_elements(a, b, tolerance, by=by, most=_WORST), lambda found: 2000 * len(found)
         )
 
@@ -251,9 +251,9 @@ class Shown:
 
     def charts(self) -> Overview:
         """Return counts over all elements, for the histograms."""
-        return self._kept("charts", self._charts, lambda _: 400_000)
+        return self._get_cached("charts", self._make_overview, lambda _: 400_000)
 
-    def _charts(self) -> Overview:
+    def _make_overview(self) -> Overview:
         return overview(*(self.pair or self.arrays[:1]), part=self.query.part)
 
     def mark_in(self, figure: Figure) -> tuple[float, float] | None:
@@ -264,21 +264,21 @@ class Shown:
 
     def worst_element(self, part: Window) -> Element | None:
         """Return the worst element in a small part of the plane, or None if all are equal."""
-        return self._worst_of(part, "abs")
+        return self._find_worst(part, "abs")
 
-    def _worst_of(self, part: Window, by: str) -> Element | None:
+    def _find_worst(self, part: Window, by: str) -> Element | None:
         assert self.pair is not None
         index = worst_in(*self.pair, self.plane, part, by)
         return None if index is None else element(*self.pair, index, None)
 
-    def _kept(self, part: str, make: Callable[[], T], size: Callable[[T], int]) -> T:
+    def _get_cached(self, part: str, make: Callable[[], T], size: Callable[[T], int]) -> T:
         def made() -> tuple[T, int]:
             found = make()
             return found, size(found)
 
-        return RESULTS.get(self._key(part), made, slow=part not in _PICTURES)
+        return RESULTS.get(self._cache_key(part), made, slow=part not in _PICTURES)
 
-    def _key(self, part: str) -> tuple[Any, ...]:
+    def _cache_key(self, part: str) -> tuple[Any, ...]:
         stamps = self.stamps
         dtypes = tuple(dtype_name(one.dtype) for one in self.arrays)
         query = self.query
@@ -291,9 +291,9 @@ class Shown:
         return (part, stamps, dtypes, self.subject.name, query.rtol, query.atol, recorded, order)
 
 
-def _stamps(subject: Subject) -> tuple[Any, ...]:
+def _stamp_tensors(subject: TensorSubject) -> tuple[Any, ...]:
     return tuple(stamp_of(side.path) for side in subject.sides)
 
 
-def _bytes_of(figures: Sequence[Figure]) -> int:
+def _sum_bytes(figures: Sequence[Figure]) -> int:
     return sum(one.bytes for one in figures)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.web.records import PLAIN_REFERENCES, CaseDetail, TensorFile
-from hil.controller.web.sessions import Session
+from hil.controller.web.sessions import IndexedSession
 from hil.core.file_tensor import FileTensor
 from hil.core.npy import is_raw, open_npy
 from hil.core.tensors import DTYPES, ML_DTYPES, dtype_name, dtype_of
@@ -21,7 +21,7 @@ _TEXT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Side:
+class TensorSide:
     """Tensor file with a title."""
 
     title: str
@@ -30,18 +30,18 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Subject:
+class TensorSubject:
     """Tensor to show, with its reference if available."""
 
     kind: str  # outputs, inputs, references, files
     name: str
-    sides: Sequence[Side]
+    sides: Sequence[TensorSide]
     against: str = ""  # name of the reference
     recorded: Mapping[str, Any] = field(default_factory=dict)  # recorded comparison of this tensor
     beside: str = ""  # directory of the reference, if it is not the decisive one
 
 
-def subjects_of(detail: CaseDetail) -> list[Subject]:
+def subjects_of(detail: CaseDetail) -> list[TensorSubject]:
     """Return the tensors of a case.
 
     The order is: outputs with the decisive reference, inputs, references without an output, outputs with other
@@ -51,44 +51,46 @@ def subjects_of(detail: CaseDetail) -> list[Subject]:
     for one in detail.tensors:
         of_kind.setdefault(one.kind, []).append(one)
     outputs, references = of_kind.pop("outputs"), of_kind.pop(_REFERENCES)
-    paired = _paired(outputs, references)
+    paired = _pair_references(outputs, references)
     found = [
-        _subject(one, other, detail.outputs, number, detail.against, len(outputs))
+        _make_output_subject(one, other, detail.outputs, number, detail.against, len(outputs))
         for number, (one, other) in enumerate(zip(outputs, paired, strict=True))
     ]
-    found += [Subject("inputs", one.name, [Side("Input", one.path, one.dtype)]) for one in of_kind.pop("inputs")]
+    found += [
+        TensorSubject("inputs", one.name, [TensorSide("Input", one.path, one.dtype)]) for one in of_kind.pop("inputs")
+    ]
     alone = [one for one in references if one not in paired]
-    found += [Subject(_REFERENCES, one.name, [Side("Reference", one.path, one.dtype)]) for one in alone]
+    found += [TensorSubject(_REFERENCES, one.name, [TensorSide("Reference", one.path, one.dtype)]) for one in alone]
     for kind, others in of_kind.items():
-        comparisons, against = _other(detail, kind)
-        for number, (one, other) in enumerate(zip(outputs, _paired(outputs, others), strict=True)):
+        comparisons, against = _other_comparisons(detail, kind)
+        for number, (one, other) in enumerate(zip(outputs, _pair_references(outputs, others), strict=True)):
             if other is not None:
-                subject = _subject(one, other, comparisons, number, against, len(outputs))
+                subject = _make_output_subject(one, other, comparisons, number, against, len(outputs))
                 found.append(replace(subject, beside=kind))
     return found
 
 
-def _subject(
+def _make_output_subject(
     one: TensorFile,
     other: TensorFile | None,
     comparisons: Sequence[Mapping[str, Any]],
     number: int,
     against: str,
     count: int,
-) -> Subject:
+) -> TensorSubject:
     """Return an output with its reference and recorded comparison.
 
     The comparison is matched by name, or by position if there is one per output.
     """
     named = (found for found in comparisons if found.get("name") == one.name)
     recorded = next(named, comparisons[number] if len(comparisons) == count else {})
-    sides = [Side("Board", one.path, one.dtype or str(recorded.get("dtype") or ""))]
+    sides = [TensorSide("Board", one.path, one.dtype or str(recorded.get("dtype") or ""))]
     if other is not None:
-        sides.append(Side("Reference", other.path, str(recorded.get("reference_dtype") or other.dtype)))
-    return Subject("outputs", str(recorded.get("name") or one.name), sides, against, recorded)
+        sides.append(TensorSide("Reference", other.path, str(recorded.get("reference_dtype") or other.dtype)))
+    return TensorSubject("outputs", str(recorded.get("name") or one.name), sides, against, recorded)
 
 
-def _other(detail: CaseDetail, kind: str) -> tuple[Sequence[Mapping[str, Any]], str]:
+def _other_comparisons(detail: CaseDetail, kind: str) -> tuple[Sequence[Mapping[str, Any]], str]:
     """Return the comparisons with a reference that is not decisive, and the reference's name."""
     number = kind.removeprefix(f"{_REFERENCES}-")
     if kind == PLAIN_REFERENCES:
@@ -98,7 +100,7 @@ def _other(detail: CaseDetail, kind: str) -> tuple[Sequence[Mapping[str, Any]], 
     return (beside[0].outputs, beside[0].against) if beside else ((), kind)
 
 
-def _paired(outputs: Sequence[TensorFile], references: Sequence[TensorFile]) -> list[TensorFile | None]:
+def _pair_references(outputs: Sequence[TensorFile], references: Sequence[TensorFile]) -> list[TensorFile | None]:
     """Return the reference of each output, by name if all names match, otherwise by position, as hil compares them."""
     if len(outputs) != len(references):
         return [next((one for one in references if one.name == output.name), None) for output in outputs]
@@ -108,7 +110,7 @@ def _paired(outputs: Sequence[TensorFile], references: Sequence[TensorFile]) -> 
     return list(references)
 
 
-def find_subject(subjects: Sequence[Subject], kind: str, name: str, beside: str = "") -> Subject:
+def find_subject(subjects: Sequence[TensorSubject], kind: str, name: str, beside: str = "") -> TensorSubject:
     """Return a subject by kind, name and reference, by default the first. Raises UsageError if it is missing."""
     for one in subjects:
         if (not kind or one.kind == kind) and (not name or one.name == name) and one.beside == beside:
@@ -118,28 +120,28 @@ def find_subject(subjects: Sequence[Subject], kind: str, name: str, beside: str 
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensors:
     """Tensors of a case, or instructions to store them."""
 
-    subjects: Sequence[Subject]
+    subjects: Sequence[TensorSubject]
     why: str = ""  # reason for missing tensors
     command: str = ""  # command that stores them; "" if none
 
 
-def kept_of(session: Session, detail: CaseDetail) -> Kept:
+def kept_of(session: IndexedSession, detail: CaseDetail) -> KeptTensors:
     """Return the stored tensors of a case, or the reason why they are missing and a command that stores them."""
     if found := subjects_of(detail):
-        return Kept(found)
+        return KeptTensors(found)
     if session.kind == "suite":
         command = detail.repeat or session.command
         keep = f"{command} --keep-all" if command and "--keep-all" not in command else command
-        return Kept((), "A suite only stores tensors of cases that did not pass. To store all tensors:", keep)
+        return KeptTensors((), "A suite only stores tensors of cases that did not pass. To store all tensors:", keep)
     if session.kind == "bisect":
-        return Kept((), "A bisection only stores tensors of layers that did not pass.")
-    return Kept((), "No tensors stored: the case ended early, or the files were deleted.")
+        return KeptTensors((), "A bisection only stores tensors of layers that did not pass.")
+    return KeptTensors((), "No tensors stored: the case ended early, or the files were deleted.")
 
 
-def open_tensor(side: Side, dtype: str = "") -> FileTensor:
+def open_tensor(side: TensorSide, dtype: str = "") -> FileTensor:
     """Open a tensor file without reading data. Fixed-width strings are not converted.
 
     Args:

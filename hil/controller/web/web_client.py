@@ -36,7 +36,7 @@ OTHER_SERVER = "check that it is hil web, of the same release"
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerResponse:
     """Response with status and JSON object."""
 
     status: int
@@ -86,7 +86,7 @@ class WebClient:
             self._connection.close()
             self._connection = None
 
-    def ask(self, method: str, path: str, body: bytes) -> Answer:
+    def ask(self, method: str, path: str, body: bytes) -> ServerResponse:
         """Send a request. After a connection error, retry on a new connection.
 
         Raises:
@@ -111,7 +111,7 @@ class WebClient:
         """Return the error for an invalid response."""
         return UsageError(f"unexpected response from {self.address}: {what}", hint=OTHER_SERVER)
 
-    def check(self, answer: Answer, about: object = "") -> Mapping[str, Any]:
+    def check(self, answer: ServerResponse, about: object = "") -> Mapping[str, Any]:
         """Return the document of a successful response.
 
         Args:
@@ -123,7 +123,7 @@ class WebClient:
         """
         if answer.status == 200:
             return answer.document
-        text, hint = (_text_of(answer.document.get(name)) for name in ("error", "hint"))
+        text, hint = (_clean_text(answer.document.get(name)) for name in ("error", "hint"))
         text = text or f"status {answer.status}"
         if answer.status in (502, 503, 504):
             raise FarmUnreachable(f"{self.address} is busy: {text}", hint=hint or "retry later")
@@ -135,8 +135,8 @@ class WebClient:
         of = f" {about}" if about else ""
         raise UsageError(f"the server refused{of}: {text}", hint=hint or hints.get(answer.status, redirects))
 
-    def _ask_once(self, method: str, path: str, body: bytes) -> Answer:
-        connection = self._connection or self._connect()
+    def _ask_once(self, method: str, path: str, body: bytes) -> ServerResponse:
+        connection = self._connection or self._open_connection()
         self._connection = None  # after any error, the next request reconnects
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/octet-stream"}
         wire: Any = connection.sock
@@ -159,14 +159,14 @@ class WebClient:
             connection.close()
         else:
             self._connection = connection
-        return Answer(response.status, _document_of(data, response.status))
+        return ServerResponse(response.status, _parse_document(data, response.status))
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _open_connection(self) -> http.client.HTTPConnection:
         deadline = time.monotonic() + _CONNECT_S
         opened = open_socket(self._host, self._port, deadline)
         try:
             if self._context is not None:
-                opened.settimeout(_left(deadline))
+                opened.settimeout(_seconds_left(deadline))
                 opened = self._context.wrap_socket(opened, server_hostname=self._host)
         except BaseException:
             opened.close()
@@ -183,7 +183,7 @@ def open_socket(host: str, port: int, deadline: float) -> socket.socket:
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         opened = socket.socket(family, kind, protocol)
         try:
-            opened.settimeout(_left(deadline))
+            opened.settimeout(_seconds_left(deadline))
             opened.connect(place)
             return opened
         except OSError as found:
@@ -208,7 +208,7 @@ class _Wire:
         """Send all data."""
         left = memoryview(data)
         while left:
-            self._socket.settimeout(_left(self._deadline))
+            self._socket.settimeout(_seconds_left(self._deadline))
             left = left[self._socket.send(left) :]
 
     def makefile(self, _: str) -> io.BufferedReader:
@@ -221,7 +221,7 @@ class _Wire:
 
     def read_into(self, source: Any, buffer: Any) -> int:
         """Read available data. Raises OSError after the deadline, or if the response is too large."""
-        self._socket.settimeout(_left(self._deadline))
+        self._socket.settimeout(_seconds_left(self._deadline))
         count: int = source.readinto(buffer)
         self._room -= count
         if self._room < 0:
@@ -244,7 +244,7 @@ class _Incoming(io.RawIOBase):
         super().close()
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     """Return the seconds until a deadline. Raises TimeoutError after it."""
     left = deadline - time.monotonic()
     if left <= 0:
@@ -252,7 +252,7 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _document_of(data: bytes, status: int) -> Mapping[str, Any]:
+def _parse_document(data: bytes, status: int) -> Mapping[str, Any]:
     """Parse the JSON object of a body. An error response that is not JSON becomes an error text."""
     try:
         found = parse_json(data)
@@ -261,7 +261,7 @@ def _document_of(data: bytes, status: int) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _text_of(value: Any) -> str:
+def _clean_text(value: Any) -> str:
     return visible(value)[:_MAX_TEXT] if isinstance(value, str) else ""
 
 

@@ -32,7 +32,7 @@ def boards(request: Request) -> Response:
         return away_page(request, error)
     found = [one for one in every if wanted.matches(one["labels"])]
     chart = chart.of([one["name"] for one in found])
-    return farm_page(request, "boards.html", {**_common(farm), "boards": found, "select": text, "chart": chart})
+    return farm_page(request, "boards.html", {**_common_values(farm), "boards": found, "select": text, "chart": chart})
 
 
 @router.get("/board")
@@ -50,7 +50,7 @@ def board(request: Request) -> Response:
         return away_page(request, error)
     had = sorted(stays(events), key=lambda one: one.lease, reverse=True)[:_EVENTS]
     values = {"board": found, "events": events[: -_EVENTS - 1 : -1], "stays": had}
-    return farm_page(request, "board.html", {**_common(farm), **values, "chart": chart})
+    return farm_page(request, "board.html", {**_common_values(farm), **values, "chart": chart})
 
 
 def use_of(farm: FarmView, boards: list[str], hours: int, board: str = "") -> Chart:
@@ -62,7 +62,7 @@ def use_of(farm: FarmView, boards: list[str], hours: int, board: str = "") -> Ch
     return farm.link.lately(f"use {hours} {board}", make)
 
 
-def _common(farm: FarmView) -> dict[str, Any]:
+def _common_values(farm: FarmView) -> dict[str, Any]:
     return {"farm": farm, "kinds": STATE_KINDS, "spans": SPANS}
 
 
@@ -70,15 +70,15 @@ def _common(farm: FarmView) -> dict[str, Any]:
 async def drain(request: Request) -> Response:
     """Drain a board: running jobs may end, and no new jobs start."""
     form = await form_of(request)
-    return await _do(request, form, "drain", reason=form.get("reason", "") or "drained from the web page")
+    return await _change_board(request, form, "drain", reason=form.get("reason", "") or "drained from the web page")
 
 
 @router.post("/board/resume")
 async def resume(request: Request) -> Response:
     """Return a board to service."""
-    return await _do(request, await form_of(request), "resume")
+    return await _change_board(request, await form_of(request), "resume")
 
 
-async def _do(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:
+async def _change_board(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:
     await run_in_threadpool(view_of(request).do, action, name=form.get("name", ""), **arguments)
     return RedirectResponse("/boards", 303)

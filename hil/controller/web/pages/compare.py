@@ -20,11 +20,11 @@ _OFFERED = 100
 @router.get("/compare")
 def compare(request: Request) -> Response:
     """Compare side ``b`` with the baseline ``a``, by default the previous session. Without sides, show the form."""
-    site, view = site_of(request), asked(request, compared.View)
+    site, view = site_of(request), asked(request, compared.ComparisonQuery)
     query = request.query_params
     with site.reader.reading() as database:
         if marked := query.getlist("s"):
-            return _sorted_by_age([sides.session_of(database, one) for one in dict.fromkeys(marked)])
+            return _redirect_marked([sides.session_of(database, one) for one in dict.fromkeys(marked)])
         a, b = (
             sides.choose_side(
                 database, query.getlist(side), sides.filters_of(query, side), number_of(request, f"{side}.last", 10)
@@ -33,7 +33,7 @@ def compare(request: Request) -> Response:
         )
         found, tables = None, []
         if b and not a:
-            a = _offered(sides.baseline_of(database, b.sessions[0])) if len(b.sessions) == 1 and not b.only else None
+            a = _offer_side(sides.baseline_of(database, b.sessions[0])) if len(b.sessions) == 1 and not b.only else None
         if a and b:
             found = comparing.compare_sides(database, a, b)
             tables = compared.tables(found, view, rows_of(request, compared.ROWS))
@@ -61,14 +61,14 @@ def compare(request: Request) -> Response:
     )
 
 
-def _offered(session: sessions.Session | None) -> sides.Side | None:
-    return sides.Side([session], offered=True) if session else None
+def _offer_side(session: sessions.IndexedSession | None) -> sides.ComparedSide | None:
+    return sides.ComparedSide([session], offered=True) if session else None
 
 
-def _sorted_by_age(marked: list[sessions.Session]) -> Response:
+def _redirect_marked(marked: list[sessions.IndexedSession]) -> Response:
     """Redirect to a comparison of the newest marked session with the others."""
     if len(marked) > sides.MOST_SESSIONS:
         raise UsageError(f"{len(marked)} sessions marked: at most {sides.MOST_SESSIONS} can form a side")
     *others, newest = sorted(marked, key=lambda one: one.created or 0.0)
-    a = sides.Side(others) if others else None
-    return RedirectResponse(f"/compare?{sides.query_of(a, sides.Side([newest]))}", 303)
+    a = sides.ComparedSide(others) if others else None
+    return RedirectResponse(f"/compare?{sides.query_of(a, sides.ComparedSide([newest]))}", 303)

@@ -40,7 +40,9 @@ def boards_csv(request: Request) -> Response:
     """Return all boards, or the boards that match a selector."""
     wanted = selector.parse(request.query_params.get("select", ""))
     found = [one for one in view_of(request).ask("boards") if wanted.matches(one["labels"])]
-    return csv_rows("boards", (*_BOARDS, "labels"), [(*_of(one, _BOARDS), labels_text(one["labels"])) for one in found])
+    return csv_rows(
+        "boards", (*_BOARDS, "labels"), [(*_select_values(one, _BOARDS), labels_text(one["labels"])) for one in found]
+    )
 
 
 @router.get("/events.csv")
@@ -48,7 +50,7 @@ def events_csv(request: Request) -> Response:
     """Return the events of the farm, a board or a job, oldest first."""
     asked = {name: value for name in ("board", "job") if (value := request.query_params.get(name, ""))}
     found = view_of(request).ask("events", **asked, limit=MOST_EVENTS)
-    return csv_rows("events", _EVENTS, [_of(one, _EVENTS) for one in found])
+    return csv_rows("events", _EVENTS, [_select_values(one, _EVENTS) for one in found])
 
 
 @router.get("/jobs.csv")
@@ -60,7 +62,7 @@ def jobs_csv(request: Request) -> Response:
             f"invalid job state {state[:40]!r}", hint=f"valid states: {', '.join(one.value for one in JobState)}"
         )
     found = view_of(request).ask("jobs", limit=MOST_JOBS, **({"state": [state]} if state else {}))
-    return csv_rows("jobs", _JOBS, [_of(one, _JOBS) for one in found])
+    return csv_rows("jobs", _JOBS, [_select_values(one, _JOBS) for one in found])
 
 
 @router.get("/queue.csv")
@@ -68,7 +70,7 @@ def queue_csv(request: Request) -> Response:
     """Return queued jobs in order, with reasons."""
     columns = ("position", "why", *_JOBS)
     found = view_of(request).ask("queue", limit=MOST_JOBS)
-    return csv_rows("queue", columns, [_of(one, columns) for one in found])
+    return csv_rows("queue", columns, [_select_values(one, columns) for one in found])
 
 
 @router.get("/queue/waits.csv")
@@ -85,17 +87,17 @@ def boards_use_csv(request: Request) -> Response:
     farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
     wanted, every = selector.parse(request.query_params.get("select", "")), farm.ask("boards")
     chart = use_of(farm, [one["name"] for one in every], hours)
-    return _use_csv(chart.of([one["name"] for one in every if wanted.matches(one["labels"])]))
+    return _make_use_csv(chart.of([one["name"] for one in every if wanted.matches(one["labels"])]))
 
 
 @router.get("/board/use.csv")
 def board_use_csv(request: Request) -> Response:
     """Return the percentage of time with a job on a board."""
     name = request.query_params.get("name", "")
-    return _use_csv(use_of(view_of(request), [name], span_of(number_of(request, "hours", 24)), board=name))
+    return _make_use_csv(use_of(view_of(request), [name], span_of(number_of(request, "hours", 24)), board=name))
 
 
-def _use_csv(chart: Chart) -> Response:
+def _make_use_csv(chart: Chart) -> Response:
     rows = [(when(time), *(line[place] for line in chart.lines.values())) for place, time in enumerate(chart.times)]
     return csv_rows("use", ("since", *chart.lines), rows)
 
@@ -114,7 +116,9 @@ def job_jobs_csv(request: Request) -> Response:
     """Return the jobs of a submission."""
     farm, name = view_of(request), request.query_params.get("name", "")
     columns = (*_JOBS, "position", "why")
-    return csv_rows(f"job {name}", columns, [_of(one, columns) for one in with_turns(farm.ask, jobs_of(farm, name))])
+    return csv_rows(
+        f"job {name}", columns, [_select_values(one, columns) for one in with_turns(farm.ask, jobs_of(farm, name))]
+    )
 
 
 @router.get("/job/leases.csv")
@@ -122,7 +126,7 @@ def job_leases_csv(request: Request) -> Response:
     """Return the leases of a job."""
     farm, name = view_of(request), request.query_params.get("name", "")
     found = jobs_of(farm, name)[0]["attempts_made"]
-    return csv_rows(f"leases of job {name}", _LEASES, [_of(one, _LEASES) for one in found])
+    return csv_rows(f"leases of job {name}", _LEASES, [_select_values(one, _LEASES) for one in found])
 
 
 @router.get("/job/cases.csv")
@@ -130,8 +134,8 @@ def job_cases_csv(request: Request) -> Response:
     """Return the outcomes of a job's cases."""
     name = request.query_params.get("name", "")
     found = view_of(request).ask("cases", name=name, limit=MOST_CASES)["cases"]
-    return csv_rows(f"cases of job {name}", _CASES, [_of(one, _CASES) for one in found])
+    return csv_rows(f"cases of job {name}", _CASES, [_select_values(one, _CASES) for one in found])
 
 
-def _of(one: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+def _select_values(one: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
     return [one.get(name) for name in names]

@@ -47,7 +47,7 @@ def sessions_csv(request: Request) -> Response:
     return csv_answer.csv_pages("sessions", _SESSION, part)
 
 
-def _session_rows(found: Sequence[sessions.Session]) -> Sequence[Sequence[Any]]:
+def _session_rows(found: Sequence[sessions.IndexedSession]) -> Sequence[Sequence[Any]]:
     rows = [{**vars(one), "created": when(one.created)} for one in found]
     return [[row[name] for name in _SESSION] for row in rows]
 
@@ -99,10 +99,10 @@ def case_csv(request: Request) -> Response:
     if beside >= len(tables):
         raise UsageError(f"reference not found for {row['name']}", hint="reload the page")
     against, outputs = tables[beside]
-    return csv_answer.csv_rows(f"outputs of {row['name']}", _OUTPUT, [_output(against, one) for one in outputs])
+    return csv_answer.csv_rows(f"outputs of {row['name']}", _OUTPUT, [_output_row(against, one) for one in outputs])
 
 
-def _output(against: str, one: Mapping[str, Any]) -> tuple[Any, ...]:
+def _output_row(against: str, one: Mapping[str, Any]) -> tuple[Any, ...]:
     known = (against, one["name"], one["dtype"], "x".join(one["shape"]), one["passed"], one["mismatches"])
     return (*known, one["elements"], *(real(one.get(key)) for key in _STATISTICS), one["reason"])
 
@@ -110,7 +110,7 @@ def _output(against: str, one: Mapping[str, Any]) -> tuple[Any, ...]:
 @router.get("/compare.csv")
 def compare_csv(request: Request) -> Response:
     """Return all tables of a comparison, or the requested one. Raises UsageError if a side is missing."""
-    site, view = site_of(request), asked(request, compared.View)
+    site, view = site_of(request), asked(request, compared.ComparisonQuery)
     query = request.query_params
     with site.reader.reading() as database:
         a, b = (
@@ -128,11 +128,13 @@ def compare_csv(request: Request) -> Response:
         views = (replace(view, show=show, page=1) for show in shows)
         # With one row more than the limit, the response notes the truncation.
         tables = (compared.tables(found, one, csv_answer.MOST_ROWS + 1)[0] for one in views)
-        rows = list(itertools.islice((row for one in tables for row in _rows(one)), csv_answer.MOST_ROWS + 1))
+        rows = list(
+            itertools.islice((row for one in tables for row in _comparison_rows(one)), csv_answer.MOST_ROWS + 1)
+        )
     return csv_answer.csv_rows("comparison", _COMPARED, rows)
 
 
-def _rows(table: compared.Table) -> Iterable[Sequence[Any]]:
+def _comparison_rows(table: compared.ComparisonTable) -> Iterable[Sequence[Any]]:
     for mover in table.movers:
         low, high = (
             (mover.comparison.interval.low, mover.comparison.interval.high) if mover.comparison else (None, None)

@@ -17,7 +17,7 @@ from hil.controller.web.entries import real, text
 from hil.controller.web.pages.tensors import found_of
 from hil.controller.web.readers.fields import mapping
 from hil.controller.web.tensor_query import query_of
-from hil.controller.web.tensor_view import Shown
+from hil.controller.web.tensor_view import TensorView
 from hil.controller.web.tensors import find_subject
 from hil.errors import UsageError
 
@@ -31,9 +31,9 @@ def tensors_csv(request: Request) -> Response:
     query, wanted = query_of(request), request.query_params.get("table", "worst")
     _, _, subjects = found_of(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)
-    shown = Shown.of(query, subject, "all")
+    shown = TensorView.of(query, subject, "all")
     if wanted == "texts" and shown.is_text:
-        return _texts(shown)
+        return _stream_texts(shown)
     if wanted not in _TABLES or (shown.is_text and wanted != "statistics"):
         raise UsageError(
             f"unknown table {wanted[:40]!r} for {subject.name}", hint=f"valid tables: {', '.join(_TABLES)}"
@@ -41,17 +41,17 @@ def tensors_csv(request: Request) -> Response:
     return csv_rows(subject.name, *_TABLES[wanted](shown))
 
 
-def _worst(shown: Shown) -> Table:
+def _worst_table(shown: TensorView) -> Table:
     _check_pair(shown)
     rows = [
         (str(list(one.index)), one.actual, one.reference, one.difference, one.relative, one.ulp, one.mismatch)
         for one in shown.worst()
     ]
-    sides = (name.lower() for name in _names(shown))
+    sides = (name.lower() for name in _side_titles(shown))
     return ("index", *sides, "difference", "relative", "ulp", "out_of_tolerance"), rows
 
 
-def _statistics(shown: Shown) -> Table:
+def _statistics_table(shown: TensorView) -> Table:
     _check_pair(shown)
     judged, recorded = shown.judgement(), shown.subject.recorded
     if judged.comparison is None:
@@ -67,27 +67,27 @@ def _statistics(shown: Shown) -> Table:
     return ("statistic", "now", "in_the_record"), rows
 
 
-def _values(shown: Shown) -> Table:
+def _values_table(shown: TensorView) -> Table:
     counted = tuple(one.name for one in fields(SideCounts))
-    sides = zip(_names(shown), shown.charts().sides, strict=False)
+    sides = zip(_side_titles(shown), shown.charts().sides, strict=False)
     return ("tensor", *counted), [(name, *(getattr(one, field) for field in counted)) for name, one in sides]
 
 
-def _histogram(shown: Shown) -> Table:
+def _histogram_table(shown: TensorView) -> Table:
     found = shown.charts()
-    return ("from", "to", *_names(shown)[: len(found.sides)]), _bars(found.values)
+    return ("from", "to", *_side_titles(shown)[: len(found.sides)]), _histogram_rows(found.values)
 
 
-def _differences(shown: Shown) -> Table:
+def _differences_table(shown: TensorView) -> Table:
     _check_pair(shown)
-    return ("from", "to", "elements"), _bars(shown.charts().errors)
+    return ("from", "to", "elements"), _histogram_rows(shown.charts().errors)
 
 
-def _bars(bins: Sequence[Bin]) -> Rows:
+def _histogram_rows(bins: Sequence[Bin]) -> Rows:
     return [(one.low, one.high, *one.counts) for one in bins if any(one.counts)]
 
 
-def _texts(shown: Shown) -> Response:
+def _stream_texts(shown: TensorView) -> Response:
     arrays = shown.arrays if shown.pair else shown.arrays[:1]
 
     def part(page: int) -> tuple[Rows, int]:
@@ -95,22 +95,22 @@ def _texts(shown: Shown) -> Response:
         rows = [(str(list(one.index)), *one.texts, one.differ) for one in found]
         return rows, max(1, -(-arrays[0].size // AT_A_TIME))
 
-    return csv_pages(shown.subject.name, ("index", *_names(shown)[: len(arrays)], "differ"), part)
+    return csv_pages(shown.subject.name, ("index", *_side_titles(shown)[: len(arrays)], "differ"), part)
 
 
-def _names(shown: Shown) -> list[str]:
+def _side_titles(shown: TensorView) -> list[str]:
     return [side.title for side in shown.subject.sides]
 
 
-def _check_pair(shown: Shown) -> None:
+def _check_pair(shown: TensorView) -> None:
     if shown.pair is None:
         raise UsageError(f"{shown.subject.name} has no elements that differ from a reference")
 
 
-_TABLES: dict[str, Callable[[Shown], Table]] = {
-    "worst": _worst,
-    "statistics": _statistics,
-    "values": _values,
-    "histogram": _histogram,
-    "differences": _differences,
+_TABLES: dict[str, Callable[[TensorView], Table]] = {
+    "worst": _worst_table,
+    "statistics": _statistics_table,
+    "values": _values_table,
+    "histogram": _histogram_table,
+    "differences": _differences_table,
 }

@@ -46,10 +46,10 @@ async def job_log(request: Request) -> Response:
         return PlainTextResponse("The limit of open log streams is reached.", 503)
     given = request.headers.get("last-event-id", "")
     after = int(given) if given.isdecimal() and len(given) < _NUMBER_DIGITS else 0
-    return StreamingResponse(_log_events(request, farm, name, after), media_type="text/event-stream")
+    return StreamingResponse(_stream_log(request, farm, name, after), media_type="text/event-stream")
 
 
-async def _log_events(request: Request, farm: FarmView, name: str, after: int) -> AsyncIterator[str]:
+async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -> AsyncIterator[str]:
     me, quiet = object(), True
     _followed.add(me)
     try:
@@ -57,7 +57,7 @@ async def _log_events(request: Request, farm: FarmView, name: str, after: int) -
             try:
                 # Check the state before reading the log, so that the log is complete if the job has ended.
                 ended = quiet and await run_in_threadpool(_has_ended, farm, name)
-                pieces = await run_in_threadpool(_pieces, farm, name, after)
+                pieces = await run_in_threadpool(_new_log_pieces, farm, name, after)
             except FarmUnreachable:
                 yield ": the farm is away\n\n"
                 await asyncio.sleep(PACE_S)
@@ -67,7 +67,7 @@ async def _log_events(request: Request, farm: FarmView, name: str, after: int) -
                 return
             for piece in pieces:
                 after = piece["number"]
-                yield f"id: {after}\ndata: {json.dumps(_text(piece, name))}\n\n"
+                yield f"id: {after}\ndata: {json.dumps(_format_piece(piece, name))}\n\n"
             if (quiet := not pieces) and ended:
                 yield 'event: over\ndata: ""\n\n'
                 return
@@ -77,7 +77,7 @@ async def _log_events(request: Request, farm: FarmView, name: str, after: int) -
         _followed.discard(me)
 
 
-def _pieces(farm: FarmView, name: str, after: int) -> list[dict[str, Any]]:
+def _new_log_pieces(farm: FarmView, name: str, after: int) -> list[dict[str, Any]]:
     """Return the log pieces after a number. Repeated pieces from a hostile gateway are dropped."""
     found: list[dict[str, Any]] = []
     for piece in farm.ask("logs", name=name, after=after):
@@ -95,7 +95,7 @@ def _has_ended(farm: FarmView, name: str) -> bool:
     return all(row["state"] in ENDED for row in rows)
 
 
-def _text(piece: dict[str, Any], name: str) -> str:
+def _format_piece(piece: dict[str, Any], name: str) -> str:
     text = visible(piece["text"])
     if piece["job"] == name:
         return text
@@ -118,13 +118,13 @@ def printed(farm: FarmView, name: str) -> str:
     kept: deque[str] = deque()
     size = after = 0
     deadline = time.monotonic() + _LOG_S
-    while pieces := _pieces(farm, name, after):
+    while pieces := _new_log_pieces(farm, name, after):
         after = pieces[-1]["number"]
         if time.monotonic() >= deadline:
             kept.append(_LONGER.format(name=name))
             break
         for piece in pieces:
-            kept.append(_text(piece, name))
+            kept.append(_format_piece(piece, name))
             size += len(kept[-1])
             while len(kept) > 1 and size > _LOG_CHARS:
                 size -= len(kept.popleft())

@@ -25,15 +25,15 @@ _PICTURES = {".png": "image/png", ".jpg": "image/jpeg"}
 @router.get("/log")
 def log(request: Request) -> Response:
     """Return the end of a session's log as plain text."""
-    return _shown(_asked(request, suffixes=(".log",)))
+    return _show_end(_find_requested_file(request, suffixes=(".log",)))
 
 
 @router.get("/file")
 def file(request: Request) -> Response:
     """Return a session's file. Text and pictures are shown, other files are downloaded."""
-    path = _asked(request)
+    path = _find_requested_file(request)
     if path.suffix in _TEXTS and "whole" not in request.query_params:
-        return _shown(path)
+        return _show_end(path)
     picture = _PICTURES.get(path.suffix, "")
     kind = "inline" if picture else "attachment"
     return FileResponse(
@@ -41,7 +41,7 @@ def file(request: Request) -> Response:
     )
 
 
-def _asked(request: Request, *, suffixes: tuple[str, ...] = ()) -> Path:
+def _find_requested_file(request: Request, *, suffixes: tuple[str, ...] = ()) -> Path:
     """Return the requested file. Raises UsageError if it does not belong to the session."""
     site = site_of(request)
     with site.reader.reading() as database:
@@ -59,7 +59,7 @@ def _asked(request: Request, *, suffixes: tuple[str, ...] = ()) -> Path:
     return path.resolve()
 
 
-def _shown(path: Path) -> Response:
+def _show_end(path: Path) -> Response:
     try:
         with open_file(path) as stream:
             length = os.fstat(stream.fileno()).st_size

@@ -11,17 +11,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from hil.controller.analysis.graphs.colours import Scale, text_on
+from hil.controller.analysis.graphs.colours import ColourScale, text_on
 from hil.controller.analysis.graphs.node_data import node_data
 from hil.controller.analysis.graphs.values import METRICS, NodeValue
 from hil.controller.storage.texts import seconds
-from hil.controller.web.addresses import Asked, page_at
+from hil.controller.web.addresses import PageQuery, page_at
 from hil.controller.web.csv_answer import MOST_ROWS, csv_rows
 from hil.controller.web.entries import gravest_kind
 from hil.controller.web.graph_sides import read_side
-from hil.controller.web.graphs import KINDS, WAYS, Choice, Side, beside, models_of
+from hil.controller.web.graphs import KINDS, WAYS, GraphChoice, GraphSide, beside, models_of
 from hil.controller.web.sessions import find_session
-from hil.controller.web.site import Site, asked, rows_of, site_of
+from hil.controller.web.site import WebSite, asked, rows_of, site_of
 from hil.controller.web.templating import number
 from hil.core.text import visible
 from hil.errors import UsageError
@@ -38,7 +38,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class GraphQuery(Asked):
+class GraphQuery(PageQuery):
     """Query parameters of a graph page."""
 
     id: str = ""
@@ -56,19 +56,19 @@ class GraphQuery(Asked):
 
 
 @dataclass(frozen=True)
-class View:
+class GraphView:
     """Data of a graph page."""
 
     asked: GraphQuery
-    sides: Sequence[Side]
+    sides: Sequence[GraphSide]
     metrics: Sequence[str]  # metrics with values
-    scale: Scale
-    choices: Sequence[Choice]  # sessions with the same model
-    models: Sequence[Choice]  # models in the session
+    scale: ColourScale
+    choices: Sequence[GraphChoice]  # sessions with the same model
+    models: Sequence[GraphChoice]  # models in the session
 
 
 @dataclass(frozen=True)
-class Rows:
+class NodeTablePage:
     """Page of the node table."""
 
     rows: Sequence[Mapping[str, Any]]
@@ -127,7 +127,7 @@ def graph_csv(request: Request) -> Response:
     return csv_rows(f"nodes of {view.sides[0].model}", _COLUMNS, rows)
 
 
-def read_view(site: Site, wanted: GraphQuery) -> View:
+def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
     """Read the data for a query. Raises UsageError if the session, graph or metric does not exist."""
     if wanted.by and wanted.by not in METRICS:
         raise UsageError(f"invalid node colouring {wanted.by!r}", hint=f"valid colourings: {', '.join(METRICS)}")
@@ -148,15 +148,15 @@ def read_view(site: Site, wanted: GraphQuery) -> View:
     values = [value for side in sides for value in side.values.values()]
     metrics = [one for one in METRICS if any(value.of(one) is not None for value in values)]
     by = wanted.by or next(iter(metrics), "outcome")
-    return View(wanted, sides, metrics, Scale.of(by, values), choices, models)
+    return GraphView(wanted, sides, metrics, ColourScale.of(by, values), choices, models)
 
 
-def document_of(view: View) -> dict[str, Any]:
+def document_of(view: GraphView) -> dict[str, Any]:
     """Return the data for the script: names, positions, edges, colors, and the names that match nodes between sides."""
-    return {"panes": [_pane(view, side) for side in view.sides]}
+    return {"panes": [_pane_data(view, side) for side in view.sides]}
 
 
-def _pane(view: View, side: Side) -> dict[str, Any]:
+def _pane_data(view: GraphView, side: GraphSide) -> dict[str, Any]:
     nodes = side.graph.nodes
     values = [side.values.get(node.name) for node in nodes]
     colours = [view.scale.colour(value) for value in values]
@@ -198,7 +198,7 @@ def shown(metric: str, value: NodeValue | None) -> str:
     return f"{number(found)} dB" if metric == "sqnr_db" else number(found)
 
 
-def table_of(view: View, rows: int) -> Rows:
+def table_of(view: GraphView, rows: int) -> NodeTablePage:
     """Return the requested page of the node table. Raises UsageError for an unknown order."""
     wanted, side = view.asked, view.sides[0]
     found = list(range(len(side.graph.nodes)))
@@ -211,14 +211,14 @@ def table_of(view: View, rows: int) -> Rows:
     if wanted.order == "name":
         found.sort(key=lambda place: side.graph.nodes[place].name)
     elif wanted.order == "":
-        found.sort(key=lambda place: _badness(view, side, place), reverse=True)
+        found.sort(key=lambda place: _sort_key(view, side, place), reverse=True)
     elif wanted.order != "place":
         raise UsageError(f"invalid node order {wanted.order!r}", hint="valid orders: place, name")
     first, pages = page_at(wanted.page, len(found), rows)
-    return Rows([_row(view, place) for place in found[first : first + rows]], len(found), pages)
+    return NodeTablePage([_node_row(view, place) for place in found[first : first + rows]], len(found), pages)
 
 
-def _badness(view: View, side: Side, place: int) -> tuple[bool, float]:
+def _sort_key(view: GraphView, side: GraphSide, place: int) -> tuple[bool, float]:
     value = side.values.get(side.graph.nodes[place].name)
     found = value.of(view.scale.metric) if value is not None else None
     if value is None or found is None:
@@ -228,7 +228,7 @@ def _badness(view: View, side: Side, place: int) -> tuple[bool, float]:
     return is_failing(value) and view.scale.metric != "time_ns", -found if view.scale.metric == "sqnr_db" else found
 
 
-def _row(view: View, place: int) -> dict[str, Any]:
+def _node_row(view: GraphView, place: int) -> dict[str, Any]:
     side = view.sides[0]
     node = side.graph.nodes[place]
     value = side.values.get(node.name, NodeValue())
@@ -244,7 +244,7 @@ def _row(view: View, place: int) -> dict[str, Any]:
     }
 
 
-def twin(name: str, side: Side, other: Side) -> str | None:
+def twin(name: str, side: GraphSide, other: GraphSide) -> str | None:
     """Return the node in another graph that is the same node or contains it, or None."""
     if name in other.places:
         return name
@@ -253,7 +253,7 @@ def twin(name: str, side: Side, other: Side) -> str | None:
     return next((node.name for node in other.graph.nodes if not wanted.isdisjoint((node.name, *node.within))), None)
 
 
-def chosen(view: View, side: Side) -> dict[str, Any]:
+def chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
     """Return the details of the chosen node on a side."""
     name = twin(view.asked.node, view.sides[0], side)
     if name is None:

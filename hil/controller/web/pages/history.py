@@ -18,7 +18,7 @@ from hil.controller.web import remarks as remarks_file
 from hil.controller.web.addresses import page_at
 from hil.controller.web.csv_answer import AT_A_TIME, MOST_ROWS, Rows, csv_pages, csv_rows
 from hil.controller.web.sessions import find_session
-from hil.controller.web.site import Site, asked, rows_of, site_of
+from hil.controller.web.site import WebSite, asked, rows_of, site_of
 from hil.controller.web.templating import when
 from hil.errors import UsageError
 
@@ -33,9 +33,9 @@ def history(request: Request) -> Response:
     site, wanted = site_of(request), asked(request, series.HistoryFilter)
     with site.reader.reading() as database:
         if wanted.case:
-            return _case(site, request, database, wanted)
+            return _render_case(site, request, database, wanted)
         if wanted.suite:
-            return _suite(site, request, database, wanted)
+            return _render_suite(site, request, database, wanted)
         suites = suite_history.list_suites(database, _SUITES)
         query = request.query_params.get("q", "").strip()
         names = []
@@ -49,7 +49,9 @@ def history(request: Request) -> Response:
     return site.page(request, "history.html", suites=suites, query_text=query, names=names)
 
 
-def _case(site: Site, request: Request, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
+def _render_case(
+    site: WebSite, request: Request, database: sqlite3.Connection, wanted: series.HistoryFilter
+) -> Response:
     measure = series.measure_of(wanted)
     choices = series.identities(database, wanted)
     if not choices:
@@ -59,7 +61,7 @@ def _case(site: Site, request: Request, database: sqlite3.Connection, wanted: se
         )
     identity, _ = choices[0]
     found = series.read_series(database, wanted.case, identity, measure)
-    remarks = _remarks(site, found.points, wanted.case)
+    remarks = _find_remarks(site, found.points, wanted.case)
     rows = rows_of(request, ROWS)
     first, pages = page_at(wanted.page, len(found.points), rows)
     newest = list(reversed(list(enumerate(found.points))))
@@ -83,11 +85,13 @@ def _case(site: Site, request: Request, database: sqlite3.Connection, wanted: se
     )
 
 
-def _suite(site: Site, request: Request, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
+def _render_suite(
+    site: WebSite, request: Request, database: sqlite3.Connection, wanted: series.HistoryFilter
+) -> Response:
     found = suite_history.read_suite(database, wanted.suite, wanted.flow, wanted.board, wanted.runtime, wanted.place)
     if not found.samples:
         raise UsageError(f"suite {wanted.suite!r} not found with that flow, board and runtime")
-    remarks = _remarks(site, [one.session for one in found.samples], "")
+    remarks = _find_remarks(site, [one.session for one in found.samples], "")
     times = [one.session.created for one in found.samples]
     kinds = [one.session.verdict for one in found.samples]
     rows = rows_of(request, ROWS)
@@ -114,7 +118,7 @@ def _suite(site: Site, request: Request, database: sqlite3.Connection, wanted: s
     )
 
 
-def _remarks(site: Site, points: Sequence[Any], case: str) -> dict[int, list[remarks_file.Annotation]]:
+def _find_remarks(site: WebSite, points: Sequence[Any], case: str) -> dict[int, list[remarks_file.Annotation]]:
     """Return the remarks per point: on the case and on its session."""
     told: defaultdict[tuple[int, str], list[remarks_file.Annotation]] = defaultdict(list)
     for one in remarks_file.read_annotations(site.roots):
@@ -179,18 +183,18 @@ def history_csv(request: Request) -> Response:
     site, wanted = site_of(request), asked(request, series.HistoryFilter)
     with site.reader.reading() as database:
         if wanted.case:
-            return _samples(site, database, wanted)
+            return _case_csv(site, database, wanted)
         if not wanted.suite:
             raise UsageError("case or suite required")
         found = suite_history.read_suite(
             database, wanted.suite, wanted.flow, wanted.board, wanted.runtime, wanted.place
         )
-    remarks = _remarks(site, [one.session for one in found.samples], "")
+    remarks = _find_remarks(site, [one.session for one in found.samples], "")
     rows = [
         (
-            *_where(one.session),
+            *_session_columns(one.session),
             *(one.session.verdict, one.rate, one.session.failing, one.session.cases, one.device_ns),
-            *("; ".join(one.session.boards), _told(remarks, index)),
+            *("; ".join(one.session.boards), _join_remarks(remarks, index)),
         )
         for index, one in reversed(list(enumerate(found.samples)))
     ]
@@ -198,15 +202,23 @@ def history_csv(request: Request) -> Response:
     return csv_rows(f"history of {wanted.suite}", (*_WHERE, *columns), rows)
 
 
-def _samples(site: Site, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
+def _case_csv(site: WebSite, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
     measure = series.measure_of(wanted)
     choices = series.identities(database, wanted)
     if not choices:
         raise UsageError(f"case {wanted.case!r} not found with that kind, suite, flow, runtime, board and model")
     found = series.read_series(database, wanted.case, choices[0][0], measure)
-    remarks, steps = _remarks(site, found.points, wanted.case), {one.index for one in found.steps}
+    remarks, steps = _find_remarks(site, found.points, wanted.case), {one.index for one in found.steps}
     rows = [
-        (*_where(one), one.outcome, one.value, index in steps, one.iterations, one.compilers, _told(remarks, index))
+        (
+            *_session_columns(one),
+            one.outcome,
+            one.value,
+            index in steps,
+            one.iterations,
+            one.compilers,
+            _join_remarks(remarks, index),
+        )
         for index, one in reversed(list(enumerate(found.points)))
     ]
     columns = ("outcome", measure.column, "level_begins", "iterations", "compilers", "remarks")
@@ -216,11 +228,11 @@ def _samples(site: Site, database: sqlite3.Connection, wanted: series.HistoryFil
 _WHERE = ("session", "root", "begun", "branch", "commit")
 
 
-def _where(one: Any) -> tuple[Any, ...]:
+def _session_columns(one: Any) -> tuple[Any, ...]:
     return (one.id, one.root, when(one.created), one.branch, one.commit)
 
 
-def _told(remarks: Mapping[int, Sequence[remarks_file.Annotation]], index: int) -> str:
+def _join_remarks(remarks: Mapping[int, Sequence[remarks_file.Annotation]], index: int) -> str:
     return "; ".join(one.text for one in remarks.get(index, ()))
 
 

@@ -52,17 +52,17 @@ def viewer_hint() -> str:
 def viewer(request: Request) -> Response:
     """Return the page around the UI, which loads the trace in the query."""
     perfetto_files()
-    return _sent(request, VIEWER)
+    return _send_viewer_file(request, VIEWER)
 
 
 @router.get(f"{PATH}ui/{{name:path}}")
 def ui(request: Request, name: str) -> Response:
     """Return a file of the UI."""
-    path = _files().get(name)
+    path = _viewer_files().get(name)
     if path is None:
         raise HTTPException(404, "file not found")
     # The URL does not contain the UI's version, so limit the cache time.
-    return _sent(request, path, {"cache-control": "private, max-age=600"})
+    return _send_viewer_file(request, path, {"cache-control": "private, max-age=600"})
 
 
 @router.get(f"{PATH}trace")
@@ -75,7 +75,7 @@ def trace(request: Request) -> Response:
     else:
         one = find_profile(site.roots, asked.get("profile", ""))
         path, title = trace_file(site.roots, one), one.name
-    return _stream(path, {"x-title": quote(title)})
+    return _stream_file(path, {"x-title": quote(title)})
 
 
 def comparison(roots: Sequence[Path], a: StoredProfile, b: StoredProfile) -> Path:
@@ -94,22 +94,22 @@ def comparison(roots: Sequence[Path], a: StoredProfile, b: StoredProfile) -> Pat
 
 
 @cache
-def _files() -> Mapping[str, Path]:
+def _viewer_files() -> Mapping[str, Path]:
     return files_of(perfetto_files())
 
 
-def _sent(request: Request, path: Path, headers: Mapping[str, str] | None = None) -> Response:
-    policy = viewer_policy(path, _own(request))
-    return _stream(path, {"content-security-policy": policy, **(headers or {})})
+def _send_viewer_file(request: Request, path: Path, headers: Mapping[str, str] | None = None) -> Response:
+    policy = viewer_policy(path, _policy_source(request))
+    return _stream_file(path, {"content-security-policy": policy, **(headers or {})})
 
 
-def _own(request: Request) -> str:
+def _policy_source(request: Request) -> str:
     """Return the UI's path as a policy source, or the whole server if the host cannot have a path."""
     host = request.headers.get("host", "")
     return f"{host}{PATH}" if _HOST.fullmatch(host) else "'self'"
 
 
-def _stream(path: Path, headers: Mapping[str, str]) -> Response:
+def _stream_file(path: Path, headers: Mapping[str, str]) -> Response:
     try:
         file = open_file(path)
     except OSError as error:
@@ -127,14 +127,14 @@ class _OpenFile(StreamingResponse):
         self._file = file
         length = os.fstat(file.fileno()).st_size
         headers = {"content-length": str(length), **headers}
-        super().__init__(_pieces(file, length), media_type=media_type, headers=headers)
+        super().__init__(_read_chunks(file, length), media_type=media_type, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._file:
             await super().__call__(scope, receive, send)
 
 
-def _pieces(file: BinaryIO, left: int) -> Iterator[bytes]:
+def _read_chunks(file: BinaryIO, left: int) -> Iterator[bytes]:
     while left > 0 and (piece := file.read(min(left, _CHUNK))):
         left -= len(piece)
         yield piece

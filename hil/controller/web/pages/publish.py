@@ -25,7 +25,9 @@ AT_A_TIME = 4
 @router.post("/missing")
 async def missing(request: Request) -> Response:
     """Return which of the given digests are missing, with the number of bytes already received."""
-    return await _answered(request, lambda body: {"missing": store_of(request).missing(sizes_of(read_request(body)))})
+    return await _run_authorized(
+        request, lambda body: {"missing": store_of(request).missing(sizes_of(read_request(body)))}
+    )
 
 
 @router.put("/blobs/{digest}")
@@ -33,10 +35,10 @@ async def blob(request: Request, digest: str) -> Response:
     """Append a piece to an upload."""
 
     def put(body: bytes) -> dict[str, Any]:
-        offset, size = (_number(request.query_params.get(name, "")) for name in ("offset", "size"))
+        offset, size = (_parse_number(request.query_params.get(name, "")) for name in ("offset", "size"))
         return {"have": store_of(request).put(digest, offset, size, body)}
 
-    return await _answered(request, put)
+    return await _run_authorized(request, put)
 
 
 @router.post("/sessions")
@@ -50,7 +52,7 @@ async def sessions(request: Request) -> Response:
         links = (link_of(said(stored.folder.relative_to(root).as_posix()), number) for number, root in found)
         return {"id": stored.folder.name, "new": stored.new, "url": f"/session?{next(links, '')}"}
 
-    return await _answered(request, finish)
+    return await _run_authorized(request, finish)
 
 
 def store_of(request: Request) -> PublishedStore:
@@ -59,13 +61,13 @@ def store_of(request: Request) -> PublishedStore:
     return store
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     if not (text.isdecimal() and len(text) < 16):
         raise Refused(400, "offset and size required")
     return int(text)
 
 
-async def _answered(request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
+async def _run_authorized(request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
     """Run ``work`` and return the result or the error as JSON. Checks the token, in addition to the guard."""
     if not getattr(request.state, "may_change", False):
         return JSONResponse({"error": "server token required to publish", "hint": ""}, 403)

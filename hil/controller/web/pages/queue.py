@@ -17,7 +17,7 @@ from hil.controller.farm.turns import with_turns
 from hil.controller.web.farm_charts import SPANS, Chart, no_chart, span_of, wait_chart
 from hil.controller.web.farm_view import FarmView, away_page, farm_page, form_of, is_update, view_of
 from hil.controller.web.pages.farm_events import printed
-from hil.controller.web.sessions import Session, find_session
+from hil.controller.web.sessions import IndexedSession, find_session
 from hil.controller.web.site import is_saved, number_of, rows_of, site_of
 from hil.errors import FarmUnreachable, UsageError
 
@@ -94,12 +94,12 @@ def job(request: Request) -> Response:
     submission, _ = parse_job(name)
     try:
         jobs = jobs_of(farm, name)
-        values = _details(farm, name, jobs, rows_of(request, _CASES))
+        values = _fetch_details(farm, name, jobs, rows_of(request, _CASES))
         # A saved page cannot follow the log.
         values["printed"] = printed(farm, name) if is_saved(request) else ""
     except FarmUnreachable as error:
         return away_page(request, error)
-    values["session"] = _session(request, str(submission), name, jobs)
+    values["session"] = _find_result_session(request, str(submission), name, jobs)
     return farm_page(request, "job.html", {**values, "name": name, "farm": farm})
 
 
@@ -110,7 +110,7 @@ def jobs_of(farm: FarmView, name: str) -> list[Mapping[str, Any]]:
     return jobs if len(jobs) > 1 else [farm.ask("job", name=name)]
 
 
-def _details(farm: FarmView, name: str, jobs: list[Mapping[str, Any]], most: int) -> dict[str, Any]:
+def _fetch_details(farm: FarmView, name: str, jobs: list[Mapping[str, Any]], most: int) -> dict[str, Any]:
     """Return the details of a job: queue position, events, current outcomes of cases."""
     events = farm.ask("events", job=name)
     if (whole := name.partition(".")[0]) != name:
@@ -120,7 +120,9 @@ def _details(farm: FarmView, name: str, jobs: list[Mapping[str, Any]], most: int
     return {**found, "jobs": with_turns(farm.ask, jobs), "events": events[::-1], "live": live}
 
 
-def _session(request: Request, submission: str, name: str, jobs: list[Mapping[str, Any]]) -> Session | None:
+def _find_result_session(
+    request: Request, submission: str, name: str, jobs: list[Mapping[str, Any]]
+) -> IndexedSession | None:
     """Return the stored session with a job's results, or None if it does not exist (yet)."""
     site, farm = site_of(request), view_of(request).link
     if farm.runs is None or farm.runs not in site.roots:

@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from hil.controller.storage.runs import safe_name
-from hil.controller.web.inner import Answer, ask, is_ours
+from hil.controller.web.inner import InnerResponse, ask, is_ours
 from hil.controller.web.saving import needs_of, one_file
 from hil.controller.web.templating import size
 from hil.errors import UsageError
@@ -53,7 +53,7 @@ async def saved_page(request: Request, address: str) -> str:
     if page.status != 200:
         raise UsageError(f"cannot save {address[:200]!r}: open it to see the error")
     text = page.body.decode()
-    needs, held = await run_in_threadpool(needs_of, text), _Held(len(page.body))
+    needs, held = await run_in_threadpool(needs_of, text), _SavedResources(len(page.body))
     for asset in needs.assets:
         held.put(asset, await ask(request, asset, types=_ASSETS, most=MOST_BYTES), 1)
     for one in {**needs.images, **needs.data}:
@@ -62,11 +62,11 @@ async def saved_page(request: Request, address: str) -> str:
 
 
 @dataclass
-class _Held:
+class _SavedResources:
     """Embedded resources of a saved page, within the size limit."""
 
     bytes: int
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, InnerResponse] = field(default_factory=dict)
     too_long: int = 0
     refused: int = 0
 
@@ -74,7 +74,7 @@ class _Held:
     def room(self) -> int:
         return max(0, MOST_BYTES - self.bytes)
 
-    def put(self, address: str, answer: Answer | None, grows: float) -> None:
+    def put(self, address: str, answer: InnerResponse | None, grows: float) -> None:
         if answer is not None and answer.status != 200:
             self.refused += 1
         elif answer is None or len(answer.body) * grows > self.room:

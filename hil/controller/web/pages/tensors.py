@@ -19,8 +19,8 @@ from hil.controller.web.site import number_of, site_of
 from hil.controller.web.tensor_cells import told
 from hil.controller.web.tensor_charts import HEIGHT, WIDTH, histogram, scatter_picture
 from hil.controller.web.tensor_query import TensorQuery, query_of
-from hil.controller.web.tensor_view import TEXTS, Shown
-from hil.controller.web.tensors import Side, Subject, UnknownDtype, find_subject, kept_of
+from hil.controller.web.tensor_view import TEXTS, TensorView
+from hil.controller.web.tensors import TensorSide, TensorSubject, UnknownDtype, find_subject, kept_of
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -40,7 +40,7 @@ def tensors(request: Request) -> Response:
     if getattr(request.state, "saved", False):
         now = "all"  # a saved page cannot request parts later
     try:
-        shown = Shown.of(query, subject, now)
+        shown = TensorView.of(query, subject, now)
         shown.window  # noqa: B018 - a slice that is not there is told before anything is drawn
     except UnknownDtype as unknown:
         if not unknown.choices:
@@ -56,7 +56,7 @@ def cell(request: Request) -> Response:
     """Return the text for a map cell as JSON."""
     query = query_of(request)
     _, _, subjects = found_of(request, query)
-    shown = Shown.of(query, find_subject(subjects, query.kind, query.output, query.beside))
+    shown = TensorView.of(query, find_subject(subjects, query.kind, query.output, query.beside))
     row, column = number_of(request, "row"), number_of(request, "column")
     found = told(shown, row, column)
     index = found["index"]
@@ -64,7 +64,7 @@ def cell(request: Request) -> Response:
     return JSONResponse({**found, "near": f"/tensors?{near}" if near else ""})
 
 
-def found_of(request: Request, query: TensorQuery) -> tuple[sessions.Session | None, Any, list[Subject]]:
+def found_of(request: Request, query: TensorQuery) -> tuple[sessions.IndexedSession | None, Any, list[TensorSubject]]:
     """Return the session, the case and the tensors. For `hil web diff`, return only the two files."""
     if not query.id:
         pair = getattr(request.app.state, "pair", None)
@@ -82,9 +82,12 @@ def found_of(request: Request, query: TensorQuery) -> tuple[sessions.Session | N
     return session, case, list(kept.subjects)
 
 
-def pair_of(a: Path, b: Path) -> Subject:
+def pair_of(a: Path, b: Path) -> TensorSubject:
     """Return the subject for two files. The second is the reference."""
     titles = [said(one) for one in ((a.name, b.name) if a.name != b.name else (str(a), str(b)))]
-    return Subject(
-        "files", said(a.name), [Side(title, path) for title, path in zip(titles, (a, b), strict=True)], said(str(b))
+    return TensorSubject(
+        "files",
+        said(a.name),
+        [TensorSide(title, path) for title, path in zip(titles, (a, b), strict=True)],
+        said(str(b)),
     )

@@ -30,7 +30,7 @@ from hil.controller.web.profiles import (
     trace_file,
 )
 from hil.controller.web.records import read_detail
-from hil.controller.web.site import Site, asked, number_of, rows_of, site_of
+from hil.controller.web.site import WebSite, asked, number_of, rows_of, site_of
 from hil.controller.web.templating import when
 from hil.errors import UsageError
 
@@ -63,13 +63,13 @@ def trace(request: Request) -> Response:
     """Show a profile, ``?profile=KEY`` or ``?id=...&case=...&kind=run``, or compare two, ``?a=KEY&b=KEY``."""
     query = request.query_params
     if query.get("a") or query.get("b"):
-        return _two(request)
+        return _render_comparison(request)
     if query.get("profile"):
-        return _one(request, find_profile(site_of(request).roots, query["profile"]), "")
-    return _of_case(request)
+        return _render_profile(request, find_profile(site_of(request).roots, query["profile"]), "")
+    return _render_case_profile(request)
 
 
-def _of_case(request: Request) -> Response:
+def _render_case_profile(request: Request) -> Response:
     site, query = site_of(request), request.query_params
     with site.reader.reading() as database:
         session = sessions.find_session(database, query.get("id", ""), number_of(request, "root"))
@@ -82,21 +82,21 @@ def _of_case(request: Request) -> Response:
         raise UsageError(f"{row['name']} has no {f'{wanted} ' if wanted else ''}profile", hint=hint)
     if not profile.key:
         raise UsageError("cannot show this profile", hint=how_to_show(profile))
-    return _one(request, profile, said(Path(session.folder).name))
+    return _render_profile(request, profile, said(Path(session.folder).name))
 
 
-def _one(request: Request, profile: StoredProfile, run: str) -> Response:
+def _render_profile(request: Request, profile: StoredProfile, run: str) -> Response:
     """Show a profile.
 
     Args:
         run: expected session of the profile; "" accepts any.
     """
-    site, wanted = site_of(request), asked(request, operations.TableAsked)
+    site, wanted = site_of(request), asked(request, operations.TableQuery)
     common: dict[str, Any] = {
         "profile": profile,
         "asked": wanted,
         "fixed": f"{urlencode({'profile': profile.key})}&",
-        "line": _line(site, {"profile": profile.key}, [profile]),
+        "line": _make_time_line(site, {"profile": profile.key}, [profile]),
     }
     if profile.kind == "trace":
         return site.page(request, "trace_only.html", **common)
@@ -122,9 +122,9 @@ def _one(request: Request, profile: StoredProfile, run: str) -> Response:
     )
 
 
-def _two(request: Request) -> Response:
-    site, wanted = site_of(request), asked(request, operations.TableAsked)
-    a, b = _both(site, request.query_params)
+def _render_comparison(request: Request) -> Response:
+    site, wanted = site_of(request), asked(request, operations.TableQuery)
+    a, b = _find_profile_pair(site, request.query_params)
     keys = {"a": a.key, "b": b.key}
     heads = [open_profile(site.roots, one) for one in (a, b)]
     diff = operations.diff_of(a.folder, b.folder)
@@ -139,11 +139,11 @@ def _two(request: Request) -> Response:
         found=operations.page_of_diffs(diff.ops, wanted, rows_of(request, operations.PAGE_ROWS)),
         fixed=f"{urlencode(keys)}&",
         swapped=urlencode({"a": b.key, "b": a.key}),
-        line=_line(site, keys, []),
+        line=_make_time_line(site, keys, []),
     )
 
 
-def _both(site: Site, query: Mapping[str, str]) -> tuple[StoredProfile, StoredProfile]:
+def _find_profile_pair(site: WebSite, query: Mapping[str, str]) -> tuple[StoredProfile, StoredProfile]:
     """Return the two requested profiles. Raises UsageError if one is missing or is not from a run."""
     keys = [query.get(name, "") for name in ("a", "b")]
     if not all(keys):
@@ -155,7 +155,7 @@ def _both(site: Site, query: Mapping[str, str]) -> tuple[StoredProfile, StoredPr
     return a, b
 
 
-def _line(site: Site, query: dict[str, str], profiles: Sequence[StoredProfile]) -> TimeLine:
+def _make_time_line(site: WebSite, query: dict[str, str], profiles: Sequence[StoredProfile]) -> TimeLine:
     """Return the frame for a trace. The merged trace of two profiles is created when the frame requests it."""
     try:
         size = sum(trace_file(site.roots, one).stat().st_size for one in profiles)
@@ -188,15 +188,15 @@ _DIFF = (
 @router.get("/trace.csv")
 def trace_csv(request: Request) -> Response:
     """Return the operations of one or two profiles in the requested order. Raises the same errors as the page."""
-    site, wanted, query = site_of(request), asked(request, operations.TableAsked), request.query_params
+    site, wanted, query = site_of(request), asked(request, operations.TableQuery), request.query_params
     if query.get("a") or query.get("b"):
-        a, b = _both(site, query)
+        a, b = _find_profile_pair(site, query)
         for one in (a, b):
             open_profile(site.roots, one)
         diff = operations.diff_of(a.folder, b.folder)
         sums = [diff.timed] if diff.incomparable else [diff.timed, diff.total]
         changes = operations.page_of_diffs(diff.ops, wanted, MOST_ROWS + 1).rows
-        return csv_rows(f"{a.name} and {b.name}", _DIFF, [_change(one) for one in (*sums, *changes)])
+        return csv_rows(f"{a.name} and {b.name}", _DIFF, [_change_row(one) for one in (*sums, *changes)])
     profile = find_profile(site.roots, query.get("profile", ""))
     if profile.kind != "run":
         raise UsageError(f"operations unavailable: {profile.name} is not a profile of a run")
@@ -205,7 +205,7 @@ def trace_csv(request: Request) -> Response:
     return csv_rows(profile.name, _TOTAL, [[getattr(one, name) for name in _TOTAL] for one in found])
 
 
-def _change(one: OpDiff) -> tuple[Any, ...]:
+def _change_row(one: OpDiff) -> tuple[Any, ...]:
     times = [(cost.p50_ns, cost.share) if cost else (None, None) for cost in (one.a, one.b)]
     (a, of_a), (b, of_b) = times
     return (one.name, one.kind, one.change, a, b, of_a, of_b, one.change_ns, one.ratio, one.low, one.high)

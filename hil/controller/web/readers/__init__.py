@@ -49,14 +49,14 @@ def read_session(folder: Path, record: str, session_id: str) -> tuple[SessionEnt
         document = read_document(path)
     except (OSError, ValueError) as error:
         reason = text(f"{record} cannot be read: {error}")
-        return SessionEntry(session_id, "damaged", said(folder.name), _changed(path), error=reason), []
+        return SessionEntry(session_id, "damaged", said(folder.name), _modified_time(path), error=reason), []
     if record == TRACE and not is_trace(document):
         return None
-    session, cases = _read(session_id, folder, record, document)
-    return (session if session.created is not None else replace(session, created=_changed(path))), cases
+    session, cases = _read_record(session_id, folder, record, document)
+    return (session if session.created is not None else replace(session, created=_modified_time(path))), cases
 
 
-def _read(
+def _read_record(
     session_id: str, folder: Path, record: str, document: Mapping[str, Any]
 ) -> tuple[SessionEntry, list[CaseEntry]]:
     kind = RECORDS[record]
@@ -70,7 +70,7 @@ def _read(
     return readers[kind](session_id, folder, document)
 
 
-def _changed(path: Path) -> float | None:
+def _modified_time(path: Path) -> float | None:
     """Return the modification time of a file, which replaces a missing time in the record."""
     try:
         return path.stat().st_mtime

@@ -82,7 +82,7 @@ def statistics(outputs: Any) -> dict[str, Any]:
         OutputEntry(text(one.get("name")), real(one.get("max_abs")), real(one.get("sqnr_db"))) for one in found
     )
     return {
-        **{one.key: _worst(found, one) for one in STATISTICS if one.key in _SHOWN},
+        **{one.key: _worst_value(found, one) for one in STATISTICS if one.key in _SHOWN},
         "output": several[0].name if len(several) == 1 else "",
         "outputs": several if len(several) > 1 else (),
     }
@@ -91,7 +91,7 @@ def statistics(outputs: Any) -> dict[str, Any]:
 _SHOWN = ("max_abs", "max_ulp", "sqnr_db")
 
 
-def _worst(outputs: Sequence[Mapping[str, Any]], statistic: Statistic) -> float | None:
+def _worst_value(outputs: Sequence[Mapping[str, Any]], statistic: Statistic) -> float | None:
     values = [value for one in outputs if (value := real(one.get(statistic.key))) is not None]
     # Ignore NaN, which has no order, unless all values are NaN.
     numbers = [value for value in values if not math.isnan(value)]

@@ -28,8 +28,8 @@ Found = tuple[SessionEntry, list[CaseEntry]]
 def read_run(session_id: str, folder: Path, document: Mapping[str, Any]) -> Found:
     """Read a run of models, of a bundle or of a trace."""
     found = mappings(document.get("cases"))
-    cases = _run_cases(document)
-    return _session(session_id, "run", folder, document, cases, found), cases
+    cases = _read_run_cases(document)
+    return _make_session(session_id, "run", folder, document, cases, found), cases
 
 
 def read_bench(session_id: str, folder: Path, document: Mapping[str, Any]) -> Found:
@@ -38,15 +38,15 @@ def read_bench(session_id: str, folder: Path, document: Mapping[str, Any]) -> Fo
         run = read_document(folder / RECORD)
     except (OSError, ValueError):
         run = {}
-    known = {case.name: case for case in _run_cases(run)}
+    known = {case.name: case for case in _read_run_cases(run)}
     cases: list[CaseEntry] = []
     for number, side in enumerate(mappings(document.get("sides"))):
         name = side_name(side, {case.name for case in cases})
-        cases.append(_side_case(side, number, name, known.get(text(side.get("name")))))
+        cases.append(_read_side_case(side, number, name, known.get(text(side.get("name")))))
     # While the first side compiles, the bench does not list sides yet.
     cases = cases or list(known.values())
     merged = {**run, **document}
-    return _session(session_id, "bench", folder, merged, cases, mappings(run.get("cases"))), cases
+    return _make_session(session_id, "bench", folder, merged, cases, mappings(run.get("cases"))), cases
 
 
 def side_name(side: Mapping[str, Any], taken: set[str]) -> str:
@@ -55,7 +55,7 @@ def side_name(side: Mapping[str, Any], taken: set[str]) -> str:
     return f"{name} {text(side.get('label'))}".strip() if name in taken else name
 
 
-def _session(
+def _make_session(
     session_id: str,
     kind: str,
     folder: Path,
@@ -73,13 +73,13 @@ def _session(
         runtimes=texts([case.runtime for case in cases]),
         compilers=texts([mapping(one.get("artifact")).get("compiler") for one in records]),
         models=texts(models),
-        versions=_versions(document),
+        versions=_read_versions(document),
         digests=digests((one.get("name"), mapping(one.get("model")).get("digest")) for one in records),
         planned=max(len(listed(mapping(document.get("request")).get("models"))), len(cases)),
     )
 
 
-def _versions(document: Mapping[str, Any]) -> dict[str, str]:
+def _read_versions(document: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions of the agent and runtimes that the board reported."""
     info = mapping(mapping(document.get("board")).get("info"))
     found = {"agent": text(info.get("agent_version"))}
@@ -88,12 +88,12 @@ def _versions(document: Mapping[str, Any]) -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def _run_cases(document: Mapping[str, Any]) -> list[CaseEntry]:
+def _read_run_cases(document: Mapping[str, Any]) -> list[CaseEntry]:
     board, created = text(mapping(document.get("board")).get("name")), real(document.get("created"))
-    return [_run_case(one, number, board, created) for number, one in enumerate(mappings(document.get("cases")))]
+    return [_read_run_case(one, number, board, created) for number, one in enumerate(mappings(document.get("cases")))]
 
 
-def _run_case(record: Mapping[str, Any], number: int, board: str, created: float | None) -> CaseEntry:
+def _read_run_case(record: Mapping[str, Any], number: int, board: str, created: float | None) -> CaseEntry:
     device, artifact = mapping(record.get("device")), mapping(record.get("artifact"))
     # The first reference determines the verdict.
     verdict = next(iter(mappings(record.get("verdicts"))), {})
@@ -118,7 +118,7 @@ def _run_case(record: Mapping[str, Any], number: int, board: str, created: float
     )
 
 
-def _side_case(side: Mapping[str, Any], number: int, name: str, known: CaseEntry | None) -> CaseEntry:
+def _read_side_case(side: Mapping[str, Any], number: int, name: str, known: CaseEntry | None) -> CaseEntry:
     measured = mapping(side.get("times"))
     return replace(
         known or CaseEntry(name, number),

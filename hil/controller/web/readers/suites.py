@@ -66,18 +66,18 @@ def read_lines(path: Path, start: int, first_number: int) -> Iterator[tuple[Case
         while line := file.readline(MOST_LINE):
             entry = None
             if not line.endswith(b"\n"):
-                length = _rest(file)
+                length = _skip_line(file)
                 if length is None:
                     return
                 length += len(line)
             else:
-                entry, length = _line_case(line, number, place), len(line)
+                entry, length = _parse_case(line, number, place), len(line)
             place += length
             number += 1
             yield entry, place
 
 
-def _rest(file: BinaryIO) -> int | None:
+def _skip_line(file: BinaryIO) -> int | None:
     """Return the length of the rest of an oversized line, or None if the line is incomplete."""
     length = 0
     while part := file.readline(MOST_LINE):
@@ -87,7 +87,7 @@ def _rest(file: BinaryIO) -> int | None:
     return None
 
 
-def _line_case(line: bytes, number: int, place: int) -> CaseEntry | None:
+def _parse_case(line: bytes, number: int, place: int) -> CaseEntry | None:
     try:
         record = parse_json(line)
     except ValueError:

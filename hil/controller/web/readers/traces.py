@@ -98,7 +98,7 @@ def read_trace(session_id: str, folder: Path, document: Mapping[str, Any]) -> tu
         session_id,
         "trace",
         text(f"{module}.{name}"),
-        **{**common(document), "command": text(document.get("command")) or _again(folder, runtimes)},
+        **{**common(document), "command": text(document.get("command")) or _repeat_command(folder, runtimes)},
         boards=texts([backend]),
         runtimes=runtimes,
         models=texts([module]),
@@ -110,6 +110,6 @@ def read_trace(session_id: str, folder: Path, document: Mapping[str, Any]) -> tu
     return session, cases
 
 
-def _again(folder: Path, runtimes: Sequence[str]) -> str:
+def _repeat_command(folder: Path, runtimes: Sequence[str]) -> str:
     """Return the command that repeats a trace without a recorded command. Only calls of programs can be repeated."""
     return command_text(["hil", "trace", "run", str(folder)]) if runtimes else ""

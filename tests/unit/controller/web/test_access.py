@@ -89,7 +89,7 @@ def test_only_changes_require_token_without_farm(tmp_path: Path) -> None:
 
 
 def test_farm_view_rejects_request_without_token(shown: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security.Access, "is_open", property(lambda self: True))
+    monkeypatch.setattr(security.AccessRules, "is_open", property(lambda self: True))
     for path in FARM.split():
         answer = shown.get(path, params={"name": "1"})
         assert answer.status_code in (403, 404), path

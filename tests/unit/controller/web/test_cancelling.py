@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.web.cached import Results
-from hil.controller.web.index import Reader, Writer
+from hil.controller.web.index import IndexReader, IndexWriter
 from hil.core.cancellation import WorkCancelled, cancelled_by
 
 
@@ -18,10 +18,10 @@ def test_database_query_stops_when_cancelled(tmp_path: Path) -> None:
     flag = threading.Event()
     threading.Timer(0.2, flag.set).start()
     with (
-        Writer(tmp_path / "index.sqlite"),
+        IndexWriter(tmp_path / "index.sqlite"),
         cancelled_by(flag),
         pytest.raises(sqlite3.OperationalError, match="interrupted"),
-        Reader(tmp_path / "index.sqlite").reading() as database,
+        IndexReader(tmp_path / "index.sqlite").reading() as database,
     ):
         database.execute(endless).fetchall()
 

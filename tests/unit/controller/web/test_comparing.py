@@ -14,9 +14,9 @@ from support.web import asking, write_record, write_run, write_suite
 from hil.controller.analysis.bench.stats import DEFAULT_EFFECT, compare_samples
 from hil.controller.web import side_cases
 from hil.controller.web.comparing import MOVES, NOTHING, SAME, compare_sides
-from hil.controller.web.index import Reader, Writer
+from hil.controller.web.index import IndexReader, IndexWriter
 from hil.controller.web.indexer import Indexer
-from hil.controller.web.sides import Side, baseline_of, choose_side, session_of
+from hil.controller.web.sides import ComparedSide, baseline_of, choose_side, session_of
 from hil.controller.workloads.suites.reports.changes import Numbers, changes
 from hil.controller.workloads.suites.reports.diff import diff_runs
 from hil.errors import UsageError
@@ -27,9 +27,9 @@ def compared(tmp_path):
     """Compare sessions below ``tmp_path/runs`` by their ids."""
 
     def compare(a, b, only_a=None, only_b=None):
-        with Writer(tmp_path / "index.sqlite") as writer:
+        with IndexWriter(tmp_path / "index.sqlite") as writer:
             Indexer(writer, [tmp_path / "runs"]).look()
-        with Reader(tmp_path / "index.sqlite").reading() as database:
+        with IndexReader(tmp_path / "index.sqlite").reading() as database:
             sides = [choose_side(database, ids, only or {}) for ids, only in ((a, only_a), (b, only_b))]
             return compare_sides(database, *sides)
 
@@ -251,9 +251,9 @@ def test_filter_selects_sessions_of_side(tmp_path, compared):
 def test_baseline_selects_previous_session_of_same_kind(tmp_path):
     for number, (name, flow) in enumerate([("a", "iree"), ("b", "tflite"), ("c", "iree"), ("d", "iree")]):
         suite_run(tmp_path / "runs" / name, [case("c")], flow=flow, started=1e9 + number)
-    with Writer(tmp_path / "index.sqlite") as writer:
+    with IndexWriter(tmp_path / "index.sqlite") as writer:
         Indexer(writer, [tmp_path / "runs"]).look()
-    with Reader(tmp_path / "index.sqlite").reading() as database:
+    with IndexReader(tmp_path / "index.sqlite").reading() as database:
         told = {name: baseline_of(database, session_of(database, name)) for name in "abcd"}
     assert {name: one and one.id for name, one in told.items()} == {"a": None, "b": None, "c": "a", "d": "c"}
 
@@ -334,4 +334,4 @@ def test_compare_page_reports_changed_model_file(tmp_path):
 
 
 def test_side_name_describes_filter(tmp_path):
-    assert Side([], {"board": "x"}).name == "board x"
+    assert ComparedSide([], {"board": "x"}).name == "board x"

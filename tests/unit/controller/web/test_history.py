@@ -7,7 +7,7 @@ from support.web import asking, write_run, write_suite
 
 from hil.controller.analysis.steps import find_steps
 from hil.controller.web.charts import case_chart
-from hil.controller.web.index import Reader, Writer
+from hil.controller.web.index import IndexReader, IndexWriter
 from hil.controller.web.indexer import Indexer
 from hil.controller.web.regressions import RegressionFilter, list_regressions, since_of
 from hil.controller.web.remarks import NAME, annotate, correct, read_annotations
@@ -40,11 +40,11 @@ def database(tmp_path):
     runs = tmp_path / "runs"
     nightly(runs)
     nightly(runs, 3, name="other", board="rpi5")
-    with Writer(tmp_path / "index.sqlite") as writer:
+    with IndexWriter(tmp_path / "index.sqlite") as writer:
         indexer = Indexer(writer, [runs])
         indexer.look()
         indexer.look()
-    with Reader(tmp_path / "index.sqlite").reading() as found:
+    with IndexReader(tmp_path / "index.sqlite").reading() as found:
         yield found
 
 
@@ -120,10 +120,10 @@ def test_regressions_mark_fixed_and_drop_deleted_cases(tmp_path):
     runs = tmp_path / "runs"
     for number, outcome in enumerate(["PASS", "FAIL", "SKIP", "PASS"]):
         write_suite(runs, f"s{number}", [{"outcome": outcome}], started=1.7e9 + number)
-    with Writer(tmp_path / "index.sqlite") as writer:
+    with IndexWriter(tmp_path / "index.sqlite") as writer:
         indexer = Indexer(writer, [runs])
         indexer.look()
-        reader = Reader(tmp_path / "index.sqlite")
+        reader = IndexReader(tmp_path / "index.sqlite")
         with reader.reading() as database:
             (one,) = list_regressions(database, RegressionFilter(since="2020-01-01")).found
             assert (one.over, one.compare) == (True, "a=s0&b=s1")

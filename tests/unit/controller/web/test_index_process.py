@@ -10,14 +10,14 @@ import pytest
 from support.waiting import eventually
 from support.web import write_suite
 
-from hil.controller.web.index import Reader
+from hil.controller.web.index import IndexReader
 from hil.controller.web.index_process import IndexProcess
 from hil.controller.web.sessions import SessionFilter, list_sessions
 from hil.errors import StorageError
 
 
 def ids(index: Path) -> list[str]:
-    with Reader(index).reading() as database:
+    with IndexReader(index).reading() as database:
         return sorted(one.id for one in list_sessions(database, SessionFilter()).sessions)
 
 

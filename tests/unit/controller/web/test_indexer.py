@@ -15,7 +15,7 @@ import pytest
 from support.waiting import allowed_s, eventually
 
 from hil.controller.web import indexer
-from hil.controller.web.index import Reader, Writer
+from hil.controller.web.index import IndexReader, IndexWriter
 from hil.controller.web.indexer import Indexer
 from hil.controller.web.readers import read_session
 from hil.controller.web.sessions import CaseFilter, SessionFilter, find_session, list_cases, list_sessions
@@ -47,9 +47,9 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.root, self.index = folder / "runs", folder / "cache" / "index.sqlite"
         self.root.mkdir()
-        self.writer = Writer(self.index)
+        self.writer = IndexWriter(self.index)
         self.indexer = Indexer(self.writer, [self.root])
-        self.reader = Reader(self.index)
+        self.reader = IndexReader(self.index)
 
     def seen(self) -> dict[str, list[str]]:
         """Return the cases and outcomes of each session."""
@@ -212,7 +212,7 @@ def test_index_that_another_process_locks_is_not_deleted(desk: Desk) -> None:
 
 def test_indexer_runs_single_writer_with_takeover(desk: Desk) -> None:
     write_run(desk.root, "a")
-    with Writer(desk.index) as second:
+    with IndexWriter(desk.index) as second:
         other = Indexer(second, [desk.root])
         other.look()
         assert not second.take() and other.progress.first_done

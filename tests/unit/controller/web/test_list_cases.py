@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.web import write_suite
 
-from hil.controller.web.index import Reader, Writer
+from hil.controller.web.index import IndexReader, IndexWriter
 from hil.controller.web.indexer import Indexer
 from hil.controller.web.sessions import PAGE_ROWS, CaseFilter, CasePage, find_session, list_cases
 
@@ -32,9 +32,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Conne
     folder = tmp_path_factory.mktemp("index")
     write_suite(folder / "runs", "one", CASES)
     write_suite(folder / "runs", "other", CASES[:20])
-    with Writer(folder / "index.sqlite") as writer:
+    with IndexWriter(folder / "index.sqlite") as writer:
         Indexer(writer, [folder / "runs"]).look()
-    with Reader(folder / "index.sqlite").reading() as found:
+    with IndexReader(folder / "index.sqlite").reading() as found:
         yield found
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.shown_profile import example
 
 from hil.controller.analysis.profile.store import write_profile
-from hil.controller.web.operations import TableAsked, diff_of, page_of_diffs, page_of_totals, totals_of
+from hil.controller.web.operations import TableQuery, diff_of, page_of_diffs, page_of_totals, totals_of
 from hil.errors import UsageError
 
 
@@ -23,14 +23,14 @@ def test_operations_table_sorts_and_pages(folder):
     found = totals_of(folder / "monday", "node")
 
     def names(order: str, page: int = 1, rows: int = 10) -> list[str]:
-        return [one.name for one in page_of_totals(found, TableAsked(order=order, page=page), rows).rows]
+        return [one.name for one in page_of_totals(found, TableQuery(order=order, page=page), rows).rows]
 
     assert names("") == names("-time")[:2] + names("")[2:] == ["fc1, relu1", "fc2", "fc3", "(runtime)"]
     assert names("time")[-1] == "fc1, relu1"
     # The runtime's row has no estimate, so it is last in both orders.
     assert names("speed")[-1] == names("-speed")[-1] == "(runtime)"
     assert names("name") == sorted(names(""))
-    page = page_of_totals(found, TableAsked(page=9), 3)
+    page = page_of_totals(found, TableQuery(page=9), 3)
     assert (page.total, page.pages, [one.name for one in page.rows]) == (4, 2, ["(runtime)"])
     for wrong in ("nothing", "-", "__class__"):
         with pytest.raises(UsageError, match="invalid order"):
@@ -48,12 +48,12 @@ def test_operations_totals_follow_rewritten_profile(folder):
 
 def test_operations_diff_compares_profiles(folder):
     diff = diff_of(folder / "monday", folder / "tuesday")
-    rows = page_of_diffs(diff.ops, TableAsked(order="-b"), 2).rows
+    rows = page_of_diffs(diff.ops, TableQuery(order="-b"), 2).rows
     assert [(one.name, one.b.p50_ns) for one in rows] == [("fc1;relu1", 60_000), ("fc2", 40_000)]
 
 
 def test_table_query_omits_defaults():
-    asked = TableAsked(by="type", order="-time", page=3)
+    asked = TableQuery(by="type", order="-time", page=3)
     assert asked.query() == "by=type&order=-time"
     assert asked.query(page=2) == "by=type&order=-time&page=2"
-    assert TableAsked().query() == ""
+    assert TableQuery().query() == ""

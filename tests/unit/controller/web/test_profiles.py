@@ -10,7 +10,7 @@ from support.shown_profile import example
 
 from hil.controller.analysis.profile.store import write_profile
 from hil.controller.web import profiles
-from hil.controller.web.index import Reader, Writer
+from hil.controller.web.index import IndexReader, IndexWriter
 from hil.controller.web.indexer import Indexer
 from hil.controller.web.profiles import (
     file_of,
@@ -121,9 +121,9 @@ def test_list_profiles_sorts_newest_first_without_symlinks(root, tmp_path):
     (root / "loop").symlink_to(root)
     for number, name in enumerate(("both.pftrace.gz", "compiling/passes.csv", "tuesday/profile.json")):
         os.utime(root / name, (number, number))
-    with Writer(tmp_path / "index.sqlite") as writer:
+    with IndexWriter(tmp_path / "index.sqlite") as writer:
         Indexer(writer, [root]).look()
-    with Reader(tmp_path / "index.sqlite").reading() as database:
+    with IndexReader(tmp_path / "index.sqlite").reading() as database:
         listed, newest = (list_profiles(database, [root], most) for most in (9, 2))
         runs = list_profiles(database, [root], 9, kind="run", but="0/tuesday")
     assert [(one.key, one.kind) for one in listed.found] == [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.runs import RunStore
 from hil.controller.web.entries import CaseEntry, SessionEntry
-from hil.controller.web.index import Writer
+from hil.controller.web.index import IndexWriter
 from hil.controller.web.readers import RECORDS, read_lines, read_session
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.targets import Target
@@ -203,7 +203,7 @@ def test_readers_accept_any_document(record: str, document: Any, tmp_path: Path)
         return
     session, cases = found
     lines = [case for case, _ in read_lines(tmp_path / "s" / "results.jsonl", 0, 0) if case is not None]
-    with Writer(tmp_path / "index.sqlite") as writer:
+    with IndexWriter(tmp_path / "index.sqlite") as writer:
         writer.write(0, tmp_path, session, [*cases, *lines], stamp="")
 
 

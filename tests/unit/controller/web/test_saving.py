@@ -8,12 +8,12 @@ import html
 import json
 import re
 
-from hil.controller.web.inner import Answer
+from hil.controller.web.inner import InnerResponse
 from hil.controller.web.saving import needs_of, one_file
 
-STYLE = Answer(200, "text/css", b"p { color: red }")
-SCRIPT = Answer(200, "text/javascript", b'"use strict"; const end = "</script><!--";')
-PICTURE = Answer(200, "image/png", b"\x89PNG")
+STYLE = InnerResponse(200, "text/css", b"p { color: red }")
+SCRIPT = InnerResponse(200, "text/javascript", b'"use strict"; const end = "</script><!--";')
+PICTURE = InnerResponse(200, "image/png", b"\x89PNG")
 
 
 def page(body: str = "", head: str = "") -> str:
@@ -61,8 +61,8 @@ def test_saved_page_inlines_styles_and_scripts_with_policy():
 def test_saved_page_inlines_images_and_data_by_address():
     data = {"name": "</script><b>&", "values": [1.5]}
     text = page('<img alt="x" src="/p.png"><div data-src="/api/d?a=1&amp;b=2" data-src-raw="/api/raw"></div>')
-    raw = Answer(200, "application/octet-stream", b"\0\1\2")
-    json_answer = Answer(200, "application/json", json.dumps(data).encode())
+    raw = InnerResponse(200, "application/octet-stream", b"\0\1\2")
+    json_answer = InnerResponse(200, "application/json", json.dumps(data).encode())
     made = one_file(text, {"/p.png": PICTURE, "/api/d?a=1&b=2": json_answer, "/api/raw": raw})
     assert f'<img alt="x" src="data:image/png;base64,{base64.b64encode(PICTURE.body).decode()}">' in made
     (held,) = re.findall('<script type="application/json" data-url="/api/d\\?a=1&amp;b=2">(.*?)</script>', made)

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from support.web import asking, write_run
 
 from hil.controller.cli.web import web
-from hil.controller.web.security import COOKIE, HEADERS, MOST_BODY, Access
+from hil.controller.web.security import COOKIE, HEADERS, MOST_BODY, AccessRules
 from hil.controller.web.server import listener, reached_at
 from hil.errors import UsageError
 
@@ -108,7 +108,7 @@ def test_server_without_token_rejects_empty_tokens(root: Path) -> None:
         for given in ("", "x"):
             answer = client.post("/", headers={"authorization": f"Bearer {given}", "cookie": f"{COOKIE}={given}"})
             assert answer.status_code == 403
-    assert not Access("127.0.0.1").accepts("")
+    assert not AccessRules("127.0.0.1").accepts("")
 
 
 def test_token_in_address_sets_cookie_and_redirects(everybodys: TestClient) -> None:

@@ -19,7 +19,7 @@ from support.web_tensors import write_tensors
 
 from hil.controller.web import tensor_view
 from hil.controller.web.cached import Results
-from hil.controller.web.tensor_view import MOST_BYTES, Shown
+from hil.controller.web.tensor_view import MOST_BYTES, TensorView
 from hil.core.npy import save_npy
 from hil.core.tensors import DTYPES, dtype_of
 from hil.errors import UsageError
@@ -361,7 +361,7 @@ def test_shown_provides_page_numbers_in_python(tmp_path):
     a, b = np.ones((3, 4), np.float32), np.zeros((3, 4), np.float32)
     np.save(tmp_path / "a.npy", a)
     np.save(tmp_path / "b.npy", b)
-    shown = Shown.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "b.npy"))
+    shown = TensorView.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "b.npy"))
     assert shown.judgement().comparison.mismatches == 12
     assert [figure.name for figure in shown.errors()] == ["difference", "nonfinite"]
 
@@ -370,18 +370,18 @@ def test_shown_reloads_replaced_file(tmp_path):
     from hil.controller.web.pages.tensors import pair_of
     from hil.controller.web.tensor_query import TensorQuery
 
-    def write(array: np.ndarray) -> Shown:
+    def write(array: np.ndarray) -> TensorView:
         for name in ("a", "b"):
             np.save(tmp_path / "new.npy", array)
             (tmp_path / "new.npy").replace(tmp_path / f"{name}.npy")
-        return Shown.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "b.npy"))
+        return TensorView.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "b.npy"))
 
     before, after = write(np.ones((3, 4), np.float32)), write(np.ones((6, 2), np.float32))
     for shown, size in ((before, (3, 4)), (after, (6, 2)), (before, (3, 4))):
         assert [(one.rows, one.columns) for one in shown.values()] == [size] * 2
     (tmp_path / "a.npy").unlink()
     with pytest.raises(UsageError, match="no such file"):
-        Shown.of(TensorQuery(), after.subject)
+        TensorView.of(TensorQuery(), after.subject)
 
 
 def test_shown_rejects_file_during_write(tmp_path, monkeypatch):
@@ -392,7 +392,7 @@ def test_shown_rejects_file_during_write(tmp_path, monkeypatch):
     times = iter(range(1000))
     monkeypatch.setattr(tensor_view, "stamp_of", lambda path: next(times))
     with pytest.raises(UsageError, match="is being written"):
-        Shown.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "a.npy"))
+        TensorView.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "a.npy"))
 
 
 @pytest.mark.parametrize("recorded", [{}, {"name": 3, "tolerance": [], "mismatches": {}, "max_abs": "x", "reason": 4}])

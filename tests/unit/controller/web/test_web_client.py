@@ -18,7 +18,7 @@ from support.web import write_run
 
 from hil.controller.cli.publish import publish
 from hil.controller.web import web_client
-from hil.controller.web.publisher import Folder, Publisher, read_folder, session_folder
+from hil.controller.web.publisher import Publisher, SessionFolder, read_folder, session_folder
 from hil.errors import EXIT_BOARD, EXIT_USAGE, FarmUnreachable, HilError, UsageError
 
 LIMIT_S = 0.5
@@ -33,7 +33,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> SessionFolder:
     return read_folder(write_run(tmp_path, "one", [{"name": "model"}]))
 
 
@@ -124,7 +124,7 @@ def hangs_up(connection: socket.socket) -> None:
     request(connection)
 
 
-def malformed(address: str, folder: Folder) -> UsageError:
+def malformed(address: str, folder: SessionFolder) -> UsageError:
     """Publish to a server with malformed responses and return the error."""
     with (
         pytest.raises(UsageError, match="unexpected response from") as error,
@@ -153,7 +153,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-def test_publish_ends_without_progress(folder: Folder, what: str) -> None:
+def test_publish_ends_without_progress(folder: SessionFolder, what: str) -> None:
     with hostile(ENDLESS[what]) as address, Publisher(address, "t") as server:
         begun = time.monotonic()
         with pytest.raises(FarmUnreachable, match=r"is not responding: .+") as error:
@@ -187,7 +187,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("what", BODIES)
-def test_publish_reports_malformed_response_as_usage_error(folder: Folder, what: str) -> None:
+def test_publish_reports_malformed_response_as_usage_error(folder: SessionFolder, what: str) -> None:
     body = BODIES[what].replace(b"%s", folder.parcel.files[0].digest.encode())
     for headers in ((), ("Content-Encoding: gzip",), ("Content-Type: text/html", "Connection: close")):
         with hostile(answers(reply(body, "200 OK", *headers))) as address:
@@ -231,7 +231,7 @@ PUTS = {
 
 
 @pytest.mark.parametrize("what", PUTS)
-def test_publish_reports_malformed_response_to_piece(folder: Folder, what: str) -> None:
+def test_publish_reports_malformed_response_to_piece(folder: SessionFolder, what: str) -> None:
     put, kind = PUTS[what]
     talk = conversation(put, DONE)
     talk.digest = folder.parcel.files[0].digest  # type: ignore[attr-defined]
@@ -246,7 +246,7 @@ SESSIONS += [b'{"id": "one", "url": "/\\u001b[2J"}', b'{"id": "one", "url": "/%s
 
 
 @pytest.mark.parametrize("body", SESSIONS)
-def test_publish_reports_malformed_session_response(folder: Folder, body: bytes) -> None:
+def test_publish_reports_malformed_session_response(folder: SessionFolder, body: bytes) -> None:
     size = folder.parcel.files[0].size
     talk = conversation(reply(b'{"have": %d}' % size), reply(body))
     talk.digest = folder.parcel.files[0].digest  # type: ignore[attr-defined]
@@ -254,7 +254,7 @@ def test_publish_reports_malformed_session_response(folder: Folder, body: bytes)
         malformed(address, folder)
 
 
-def test_publish_stops_when_content_stays_missing(folder: Folder) -> None:
+def test_publish_stops_when_content_stays_missing(folder: SessionFolder) -> None:
     size = folder.parcel.files[0].size
     talk = conversation(reply(b'{"have": %d}' % size), reply(b'{"error": "gone", "missing": {}}', "409 Conflict"))
     talk.digest = folder.parcel.files[0].digest  # type: ignore[attr-defined]
@@ -293,7 +293,7 @@ def test_publish_command_exits_with_code(tmp_path: Path) -> None:
         *("http://\u202e", "http:///", "http://:80", "x", "", "http://%zz%", "http://a:99999"),
     ],
 )
-def test_publish_rejects_invalid_address(folder: Folder, address: str) -> None:
+def test_publish_rejects_invalid_address(folder: SessionFolder, address: str) -> None:
     with pytest.raises((UsageError, FarmUnreachable)):
         Publisher(address, "t", plain_http=True).publish(folder)
 
@@ -301,7 +301,7 @@ def test_publish_rejects_invalid_address(folder: Folder, address: str) -> None:
 @pytest.mark.parametrize(
     ("path", "encoded"), [("/a b", "/a%20b"), ("/\u00e9", "/%C3%A9"), ("/a\x00b", "/a%00b"), ("/%2e%2e", "/%2e%2e")]
 )
-def test_publish_encodes_path_of_address(folder: Folder, path: str, encoded: str) -> None:
+def test_publish_encodes_path_of_address(folder: SessionFolder, path: str, encoded: str) -> None:
     paths: list[str] = []
 
     def talk(connection: socket.socket) -> None:
