@@ -87,7 +87,7 @@ class BackendRows:
         for plugin in self._config.pluginmanager.get_plugins():
             if type(plugin).__name__ == "LogXML":
                 for row in rows:
-                    for part in _reports(report, row):
+                    for part in _make_reports(report, row):
                         plugin.pytest_runtest_logreport(part)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -96,7 +96,7 @@ class BackendRows:
             terminalreporter.write_line(visible(f"hil: {reason} ({len(tests)} trace{'s' if len(tests) > 1 else ''})"))
 
 
-def _reports(of: pytest.TestReport, row: dict[str, Any]) -> Iterator[pytest.TestReport]:
+def _make_reports(of: pytest.TestReport, row: dict[str, Any]) -> Iterator[pytest.TestReport]:
     longrepr: Any = {_PASSED: None, _FAILED: row["text"]}.get(row["outcome"], ("", 0, row["reason"]))
     name = f"{of.nodeid}[{row['id']}]"
     call = pytest.TestReport(name, of.location, {}, row["outcome"], longrepr, "call", duration=row["seconds"])

@@ -43,7 +43,7 @@ class BoardLocks:
         ticket.touch()
         try:
             while True:
-                if self._waiting()[:1] == [ticket.name]:
+                if self._list_tickets()[:1] == [ticket.name]:
                     for board in boards:
                         try:
                             self._locks[board].acquire(timeout=0)
@@ -60,13 +60,13 @@ class BoardLocks:
 
     def wanted(self) -> bool:
         """Return True if a process waits for a lock."""
-        return bool(self._waiting())
+        return bool(self._list_tickets())
 
-    def _waiting(self) -> list[str]:
+    def _list_tickets(self) -> list[str]:
         """Return the tickets of running processes, oldest first."""
         found = []
         for ticket in sorted(self._folder.glob("*.ticket")):
-            if _lives(int(ticket.stem.rpartition("-")[2])):
+            if _is_running(int(ticket.stem.rpartition("-")[2])):
                 found.append(ticket.name)
             else:
                 ticket.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def _file_name(text: str) -> str:
     return digest_of(text.encode()).partition(":")[2][:16]
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -133,14 +133,14 @@ class BoardLender:
             BoardError: the board is not available. The next call tries again.
         """
         with self._mutex:
-            session = self._session or self._take()
+            session = self._session or self._take_board()
             self._users += 1
         try:
             yield session
         finally:
             with self._mutex:
                 self._users -= 1
-                self._hand_on()
+                self._release_if_wanted()
 
     def lost(self, error: BoardError) -> None:
         """Reconnect to the lost board, and add the result to the error."""
@@ -148,7 +148,7 @@ class BoardLender:
             if self._session is not None:
                 self._session = self._pool.reconnect(self.choices[self._name], error)
             if self._session is None:
-                self._avoid()
+                self._demote_board()
 
     def release(self) -> None:
         """Release the board for other processes unless it is in use."""
@@ -164,7 +164,7 @@ class BoardLender:
         if self._watcher is not None:
             self._watcher.join()
 
-    def _take(self) -> BoardSession:
+    def _take_board(self) -> BoardSession:
         # The lock may still be held for a board that was lost while borrowed.
         if not self._name:
             self._name = self._locks.take(self._order) if self._locks else self._order[0]
@@ -172,7 +172,7 @@ class BoardLender:
             self._session = self._pool.session(self.choices[self._name], runtimes=self._runtimes)
             self._check_target(self._session.board.config)
         except BaseException:
-            self._avoid()
+            self._demote_board()
             self._give_back()
             raise
         if not all(self._known.values()) and len(self.choices) == 1:
@@ -180,7 +180,7 @@ class BoardLender:
             self._known = dict.fromkeys(self._runtimes, True)
         self._since = time.monotonic()
         if self._locks and self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="hil-board-locks", daemon=True)
+            self._watcher = threading.Thread(target=self._watch_waiters, name="hil-board-locks", daemon=True)
             self._watcher.start()
         return self._session
 
@@ -194,10 +194,10 @@ class BoardLender:
                 hint="use a narrower selector, so that the farm leases boards of the same kind",
             )
 
-    def _avoid(self) -> None:
+    def _demote_board(self) -> None:
         self._order.sort(key=lambda name: name == self._name)
 
-    def _hand_on(self) -> None:
+    def _release_if_wanted(self) -> None:
         """Release an unused board if other processes have waited long enough."""
         if self._users or not self._name:
             return
@@ -216,12 +216,12 @@ class BoardLender:
             if name and self._locks:
                 self._locks.end(name)
 
-    def _watch(self) -> None:
+    def _watch_waiters(self) -> None:
         """Release the board while this process waits for a test or compiles, so that others can use it."""
         while not self._over.wait(_LOOK_S):
             # The mutex is locked while a board is opened or reconnected: then no board can be released.
             if self._mutex.acquire(blocking=False):
                 try:
-                    self._hand_on()
+                    self._release_if_wanted()
                 finally:
                     self._mutex.release()

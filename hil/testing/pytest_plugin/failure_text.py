@@ -73,7 +73,7 @@ def commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
     """
     lines = [repeat(record.repeat)]
     if record.diff:
-        lines.append(f"see the diff:  {_from(here, record.diff, record.folder)}")
+        lines.append(f"see the diff:  {_relativize_diff(here, record.diff, record.folder)}")
     if record.folder and Path(record.folder).exists():
         lines.append(f"stored in:     {typed(here, record.folder)}")
     for what, where in record.left.items():
@@ -88,7 +88,7 @@ def repeat(command: str) -> str:
 
 def typed(here: Path, path: str) -> str:
     """Return a path relative to a directory, quoted for a shell."""
-    return shlex.quote(_relative(here, path))
+    return shlex.quote(_make_relative(here, path))
 
 
 def properties(record: CaseRecord) -> list[tuple[str, object]]:
@@ -118,12 +118,12 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
     return [(f"hil_{name}", value) for name, value in named.items() if value not in (None, "")]
 
 
-def _from(here: Path, diff: str, folder: str) -> str:
+def _relativize_diff(here: Path, diff: str, folder: str) -> str:
     """Return the command that shows a difference, with relative paths. The picture goes to the case's directory."""
     words = shlex.split(diff)
     words[-1] = str(Path(folder) / words[-1])
-    return shlex.join(_relative(here, word) for word in words)
+    return shlex.join(_make_relative(here, word) for word in words)
 
 
-def _relative(here: Path, path: str) -> str:
+def _make_relative(here: Path, path: str) -> str:
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -103,13 +103,13 @@ class Hooks:
             return None
         # For a file outside the root directory, pytest uses only the file name as id.
         nodeid = Path(os.path.relpath(file_path, parent.config.rootpath)).as_posix()
-        return ModelFile.from_parent(parent, path=file_path, nodeid=nodeid)
+        return ModelFileCollector.from_parent(parent, path=file_path, nodeid=nodeid)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Implement --hil-only-expected-failures."""
         if not self._plugin.request.only_expected_failures:
             return
-        left_out = [item for item in items if not self._expected_to_fail(item)]
+        left_out = [item for item in items if not self._is_expected_to_fail(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
@@ -158,7 +158,7 @@ class Hooks:
         if self._locks_folder is not None:
             shutil.rmtree(self._locks_folder, ignore_errors=True)
 
-    def _expected_to_fail(self, item: pytest.Item) -> bool:
+    def _is_expected_to_fail(self, item: pytest.Item) -> bool:
         return isinstance(item, ModelCase) and self._plugin.expected_to_fail(item.case)
 
 
@@ -171,7 +171,7 @@ def passes(hil_result: RunResult, hil_reference: RunResult, hil_compare: Callabl
     hil_compare()
 
 
-class ModelFile(pytest.Module):
+class ModelFileCollector(pytest.Module):
     """Collector for a model file. It is a module without Python code, so that fixtures of all scopes work."""
 
     obj = None
@@ -183,14 +183,14 @@ class ModelFile(pytest.Module):
         assert folder is not None
         if not folder.has_read(self.path):
             # Import all requested models in parallel.
-            _cases(plugin, folder, {self.path, *filter(self._is_asked_for, folder.models)})
-        for case in _cases(plugin, folder, [self.path]):
+            _collect_cases(plugin, folder, {self.path, *filter(self._is_requested, folder.models)})
+        for case in _collect_cases(plugin, folder, [self.path]):
             item = ModelCase.from_parent(self, name=case.id, callobj=passes)
             item.case = case
             item.add_marker("hil")
             yield item
 
-    def _is_asked_for(self, file: Path) -> bool:
+    def _is_requested(self, file: Path) -> bool:
         here = self.config.invocation_params.dir
         asked = [here / argument.partition("::")[0] for argument in self.config.args]
         return any(file == path or path in file.parents for path in asked)
@@ -208,25 +208,27 @@ def multiply(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.function.__name__} uses hil's fixtures, but hil_models is not set\n"
             "  hint: set hil_models in the ini file to a directory with models"
         )
-    chosen = _chosen(metafunc.definition.iter_markers("hil"))
-    cases = [case for folder in plugin.folders for case in _cases(plugin, folder, folder.models) if chosen(case)]
+    chosen = _make_case_filter(metafunc.definition.iter_markers("hil"))
+    cases = [
+        case for folder in plugin.folders for case in _collect_cases(plugin, folder, folder.models) if chosen(case)
+    ]
     metafunc.parametrize(CASE, cases, indirect=True, ids=[case.id for case in cases])
 
 
-def _cases(plugin: PluginSession, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
+def _collect_cases(plugin: PluginSession, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
     try:
         return plugin.cases(folder, files)
     except HilError as error:
         raise pytest.Collector.CollectError(renamed(str(error))) from None
 
 
-def _chosen(markers: Iterator[pytest.Mark]) -> Callable[[HilCase], bool]:
+def _make_case_filter(markers: Iterator[pytest.Mark]) -> Callable[[HilCase], bool]:
     """Return a predicate for cases that match all markers of a test."""
-    wanted = [_checked(marker.args, marker.kwargs) for marker in markers]
-    return lambda case: all(_fits(case, one) for one in wanted)
+    wanted = [_check_marker(marker.args, marker.kwargs) for marker in markers]
+    return lambda case: all(_matches_marker(case, one) for one in wanted)
 
 
-def _checked(arguments: tuple[Any, ...], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_marker(arguments: tuple[Any, ...], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     wrong = [repr(argument) for argument in arguments]
     kinds = {"models": str, "ops": str, "layers": bool}
     for name, value in wanted.items():
@@ -240,7 +242,7 @@ def _checked(arguments: tuple[Any, ...], wanted: Mapping[str, Any]) -> Mapping[s
     return wanted
 
 
-def _fits(case: HilCase, wanted: Mapping[str, Any]) -> bool:
+def _matches_marker(case: HilCase, wanted: Mapping[str, Any]) -> bool:
     spec = case.spec
     return (
         fnmatch.fnmatchcase(spec.model, wanted.get("models", "*"))

@@ -52,13 +52,13 @@ class Reporting:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the runs after collection."""
-        self._begin([item.nodeid for item in session.items])
+        self._start_runs([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         """Start the runs after the first worker's collection: all xdist workers collect the same tests."""
         if self._runs is None:
-            self._begin(ids)
+            self._start_runs(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Store the record in a test's last report."""
@@ -107,17 +107,17 @@ class Reporting:
             there = [name for name in names if str(folder.out / name) in (self._runs or {})]
             if len(there) > 1:
                 try:
-                    page = write_targets(folder.out, folder.path.name, there, self._origin())
+                    page = write_targets(folder.out, folder.path.name, there, self._get_origin())
                 except HilError as error:
                     self._said.append(str(error))
                 else:
                     shown = failure_text.typed(self._plugin.config.invocation_params.dir, str(page))
                     self._said.append(f"{folder.path.name} on {len(there)} targets: open {shown}")
 
-    def _origin(self) -> dict[str, Any]:
+    def _get_origin(self) -> dict[str, Any]:
         return origin_of(self._plugin.request.settings.labels)
 
-    def _begin(self, nodeids: Iterable[str]) -> None:
+    def _start_runs(self, nodeids: Iterable[str]) -> None:
         """Create the runs' directories.
 
         Raises:
@@ -132,12 +132,12 @@ class Reporting:
                     # All cases of the suite are needed to determine which are left out.
                     self._plugin.cases(folder, folder.models)
                     for target in self._plugin.targets:
-                        if run := self._start(folder, target, planned):
+                        if run := self._start_run(folder, target, planned):
                             self._runs[str(run.folder)] = run
         except HilError as error:
             raise pytest.UsageError(renamed(str(error))) from error
 
-    def _start(self, folder: ModelFolder, target: CaseTarget, planned: set[tuple[Path, str]]) -> SuiteRun | None:
+    def _start_run(self, folder: ModelFolder, target: CaseTarget, planned: set[tuple[Path, str]]) -> SuiteRun | None:
         plugin = self._plugin
         cases = [
             (file, case)
@@ -160,7 +160,7 @@ class Reporting:
             "boards": list(target.lender.choices),
             "command": shlex.join(["pytest", *map(str, plugin.config.invocation_params.args)]),
             "versions": versions(),
-            "origin": self._origin(),
+            "origin": self._get_origin(),
             "ids": ids,
             "suite_ids": [case.spec.id for _, case in cases],
             "expected": str(folder.path / EXPECTED),

@@ -63,14 +63,14 @@ class CaseRun:
         """The case with its imported model."""
         if self._case is None:
             plugin, hil_case = self.plugin, self.hil_case
-            if isinstance(self._item, ModelCase) and (task := plugin.prefetched(hil_case, self._coming)):
+            if isinstance(self._item, ModelCase) and (task := plugin.prefetched(hil_case, self._list_upcoming_cases)):
                 case, self._early = task.case, task.early
             else:
                 case = begin_case(hil_case.spec, self.flow, plugin.runner, self._work, hil_case.target.request.settings)
             # Several tests may use the same case.
             self._case = replace(case, name=_folder_name(self._item, self.hil_case))
             shutil.rmtree(self._store.case_folder(self._case.name), ignore_errors=True)
-            self._go_on()
+            self._end_if_failed()
         return self._case
 
     def model(self) -> Model:
@@ -86,7 +86,7 @@ class CaseRun:
                 config = session.board.config
         if self.case.artifact is None:
             self._case = self.plugin.runner.compile(self.case, config)
-            self._go_on()
+            self._end_if_failed()
         assert self.case.artifact is not None
         return self.case.artifact
 
@@ -105,7 +105,7 @@ class CaseRun:
                 refused = error
             if refused is not None:
                 self._case = self.case.ended(refused, Stage.PUSH)
-                self._end()
+                self._judge_outcome()
             # For a board of a farm, the hardware type is known only now.
             self._board, self._hw_type = session.board.name, session.board.config.hw_type
             yield session
@@ -120,7 +120,7 @@ class CaseRun:
                 self.lender.lost(case.error)
                 case = replace(case, reason=case.error.message)
             self._case = case
-        self._go_on()
+        self._end_if_failed()
         assert case.result is not None
         return case.result
 
@@ -131,7 +131,7 @@ class CaseRun:
         early = self._early if self._early is not None else runner.refer_early(self.case)
         if early is not None:
             self._case = runner.with_references(self.case, early)
-        self._go_on()
+        self._end_if_failed()
         if not self.case.references:
             raise pytest.UsageError("hil_reference requires hil_result: only the board knows the inputs of this model")
         return self.case.references[0]
@@ -142,7 +142,7 @@ class CaseRun:
         if not case.references or case.references[0] is not reference:
             case = replace(case, references=(reference,))
         self._case = self.plugin.runner.judge(case)
-        self._go_on()
+        self._end_if_failed()
         # With several references, return the verdict that determined the outcome.
         verdicts = self._case.verdicts
         return next((one for one in verdicts if one.outcome is self._case.outcome), verdicts[0])
@@ -150,7 +150,7 @@ class CaseRun:
     def check(self, result: RunResult, reference: RunResult) -> Verdict:
         """Compare and end the case: the test fails if outputs differ, or if an expected failure passed."""
         verdict = self.verdict(result, reference)
-        self._end()
+        self._judge_outcome()
         return verdict
 
     def check_these(
@@ -171,7 +171,7 @@ class CaseRun:
             wrong = replace(
                 self.case, result=actual, references=(reference,), verdicts=(verdict,), outcome=verdict.outcome
             )
-            self.record = self._recorded(wrong)
+            self.record = self._make_record(wrong)
             pytest.fail(failure_text.mismatch([verdict], verdict.reason), pytrace=False)
         return verdict
 
@@ -180,7 +180,7 @@ class CaseRun:
         if inputs and inputs is not self.case.inputs:
             self._case, self._early = replace(self.case, inputs=dict(inputs)), None
 
-    def _coming(self) -> list[HilCase]:
+    def _list_upcoming_cases(self) -> list[HilCase]:
         """Return the cases of this test and of the following tests."""
         items = self._item.session.items
         return [item.case for item in items[items.index(self._item) :] if isinstance(item, ModelCase)]
@@ -188,15 +188,15 @@ class CaseRun:
     def describe(self) -> str:
         """Return the commands and paths for the report of a failure."""
         if self._case is None:
-            return failure_text.repeat(self._repeat)
-        record = self.record or self._recorded(self._case)
+            return failure_text.repeat(self._repeat_command)
+        record = self.record or self._make_record(self._case)
         return failure_text.commands(record, self.plugin.config.invocation_params.dir, self.hil_case.out)
 
     def end(self) -> None:
         """End the test: add outcome and times to pytest's report."""
         if self._case is not None and self._case.outcome:
             self._write_profiles(self._case)
-            self.record = replace(self.record or self._recorded(self.case), left=left_by(self.case, self._store))
+            self.record = replace(self.record or self._make_record(self.case), left=left_by(self.case, self._store))
             self._item.user_properties.extend(failure_text.properties(self.record))
             shutil.rmtree(self._case.folder, ignore_errors=True)
         shutil.rmtree(self._work, ignore_errors=True)
@@ -217,14 +217,14 @@ class CaseRun:
         except errors.StorageError as error:
             print(renamed(f"hil: {error}"))
 
-    def _go_on(self) -> None:
+    def _end_if_failed(self) -> None:
         """End the test if the last stage failed."""
         if self._case is not None and self._case.error is not None:
-            self._end()
+            self._judge_outcome()
 
-    def _end(self) -> None:
+    def _judge_outcome(self) -> None:
         """Judge the ended case. Returns only if the test passes."""
-        record = self.record = self.hil_case.folder.expectations.judge(self._recorded(self.case))
+        record = self.record = self.hil_case.folder.expectations.judge(self._make_record(self.case))
         outcome = Outcome(record.outcome)
         if outcome is Outcome.PASS:
             dispute = f"the references disagree: {record.disagreement}" if record.disagreement else ""
@@ -235,9 +235,9 @@ class CaseRun:
             pytest.xfail(failure_text.expected(record))
         if outcome is Outcome.SKIP:
             pytest.skip(visible(record.message))
-        pytest.fail(failure_text.failure(self.case, record, again=self._told_before()), pytrace=False)
+        pytest.fail(failure_text.failure(self.case, record, again=self._is_already_reported()), pytrace=False)
 
-    def _told_before(self) -> bool:
+    def _is_already_reported(self) -> bool:
         """Return True if another test already reported the same board error: a lost board fails many tests."""
         error = self.case.error
         if not isinstance(error, errors.BoardError):
@@ -248,7 +248,7 @@ class CaseRun:
         self.plugin.reported.add(reported)
         return before
 
-    def _recorded(self, case: Case) -> CaseRecord:
+    def _make_record(self, case: Case) -> CaseRecord:
         """Return the record of a case. Store its files unless it passed."""
         plugin = self.plugin
         task = Task(case, board=self._board, hw_type=self._hw_type)
@@ -263,13 +263,17 @@ class CaseRun:
             record, folder = record_of(*common, self._store), str(self._store.case_folder(case.name))
             # Replace the case's directory in the hint by the directory where the files are stored.
             hint = renamed(record.hint.replace(str(case.folder), folder))
-            return replace(record, repeat=self._repeat, folder=folder, hint=hint, message=renamed(record.message))
+            return replace(
+                record, repeat=self._repeat_command, folder=folder, hint=hint, message=renamed(record.message)
+            )
         except errors.StorageError as error:
             print(renamed(f"hil: {error}"))
-            return replace(record_of(*common, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")
+            return replace(
+                record_of(*common, SuiteRun(self._work, {})), repeat=self._repeat_command, diff="", folder=""
+            )
 
     @property
-    def _repeat(self) -> str:
+    def _repeat_command(self) -> str:
         return shlex.join(repeat_command(self.plugin.config, self._item.nodeid))
 
 

@@ -29,7 +29,7 @@ from hil.controller.workloads.matrix.targets import targets_of
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of, sized_models
 from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
-from hil.controller.workloads.suites.request import Request, Settings
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.suites.sources import EXPECTED, look
 from hil.controller.workloads.suites.spec import CaseSpec, SuiteModel
 from hil.controller.workloads.suites.store import SuiteRun
@@ -65,7 +65,7 @@ class Prefetch:
         self._wanted = ""
         self._error: BaseException | None = None
         tasks = prepared(specs, flow, settings, runner, config, run, self._over)
-        self._thread = threading.Thread(target=self._work, args=(tasks,), name="hil-prefetch", daemon=True)
+        self._thread = threading.Thread(target=self._prepare_tasks, args=(tasks,), name="hil-prefetch", daemon=True)
         self._thread.start()
 
     def take(self, case_id: str) -> Task | None:
@@ -91,7 +91,7 @@ class Prefetch:
             self._changed.notify_all()
         self._thread.join(_JOIN_S)
 
-    def _work(self, tasks: Iterator[Task]) -> None:
+    def _prepare_tasks(self, tasks: Iterator[Task]) -> None:
         try:
             for task in tasks:
                 with self._changed:
@@ -136,7 +136,7 @@ class CaseTarget:
     # suffix of test names: the hardware type or the board, with the flow as a prefix in case of several flows.
     name: str
     hw_type: str
-    request: Request  # equivalent request of `hil suite run`; ``source`` is set for each model directory
+    request: SuiteRequest  # equivalent request of `hil suite run`; ``source`` is set for each model directory
     flow: Flow
     lender: BoardLender
 
@@ -165,7 +165,7 @@ class HilCase:
         return self.folder.out / safe_name(self.target.name)
 
     @property
-    def request(self) -> Request:
+    def request(self) -> SuiteRequest:
         """The equivalent request of `hil suite run`."""
         return replace(self.target.request, source=str(self.folder.path))
 
@@ -194,10 +194,10 @@ class PluginSession:
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
         self.is_worker = bool(self._worker)  # True if xdist started this process
         self.reported: set[tuple[str, str]] = set()  # (board, message) of reported board errors
-        self.request: Request = request_of(config)
+        self.request: SuiteRequest = request_of(config)
         self.folders: list[ModelFolder] = []
         for path in dict.fromkeys(map(absolute, config.getini(MODELS))):
-            self.folders.append(self._folder(path))
+            self.folders.append(self._load_folder(path))
         self._pool = BoardPool("pytest", wait_s=self.request.wait_s, say=print)
         # Boards -> lender; shared by all flows.
         self._lenders: dict[tuple[tuple[str, str], ...], BoardLender] = {}
@@ -230,10 +230,10 @@ class PluginSession:
             known = folder.specs[asked]
             if unread := [file for file in files if file not in known]:
                 layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
-                models = [model for file in unread for model in self._sized[file]]
+                models = [model for file in unread for model in self._sized_models[file]]
                 specs = cases_of(models, flow, self.context, layers=layers, settings=request.settings)
                 for file in unread:
-                    names = {model.name for model in self._sized[file]}
+                    names = {model.name for model in self._sized_models[file]}
                     known[file] = tuple(spec for spec in specs if spec.model in names)
         return [
             HilCase(spec, folder, target)
@@ -297,7 +297,7 @@ class PluginSession:
             shutil.rmtree(self.work, ignore_errors=True)
 
     @cached_property
-    def _sized(self) -> dict[Path, list[SuiteModel]]:
+    def _sized_models(self) -> dict[Path, list[SuiteModel]]:
         """All models with the sizes of --hil-dim. A range of sizes creates several models.
 
         Raises:
@@ -337,7 +337,7 @@ class PluginSession:
             for hw_type, alike in kinds.items():
                 parts = [flow.name] if len(flows) > 1 else []
                 parts.append(safe_name(board) if board else hw_type)
-                made.append(CaseTarget("-".join(parts), hw_type, request, flow, self._lender(alike, runtimes)))
+                made.append(CaseTarget("-".join(parts), hw_type, request, flow, self._get_lender(alike, runtimes)))
         names = numbered([target.name for target in made])
         return tuple(
             replace(
@@ -346,13 +346,13 @@ class PluginSession:
             for target, name in zip(made, names, strict=True)
         )
 
-    def _lender(self, choices: list[BoardChoice], runtimes: list[str]) -> BoardLender:
+    def _get_lender(self, choices: list[BoardChoice], runtimes: list[str]) -> BoardLender:
         key = tuple((choice.name, choice.config.hw_type) for choice in choices)
         if key not in self._lenders:
             self._lenders[key] = BoardLender(choices, runtimes, self._pool, self._locks_of(choices))
         return self._lenders[key]
 
-    def _folder(self, path: Path) -> ModelFolder:
+    def _load_folder(self, path: Path) -> ModelFolder:
         if not path.is_dir():
             raise UsageError(f"directory {path} not found", hint=f"check the ini setting {MODELS}")
         inside = path.is_relative_to(self.config.rootpath)

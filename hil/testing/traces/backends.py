@@ -132,11 +132,11 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
     if name == TF or name in references:
         return Backend(name, name, name)
     if name in _IREE:
-        return Backend(name, name, "iree", _simulated("iree", *_IREE[name]))
+        return Backend(name, name, "iree", _choose_simulated_board("iree", *_IREE[name]))
     if name == TFLITE:
-        return Backend(name, name, TFLITE, _simulated(TFLITE))
+        return Backend(name, name, TFLITE, _choose_simulated_board(TFLITE))
     if name.startswith(_BOARD) and name != _BOARD:
-        return _board(name)
+        return _parse_board(name)
     known = tuple(dict.fromkeys((ALL, *PLAIN, *references)))
     raise UsageError(
         f"unknown backend {name!r}",
@@ -183,7 +183,7 @@ def folder_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
 
 
-def _board(name: str) -> Backend:
+def _parse_board(name: str) -> Backend:
     from hil.controller.devices.board_resolver import choose
 
     where, colon, runtime = name.removeprefix(_BOARD).rpartition(":")
@@ -200,7 +200,7 @@ def _board(name: str) -> Backend:
     return Backend(name, name, runtime, choice)
 
 
-def _simulated(runtime: str, device: str = "", flags: tuple[str, ...] = ()) -> BoardChoice:
+def _choose_simulated_board(runtime: str, device: str = "", flags: tuple[str, ...] = ()) -> BoardChoice:
     """Return the simulated board with another device of a runtime and, if given, other compiler flags."""
     from hil.controller.devices.board_resolver import choose
 

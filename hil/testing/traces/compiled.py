@@ -51,7 +51,7 @@ class CompiledModule:
         if name not in methods:
             what = f"method {name!r} not found in {self._name}"
             raise AttributeError(f"{what}: {did_you_mean(name, methods)}exported methods: {', '.join(methods)}")
-        return functools.partial(self._call, name)
+        return functools.partial(self._call_method, name)
 
     def __call__(self, *args: Any) -> Any:
         """Call the only method. Raises UsageError if there are several."""
@@ -60,9 +60,9 @@ class CompiledModule:
             raise UsageError(
                 f"cannot call {self._name}: it has {len(methods)} methods", hint=f"call a method: .{methods[0]}(...)"
             )
-        return self._call(methods[0], *args)
+        return self._call_method(methods[0], *args)
 
-    def _call(self, method: str, /, *args: Any) -> Any:
+    def _call_method(self, method: str, /, *args: Any) -> Any:
         return self._runner.call(method, self._runner.inputs(method, args)).outputs
 
     def close(self) -> None:

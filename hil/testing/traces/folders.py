@@ -56,18 +56,18 @@ def claim(artifacts: Path, name: str, owner: str) -> Path:
     with storing(artifacts, "--artifacts_dir"):
         artifacts.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(artifacts / _LOCK):
-            owners = _owners(artifacts / _FILE)
+            owners = _read_owners(artifacts / _FILE)
             for number in count():
                 numbered = f"{name}_{number}" if number else name
                 holder = owners.get(numbered, owner)
-                if holder == owner or not _is_there(artifacts, numbered, holder):
+                if holder == owner or not _is_in_use(artifacts, numbered, holder):
                     break
             if owners.get(numbered) != owner:
                 write_json(artifacts / _FILE, {**owners, numbered: owner}, option="--artifacts_dir")
     return artifacts / numbered
 
 
-def _owners(path: Path) -> dict[str, str]:
+def _read_owners(path: Path) -> dict[str, str]:
     try:
         found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):  # only the earlier owners are lost
@@ -75,7 +75,7 @@ def _owners(path: Path) -> dict[str, str]:
     return {str(name): str(owner) for name, owner in found.items()} if isinstance(found, dict) else {}
 
 
-def _is_there(artifacts: Path, name: str, owner: str) -> bool:
+def _is_in_use(artifacts: Path, name: str, owner: str) -> bool:
     """Return True if an owner's directory and test file still exist."""
     file = owner.partition("::")[0]
     return (artifacts / name).is_dir() and (not file.endswith(".py") or (artifacts / file).is_file())

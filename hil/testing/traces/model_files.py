@@ -21,8 +21,8 @@ from hil.core.scratch import temporary_folder
 from hil.core.tensors import dtype_name
 from hil.errors import NotRun, UsageError
 from hil.testing.traces.backends import Backend
-from hil.testing.traces.runners import Answer, Called, Inputs, Runner
-from hil.testing.traces.target import Target
+from hil.testing.traces.runners import BackendRunner, CallResult, Inputs, ProgramResult
+from hil.testing.traces.target import BoardTarget
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class FileSubject:
             model = self._models[method] = replace(model, path=main, files=copies)
         return model
 
-    def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> Runner:
+    def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> BackendRunner:
         """Return a runner for a reference or a board. Raises UsageError for other backends."""
         if backend.choice is None and backend.runtime not in self.references:
             raise UsageError(
@@ -97,7 +97,7 @@ class FileSubject:
         return _FileRunner(self, backend, context, folder / backend.id, settings)
 
 
-class _FileRunner(Runner):
+class _FileRunner(BackendRunner):
     def __init__(
         self, subject: FileSubject, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings
     ) -> None:
@@ -105,7 +105,7 @@ class _FileRunner(Runner):
         self._context = context
         self._settings = settings
         self._reference = backend.runtime
-        self._target = Target(backend, context, folder, settings) if backend.choice is not None else None
+        self._target = BoardTarget(backend, context, folder, settings) if backend.choice is not None else None
         self._artifacts: dict[str, Artifact] = {}
 
     def begin(self) -> None:
@@ -129,17 +129,17 @@ class _FileRunner(Runner):
                 raise UsageError(f"{what}: expected {specs[position]}, got {list(value.shape)} {value.dtype}")
         return inputs
 
-    def call(self, method: str, inputs: Inputs) -> Called:
+    def call(self, method: str, inputs: Inputs) -> CallResult:
         """Compute the reference, or run the method's program."""
         if self._target is None:
             model = self._subject.model(method, self._context)
             result = self._run_reference(model, inputs)
             arrays = [array.copy() for array in result.outputs.values()]
-            return Called(_returned(list(result.outputs), arrays), result.source)
+            return CallResult(_pack_outputs(list(result.outputs), arrays), result.source)
         model = self._subject.kept(method, self._target.folder.parent, self._context)
-        answer = self._run(self._target, method, model, inputs)
+        answer = self._run_program(self._target, method, model, inputs)
         names = [spec.name for spec in model.outputs or ()]
-        return Called(_returned(names, answer.returned), answer.source, answer)
+        return CallResult(_pack_outputs(names, answer.returned), answer.source, answer)
 
     def _run_reference(self, model: Model, inputs: Inputs) -> RunResult:
         if model.format not in references()[self._reference].formats:
@@ -157,7 +157,7 @@ class _FileRunner(Runner):
                 log=Path(scratch) / "log",
             )
 
-    def _run(self, target: Target, method: str, model: Model, inputs: Inputs) -> Answer:
+    def _run_program(self, target: BoardTarget, method: str, model: Model, inputs: Inputs) -> ProgramResult:
         if method not in self._artifacts:
             suffix = RUNTIMES[target.backend.runtime].loads
             alone = len(self._subject.methods) == 1 and suffix == "vmfb"
@@ -173,7 +173,7 @@ class _FileRunner(Runner):
             self._target.close()
 
 
-def _returned(names: Sequence[str], outputs: Sequence[Any]) -> Any:
+def _pack_outputs(names: Sequence[str], outputs: Sequence[Any]) -> Any:
     """Return a model's only output, or several outputs by name."""
     if len(outputs) == 1:
         return outputs[0]

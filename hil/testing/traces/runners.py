@@ -19,7 +19,7 @@ Inputs = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProgramResult:
     """Result of a program on a board."""
 
     artifact: Artifact  # the program, with the stored files and the function that ran
@@ -43,18 +43,18 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Called:
+class CallResult:
     """Result of a call."""
 
     outputs: Any  # outputs in the method's nesting
     source: str  # name and version of the runtime
-    answer: Answer | None = None  # result of the program; None if no program ran
+    answer: ProgramResult | None = None  # result of the program; None if no program ran
     # state, assigned: see :class:`hil.controller.workloads.traces.trace.ModuleCall`.
     state: Mapping[str, Array] = field(default_factory=dict)
     assigned: tuple[str, ...] = ()
 
 
-class Runner:
+class BackendRunner:
     """Runs methods of a module on one backend."""
 
     def begin(self) -> None:
@@ -69,7 +69,7 @@ class Runner:
         """
         return tuple(as_numpy(f"argument {number} of {method}", value) for number, value in enumerate(args))
 
-    def call(self, method: str, inputs: Inputs) -> Called:
+    def call(self, method: str, inputs: Inputs) -> CallResult:
         """Call a method. Raises HilError if it fails or is unavailable."""
         raise NotImplementedError
 

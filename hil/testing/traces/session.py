@@ -45,8 +45,8 @@ from hil.testing.traces.backends import (
 )
 from hil.testing.traces.folders import claim, module_name, owner_of
 from hil.testing.traces.model_files import FileSubject, ModelFile
-from hil.testing.traces.runners import Answer, Runner, content_name
-from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
+from hil.testing.traces.runners import BackendRunner, ProgramResult, content_name
+from hil.testing.traces.traced import TraceFunction, TraceResult, run_trace, trace_name
 
 if TYPE_CHECKING:
     from hil.testing.traces.tensorflow_module import TfSubject
@@ -121,7 +121,7 @@ class ModuleTraces:
         self._expectations = Expectations.load(expected)
         self._isolated = Isolated()
         self._context = RunContext(Cache(), self._isolated)
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, BackendRunner] = {}
         self._traced: dict[str, str] = {}
         # Unavailable backends: id -> reason. Availability is checked once.
         self._absent: dict[str, NotRun] = {}
@@ -144,7 +144,7 @@ class ModuleTraces:
                 f"duplicate trace function name {name} in {self._subject.name}: {self._traced[name]} and {origin}",
                 hint="rename a function: traces are stored by function name",
             )
-        wanted = self._trace(function, self.reference, command)
+        wanted = self._trace_backend(function, self.reference, command)
         save_traced(wanted, self._trace_folder(self.reference, name))
         if isinstance(wanted.error, NotRun):
             raise UsageError(f"reference not available: {wanted.error.message}", hint=wanted.error.hint)
@@ -154,12 +154,14 @@ class ModuleTraces:
             raise UsageError(f"{name} called no methods", hint="call methods of the module argument")
         traces = []
         for target in self.targets:
-            traced = self._trace(function, target, command)
+            traced = self._trace_backend(function, target, command)
             if not isinstance(traced.error, NotRun):
                 traced.trace.reference = self._trace_folder(self.reference, name)
                 save_traced(traced, self._trace_folder(target, name), wanted=wanted.trace)
             traces.append(traced)
-        results = [self._judged(target, wanted, traced) for target, traced in zip(self.targets, traces, strict=True)]
+        results = [
+            self._judge_target(target, wanted, traced) for target, traced in zip(self.targets, traces, strict=True)
+        ]
         write_report(self.folder, self._trace_folder(self.reference, name), [result.record for result in results])
         return results
 
@@ -176,10 +178,10 @@ class ModuleTraces:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _trace(self, function: TraceFunction, backend: Backend, command: str) -> Traced:
+    def _trace_backend(self, function: TraceFunction, backend: Backend, command: str) -> TraceResult:
         if backend.id in self._absent:
             trace = Trace(self._subject.name, backend.name, trace_name(function))
-            return Traced(trace, error=self._absent[backend.id])
+            return TraceResult(trace, error=self._absent[backend.id])
         start = time.monotonic()
         runner = self._runners.get(backend.id)
         if runner is None:
@@ -203,17 +205,17 @@ class ModuleTraces:
     def _trace_folder(self, backend: Backend, name: str) -> Path:
         return self.folder / backend.id / "traces" / name
 
-    def _judged(self, target: Backend, wanted: Traced, traced: Traced) -> TargetResult:
+    def _judge_target(self, target: Backend, wanted: TraceResult, traced: TraceResult) -> TargetResult:
         folder = self._trace_folder(target, traced.trace.name)
         settings = self._settings
-        noise = partial(self._noise, traced)
+        noise = partial(self._measure_noise, traced)
         accept = load_rules(settings.accept)
         judging = Judging(settings.rtol, settings.atol, settings.allow_blind, settings.allow_flush, accept, noise)
         comparisons = tuple(compare_traces(wanted.trace, traced.trace, judging))
         if traced.error is not None:
             # Do not report calls missing because of the error.
             comparisons = comparisons[: len(traced.trace.calls)]
-        found = self._record(target, wanted, traced, comparisons)
+        found = self._make_record(target, wanted, traced, comparisons)
         record = self._expectations.judge(found)
         if record.outcome == Outcome.XPASS.value:
             hints = (f"remove it from {self._expectations.path}", self._expectations.other_versions)
@@ -236,7 +238,7 @@ class ModuleTraces:
             )
         return result
 
-    def _noise(self, traced: Traced, number: int) -> dict[str, Array]:
+    def _measure_noise(self, traced: TraceResult, number: int) -> dict[str, Array]:
         """Measure the noise of a call's outputs by running the program's model on the host."""
         answer, call = traced.answers[number], traced.trace.calls[number]
         if answer is None:
@@ -253,8 +255,8 @@ class ModuleTraces:
             found = measure_noise(model, given, RunResult("", {}), **work)
         return {name: found[spec.name] for name, spec in zip(names, gives, strict=True) if spec.name in found}
 
-    def _record(
-        self, target: Backend, wanted: Traced, traced: Traced, comparisons: Sequence[CallComparison]
+    def _make_record(
+        self, target: Backend, wanted: TraceResult, traced: TraceResult, comparisons: Sequence[CallComparison]
     ) -> CaseRecord:
         error, stage = traced.error, Stage.COMPARE.value
         relation = relation_between(target, self.reference)
@@ -344,7 +346,7 @@ def summary(results: Sequence[TargetResult], reference: str) -> str:
     return "\n".join([head, *(f"  {line}" for result in results for line in result.lines())])
 
 
-def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) -> None:
+def save_traced(traced: TraceResult, folder: Path, *, wanted: Trace | None = None) -> None:
     """Store a trace, with a flag file for each call of an IREE program.
 
     ``flagfile`` is the first call's file, ``flagfile_call_N`` that of call N. They expect the reference's outputs and
@@ -361,14 +363,14 @@ def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) ->
     for number, (call, answer) in enumerate(zip(traced.trace.calls, traced.answers, strict=True)):
         if answer is None or answer.artifact.runtime != "iree":
             continue
-        expected = _expected(answer, call, references[number]) if number < len(references) else ()
-        flags = _flags(answer, expected, call, folder / TENSORS)
+        expected = _select_expected(answer, call, references[number]) if number < len(references) else ()
+        flags = _make_flags(answer, expected, call, folder / TENSORS)
         write_flagfile(folder / f"{FLAGFILE}_{call_name(number)}", flags)
         if number == 0:
             write_flagfile(folder / FLAGFILE, flags)
 
 
-def _expected(answer: Answer, call: ModuleCall, reference: ModuleCall) -> Sequence[Array]:
+def _select_expected(answer: ProgramResult, call: ModuleCall, reference: ModuleCall) -> Sequence[Array]:
     """Return the reference's values for a program's outputs: first the call's outputs, then new values of variables."""
     wanted = arrays_in(reference.outputs)
     alike = reference.method == call.method and wanted.keys() == arrays_in(call.outputs).keys()
@@ -379,7 +381,7 @@ def _expected(answer: Answer, call: ModuleCall, reference: ModuleCall) -> Sequen
     return [same_bits(dtype, array) for dtype, array in zip(answer.dtypes, expected, strict=True)]
 
 
-def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
+def _make_flags(answer: ProgramResult, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
     """Return a call's flags. Tensors are in a directory shared by all calls, because most variables do not change."""
     artifact = answer.artifact
     with storing(folder):
@@ -388,9 +390,9 @@ def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: 
             modules=(artifact.files[artifact.main],),
             function=artifact.function,
             device=answer.device or DEFAULT_DEVICE,
-            inputs=tuple(_tensor(array, folder) for array in answer.given),
+            inputs=tuple(_write_tensor(array, folder) for array in answer.given),
             expected=tuple(
-                _tensor(array, folder, signed=one) for array, one in zip(expected, answer.unsigned, strict=False)
+                _write_tensor(array, folder, signed=one) for array, one in zip(expected, answer.unsigned, strict=False)
             ),
             parameters=tuple(path for path in artifact.files.values() if path.suffix == ".irpa"),
             rtol=call.rtol,
@@ -398,7 +400,7 @@ def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: 
         )
 
 
-def _tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
+def _write_tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
     """Write a tensor for IREE's tools, and return the flag's value."""
     spec = spec_of("", array)
     # The tools read integers in .npy files as signed, but IREE's programs have signless integers. They would never be

@@ -23,10 +23,10 @@ from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import AnswersDiffer, BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
 from hil.formats.iree_command import shows_sign
 from hil.testing.traces.backends import Backend
-from hil.testing.traces.runners import Answer
+from hil.testing.traces.runners import ProgramResult
 
 
-class Target:
+class BoardTarget:
     """Board for a module's programs. It is opened at the first use, also after :meth:`close`.
 
     Args:
@@ -43,7 +43,7 @@ class Target:
         self._context = context
         self._choice = backend.choice
         self._device = backend.choice.config.devices.get(backend.runtime, "")  # "" is the runtime's default
-        self._pool = BoardPool(f"traces on {backend.name}", opened=self._take, most_loaded=MOST_LOADED)
+        self._pool = BoardPool(f"traces on {backend.name}", opened=self._take_board, most_loaded=MOST_LOADED)
         self._runner = Runner(context, logs=False)
         self._options = Options(**vars(settings or CaseSettings()), runtime=backend.runtime)
 
@@ -59,7 +59,7 @@ class Target:
             BoardError: only the board knows the compile target, and it does not respond.
             NotRun: the board lacks the runtime or device, or the runtime does not support the model.
         """
-        config = self._session().board.config
+        config = self._open_session().board.config
         with storing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
         settings, runtime = self._options, self.backend.runtime
@@ -97,7 +97,7 @@ class Target:
         arrays: Sequence[Array],
         outputs: Sequence[TensorSpec],
         program: CallProgram | None = None,
-    ) -> Answer:
+    ) -> ProgramResult:
         """Run a function of a program. The program stays loaded, but is loaded again after a failure.
 
         Args:
@@ -121,7 +121,7 @@ class Target:
 
         path = artifact.files.get(artifact.main, self.folder)
         case = Case(function, path, self._options, self.folder, artifact=artifact, make_inputs=bind)
-        session = self._session()
+        session = self._open_session()
         case = self._runner.execute(case, session)
         if case.error is not None:
             case.error.located(board=self.backend.board)
@@ -152,23 +152,23 @@ class Target:
         unsigned = tuple(shows_sign(one.dtype, dtype) for one, dtype in shown)
         kept = program or CallProgram(path, function, artifact.runtime)
         source = result.source + where
-        return Answer(artifact, kept, self._device, tuple(given.values()), own, dtypes, source, unsigned)
+        return ProgramResult(artifact, kept, self._device, tuple(given.values()), own, dtypes, source, unsigned)
 
     def open(self) -> None:
         """Open the board. Raises NotRun, BoardError: see :meth:`compile`."""
-        self._session()
+        self._open_session()
 
     def close(self) -> None:
         """Release the board."""
         self._pool.give_back(self._choice)
 
-    def _session(self) -> BoardSession:
+    def _open_session(self) -> BoardSession:
         try:
             return self._pool.session(self._choice, runtimes=(self.backend.runtime,))
         except HilError as error:
             raise error.located(stage=Stage.LOAD.value, board=self.backend.board) from error.__cause__
 
-    def _take(self, board: Board) -> None:
+    def _take_board(self, board: Board) -> None:
         """Reject a board without the runtime or driver, and take exclusive use of it."""
         runtime, device = self.backend.runtime, self._device.split("://")[0]
         there = {one["name"]: one for one in board.info.get("runtimes", ())}

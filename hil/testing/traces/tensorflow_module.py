@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.tensorflow.graphs import error_text, is_variable, replace_leaves, restore
-from hil.controller.models.tensorflow.lower import Live, flatten
+from hil.controller.models.tensorflow.lower import CapturedFunction, flatten
 from hil.controller.pipeline.options import CaseSettings
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
@@ -24,9 +24,9 @@ from hil.core.results import Stage
 from hil.core.tensors import Array
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend
-from hil.testing.traces.runners import Answer, Called, Inputs, Runner, content_name
-from hil.testing.traces.target import Target
-from hil.testing.traces.tensorflow_programs import Programs, call_key, lower_method, same_array
+from hil.testing.traces.runners import BackendRunner, CallResult, Inputs, ProgramResult, content_name
+from hil.testing.traces.target import BoardTarget
+from hil.testing.traces.tensorflow_programs import ModulePrograms, call_key, lower_method, same_array
 
 # Methods of Keras models that are not tensor functions.
 _LOOPS = ("predict", "fit", "evaluate")
@@ -83,15 +83,15 @@ class TfSubject:
                 )
         return module
 
-    def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> Runner:
+    def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> BackendRunner:
         """Return a runner for TensorFlow, or for programs on a board."""
         if backend.runtime == TF:
-            return _Eager(self)
-        target = Target(backend, context, folder / backend.id, settings)
-        return _OnBoard(self, target, Programs(self.name, context, folder))
+            return _EagerRunner(self)
+        target = BoardTarget(backend, context, folder / backend.id, settings)
+        return _BoardRunner(self, target, ModulePrograms(self.name, context, folder))
 
 
-class _ModuleRunner(Runner):
+class _TfRunner(BackendRunner):
     """Base of runners: the module, its variables, and calls of its methods."""
 
     def __init__(self, subject: TfSubject) -> None:
@@ -106,15 +106,15 @@ class _ModuleRunner(Runner):
             self.module = self._subject.make()
         self._variables.read()
 
-    def call(self, method: str, inputs: Inputs) -> Called:
+    def call(self, method: str, inputs: Inputs) -> CallResult:
         """Call a method, then read all variables."""
         with self._variables.watched():
-            called = self._call(method, inputs)
+            called = self._call_method(method, inputs)
         state, changed = self._variables.read()
         returned = called.answer.program.assigned if called.answer is not None else ()
         return replace(called, state=state, assigned=tuple(dict.fromkeys((*returned, *changed))))
 
-    def _call(self, method: str, inputs: Inputs) -> Called:
+    def _call_method(self, method: str, inputs: Inputs) -> CallResult:
         raise NotImplementedError
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
@@ -125,7 +125,7 @@ class _ModuleRunner(Runner):
             if len(args) != len(signature):
                 raise UsageError(f"{takes}: got {len(args)} argument{'' if len(args) == 1 else 's'}")
             try:
-                args = [_cast(spec, value) for spec, value in zip(signature, args, strict=True)]
+                args = [_cast_to_signature(spec, value) for spec, value in zip(signature, args, strict=True)]
             except (TypeError, ValueError, LookupError) as error:
                 raise UsageError(f"{takes}: {first_line(error)}") from error
         return super().inputs(method, args)
@@ -135,10 +135,10 @@ class _ModuleRunner(Runner):
         self.module, self._variables = None, Variables([])
 
 
-class _Eager(_ModuleRunner):
+class _EagerRunner(_TfRunner):
     """Runner for TensorFlow."""
 
-    def _call(self, method: str, inputs: Inputs) -> Called:
+    def _call_method(self, method: str, inputs: Inputs) -> CallResult:
         import tensorflow as tf
 
         tensors = replace_leaves(inputs, lambda leaf: tf.constant(leaf) if hasattr(leaf, "dtype") else leaf)
@@ -149,17 +149,17 @@ class _Eager(_ModuleRunner):
                 self._variables.add(function.get_concrete_function(*tensors).graph.variables)
         except (tf.errors.OpError, TypeError, ValueError) as error:
             raise RunFailed(f"TensorFlow: {error_text(error)}", stage=Stage.RUN.value, detail=str(error)) from error
-        return Called(as_numpy(f"the result of {method}", outputs), f"tensorflow {self._subject.version}")
+        return CallResult(as_numpy(f"the result of {method}", outputs), f"tensorflow {self._subject.version}")
 
 
-class _OnBoard(_ModuleRunner):
+class _BoardRunner(_TfRunner):
     """Runner for programs on a board, with the variables of a module in this process."""
 
-    def __init__(self, subject: TfSubject, target: Target, programs: Programs) -> None:
+    def __init__(self, subject: TfSubject, target: BoardTarget, programs: ModulePrograms) -> None:
         super().__init__(subject)
         self._target = target
         self._programs = programs
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, CapturedFunction] = {}
 
     def begin(self) -> None:
         """Open the board and create the module. Discard the lowered functions."""
@@ -167,13 +167,13 @@ class _OnBoard(_ModuleRunner):
         super().begin()
         self._live.clear()
 
-    def _call(self, method: str, inputs: Inputs) -> Called:
+    def _call_method(self, method: str, inputs: Inputs) -> CallResult:
         on_tflite = self._target.backend.runtime == TFLITE
         outputs, answer = (self._run_tflite if on_tflite else self._run_iree)(method, inputs)
         found = as_numpy(f"the result of {method}", outputs)
-        return Called(found, answer.source, answer)
+        return CallResult(found, answer.source, answer)
 
-    def _run_iree(self, method: str, inputs: Inputs) -> tuple[Any, Answer]:
+    def _run_iree(self, method: str, inputs: Inputs) -> tuple[Any, ProgramResult]:
         key = call_key(method, inputs)
         if key not in self._live:
             self._live[key] = lower_method(self.module, method, inputs)
@@ -199,7 +199,7 @@ class _OnBoard(_ModuleRunner):
             variable.assign(value)
         return function.returned(list(answer.returned[:count])), answer
 
-    def _run_tflite(self, method: str, inputs: Inputs) -> tuple[Any, Answer]:
+    def _run_tflite(self, method: str, inputs: Inputs) -> tuple[Any, ProgramResult]:
         program = self._programs.tflite(method, inputs, self.module, self._target)
         kept = CallProgram(program.artifact.files[program.artifact.main], "", TFLITE)
         answer = self._target.run(program.artifact, "", flatten(inputs), program.outputs, kept)
@@ -218,16 +218,16 @@ def exported(module: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if not name.startswith("_")))
 
 
-def _cast(spec: Any, value: Any) -> Any:
+def _cast_to_signature(spec: Any, value: Any) -> Any:
     """Convert a structure of values to tensors with the dtypes of a signature."""
     import tensorflow as tf
 
     if isinstance(spec, Mapping):
         if spec.keys() != value.keys():
             raise ValueError(f"expected keys {', '.join(map(str, spec))}, got {', '.join(map(str, value))}")
-        return {name: _cast(spec[name], item) for name, item in value.items()}
+        return {name: _cast_to_signature(spec[name], item) for name, item in value.items()}
     if isinstance(spec, (list, tuple)):
-        return tuple(_cast(one, item) for one, item in zip(spec, value, strict=True))
+        return tuple(_cast_to_signature(one, item) for one, item in zip(spec, value, strict=True))
     tensor = tf.convert_to_tensor(value, spec.dtype)
     if not spec.shape.is_compatible_with(tensor.shape):
         raise ValueError(f"expected shape {spec.shape}, got {tensor.shape}")
@@ -259,7 +259,7 @@ class Variables:
         def create(following: Any, **settings: Any) -> Any:
             variable = following(**settings)
             if self._created == len(self._names):
-                self._names.append(_unique(_own_name(variable), self._names))
+                self._names.append(_make_unique(_base_name(variable), self._names))
             self._found[self._names[self._created]] = variable
             self._created += 1
             return variable
@@ -271,7 +271,7 @@ class Variables:
         """Add variables that a method uses. Variables created before the module keep their names."""
         for variable in variables:
             if not any(variable.handle is known.handle for known in self._found.values()):
-                self._found[_unique(_own_name(variable), self._found)] = variable
+                self._found[_make_unique(_base_name(variable), self._found)] = variable
 
     def name(self, variable: Any) -> str:
         """Return the name of a known variable."""
@@ -303,11 +303,11 @@ class Variables:
         return values, tuple(changed)
 
 
-def _own_name(variable: Any) -> str:
+def _base_name(variable: Any) -> str:
     return str(variable.name).split(":")[0]
 
 
-def _unique(name: str, taken: Iterable[str]) -> str:
+def _make_unique(name: str, taken: Iterable[str]) -> str:
     others, number, unique = set(taken), 0, name
     while unique in others:
         number += 1

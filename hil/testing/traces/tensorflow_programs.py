@@ -12,7 +12,7 @@ import numpy as np
 from hil.controller.models.conversions.tensorflow_program import convert
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.graphs import Structure, assigned, error_text, leaves, numbered, replace_leaves
-from hil.controller.models.tensorflow.lower import Live, LoweredFunction, lower
+from hil.controller.models.tensorflow.lower import CapturedFunction, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import spec_of
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
@@ -25,7 +25,7 @@ from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
 from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 from hil.testing.traces.mlir import merge
 from hil.testing.traces.runners import Inputs
-from hil.testing.traces.target import Target
+from hil.testing.traces.target import BoardTarget
 
 T = TypeVar("T")
 TF_INPUT = "tf_input.mlir"
@@ -48,12 +48,12 @@ class MethodProgram:
     # constants in the program: number in ``lowered.state`` -> value. No known method assigns them.
     constants: Mapping[int, Array]
 
-    def outdated(self, live: Live) -> list[int]:
+    def outdated(self, live: CapturedFunction) -> list[int]:
         """Return the constants that differ from the captured values."""
         return [place for place, value in self.constants.items() if not same_array(live.captured[place].numpy(), value)]
 
 
-class Programs:
+class ModulePrograms:
     """Programs of a module for one backend. Failed programs are not retried.
 
     Captured values are constants of a program. They become arguments if a known method assigns them, or if a call finds
@@ -69,7 +69,9 @@ class Programs:
         # Call key -> numbers of changed items in the method's ``state``.
         self._changed: dict[str, set[int]] = {}
 
-    def of(self, method: str, inputs: Inputs, live: Live, module: Any, methods: Sequence[str]) -> MethodProgram:
+    def of(
+        self, method: str, inputs: Inputs, live: CapturedFunction, module: Any, methods: Sequence[str]
+    ) -> MethodProgram:
         """Return the program for a call.
 
         Args:
@@ -79,11 +81,11 @@ class Programs:
         Raises:
             UsageError: the method's inputs, outputs or state differ from those of the existing program.
         """
-        program = self._once("", lambda: self._make_group(module, methods)).get(method)
+        program = self._make_once("", lambda: self._make_group(module, methods)).get(method)
         if program is None or program.lowered.inputs != live.function.inputs:
-            program = self._alone(method, inputs, live, module)
+            program = self._get_method_program(method, inputs, live, module)
         while True:
-            if _outline(program.lowered) != _outline(live.function):
+            if _summarize_function(program.lowered) != _summarize_function(live.function):
                 raise UsageError(
                     f"{self._name}.{method} differs between instances of the module",
                     hint="inputs, outputs and captured values must not depend on random numbers or earlier instances",
@@ -92,19 +94,19 @@ class Programs:
                 return program
             others = set(range(len(live.captured))) - program.constants.keys()
             self._changed[call_key(method, inputs)] = others | set(outdated)
-            program = self._alone(method, inputs, live, module)
+            program = self._get_method_program(method, inputs, live, module)
 
-    def _alone(self, method: str, inputs: Inputs, live: Live, module: Any) -> MethodProgram:
+    def _get_method_program(self, method: str, inputs: Inputs, live: CapturedFunction, module: Any) -> MethodProgram:
         """Return the program of one method, for the dtypes and shapes of some inputs."""
-        key, place = call_key(method, inputs), f"methods/{method}_{self._count(method)}"
+        key, place = call_key(method, inputs), f"methods/{method}_{self._count_programs(method)}"
         changed = self._changed.get(key, set())
-        made = self._once(
+        made = self._make_once(
             " ".join([key, *map(str, sorted(changed))]),
-            lambda: self._make({method: live}, {method: (module, inputs)}, place, changed),
+            lambda: self._make_programs({method: live}, {method: (module, inputs)}, place, changed),
         )
         return made[method]
 
-    def compiled(self, program: MethodProgram, target: Target) -> Artifact:
+    def compiled(self, program: MethodProgram, target: BoardTarget) -> Artifact:
         """Compile a program for a board. Raises StageError, BoardError."""
 
         def make() -> Artifact:
@@ -117,20 +119,20 @@ class Programs:
                     )
                 raise
 
-        return self._once(program.place, make)
+        return self._make_once(program.place, make)
 
-    def tflite(self, method: str, inputs: Inputs, module: Any, target: Target) -> TfLiteProgram:
+    def tflite(self, method: str, inputs: Inputs, module: Any, target: BoardTarget) -> TfLiteMethod:
         """Return the TFLite program for a call."""
-        count = self._count(method)
+        count = self._count_programs(method)
         place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
-        return self._once(
+        return self._make_once(
             call_key(method, inputs), lambda: make_tflite(module, method, inputs, place, target, self._context)
         )
 
-    def _count(self, method: str) -> int:
+    def _count_programs(self, method: str) -> int:
         return sum(key.startswith(f"{method}(") for key in self._made)
 
-    def _once(self, key: str, make: Callable[[], T]) -> T:
+    def _make_once(self, key: str, make: Callable[[], T]) -> T:
         if key not in self._made:
             try:
                 self._made[key] = make()
@@ -143,7 +145,11 @@ class Programs:
 
     def _make_group(self, module: Any, methods: Sequence[str]) -> dict[str, MethodProgram]:
         """Create a program of all methods with a fully defined signature."""
-        signed = {name: signature for name in methods if (signature := _signature(getattr(module, name))) is not None}
+        signed = {
+            name: signature
+            for name in methods
+            if (signature := _get_fixed_signature(getattr(module, name))) is not None
+        }
         if not signed:
             return {}
         lives = {}
@@ -155,11 +161,11 @@ class Programs:
                 error.hint = error.hint or (f"exclude it: exported_names=[{others}]" if others else "")
                 error.located(stage=Stage.COMPILE.value)
                 raise
-        return self._make(lives, {name: (module, signature) for name, signature in signed.items()}, "")
+        return self._make_programs(lives, {name: (module, signature) for name, signature in signed.items()}, "")
 
-    def _make(
+    def _make_programs(
         self,
-        lives: dict[str, Live],
+        lives: dict[str, CapturedFunction],
         calls: dict[str, tuple[Any, Sequence[Any]]],
         place: str,
         changed: Collection[int] = (),
@@ -172,7 +178,7 @@ class Programs:
         folder = self._folder / place
         texts = [in_tf_dialect(getattr(module, name), name, args) for name, (module, args) in calls.items()]
         write_file(folder / TF_INPUT, _SPLIT.join(texts).encode(), option="", make_folder=True)
-        constants = _constants(lives, changed)
+        constants = _find_constants(lives, changed)
         distinct = {id(value): value for found in constants.values() for value in found.values()}
         text, bytecode = folder / IREE_INPUT, folder / IREE_BYTECODE
         is_large = sum(value.nbytes for value in distinct.values()) > _MOST_TEXT_BYTES
@@ -209,7 +215,7 @@ class Programs:
         return {name: MethodProgram(live.function, model, compiled, constants[name]) for name, live in lives.items()}
 
 
-def _constants(lives: Mapping[str, Live], changed: Collection[int]) -> dict[str, dict[int, Array]]:
+def _find_constants(lives: Mapping[str, CapturedFunction], changed: Collection[int]) -> dict[str, dict[int, Array]]:
     """Return the state items that are constants: method -> number -> value. No method assigns them.
 
     A variable used by several methods has the same array in all of them.
@@ -237,7 +243,7 @@ def same_array(one: Array, other: Array) -> bool:
     return bool(np.array_equal(np.asarray(to_bytes(one)), np.asarray(to_bytes(other))))
 
 
-def _signature(function: Any) -> tuple[Any, ...] | None:
+def _get_fixed_signature(function: Any) -> tuple[Any, ...] | None:
     """Return a function's signature if all shapes are fully defined, else None."""
     import tensorflow as tf
 
@@ -256,14 +262,14 @@ def call_key(method: str, inputs: Inputs) -> str:
     return f"{method}({'; '.join(f'{path}: {kind}' for path, kind in kinds)})"
 
 
-def _outline(function: LoweredFunction) -> tuple[Any, ...]:
+def _summarize_function(function: LoweredFunction) -> tuple[Any, ...]:
     """Return the properties that must match between module instances. Keras's variable names do not match."""
     state = [(one.spec.dtype, one.spec.shape, one.constant, one.result) for one in function.state]
     return function.inputs, function.outputs, state
 
 
 @dataclass(frozen=True)
-class TfLiteProgram:
+class TfLiteMethod:
     """Method as a TFLite program."""
 
     artifact: Artifact
@@ -273,7 +279,7 @@ class TfLiteProgram:
     )
 
 
-def lower_method(module: Any, method: str, inputs: Sequence[Any]) -> Live:
+def lower_method(module: Any, method: str, inputs: Sequence[Any]) -> CapturedFunction:
     """Lower a method. Error messages start with the method's name."""
     try:
         return lower(getattr(module, method), inputs)
@@ -283,8 +289,8 @@ def lower_method(module: Any, method: str, inputs: Sequence[Any]) -> Live:
 
 
 def make_tflite(
-    module: Any, method: str, inputs: Inputs, place: Path, target: Target, context: RunContext
-) -> TfLiteProgram:
+    module: Any, method: str, inputs: Inputs, place: Path, target: BoardTarget, context: RunContext
+) -> TfLiteMethod:
     """Convert a method for the dtypes and shapes of some inputs. Variables that it reads become constants.
 
     Raises:
@@ -329,7 +335,7 @@ def make_tflite(
     model = import_model(place, isolated=context.isolated, cache=context.cache)
     artifact = target.compile(model, place)
     outputs = concrete.structured_outputs
-    return TfLiteProgram(
+    return TfLiteMethod(
         artifact, tuple(spec_of(name, outputs[name]) for name in sorted(outputs)), numbered(returned[0])
     )
 

@@ -85,8 +85,8 @@ class TracedModuleTestCase(unittest.TestCase):
             AssertionError: a backend failed or unexpectedly passed. The message describes all backends.
         """
         __tracebackhide__ = True  # the message is sufficient
-        traces = self._opened()
-        results = traces.compare(trace_function, self._command())
+        traces = self._open_traces()
+        results = traces.compare(trace_function, self._build_command())
         text = summary(results, traces.reference.name)
         if self._item is not None:
             from hil.testing.pytest_plugin.backend_rows import add_rows
@@ -96,7 +96,7 @@ class TracedModuleTestCase(unittest.TestCase):
             raise self.failureException(text)
         if any(result.outcome is Outcome.XFAIL for result in results):
             # Report this at the end of the test, so that later comparisons still run.
-            self.addCleanup(self._say_expected, text)
+            self.addCleanup(self._report_expected_failure, text)
         missing = [result for result in results if result.outcome is Outcome.SKIP]
         if len(missing) == len(results):
             self.skipTest("; ".join(result.record.message for result in missing))
@@ -104,27 +104,29 @@ class TracedModuleTestCase(unittest.TestCase):
             with self.subTest(backend=result.record.flow):
                 self.skipTest(result.record.message)
 
-    def _command(self) -> str:
+    def _build_command(self) -> str:
         """Return the command that repeats this test."""
         if self._item is None:
             return script_command(type(self).__module__) or shlex.join(["python", "-m", "unittest", self.id()])
         from hil.testing.pytest_plugin.options import repeat_command
 
         words = repeat_command(self._item.config, self._item.nodeid)
-        return shlex.join([*words, *(f"--{name}={value}" for name, value in self._given().items() if value)])
+        return shlex.join(
+            [*words, *(f"--{name}={value}" for name, value in self._get_trace_options().items() if value)]
+        )
 
-    def _given(self) -> dict[str, Any]:
+    def _get_trace_options(self) -> dict[str, Any]:
         """Return the trace options given to pytest."""
         return {name: self._item.config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS}
 
-    def _say_expected(self, text: str) -> None:
+    def _report_expected_failure(self, text: str) -> None:
         if self._item is not None:
             import pytest
 
             pytest.xfail(text)
         self.skipTest(f"XFAIL: {text}")
 
-    def _opened(self) -> ModuleTraces:
+    def _open_traces(self) -> ModuleTraces:
         """Return the class's traces, created at the first call."""
         case = type(self)
         if "_traces" not in vars(case) or case._traces is None:
@@ -133,7 +135,7 @@ class TracedModuleTestCase(unittest.TestCase):
                     f"missing module for {case.__name__}",
                     hint="decorate the class with @hil.testing.compile_module(ModuleClass)",
                 )
-            options, expected = self._options(), Path(inspect.getfile(case)).with_name(EXPECTED)
+            options, expected = self._build_options(), Path(inspect.getfile(case)).with_name(EXPECTED)
             case._traces = ModuleTraces(
                 case.module_class,
                 case.exported_names,
@@ -145,7 +147,7 @@ class TracedModuleTestCase(unittest.TestCase):
         assert case._traces is not None
         return case._traces
 
-    def _options(self) -> TraceOptions:
+    def _build_options(self) -> TraceOptions:
         """Return the options of the command line, with defaults from the class."""
         typed = _typed
         if self._item is not None:
@@ -153,7 +155,7 @@ class TracedModuleTestCase(unittest.TestCase):
 
             config = self._item.config
             of_cases = {name: one for name, one in settings_of(config).items() if name not in _NOT_OF_TRACES}
-            typed = TraceOptions.of(**self._given(), settings=CaseSettings(**of_cases))
+            typed = TraceOptions.of(**self._get_trace_options(), settings=CaseSettings(**of_cases))
             typed = replace(typed, artifacts_dir=config.invocation_params.dir / typed.artifacts_dir)
         return replace(
             typed,

@@ -19,7 +19,7 @@ from hil.controller.workloads.traces.trace import ModuleCall, Trace
 from hil.core.results import Stage
 from hil.core.tensors import Array
 from hil.errors import HilError, RunFailed, UsageError, did_you_mean
-from hil.testing.traces.runners import Answer, Runner
+from hil.testing.traces.runners import BackendRunner, ProgramResult
 
 TraceFunction = Callable[["TracedModule"], Any]
 
@@ -32,20 +32,20 @@ class TracedModule:
     nesting.
     """
 
-    def __init__(self, runner: Runner, methods: tuple[str, ...], traced: Traced) -> None:
+    def __init__(self, runner: BackendRunner, methods: tuple[str, ...], traced: TraceResult) -> None:
         self._runner = runner
         self._methods = methods
         self._traced = traced
 
     def __getattr__(self, name: str) -> Any:
         if name in self._methods:
-            return partial(self._call, name)
+            return partial(self._record_call, name)
         raise AttributeError(
             f"method {name!r} not found in {self._traced.trace.module_name}: {did_you_mean(name, self._methods)}"
             f"exported methods: {', '.join(self._methods)}"
         )
 
-    def _call(
+    def _record_call(
         self, method: str, /, *args: Any, rtol: float | None = None, atol: float | None = None, **named: Any
     ) -> Any:
         if named:
@@ -69,11 +69,11 @@ class TracedModule:
 
 
 @dataclass
-class Traced:
+class TraceResult:
     """Result of a trace function on one backend."""
 
     trace: Trace
-    answers: list[Answer | None] = field(
+    answers: list[ProgramResult | None] = field(
         default_factory=list
     )  # results of the calls' programs; None for a call without a program
     error: HilError | None = None  # the error that ended the trace early, or None
@@ -83,12 +83,12 @@ class Traced:
 
 def run_trace(
     function: TraceFunction,
-    runner: Runner,
+    runner: BackendRunner,
     module_name: str,
     methods: Callable[[], tuple[str, ...]],
     backend: str,
     seed: int = 0,
-) -> Traced:
+) -> TraceResult:
     """Call a trace function with a new module.
 
     Random numbers are seeded before the module is created and before the call. If a stage fails or the function raises
@@ -97,7 +97,7 @@ def run_trace(
     Args:
         methods: Returns the method names. It is called after the module was created.
     """
-    traced = Traced(Trace(module_name, backend, trace_name(function), _source(function)))
+    traced = TraceResult(Trace(module_name, backend, trace_name(function), _get_source(function)))
     try:
         set_random_seed(seed)
         runner.begin()
@@ -110,7 +110,7 @@ def run_trace(
     except Exception as error:  # the user's function may check results and raise any exception
         traced.raised = error
         traced.error = RunFailed(
-            f"{traced.trace.name} raised {type(error).__name__}{_place(function, error)}: {error}",
+            f"{traced.trace.name} raised {type(error).__name__}{_locate_error(function, error)}: {error}",
             stage=Stage.RUN.value,
             detail=traceback.format_exc(),
         )
@@ -127,14 +127,14 @@ def trace_name(function: TraceFunction) -> str:
     return str(name)
 
 
-def _place(function: TraceFunction, error: Exception) -> str:
+def _locate_error(function: TraceFunction, error: Exception) -> str:
     """Return the line of the trace function where an error occurred, as text; "" if unknown."""
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" in line {lines[-1]}" if lines else ""
 
 
-def _source(function: TraceFunction) -> str:
+def _get_source(function: TraceFunction) -> str:
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):

@@ -14,7 +14,7 @@ from iree.compiler import tools
 
 from hil.controller.models.conversions.tensorflow_program import freeze, prepare
 from hil.controller.models.tensorflow.graphs import assigned, leaves, numbered, restore
-from hil.controller.models.tensorflow.lower import Live, flatten, lower
+from hil.controller.models.tensorflow.lower import CapturedFunction, flatten, lower
 
 CONFIG = runtime.Config("local-sync")
 
@@ -47,7 +47,7 @@ def call(mlir: str | bytes, name: str, *args) -> list[np.ndarray]:
     return [np.asarray(result) for result in (results if isinstance(results, (list, tuple)) else [results])]
 
 
-def called(live: Live, *args) -> list[np.ndarray]:
+def called(live: CapturedFunction, *args) -> list[np.ndarray]:
     return call(prepare(live.function.mlir), "main", *flatten(args), *live.values())
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.compiling import entering
-from hil.controller.models.tensorflow.graph_def import VARIABLE_OP, Graph
+from hil.controller.models.tensorflow.graph_def import VARIABLE_OP, TfGraph
 from hil.controller.models.tensorflow.graphs import HandleGraph, captured, error_text, is_variable
-from hil.controller.models.tensorflow.source import Source, named_outputs, open_model, spec_of
+from hil.controller.models.tensorflow.source import OpenedFunction, named_outputs, open_model, spec_of
 from hil.controller.storage.texts import foreign_errors, unique_name
 from hil.core.files import read_file
 from hil.core.tensors import TensorSpec, to_bytes
@@ -35,7 +35,7 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
         CompileFailed: the model cannot be traced, or tfcompile has no config for it.
     """
     source = open_model(path, function, dims)
-    is_graph = isinstance(source.model, Graph)
+    is_graph = isinstance(source.model, TfGraph)
     config, nodes, variables = _of_graph(source) if is_graph else _of_function(source, function)
     where = Path(folder)
     (where / GRAPH).write_bytes(nodes.SerializeToString(deterministic=True))
@@ -46,7 +46,7 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
             file.write(to_bytes(variables[variable.node].numpy()))
 
 
-def _of_function(source: Source, function: str) -> tuple[Config, Any, dict[str, Any]]:
+def _of_function(source: OpenedFunction, function: str) -> tuple[Config, Any, dict[str, Any]]:
     """Return config, graph and variables of a traced function."""
     import tensorflow as tf
 
@@ -65,11 +65,11 @@ def _of_function(source: Source, function: str) -> tuple[Config, Any, dict[str, 
     return make_config(flattened.node, feeds, fetches, _specs(variables)), flattened, variables
 
 
-def _of_graph(source: Source) -> tuple[Config, Any, dict[str, Any]]:
+def _of_graph(source: OpenedFunction) -> tuple[Config, Any, dict[str, Any]]:
     """Return config, graph and variables of a GraphDef. Only the functions are inlined."""
     import tensorflow as tf
 
-    graph: Graph = source.model
+    graph: TfGraph = source.model
     source.sized()
     feeds = dict(zip((feed.tensor for feed in graph.feeds), source.inputs, strict=True))
     fetches = dict(zip((fetch.tensor for fetch in graph.fetches), source.outputs(), strict=True))

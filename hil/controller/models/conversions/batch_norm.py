@@ -48,7 +48,7 @@ def expand_batch_norm_grad(module: Any) -> None:
         with module.context, operation.location:
             # TensorFlow's names never start with a dot.
             name = f".batch_norm_grad.{number}"
-            parsed = ir.Module.parse(_function(name, operation))
+            parsed = ir.Module.parse(_format_function(name, operation))
             module.body.append(parsed.body.operations[0])
             called = {"callee": ir.FlatSymbolRefAttr.get(name)}
             call = ir.Operation.create(
@@ -63,7 +63,7 @@ def expand_batch_norm_grad(module: Any) -> None:
             operation.erase()
 
 
-def _function(name: str, operation: Any) -> str:
+def _format_function(name: str, operation: Any) -> str:
     from iree.compiler import ir
 
     tensor = ir.RankedTensorType(operation.operands[0].type)

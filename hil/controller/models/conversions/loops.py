@@ -44,46 +44,46 @@ Known = Array | None
 def unroll(module: Any) -> None:
     """Unroll each loop with a constant number of steps, inner loops first."""
     for loop in operations_in(module.operation, "stablehlo.while"):
-        size = sum(1 for _ in _nested(loop.regions[1]))
+        size = sum(1 for _ in _iter_operations(loop.regions[1]))
         try:
-            steps = _steps(loop, MOST_OPERATIONS // size)
+            steps = _count_steps(loop, MOST_OPERATIONS // size)
         except RecursionError:  # the initial value depends on thousands of unrolled steps
             steps = None
         if steps is not None:
-            _write_out(loop, steps)
+            _unroll_loop(loop, steps)
 
 
-def _nested(region: Any, *, deep: bool = True) -> Iterator[Any]:
+def _iter_operations(region: Any, *, deep: bool = True) -> Iterator[Any]:
     for block in region:
         for inner in block:
             yield inner.operation
             if deep:
                 for below in inner.operation.regions:
-                    yield from _nested(below)
+                    yield from _iter_operations(below)
 
 
-def _steps(loop: Any, most: int) -> int | None:
+def _count_steps(loop: Any, most: int) -> int | None:
     """Return the number of steps in a loop, or None if it is unknown or above ``most``."""
     condition, body = (region.blocks[0] for region in loop.regions)
-    state = [_value(operand, {}) for operand in loop.operands]
+    state = [_evaluate_value(operand, {}) for operand in loop.operands]
     for steps in range(most + 1):
-        [goes_on] = _run(condition, state)
+        [goes_on] = _evaluate_block(condition, state)
         if goes_on is None:
             return None
         if not goes_on:
             return steps
-        state = _run(body, state)
+        state = _evaluate_block(body, state)
     return None
 
 
-def _run(block: Any, state: list[Known]) -> list[Known]:
+def _evaluate_block(block: Any, state: list[Known]) -> list[Known]:
     """Return a block's results, computed from the known arguments."""
     known = dict(zip(block.arguments, state, strict=True))
     *_, end = block
-    return [_value(operand, known) for operand in end.operation.operands]
+    return [_evaluate_value(operand, known) for operand in end.operation.operands]
 
 
-def _value(value: Any, known: dict[Any, Known]) -> Known:
+def _evaluate_value(value: Any, known: dict[Any, Known]) -> Known:
     """Return a scalar's value, computed from the defining operation. Computed values are added to ``known``."""
     from iree.compiler import ir
 
@@ -91,36 +91,36 @@ def _value(value: Any, known: dict[Any, Known]) -> Known:
         return known[value]
     known[value] = None
     if str(value.type) in _DTYPES and isinstance(value.owner, (ir.Operation, ir.OpView)):
-        known[value] = _computed(value.owner.operation, known)
+        known[value] = _evaluate_operation(value.owner.operation, known)
     return known[value]
 
 
-def _computed(operation: Any, known: dict[Any, Known]) -> Known:
+def _evaluate_operation(operation: Any, known: dict[Any, Known]) -> Known:
     from iree.compiler import ir
 
     if operation.name == "stablehlo.constant":
         dense = operation.attributes["value"]
         is_number = isinstance(dense, ir.DenseIntElementsAttr)
-        return _wrapped(np.asarray(dense[0]), operation) if is_number else None
+        return _cast_to_result(np.asarray(dense[0]), operation) if is_number else None
     compute = _COMPUTED.get(operation.name)
     if operation.name == "stablehlo.compare":
         text = str(operation.attributes["comparison_direction"])
         compute = next(found for name, found in _COMPARED.items() if f" {name}>" in text)
     if compute is None or str(operation.results[0].type) not in _DTYPES:
         return None
-    given = [_value(operand, known) for operand in operation.operands]
-    return None if any(one is None for one in given) else _wrapped(np.asarray(compute(*given)), operation)
+    given = [_evaluate_value(operand, known) for operand in operation.operands]
+    return None if any(one is None for one in given) else _cast_to_result(np.asarray(compute(*given)), operation)
 
 
 _DTYPES = {f"tensor<i{bits}>": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)} | {"tensor<i1>": np.dtype(bool)}
 
 
-def _wrapped(value: Array, operation: Any) -> Known:
+def _cast_to_result(value: Array, operation: Any) -> Known:
     dtype = _DTYPES.get(str(operation.results[0].type))
     return None if dtype is None else value.astype(dtype)
 
 
-def _write_out(loop: Any, steps: int) -> None:
+def _unroll_loop(loop: Any, steps: int) -> None:
     from iree.compiler import ir
 
     body = loop.regions[1].blocks[0]
@@ -131,7 +131,7 @@ def _write_out(loop: Any, steps: int) -> None:
         now = dict(zip(body.arguments, values, strict=True))
         for operation in operations:
             copy = operation.operation.clone(point)
-            _take(copy, now)
+            _replace_operands(copy, now)
             now.update(zip(operation.operation.results, copy.results, strict=True))
         values = [now.get(operand, operand) for operand in end.operation.operands]
     for result, value in zip(loop.results, values, strict=True):
@@ -139,11 +139,11 @@ def _write_out(loop: Any, steps: int) -> None:
     loop.erase()
 
 
-def _take(operation: Any, values: Mapping[Any, Any]) -> None:
+def _replace_operands(operation: Any, values: Mapping[Any, Any]) -> None:
     """Replace operands of an operation and of nested operations."""
     for number, operand in enumerate(operation.operands):
         if operand in values:
             operation.operands[number] = values[operand]
     for region in operation.regions:
-        for inner in _nested(region, deep=False):
-            _take(inner, values)
+        for inner in _iter_operations(region, deep=False):
+            _replace_operands(inner, values)

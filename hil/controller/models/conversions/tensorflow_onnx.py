@@ -41,7 +41,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
             f"ONNX models do not return updated variables: {', '.join(list(source.assigned)[:4])}",
             hint=_HINT,
         )
-    _unroll(source.model)
+    _unroll_layers(source.model)
     outputs: list[TensorSpec] = []
 
     def flat(*tensors: object) -> list[object]:
@@ -60,11 +60,11 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
         tensors = [tensor.name for tensor in frozen.inputs], [tensor.name for tensor in frozen.outputs]
         with tf.Graph().as_default():
             graph = tf_optimize(*tensors, frozen.graph.as_graph_def())
-    model = _convert(Path(path).name, tensors, (source.inputs, outputs), graph=graph)
-    _write(model, function, source.inputs, outputs, Path(output))
+    model = _convert_graph(Path(path).name, tensors, (source.inputs, outputs), graph=graph)
+    _write_model(model, function, source.inputs, outputs, Path(output))
 
 
-def _unroll(model: Any) -> None:
+def _unroll_layers(model: Any) -> None:
     """Unroll recurrent layers of a Keras model, because IREE cannot compile the ONNX operator Loop.
 
     Layers with an open number of steps stay loops.
@@ -96,11 +96,11 @@ def tflite_to_onnx(path: str, function: str, output: str, dims: Mapping[str, int
         )
     check_dims(file.name, dims, {dim for spec in opened.inputs for dim in spec.shape if isinstance(dim, str)})
     inputs = [replace(spec, shape=tuple(dims.get(str(dim), dim) for dim in spec.shape)) for spec in opened.inputs]
-    model = _convert(file.name, opened.tensor_names(), (inputs, opened.outputs), tflite_path=path)
-    _write(model, function, inputs, opened.outputs, Path(output))
+    model = _convert_graph(file.name, opened.tensor_names(), (inputs, opened.outputs), tflite_path=path)
+    _write_model(model, function, inputs, opened.outputs, Path(output))
 
 
-def _convert(
+def _convert_graph(
     name: str,
     tensors: tuple[Sequence[str], Sequence[str]],
     specs: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
@@ -126,7 +126,7 @@ def _convert(
             live,
             opset=_OPSET,
             continue_on_error=True,  # unknown operators are reported together below
-            custom_op_handlers={"Erfc": (_erfc, []), "TFL_GELU": (_gelu, [])},
+            custom_op_handlers={"Erfc": (_write_erfc, []), "TFL_GELU": (_write_gelu, [])},
             input_names=list(tensors[0]),
             output_names=list(tensors[1]),
             tensors_to_rename=dict(zip((*tensors[0], *tensors[1]), (*takes, *gives), strict=True)),
@@ -135,15 +135,15 @@ def _convert(
         return optimizer.optimize_graph(converted).make_model(name)
 
 
-def _erfc(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
+def _write_erfc(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
     """Write 1 - erf(x), a part of Keras' GELU."""
-    write = _Writer(graph, node)
+    write = _NodeReplacer(graph, node)
     write("Sub", write.constant(1), write("Erf", write.x), last=True)
 
 
-def _gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
+def _write_gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
     """Write TFLite's GELU: x / 2 * (1 + erf(x / sqrt(2))), or the approximation with tanh."""
-    write = _Writer(graph, node)
+    write = _NodeReplacer(graph, node)
     approximate, x = bool(node.get_attr_value("approximate")), write.x
     if approximate:
         cube = write("Mul", write("Mul", write("Mul", x, x), x), write.constant(0.044715))
@@ -154,7 +154,7 @@ def _gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
     write("Mul", half, write("Add", curve, write.constant(1)), last=True)
 
 
-class _Writer:
+class _NodeReplacer:
     """Replaces a node that tf2onnx does not know by ONNX operators of the same shape."""
 
     def __init__(self, graph: Any, node: Any) -> None:
@@ -165,7 +165,7 @@ class _Writer:
 
     def __call__(self, op: str, *inputs: str, last: bool = False) -> str:
         """Add an operator. The last operator takes over the node's outputs."""
-        name = self._name if last else self._new(op)
+        name = self._name if last else self._make_name(op)
         outputs = {"outputs": self._outputs} if last else {}
         return str(self._graph.make_node(op, list(inputs), name=name, **outputs, **self._types).output[0])
 
@@ -174,15 +174,15 @@ class _Writer:
         from tf2onnx.utils import map_onnx_to_numpy_type
 
         array = np.array(value, map_onnx_to_numpy_type(self._types["dtypes"][0]))
-        return str(self._graph.make_const(self._new("const"), array).output[0])
+        return str(self._graph.make_const(self._make_name("const"), array).output[0])
 
-    def _new(self, kind: str) -> str:
+    def _make_name(self, kind: str) -> str:
         from tf2onnx.utils import make_name
 
         return str(make_name(f"{self._name}/{kind}"))
 
 
-def _write(
+def _write_model(
     model: Any, function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], output: Path
 ) -> None:
     """Write the model with this signature. Weights of 256 MB and more go into a separate file in the same directory.
@@ -216,14 +216,14 @@ def _refuse_unknown(graph: Any) -> None:
     import onnx
 
     known = {schema.name for schema in onnx.defs.get_all_schemas()}
-    unknown = sorted({node.op_type for node in _nodes(graph) if node.domain or node.op_type not in known})
+    unknown = sorted({node.op_type for node in _iter_nodes(graph) if node.domain or node.op_type not in known})
     if unknown:
         raise CompileFailed(f"tf2onnx: unsupported ops {', '.join(unknown)}", hint=_HINT)
 
 
-def _nodes(graph: Any) -> Any:
+def _iter_nodes(graph: Any) -> Any:
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
+                yield from _iter_nodes(attribute.g)

@@ -119,9 +119,9 @@ def lowered_module(
         expand_batch_norm_grad(module)
         with context, ir.Location.unknown():
             if constants or results is not None:
-                _bind(module, name, constants or {}, results)
+                _bind_constants(module, name, constants or {}, results)
             elif name != ENTRY:
-                _rename(module, function_in(module, ENTRY), name)
+                _rename_function(module, function_in(module, ENTRY), name)
         if _LOOP.search(mlir) and _is_miscompiled(module):
             print("iree-compile crashes on these loops or miscompiles them: unrolling them", flush=True)
             with context, ir.Location.unknown():
@@ -183,12 +183,12 @@ class Constant:
     value: Array
 
 
-def _bind(module: Any, name: str, constants: Mapping[int, Constant], results: Results | None) -> None:
+def _bind_constants(module: Any, name: str, constants: Mapping[int, Constant], results: Results | None) -> None:
     """Add a public wrapper that calls the lowered function with the constants."""
     from iree.compiler import ir
 
     inner = function_in(module, ENTRY)
-    _rename(module, inner, _INNER)
+    _rename_function(module, inner, _INNER)
     inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
     kind = ir.FunctionType(ir.TypeAttr(inner.attributes["function_type"]).value)
     taken = [own for place, own in enumerate(kind.inputs) if place not in constants]
@@ -198,7 +198,8 @@ def _bind(module: Any, name: str, constants: Mapping[int, Constant], results: Re
     with ir.InsertionPoint(block):
         arguments = iter(block.arguments)
         given = [
-            _constant(constants[place]) if place in constants else next(arguments) for place in range(len(kind.inputs))
+            _make_constant(constants[place]) if place in constants else next(arguments)
+            for place in range(len(kind.inputs))
         ]
         callee = {"callee": ir.FlatSymbolRefAttr.get(_INNER)}
         call = ir.Operation.create("func.call", results=kind.results, operands=given, attributes=callee)
@@ -209,7 +210,7 @@ def _bind(module: Any, name: str, constants: Mapping[int, Constant], results: Re
     module.operation.verify()
 
 
-def _rename(module: Any, function: Any, name: str) -> None:
+def _rename_function(module: Any, function: Any, name: str) -> None:
     from iree.compiler import ir
 
     ir.SymbolTable.replace_all_symbol_uses(ENTRY, name, module.operation)
@@ -235,16 +236,16 @@ def _is_miscompiled(module: Any) -> bool:
             compiled = ir.Module.parse(read_file(found, MAX_MODEL_BYTES))
             # A condition takes the loop's operands; a body takes values like the loop's results.
             loops = operations_in(compiled.operation, "scf.while")
-            return any(_kinds(loop.operands) != _kinds(loop.results) for loop in loops)
+            return any(_list_types(loop.operands) != _list_types(loop.results) for loop in loops)
 
 
-def _kinds(values: Iterable[Any]) -> list[str]:
+def _list_types(values: Iterable[Any]) -> list[str]:
     """Return types as the layout sees them: all tensor types are equal."""
     texts = (str(value.type) for value in values)
     return ["tensor" if text.startswith("tensor<") else text for text in texts]
 
 
-def _constant(constant: Constant) -> Any:
+def _make_constant(constant: Constant) -> Any:
     from iree.compiler import ir
 
     kind = ir.Type.parse(mlir_type(constant.spec))

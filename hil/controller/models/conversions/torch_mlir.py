@@ -35,13 +35,13 @@ _KNOWN = ("roll", "fft_rfft")
 
 def decomposed(program: Any) -> Any:
     """Decompose a program into operators that torch-mlir supports."""
-    known = {operator for name in _KNOWN for operator in _overloads(name)}
+    known = {operator for name in _KNOWN for operator in _list_overloads(name)}
     table = {op: how for op, how in torch.export.default_decompositions().items() if op not in known}
     wanted = torch._decomp.get_decompositions([getattr(torch.ops.aten, name) for name in _DECOMPOSED])
     return program.run_decompositions({**table, **wanted})
 
 
-def _overloads(name: str) -> list[Any]:
+def _list_overloads(name: str) -> list[Any]:
     packet = getattr(torch.ops.aten, name)
     return [getattr(packet, overload) for overload in packet.overloads()]
 
@@ -57,32 +57,34 @@ def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any],
     """
     weights = [*program.state_dict.values(), *(value for value in program.constants.values() if _is_tensor(value))]
     heavy = sum(weight.nbytes for weight in weights) > EXTERNAL_FROM_BYTES
-    hooks = _Outside() if heavy else None
+    hooks = _ExternalWeights() if heavy else None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # Python source lines, which would be used for nodes without a name
-    importer = fx_importer.FxImporter(context=ir.Context(), hooks=hooks, graph_node_importer_cls=_located(name_of))
+    importer = fx_importer.FxImporter(
+        context=ir.Context(), hooks=hooks, graph_node_importer_cls=_make_located_importer(name_of)
+    )
     importer.import_program(program, func_name=function, func_visibility="public")
     if hooks is not None:
         hooks.save(folder / PARAMETERS)
     return importer.module_op
 
 
-def _located(name_of: Callable[[Any], str]) -> type:
+def _make_located_importer(name_of: Callable[[Any], str]) -> type:
     """Return a node importer with module names as locations instead of Python source lines."""
 
-    class Names(fx_importer.ContextCache):  # type: ignore[misc]  # the package has no types
+    class NodeLocations(fx_importer.ContextCache):  # type: ignore[misc]  # the package has no types
         def get_node_location(self, node: Any) -> Any:
             name = name_of(node)
             return ir.Location.name(name, context=self._c) if name else None
 
-    class Located(fx_importer.GraphNodeImporter):  # type: ignore[misc]  # the package has no types
+    class LocatedImporter(fx_importer.GraphNodeImporter):  # type: ignore[misc]  # the package has no types
         def __init__(self, importer: Any, context: Any, cache: Any, block: Any) -> None:
-            super().__init__(importer, context, Names(context), block)
+            super().__init__(importer, context, NodeLocations(context), block)
 
-    return Located
+    return LocatedImporter
 
 
-class _Outside(fx_importer.FxImporterHooks):  # type: ignore[misc]  # the package has no types
+class _ExternalWeights(fx_importer.FxImporterHooks):  # type: ignore[misc]  # the package has no types
     """Hooks that store large weights in an archive and load them as globals."""
 
     def __init__(self) -> None:

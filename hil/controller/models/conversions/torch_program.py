@@ -35,13 +35,13 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     entering("load")
     program = load_program(path)
     types = mark(program)
-    inputs, outputs = _specs(path, program, dims)
+    inputs, outputs = _read_specs(path, program, dims)
     with foreign_errors(CompileFailed, f"torch-mlir cannot import {Path(path).name}", hint=ONNX_HINT):
         signature = declaration_of(function, inputs, outputs)
         entering("decompose")
-        program = decomposed(_sized(program, inputs))
+        program = decomposed(_trace_with_sizes(program, inputs))
         entering("torch-mlir: import")
-        module = imported(_returning_all(program), function, Path(output).parent, marked)
+        module = imported(_make_stateless(program), function, Path(output).parent, marked)
         module.verify()
         declare(function_in(module, function), signature)
     with Path(output).open("wb") as file:
@@ -59,7 +59,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     import torch
 
     program = load_program(path)
-    inputs, outputs = _specs(path, program, dims)
+    inputs, outputs = _read_specs(path, program, dims)
     if pairs := [spec for spec in (*inputs, *outputs) if spec.dtype.startswith("complex")]:
         raise CompileFailed(
             f"unsupported complex tensor {pairs[0]}: torch.onnx converts complex values to pairs of floats"
@@ -67,11 +67,13 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     heavy = sum(weight.nbytes for weight in program.state_dict.values()) > EXTERNAL_FROM_BYTES
     # The exporter raises various nested exceptions.
     with foreign_errors(
-        CompileFailed, f"torch.onnx cannot export {Path(path).name}", error_text=lambda error: first_line(_cause(error))
+        CompileFailed,
+        f"torch.onnx cannot export {Path(path).name}",
+        error_text=lambda error: first_line(_find_root_cause(error)),
     ):
         entering("torch.onnx: export")
         exported = torch.onnx.export(
-            _returning_all(_sized(program, inputs).run_decompositions(_batch_norm())),
+            _make_stateless(_trace_with_sizes(program, inputs).run_decompositions(_batch_norm_decompositions())),
             dynamo=True,
             opset_version=_OPSET,
             input_names=[spec.name for spec in inputs],
@@ -87,14 +89,14 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     onnx.save(model, output)
 
 
-def _specs(path: str, program: Any, dims: Mapping[str, int]) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
+def _read_specs(path: str, program: Any, dims: Mapping[str, int]) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
     """Return the specs for the program's inputs and outputs, with the importer's names."""
     sizes = Sizes(program)
     sizes.fix(Path(path).name, dims)
     return sizes.inputs(path), sizes.outputs(path)
 
 
-def _sized(program: Any, inputs: Sequence[TensorSpec]) -> Any:
+def _trace_with_sizes(program: Any, inputs: Sequence[TensorSpec]) -> Any:
     """Trace a program with dynamic shapes once more for these input shapes."""
     import torch
 
@@ -106,7 +108,7 @@ def _sized(program: Any, inputs: Sequence[TensorSpec]) -> Any:
         return torch.export.export(program.module(check_guards=False), args, kwargs)
 
 
-def _returning_all(program: Any) -> Any:
+def _make_stateless(program: Any) -> Any:
     """Make the program stateless: return tensors without constants, then the changed state's new values."""
     from torch.export.graph_signature import OutputKind
 
@@ -114,7 +116,7 @@ def _returning_all(program: Any) -> Any:
     return program
 
 
-def _batch_norm() -> Any:
+def _batch_norm_decompositions() -> Any:
     """Return decompositions of batch norm for training. The exporter would use the running statistics instead."""
     import torch
 
@@ -122,7 +124,7 @@ def _batch_norm() -> Any:
     return torch._decomp.get_decompositions([getattr(torch.ops.aten, kind) for kind in kinds])
 
 
-def _cause(error: BaseException) -> BaseException:
+def _find_root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -139,11 +141,11 @@ def mark(program: Any) -> dict[str, str]:
     """Store each node's name in metadata that survives decompositions. Return name -> type, in order."""
     types: dict[str, str] = {}
     nodes = [node for graph in graphs(program) for node in graph.nodes if node.op == "call_function"]
-    places = [_place(node) for node in nodes]
+    places = [_find_module(node) for node in nodes]
     shared = Counter(places)
     for node, (path, kind) in zip(nodes, places, strict=True):
         alone = shared[path, kind] == 1
-        name, type_ = called(path, kind if alone else "", node.name, _operator(node.target))
+        name, type_ = called(path, kind if alone else "", node.name, _get_operator_name(node.target))
         node.meta[_META] = {**(node.meta.get(_META) or {}), _NAME: name}
         types[name] = type_
     return types
@@ -199,23 +201,23 @@ def _onnx_name(node: Any) -> str:
         return ""
     if not scopes:
         return ""
-    path, kind = _known(*map(str, (scopes[-2], classes[-2]))) if len(scopes) > 1 else ("", "")
+    path, kind = _normalize_module(*map(str, (scopes[-2], classes[-2]))) if len(scopes) > 1 else ("", "")
     return called(path, kind, str(scopes[-1]), node.op_type)[0]
 
 
-def _place(node: Any) -> tuple[str, str]:
+def _find_module(node: Any) -> tuple[str, str]:
     """Return path and class of a node's innermost module; both empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = stack[-1] if stack else ("", "")
-    return _known(path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
+    return _normalize_module(path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
 
 
-def _known(path: str, kind: str) -> tuple[str, str]:
+def _normalize_module(path: str, kind: str) -> tuple[str, str]:
     """Map the module that torch adds for size operators to the model itself."""
     return ("", "") if path == "_empty_nn_module_stack_from_metadata_hook" else (path, kind)
 
 
-def _operator(target: Any) -> str:
+def _get_operator_name(target: Any) -> str:
     """Return an operator's name without overload: ``softmax`` for ``aten.softmax.int``."""
     schema = getattr(target, "_schema", None)
     return str(schema.name).rpartition("::")[2] if schema is not None else str(getattr(target, "__name__", target))

@@ -58,7 +58,7 @@ def flows(beside: Path = Path()) -> Registered[Flow]:
     found, broken = read_flows(Path(__file__).with_name("built_in.toml")), {}
     for point in points(_GROUP):
         try:
-            added = _of_entry_point(point)
+            added = _load_entry_point(point)
         except UsageError as error:
             broken[point.name] = error
             continue
@@ -117,7 +117,7 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
     )
 
 
-def _of_entry_point(point: EntryPoint) -> list[Flow]:
+def _load_entry_point(point: EntryPoint) -> list[Flow]:
     thing = load(point, object)
     if callable(thing):
         with guarded(where(point), UsageError, UsageError):
@@ -150,7 +150,7 @@ def read_flows(path: Path) -> dict[str, Flow]:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not data:
         raise UsageError(f"{path} defines no flows", hint=f"add a table for each flow, such as {_EXAMPLE}")
-    return {name: _flow(name, table, f"{path}: [{name}]") for name, table in data.items()}
+    return {name: _parse_flow(name, table, f"{path}: [{name}]") for name, table in data.items()}
 
 
 def check_flow(flow: Flow, where: str) -> None:
@@ -159,7 +159,7 @@ def check_flow(flow: Flow, where: str) -> None:
         if not flow.runtime:
             raise UsageError("missing runtime", hint='runtime = "iree" or "onnxruntime"')
         if flow.compiler:
-            pick("compiler", dict.fromkeys(_compilers()), flow.compiler)
+            pick("compiler", dict.fromkeys(_list_compilers()), flow.compiler)
         else:
             # Boards may have runtimes that this machine does not know. Such a flow must specify the compiler.
             pick("runtime", dict.fromkeys([*RUNTIMES, *(one.name for one in points("hil.compilers"))]), flow.runtime)
@@ -179,13 +179,13 @@ def check_flow(flow: Flow, where: str) -> None:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
 
 
-def _compilers() -> list[str]:
+def _list_compilers() -> list[str]:
     """Return the names of all compilers without loading them."""
     own = {NO_COMPILER, *(info.compiler for info in RUNTIMES.values())}
     return sorted(own | {point.name for point in points("hil.compilers")})
 
 
-def _flow(name: str, table: Any, where: str) -> Flow:
+def _parse_flow(name: str, table: Any, where: str) -> Flow:
     if not isinstance(table, dict):
         raise UsageError(f"{where} must be a table", hint=f"define a flow as a table, such as {_EXAMPLE}")
     values: dict[str, Any] = {"runtime": ""}

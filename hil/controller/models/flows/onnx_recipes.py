@@ -29,12 +29,12 @@ def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) 
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    plain = _with_shapes(Path(model))
-    before = _contents(plain.graph)
+    plain = _load_with_shapes(Path(model))
+    before = _serialize_items(plain.graph)
     converted = convert_float_to_float16(plain, keep_io_types=True, disable_shape_infer=True)
     graph = converted.graph
-    _put_in_order(graph)
-    if before == _contents(graph):
+    _sort_nodes(graph)
+    if before == _serialize_items(graph):
         raise ImportFailed("the model has no float32 values to convert to float16")
     name = f"{Path(output).name}.data"
     onnx.save_model(converted, output, save_as_external_data=external, location=name)
@@ -45,11 +45,11 @@ def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) 
         raise ImportFailed(f"the float16 model is invalid: {text}", detail=str(error)) from error
 
 
-def _contents(graph: Any) -> list[bytes]:
+def _serialize_items(graph: Any) -> list[bytes]:
     return [item.SerializeToString(deterministic=True) for item in (*graph.node, *graph.initializer)]
 
 
-def _with_shapes(path: Path) -> Any:
+def _load_with_shapes(path: Path) -> Any:
     """Load the model with all inferred shapes. Given a model with shapes, the converter only looks at types."""
     import onnx
 
@@ -62,23 +62,25 @@ def _with_shapes(path: Path) -> Any:
     return model
 
 
-def _put_in_order(graph: Any) -> None:
+def _sort_nodes(graph: Any) -> None:
     """Sort the nodes and remove duplicates: the converter appends casts at the end, some of them twice."""
     nodes = list({tuple(node.output): node for node in graph.node}.values())
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    taken = {index: {makers[name] for name in _names_taken(node) if name in makers} for index, node in enumerate(nodes)}
+    taken = {
+        index: {makers[name] for name in _iter_read_names(node) if name in makers} for index, node in enumerate(nodes)
+    }
     order = list(graphlib.TopologicalSorter(taken).static_order())
     del graph.node[:]
     graph.node.extend(nodes[index] for index in order)
 
 
-def _names_taken(node: Any) -> Iterator[str]:
+def _iter_read_names(node: Any) -> Iterator[str]:
     """Yield the values that a node reads: inputs, and outer values used in subgraphs."""
     yield from node.input
     for graph in graphs_of(node):
         made = {name for inner in graph.node for name in inner.output}
         own = made | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-        names = {name for inner in graph.node for name in _names_taken(inner)}
+        names = {name for inner in graph.node for name in _iter_read_names(inner)}
         yield from sorted((names | {value.name for value in graph.output}) - own)
 
 
@@ -121,7 +123,7 @@ def quantize_static(
     """
     from onnxruntime import quantization as ort
 
-    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types: its class is Any
+    class SampleReader(ort.CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types: its class is Any
         def __init__(self) -> None:
             self.folders = iter(samples)
 
@@ -132,19 +134,19 @@ def quantize_static(
     # Entropy is omitted: quantize_static uses as many bins as steps for it, which is equivalent to minmax.
     methods = {"minmax": ort.CalibrationMethod.MinMax, "percentile": ort.CalibrationMethod.Percentile}
     types = {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8}
-    _quantise(
+    _quantise_model(
         model,
         output,
         external,
         samples,
         ort.quantize_static,
-        calibration_data_reader=Reader(),
+        calibration_data_reader=SampleReader(),
         quant_format=ort.QuantFormat.QDQ,
         per_channel=per_channel,
         reduce_range=reduce_range,
-        activation_type=_one_of("activations", activations, types),
+        activation_type=_pick_setting("activations", activations, types),
         weight_type=ort.QuantType.QInt8,
-        calibrate_method=_one_of("method", method, methods),
+        calibrate_method=_pick_setting("method", method, methods),
     )
 
 
@@ -155,7 +157,7 @@ def quantize_dynamic(
     from onnxruntime import quantization as ort
 
     types = {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8}
-    _quantise(
+    _quantise_model(
         model,
         output,
         external,
@@ -163,27 +165,27 @@ def quantize_dynamic(
         ort.quantize_dynamic,
         per_channel=per_channel,
         reduce_range=reduce_range,
-        weight_type=_one_of("weights", weights, types),
+        weight_type=_pick_setting("weights", weights, types),
     )
 
 
-def _quantise(
+def _quantise_model(
     model: str, output: str, external: bool, samples: Sequence[str], quantise: Callable[..., None], **settings: Any
 ) -> None:
-    if before := _quantised(model):
+    if before := _find_quantised_ops(model):
         raise ImportFailed(f"the model is already quantised: found {', '.join(sorted(before))}")
     with temporary_folder("hil-quantise-") as folder:
         prepared = Path(folder) / "prepared.onnx"
-        _prepare(model, prepared, external)
+        _prepare_model(model, prepared, external)
         check_prepared(Path(model), prepared, samples)
         quantise(prepared, output, use_external_data_format=external, **settings)
     _drop_stale_shapes(output)
-    if not _quantised(output):
-        operators = ", ".join(sorted(_operators(model)))
+    if not _find_quantised_ops(output):
+        operators = ", ".join(sorted(_list_operators(model)))
         raise ImportFailed(f"the model has no operators to quantise; operators: {operators}")
 
 
-def _prepare(model: str, prepared: Path, external: bool) -> None:
+def _prepare_model(model: str, prepared: Path, external: bool) -> None:
     """Run the preprocessing that onnxruntime's documentation recommends: tensors of unknown shape are not quantised."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -234,17 +236,17 @@ def _drop_stale_shapes(path: str) -> None:
     onnx.save(read, path)
 
 
-def _quantised(path: str) -> set[str]:
+def _find_quantised_ops(path: str) -> set[str]:
     """Return the operators that only quantised models have."""
-    return _operators(path) & _QUANTISED
+    return _list_operators(path) & _QUANTISED
 
 
-def _operators(path: str) -> set[str]:
+def _list_operators(path: str) -> set[str]:
 
     return {node.op_type for node in nodes_of(load_onnx(path).graph.node)}
 
 
-def _one_of(setting: str, value: str, known: dict[str, Any]) -> Any:
+def _pick_setting(setting: str, value: str, known: dict[str, Any]) -> Any:
     if value not in known:
         raise ImportFailed(f"invalid value {value!r} for setting {setting}", hint=f"expected one of {', '.join(known)}")
     return known[value]

@@ -26,7 +26,7 @@ def quantize_static(model: str, output: str, external: bool, samples: Sequence[s
     Raises:
         ImportFailed: the model has no operators to quantise, or is already quantised.
     """
-    return _quantise(model, output, samples, is_dynamic=False, **settings)
+    return _quantise_program(model, output, samples, is_dynamic=False, **settings)
 
 
 def quantize_dynamic(
@@ -38,10 +38,10 @@ def quantize_dynamic(
 
     The model is exported with the first sample.
     """
-    return _quantise(model, output, samples[:1], is_dynamic=True, **settings)
+    return _quantise_program(model, output, samples[:1], is_dynamic=True, **settings)
 
 
-def _quantise(
+def _quantise_program(
     model: str,
     output: str,
     samples: Sequence[str],
@@ -56,8 +56,8 @@ def _quantise(
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     program = load_program(model)
-    if _quantised(program):
-        raise ImportFailed(f"the model is already quantised: found {', '.join(_quantised(program))}")
+    if _find_quantised_ops(program):
+        raise ImportFailed(f"the model is already quantised: found {', '.join(_find_quantised_ops(program))}")
     given = ({name: to_torch(array) for name, array in load_tensors(Path(folder)).items()} for folder in samples)
     calls = [call_of(program, tensors) for tensors in given]
     quantizer = make_quantizer(backend, per_channel, is_dynamic, options)
@@ -71,14 +71,14 @@ def _quantise(
     seconds = time.monotonic() - start
     args, kwargs = calls[0]
     again = torch.export.export(converted, args, kwargs, dynamic_shapes=_dynamic_shapes(program))
-    if not _quantised(again):
+    if not _find_quantised_ops(again):
         found = sorted({str(node.target) for node in program.graph.nodes if node.op == "call_function"})
         raise ImportFailed(f"the model has no operators to quantise; operators: {', '.join(found)}")
     torch.export.save(again, output)
     return {"quantise_s": seconds}
 
 
-def _quantised(program: Any) -> list[str]:
+def _find_quantised_ops(program: Any) -> list[str]:
     """Return the operators that only quantised programs have."""
     targets = (str(node.target) for node in program.graph.nodes if node.op == "call_function")
     return sorted({target for target in targets if target.startswith(_NAMESPACE)})

@@ -96,7 +96,7 @@ def find_onnx(path: str) -> list[dict[str, Any]]:
         rounds = quantises and node.input[0] not in given
         made = _Node(node.input, quantises, dequantises, step, rounds)
         makers |= {name: made for name in node.output if name and name not in tensors}
-    return _steps(makers, {value.name: value.name for value in graph.output}, integers=True)
+    return _find_steps(makers, {value.name: value.name for value in graph.output}, integers=True)
 
 
 _QUANTISE = "quantized_decomposed.quantize_per_tensor.default"
@@ -113,24 +113,26 @@ def find_pt2(path: str) -> list[dict[str, Any]]:
         step = float(node.args[1]) if computed and target == _DEQUANTISE else None
         rounds = computed and target == _QUANTISE
         makers[node.name] = _Node(inputs, target == _QUANTISE, target == _DEQUANTISE, step, rounds)
-    return _steps(makers, {name: arg.name for name, arg in output_names(program) if is_tensor(arg)}, integers=False)
+    return _find_steps(
+        makers, {name: arg.name for name, arg in output_names(program) if is_tensor(arg)}, integers=False
+    )
 
 
-def _steps(makers: Mapping[str, _Node], outputs: Mapping[str, str], *, integers: bool) -> list[dict[str, Any]]:
+def _find_steps(makers: Mapping[str, _Node], outputs: Mapping[str, str], *, integers: bool) -> list[dict[str, Any]]:
     """Return the steps of outputs, derived from the nodes. ``integers`` includes quantised outputs."""
     found = []
     for name, value in outputs.items():
-        nearest = _above(makers, value, beyond=False)
+        nearest = _find_upstream_nodes(makers, value, beyond=False)
         steps = [node.step for node in nearest if node.step is not None]
         integer = integers and not steps and any(node.quantises for node in nearest)
         if steps or integer:
-            roundings = sum(node.rounds for node in _above(makers, value, beyond=True))
+            roundings = sum(node.rounds for node in _find_upstream_nodes(makers, value, beyond=True))
             step = max(steps, default=1.0)
             found.append({"name": name, "step": step, "roundings": max(1, roundings), "integer": integer})
     return found
 
 
-def _above(makers: Mapping[str, _Node], value: str, *, beyond: bool) -> list[_Node]:
+def _find_upstream_nodes(makers: Mapping[str, _Node], value: str, *, beyond: bool) -> list[_Node]:
     """Return the nodes that a value depends on. ``beyond`` includes nodes before quantisations and dequantisations."""
     found: dict[int, _Node] = {}
     pending = [value]

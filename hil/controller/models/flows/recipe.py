@@ -115,7 +115,7 @@ class Recipe:
         return {**self.settings, **({_SAMPLES: 16} if self.calibrated else {})}
 
 
-def _pt2e(apply: IsolatedFunction) -> Recipe:
+def _make_pt2e_recipe(apply: IsolatedFunction) -> Recipe:
     packages = ("torch", "torchao", "executorch")
     settings = {"per_channel": True, "backend": "xnnpack", "options": {}}
     return Recipe(apply, settings, calibrated=True, packages=packages, formats=("pt2",), depends=recipe_inputs)
@@ -134,8 +134,8 @@ _BUILT_IN = MappingProxyType(
             onnx_recipes.quantize_dynamic, {"per_channel": False, "reduce_range": False, "weights": "uint8"}
         ),
         # PyTorch's quantisation, for int8 backends of ExecuTorch.
-        "pt2e-static-int8": _pt2e(pt2_recipes.quantize_static),
-        "pt2e-dynamic-int8": _pt2e(pt2_recipes.quantize_dynamic),
+        "pt2e-static-int8": _make_pt2e_recipe(pt2_recipes.quantize_static),
+        "pt2e-dynamic-int8": _make_pt2e_recipe(pt2_recipes.quantize_dynamic),
     }
 )
 
@@ -217,10 +217,10 @@ def apply_recipe(
     samples = calibration_samples(model, inputs, count) if recipe.calibrated else []
     failure = partial(ImportFailed, stage="import")
     with guard("recipe", _GROUP, flow.recipe, failure, ImportFailed, StageTimeout, NotRun, UsageError):
-        return _apply(flow.recipe, recipe, settings, path, model, samples, context, log)
+        return _apply_cached(flow.recipe, recipe, settings, path, model, samples, context, log)
 
 
-def _apply(
+def _apply_cached(
     name: str,
     recipe: Recipe,
     settings: Mapping[str, Any],
@@ -249,7 +249,7 @@ def _apply(
             for one, sample in zip(folders, samples, strict=True):
                 save_tensors(one, sample)
             arguments = {
-                "model": str(_without_links(model, Path(given) / "model").absolute()),
+                "model": str(_resolve_links(model, Path(given) / "model").absolute()),
                 "output": str(folder / path.name),
                 "external": len(model.files) > 1,
                 "samples": [str(one) for one in folders],
@@ -264,7 +264,7 @@ def _apply(
                     error.args = (f"{what}: {error.message}",)
                     error.located(stage="import")
                     raise
-            _check_made(called("recipe", _GROUP, name), model, folder / path.name, context)
+            _check_result(called("recipe", _GROUP, name), model, folder / path.name, context)
             if notes:
                 if not isinstance(notes, dict):
                     raise TypeError(f"expected notes as a JSON object or None, got {shown(notes)}")
@@ -275,7 +275,7 @@ def _apply(
     return entry / path.name
 
 
-def _without_links(model: Model, folder: Path) -> Path:
+def _resolve_links(model: Model, folder: Path) -> Path:
     """Return the model's file, or that of a copy if the files are symbolic links: onnx's tools reject links to data."""
     if len(model.files) == 1 or not any(file.is_symlink() for file in model.files.values()):
         return model.path
@@ -285,7 +285,7 @@ def _without_links(model: Model, folder: Path) -> Path:
     return folder / next(name for name, file in model.files.items() if file == model.path)
 
 
-def _check_made(recipe: str, model: Model, made: Path, context: RunContext) -> None:
+def _check_result(recipe: str, model: Model, made: Path, context: RunContext) -> None:
     """Raise ImportFailed if a recipe did not write a model with the same inputs and outputs."""
     failed = f"invalid {made.name} from {recipe}"
     if not made.is_file():
@@ -299,7 +299,9 @@ def _check_made(recipe: str, model: Model, made: Path, context: RunContext) -> N
         # Outputs are None if their rank is known only at run time.
         if before is not None and after is not None and not _is_same(before, after):
             raise ImportFailed(
-                f"{failed}: {what} changed from {_listed(before)} to {_listed(after)}", stage="import", hint=_KEEPS
+                f"{failed}: {what} changed from {_format_specs(before)} to {_format_specs(after)}",
+                stage="import",
+                hint=_KEEPS,
             )
 
 
@@ -319,7 +321,7 @@ def _is_same(before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> bool:
     )
 
 
-def _listed(specs: Sequence[TensorSpec] | None) -> str:
+def _format_specs(specs: Sequence[TensorSpec] | None) -> str:
     return ", ".join(map(str, specs or ())) or "none"
 
 

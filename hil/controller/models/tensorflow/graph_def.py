@@ -40,24 +40,24 @@ _NO_VALUES = frozenset(("string", "resource", "variant"))
 
 
 @dataclass(frozen=True)
-class Fed:
+class GraphPort:
     """Tensor that the caller provides (feed) or receives (fetch)."""
 
-    tensor: str  # ``node:output`` in :attr:`Graph.definition`
+    tensor: str  # ``node:output`` in :attr:`TfGraph.definition`
     name: str  # display name
     identifier: str = ""  # C++ identifier from a config, or ""
     spec: Any = None  # ``tf.TensorSpec`` for a feed
 
 
 @dataclass(frozen=True)
-class Graph:
+class TfGraph:
     """Graph with feeds and fetches."""
 
     name: str  # entry point: config file, requested operations, or :data:`MAIN`
     entries: tuple[str, ...]  # available entry points, except operations
     definition: Any  # GraphDef for the fetches; operations to run precede every fetch
-    feeds: tuple[Fed, ...]
-    fetches: tuple[Fed, ...]
+    feeds: tuple[GraphPort, ...]
+    fetches: tuple[GraphPort, ...]
     identifiers: Mapping[str, str]  # variable node -> name in the config
     initialisers: Any  # GraphDef for computing initial values
     checkpoint: str  # argument for ``tf.train.load_checkpoint``, or ""
@@ -72,15 +72,15 @@ class Graph:
         """The graph's variables with initial values, by node."""
         import tensorflow as tf
 
-        return {name: tf.Variable(value, name=name) for name, (value, _) in self._values.items()}
+        return {name: tf.Variable(value, name=name) for name, (value, _) in self._initial_values.items()}
 
     @property
     def sources(self) -> dict[str, str]:
         """Source for each variable's initial value, by node."""
-        return {name: source for name, (_, source) in self._values.items()}
+        return {name: source for name, (_, source) in self._initial_values.items()}
 
     @cached_property
-    def _values(self) -> dict[str, tuple[Any, str]]:
+    def _initial_values(self) -> dict[str, tuple[Any, str]]:
         import tensorflow as tf
 
         nodes = {node.name: node for node in self.definition.node if node.op == VARIABLE_OP}
@@ -94,9 +94,9 @@ class Graph:
                 raise ImportFailed(f"variable {name!r} has the shape {shape}: expected a fixed shape")
             value, source = stored.get_tensor(name) if stored and stored.has_tensor(name) else None, CHECKPOINT
             if value is None:
-                value, source = _initial(self.initialisers, name), INITIALISER
+                value, source = _compute_initial_value(self.initialisers, name), INITIALISER
             if value is None:
-                value, source = _seeded(name, dtype, shape), SEED
+                value, source = _make_seeded_value(name, dtype, shape), SEED
             if value.shape != tuple(shape) or value.dtype != dtype.as_numpy_dtype:
                 raise ImportFailed(
                     f"invalid {source} value for variable {name!r}: expected {dtype.name}{shape.as_list()}, "
@@ -123,7 +123,7 @@ class Graph:
             for name, variable in self.variables.items():
                 graph.watch_variable(variable)
                 inside[f"{name}:0"] = graph.capture(variable.handle)
-            used = {taken for node in plain.node for taken in map(_tensor, node.input)} | set(returned)
+            used = {taken for node in plain.node for taken in map(_get_tensor_name, node.input)} | set(returned)
             inside = {name: tensor for name, tensor in inside.items() if name in used}
             return list(tf.import_graph_def(plain, input_map=inside, return_elements=returned, name=""))
 
@@ -158,7 +158,7 @@ def companions(file: Path, function: str) -> list[Path]:
     return [path for path in (config, checkpoint, *data) if path is not None and is_file(path)]
 
 
-def open_graph(file: Path, function: str) -> Graph:
+def open_graph(file: Path, function: str) -> TfGraph:
     """Open a graph.
 
     Args:
@@ -173,7 +173,7 @@ def open_graph(file: Path, function: str) -> Graph:
     import tensorflow as tf
 
     definition = tf.compat.v1.GraphDef()
-    _parse(file, definition, "GraphDef", ("node",))
+    _parse_message(file, definition, "GraphDef", ("node",))
     if not definition.node:
         raise ImportFailed(f"{file.name} is not a GraphDef: missing node")
     own = own_config(file)
@@ -187,7 +187,7 @@ def open_graph(file: Path, function: str) -> Graph:
         if wanted not in configs:
             hint = f"{did_you_mean(wanted, configs)}configs in this directory: {', '.join(configs) or 'none'}"
             raise UsageError(f"config {wanted!r} not found in the directory of {file.name}", hint=hint)
-        feeds, fetches, identifiers = _configured(file.with_name(wanted), nodes)
+        feeds, fetches, identifiers = _read_config(file.with_name(wanted), nodes)
     else:
         names, targets = nodes.leaves() if wanted == MAIN else nodes.named(wanted.split(","))
         if not names:
@@ -197,9 +197,9 @@ def open_graph(file: Path, function: str) -> Graph:
                 "tensors that depend on an input",
                 option="--function",
             )
-        fetches = [Fed(name, name.removesuffix(":0")) for name in names]
-        needed = nodes.closure([_node(name) for name in (*names, *targets)])
-        feeds = [Fed(name, name.removesuffix(":0")) for name in nodes.fed(needed)]
+        fetches = [GraphPort(name, name.removesuffix(":0")) for name in names]
+        needed = nodes.closure([_get_node_name(name) for name in (*names, *targets)])
+        feeds = [GraphPort(name, name.removesuffix(":0")) for name in nodes.fed(needed)]
     made, fetches = nodes.cut(fetches, targets)
     if reference := next((node.name for node in made.node if node.op in _REFERENCES), ""):
         raise ImportFailed(
@@ -207,11 +207,13 @@ def open_graph(file: Path, function: str) -> Graph:
             hint="call tf.compat.v1.enable_resource_variables() first, or freeze the variables to constants",
         )
     specs = [nodes.spec(feed) for feed in feeds]
-    return Graph(
+    return TfGraph(
         wanted,
         entries,
         made,
-        tuple(Fed(feed.tensor, feed.name, feed.identifier, spec) for feed, spec in zip(feeds, specs, strict=True)),
+        tuple(
+            GraphPort(feed.tensor, feed.name, feed.identifier, spec) for feed, spec in zip(feeds, specs, strict=True)
+        ),
         tuple(fetches),
         identifiers,
         definition,
@@ -219,7 +221,7 @@ def open_graph(file: Path, function: str) -> Graph:
     )
 
 
-def _parse(file: Path, message: Any, kind: str, fields: Sequence[str]) -> None:
+def _parse_message(file: Path, message: Any, kind: str, fields: Sequence[str]) -> None:
     from google.protobuf import text_format
 
     with foreign_errors(ImportFailed, f"{file.name} is not a {kind}", error_text=error_text):
@@ -231,21 +233,21 @@ def _parse(file: Path, message: Any, kind: str, fields: Sequence[str]) -> None:
         raise ImportFailed(f"{file.name} is not a {kind}: missing {', '.join(fields)}")
 
 
-def _configured(file: Path, nodes: _Nodes) -> tuple[list[Fed], list[Fed], dict[str, str]]:
+def _read_config(file: Path, nodes: _Nodes) -> tuple[list[GraphPort], list[GraphPort], dict[str, str]]:
     import tensorflow as tf
     from tensorflow.compiler.tf2xla import tf2xla_pb2
 
     config = tf2xla_pb2.Config()
-    _parse(file, config, "tf2xla config", ("feed", "fetch", "variable"))
+    _parse_message(file, config, "tf2xla config", ("feed", "fetch", "variable"))
 
-    def placed(port: Any) -> Fed:
+    def placed(port: Any) -> GraphPort:
         tensor = f"{port.id.node_name}:{port.id.output_index}"
         nodes.check(tensor, f"{file.name}: ")
         spec = None
         if port.HasField("shape"):
-            dtype = tf.dtypes.as_dtype(port.type) if port.type else nodes.spec(Fed(tensor, tensor)).dtype
+            dtype = tf.dtypes.as_dtype(port.type) if port.type else nodes.spec(GraphPort(tensor, tensor)).dtype
             spec = tf.TensorSpec(tf.TensorShape(port.shape), dtype)
-        return Fed(tensor, port.name or tensor.removesuffix(":0"), port.name, spec)
+        return GraphPort(tensor, port.name or tensor.removesuffix(":0"), port.name, spec)
 
     if not config.fetch:
         raise ImportFailed(f"invalid config {file.name}: expected at least one fetch")
@@ -265,11 +267,13 @@ class _Nodes:
         self._takers: dict[str, list[str]] = defaultdict(list)
         for node in definition.node:
             for taken in node.input:
-                self._takers[_node(taken)].append(node.name)
+                self._takers[_get_node_name(taken)].append(node.name)
 
     def closure(self, names: Iterable[str]) -> set[str]:
         """Return these nodes and all their dependencies."""
-        return _reached(names, lambda name: map(_node, self._nodes[name].input) if name in self._nodes else ())
+        return _find_reachable(
+            names, lambda name: map(_get_node_name, self._nodes[name].input) if name in self._nodes else ()
+        )
 
     def part(self, names: Iterable[str]) -> Any:
         """Return a GraphDef of these nodes and all their dependencies."""
@@ -283,20 +287,20 @@ class _Nodes:
     def fed(self, needed: set[str]) -> list[str]:
         """Return the tensors among the nodes that the caller must provide."""
         fed = (node for node in self._definition.node if node.name in needed and node.op in _FED)
-        return [tensor for node in fed for tensor in self._outputs(node)]
+        return [tensor for node in fed for tensor in self._iter_outputs(node)]
 
     def leaves(self) -> tuple[list[str], list[str]]:
         """Return the unused results that depend on feeds: tensors, and operations without values (training)."""
         fed = [node.name for node in self._definition.node if node.op in _FED]
-        computed = _reached(fed, lambda name: self._takers[name]) - set(fed)
+        computed = _find_reachable(fed, lambda name: self._takers[name]) - set(fed)
         last = [
             node
             for node in self._definition.node
             if node.name in computed and not self._takers[node.name] and node.op != _READ
         ]
         outer = [node for node in last if not node.name.split("/")[0].startswith(_GRADIENTS)]
-        tensors = [tensor for node in outer for tensor in self._outputs(node)]
-        return tensors, [node.name for node in last if not self._types(node)]
+        tensors = [tensor for node in outer for tensor in self._iter_outputs(node)]
+        return tensors, [node.name for node in last if not self._list_output_types(node)]
 
     def named(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
         """Return the named tensors, and the named operations without values."""
@@ -305,7 +309,7 @@ class _Nodes:
             self.check(name)
             if ":" in name:
                 tensors.append(name)
-            elif self._types(self._nodes[name]):
+            elif self._list_output_types(self._nodes[name]):
                 tensors.append(f"{name}:0")
             else:
                 operations.append(name)
@@ -317,10 +321,10 @@ class _Nodes:
         if node not in self._nodes:
             hint = did_you_mean(node, self._nodes) or "pass a config file or operations of the graph to --function"
             raise UsageError(f"{where}operation {node!r} not found in the graph", hint=hint, option="--function")
-        if number and not (number.isdigit() and int(number) < len(self._types(self._nodes[node]))):
+        if number and not (number.isdigit() and int(number) < len(self._list_output_types(self._nodes[node]))):
             raise UsageError(f"{where}output {number} of operation {node!r} not found")
 
-    def spec(self, feed: Fed) -> Any:
+    def spec(self, feed: GraphPort) -> Any:
         """Return the ``tf.TensorSpec`` for a feed, from the config or the graph.
 
         Raises ImportFailed if the type is unknown.
@@ -335,11 +339,11 @@ class _Nodes:
         listed = (node.attr[one].list.shape for one in ("_output_shapes", "output_shapes") if one in node.attr)
         shapes = next(filter(None, listed), ())
         shape = shapes[place] if place < len(shapes) else node.attr["shape"].shape if "shape" in node.attr else None
-        return tf.TensorSpec(tf.TensorShape(shape), self._types(node)[place], feed.name)
+        return tf.TensorSpec(tf.TensorShape(shape), self._list_output_types(node)[place], feed.name)
 
-    def cut(self, fetches: Sequence[Fed], targets: Sequence[str]) -> tuple[Any, list[Fed]]:
+    def cut(self, fetches: Sequence[GraphPort], targets: Sequence[str]) -> tuple[Any, list[GraphPort]]:
         """Return the part of the graph for the fetches and operations, and the fetches in that part."""
-        made = self.part([*(_node(fetch.tensor) for fetch in fetches), *targets])
+        made = self.part([*(_get_node_name(fetch.tensor) for fetch in fetches), *targets])
         if not targets:
             return made, list(fetches)
         waiting = []
@@ -347,17 +351,17 @@ class _Nodes:
             name, _, output = fetch.tensor.partition(":")
             node = made.node.add(name=f"hil/fetch{number}", op="Identity")
             node.input.extend([fetch.tensor if output != "0" else name, *(f"^{target}" for target in targets)])
-            node.attr["T"].type = self._types(self._nodes[name])[int(output)].as_datatype_enum
-            waiting.append(Fed(f"{node.name}:0", fetch.name, fetch.identifier))
+            node.attr["T"].type = self._list_output_types(self._nodes[name])[int(output)].as_datatype_enum
+            waiting.append(GraphPort(f"{node.name}:0", fetch.name, fetch.identifier))
         return made, waiting
 
-    def _outputs(self, node: Any) -> Iterator[str]:
+    def _iter_outputs(self, node: Any) -> Iterator[str]:
         """Yield the tensors in a node that have values."""
-        for number, dtype in enumerate(self._types(node)):
+        for number, dtype in enumerate(self._list_output_types(node)):
             if dtype.name not in _NO_VALUES:
                 yield f"{node.name}:{number}"
 
-    def _types(self, node: Any) -> list[Any]:
+    def _list_output_types(self, node: Any) -> list[Any]:
         """Return the types for a node's outputs."""
         import tensorflow as tf
         from tensorflow.python.framework import op_def_registry
@@ -378,28 +382,28 @@ class _Nodes:
         return [tf.dtypes.as_dtype(one) for one in types]
 
 
-def _initial(definition: Any, variable: str) -> Any:
+def _compute_initial_value(definition: Any, variable: str) -> Any:
     """Return the initial value of a variable from the graph, or None."""
     import tensorflow as tf
 
     assigning = [node for node in definition.node if node.op == _ASSIGN and node.input[0] == variable]
     # Prefer the assignment that TensorFlow 1 creates, else any assignment without unknown dependencies.
     for node in sorted(assigning, key=lambda node: bool(node.name != f"{variable}/Assign")):
-        part = _Nodes(definition).part([_node(node.input[1])])
+        part = _Nodes(definition).part([_get_node_name(node.input[1])])
         if any(one.op in _FED or one.op == VARIABLE_OP for one in part.node):
             continue
         for one in part.node:
             if "seed2" in one.attr and not one.attr["seed"].i and not one.attr["seed2"].i:
-                one.attr["seed2"].i = _number(one.name)  # deterministic across processes
+                one.attr["seed2"].i = _make_seed(one.name)  # deterministic across processes
         what = f"TensorFlow cannot compute the initial value of {variable}"
         with tf.Graph().as_default() as graph, foreign_errors(ImportFailed, what, error_text=error_text):
             tf.import_graph_def(part, name="")
             with tf.compat.v1.Session(graph=graph) as session:
-                return session.run(_tensor(node.input[1]))
+                return session.run(_get_tensor_name(node.input[1]))
     return None
 
 
-def _seeded(name: str, dtype: Any, shape: Any) -> Any:
+def _make_seeded_value(name: str, dtype: Any, shape: Any) -> Any:
     """Return seeded values in [0, 1), or zeros for other dtypes than floats.
 
     The seed depends on the variable's name.
@@ -408,14 +412,14 @@ def _seeded(name: str, dtype: Any, shape: Any) -> Any:
 
     if not dtype.is_floating:
         return np.zeros(tuple(shape), dtype.as_numpy_dtype)
-    return np.random.default_rng(_number(name)).random(tuple(shape)).astype(dtype.as_numpy_dtype)
+    return np.random.default_rng(_make_seed(name)).random(tuple(shape)).astype(dtype.as_numpy_dtype)
 
 
-def _number(text: str) -> int:
+def _make_seed(text: str) -> int:
     return zlib.crc32(text.encode()) or 1
 
 
-def _reached(names: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
+def _find_reachable(names: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
     seen = set(names)
     waiting = list(seen)
     while waiting:
@@ -425,10 +429,10 @@ def _reached(names: Iterable[str], following: Callable[[str], Iterable[str]]) ->
     return seen
 
 
-def _node(taken: str) -> str:
+def _get_node_name(taken: str) -> str:
     """Return the node behind an input: ``^node``, ``node`` or ``node:1``."""
     return taken.lstrip("^").partition(":")[0]
 
 
-def _tensor(taken: str) -> str:
+def _get_tensor_name(taken: str) -> str:
     return taken if ":" in taken or taken.startswith("^") else f"{taken}:0"

@@ -23,7 +23,7 @@ def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Any]]:
         structure: nested dicts, lists and tuples, including named tuples.
         path: path of the structure; a leaf of ``{"a": [x]}`` is ``a.0``.
     """
-    for name, item in _items(structure):
+    for name, item in _iter_items(structure):
         yield from leaves(item, f"{path}.{name}" if path else str(name))
     if not _is_nested(structure):
         yield path, structure
@@ -33,7 +33,7 @@ def replace_leaves(structure: Structure, make: Callable[[Any], Any]) -> Structur
     """Return the same structure with new leaves, created in the order of :func:`leaves`."""
     if not _is_nested(structure):
         return make(structure)
-    made = {name: replace_leaves(item, make) for name, item in _items(structure)}
+    made = {name: replace_leaves(item, make) for name, item in _iter_items(structure)}
     if isinstance(structure, Mapping):
         return {name: made[name] for name in structure}
     if hasattr(structure, "_fields"):
@@ -56,7 +56,7 @@ def _is_nested(structure: Structure) -> bool:
     return isinstance(structure, (Mapping, list, tuple))
 
 
-def _items(structure: Structure) -> Iterator[tuple[Any, Structure]]:
+def _iter_items(structure: Structure) -> Iterator[tuple[Any, Structure]]:
     if isinstance(structure, Mapping):
         yield from ((name, structure[name]) for name in sorted(structure))
     elif hasattr(structure, "_fields"):
@@ -86,7 +86,7 @@ def captured(concrete: Any) -> list[tuple[str, Any]]:
     Raises:
         CompileFailed: a captured resource is not a variable.
     """
-    items = _captures(concrete)
+    items = _list_captures(concrete)
     if any(item.dtype.name == "resource" for _, item in items):
         raise CompileFailed(
             "unsupported resource in the function: XLA supports variables, but not tables or other resources"
@@ -100,7 +100,7 @@ def assigned(concrete: Any) -> dict[str, Any]:
     A variable is included if the handle reaches any operation that does not only read, directly or in a called
     function.
     """
-    items = _captures(concrete)
+    items = _list_captures(concrete)
     graph = concrete.graph.as_graph_def()
     looked_through = HandleGraph(graph.node, {function.signature.name: function for function in graph.library.function})
     places = concrete.inputs[len(concrete.inputs) - len(items) :]
@@ -203,15 +203,15 @@ class HandleGraph:
                 yield self._called[name].writes(function.signature.input_arg[place - _CALLS[node.op]].name)
 
 
-def _captures(concrete: Any) -> list[tuple[str, Any]]:
+def _list_captures(concrete: Any) -> list[tuple[str, Any]]:
     """Return name and variable, or the tensor, for each capture of a function."""
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
     items = [variables.get(id(tensor), HandledVariable.of(tensor)) for tensor in concrete.captured_inputs]
     taken: set[str] = set()
-    return [(unique_name(_name(item), taken), item) for item in items]
+    return [(unique_name(_get_capture_name(item), taken), item) for item in items]
 
 
-def _name(item: Any) -> str:
+def _get_capture_name(item: Any) -> str:
     return str(item.name).split(":")[0] if is_variable(item) else "captured"
 
 
@@ -238,7 +238,7 @@ def error_text(error: Exception) -> str:
     name, text = type(error).__name__, _COLOR.sub("", str(error))
     if text.startswith("in user code:") and (raised := _RAISED.search(text)):
         name, text = raised["name"], text[raised.end() :]
-    message = " ".join(_message(_QUOTED.split(text)[-1] if text.startswith(_BEFORE) else text))
+    message = " ".join(_iter_message_lines(_QUOTED.split(text)[-1] if text.startswith(_BEFORE) else text))
     for pattern, instead in ((_NODE_AGAIN, ""), (_FUNCTION_NODE, ""), (_NODE, r"\1"), (_OPERATION, "")):
         message = pattern.sub(instead, message)
     message = message.removeprefix(_XLA)[:_LENGTH]
@@ -252,7 +252,7 @@ def converter_text(error: Exception) -> str:
     return "; ".join(dict.fromkeys(texts))[:_LENGTH] or error_text(error)
 
 
-def _message(text: str) -> Iterator[str]:
+def _iter_message_lines(text: str) -> Iterator[str]:
     lines = (line.strip() for line in text.splitlines())
     kept = (line for line in lines if line and not line.startswith(_BEFORE))
     return takewhile(lambda line: not line.startswith(_AFTER), kept)

@@ -25,7 +25,7 @@ from hil.errors import CompileFailed
 
 
 @dataclass(frozen=True)
-class Live:
+class CapturedFunction:
     """Lowered function with the captured objects of this process."""
 
     function: LoweredFunction
@@ -36,7 +36,9 @@ class Live:
         return [item.numpy() for item in self.captured]
 
 
-def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Live:
+def lower(
+    function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> CapturedFunction:
     """Lower a function for arguments of given types.
 
     Args:
@@ -50,7 +52,7 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
     import tensorflow as tf
 
     structure = (list(args), dict(kwargs or {}))
-    inputs = [(name, tf.TensorSpec(leaf.shape, leaf.dtype)) for name, leaf in _named(function, structure)]
+    inputs = [(name, tf.TensorSpec(leaf.shape, leaf.dtype)) for name, leaf in _name_tensors(function, structure)]
     called = function if hasattr(function, "get_concrete_function") else tf.function(function)
     returned: list[Any] = []
 
@@ -66,7 +68,7 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
         concrete = traced.get_concrete_function(*specs)
         items = captured(concrete)  # check first, because XLA's messages about unsupported captures are unclear
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo")
-    return _live(concrete, items, text, [spec_of(name, spec) for name, spec in inputs], returned[0])
+    return _build_lowered(concrete, items, text, [spec_of(name, spec) for name, spec in inputs], returned[0])
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Array]:
@@ -76,7 +78,9 @@ def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> lis
     return [np.asarray(leaf) for _, leaf in leaves((list(args), dict(kwargs or {}))) if _is_tensor(leaf)]
 
 
-def _live(concrete: Any, items: list[tuple[str, Any]], text: str, inputs: list[TensorSpec], returned: Any) -> Live:
+def _build_lowered(
+    concrete: Any, items: list[tuple[str, Any]], text: str, inputs: list[TensorSpec], returned: Any
+) -> CapturedFunction:
     module = read_stablehlo(text)
     if not module.aliases and not concrete.structured_outputs:
         raise CompileFailed("the function has no outputs and assigns no variables: expected at least one of them")
@@ -93,10 +97,10 @@ def _live(concrete: Any, items: list[tuple[str, Any]], text: str, inputs: list[T
         for position, (name, item) in enumerate(items)
     )
     lowered = LoweredFunction(module.mlir, tuple(inputs), tuple(outputs), state, numbered(returned))
-    return Live(lowered, tuple(item for _, item in items))
+    return CapturedFunction(lowered, tuple(item for _, item in items))
 
 
-def _named(function: Any, structure: tuple[list[Any], dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _name_tensors(function: Any, structure: tuple[list[Any], dict[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield the tensors among the arguments with names made of parameter and path."""
     python = getattr(function, "python_function", function)
     try:

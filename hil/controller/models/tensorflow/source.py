@@ -33,7 +33,7 @@ _DRAWING = frozenset(
 
 
 @dataclass(frozen=True)
-class Source:
+class OpenedFunction:
     """Opened function of a model."""
 
     name: str  # signature key, method name, or ``call`` for a Keras model
@@ -50,7 +50,7 @@ class Source:
         Raises:
             ImportFailed: tracing failed, or a result is not a tensor.
         """
-        named = named_outputs(self._traced.structured_outputs, getattr(self.model, "output_names", ()))
+        named = named_outputs(self._concrete_function.structured_outputs, getattr(self.model, "output_names", ()))
         try:
             return tuple(spec_of(name, spec) for name, spec in named)
         except CompileFailed as error:
@@ -59,7 +59,7 @@ class Source:
     @cached_property
     def assigned(self) -> dict[str, Any]:
         """Variables that the function assigns, by name. Raises ImportFailed if tracing failed."""
-        return assigned(self._traced)
+        return assigned(self._concrete_function)
 
     @property
     def random(self) -> list[str]:
@@ -68,12 +68,12 @@ class Source:
         Raises:
             ImportFailed: tracing failed.
         """
-        graph = self._traced.graph.as_graph_def()
+        graph = self._concrete_function.graph.as_graph_def()
         called = (node for function in graph.library.function for node in function.node_def)
         return [f"{node.name} ({node.op})" for node in (*graph.node, *called) if node.op in _DRAWING]
 
     @cached_property
-    def _traced(self) -> Any:
+    def _concrete_function(self) -> Any:
         import tensorflow as tf
 
         with foreign_errors(ImportFailed, f"TensorFlow cannot trace {self.name!r}", error_text=error_text):
@@ -109,7 +109,7 @@ def is_spec(leaf: Any) -> bool:
     return isinstance(leaf, tf.TensorSpec)
 
 
-def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
+def open_model(path: str, function: str, dims: Mapping[str, int]) -> OpenedFunction:
     """Open a function of a model.
 
     Args:
@@ -133,13 +133,13 @@ def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
     return _open_keras(file, function, dims) if file.suffix == ".keras" else _open_saved(file, function, dims)
 
 
-def _open_graph(file: Path, function: str, dims: Mapping[str, int]) -> Source:
+def _open_graph(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFunction:
     graph = graph_def.open_graph(file, function)
-    structure, inputs = _fix(file.name, ([feed.spec for feed in graph.feeds], {}), dims, batch=False)
-    return Source(graph.name, graph.function(structure[0]), structure, inputs, graph.entries, graph)
+    structure, inputs = _fix_sizes(file.name, ([feed.spec for feed in graph.feeds], {}), dims, batch=False)
+    return OpenedFunction(graph.name, graph.function(structure[0]), structure, inputs, graph.entries, graph)
 
 
-def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
+def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFunction:
     import tensorflow as tf
 
     with foreign_errors(
@@ -156,7 +156,7 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
                 "self.state = optimizer.variables()",
             ) from error
     signatures = {name: found for name, found in model.signatures.items() if name not in _OWN}
-    methods = _methods(model, signatures)
+    methods = _list_methods(model, signatures)
     functions = signatures | methods
     if not functions:
         raise ImportFailed(
@@ -169,11 +169,11 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
         problem = f"no function {chosen!r}" if chosen else "several functions"
         hint = f"choose one with --function: {', '.join(functions)}"
         raise UsageError(f"{file.parent.name} has {problem}", hint=hint, option="--function")
-    structure, inputs = _fix(file.parent.name, _specs_of(functions[chosen]), dims, batch=False)
-    return Source(chosen, functions[chosen], structure, inputs, tuple(functions), model)
+    structure, inputs = _fix_sizes(file.parent.name, _specs_of(functions[chosen]), dims, batch=False)
+    return OpenedFunction(chosen, functions[chosen], structure, inputs, tuple(functions), model)
 
 
-def _methods(model: Any, signatures: Mapping[str, Any]) -> dict[str, Any]:
+def _list_methods(model: Any, signatures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the methods of a saved tf.Module, each with the first signature that has only tensors."""
     found = {}
     for name, item in sorted(vars(model).items()):
@@ -191,7 +191,7 @@ def _specs_of(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
     return list(args), dict(kwargs)
 
 
-def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> Source:
+def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFunction:
     import keras
     import tensorflow as tf
 
@@ -208,17 +208,17 @@ def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> Source:
             hint="save a functional or Sequential model with keras.Input, or use tf.saved_model.save",
         )
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name) for tensor in model.inputs]
-    structure, inputs = _fix(file.name, (specs, {}), dims, batch=True)
+    structure, inputs = _fix_sizes(file.name, (specs, {}), dims, batch=True)
 
     def call(*tensors: Any) -> Any:
         # Keras reports the structure of a Sequential model, a single tensor, only after a call.
         is_chain = isinstance(model, keras.Sequential)
         return model(tensors[0] if is_chain else tf.nest.pack_sequence_as(model.input, list(tensors)), training=False)
 
-    return Source("call", call, structure, inputs, ("call",), model)
+    return OpenedFunction("call", call, structure, inputs, ("call",), model)
 
 
-def _fix(
+def _fix_sizes(
     file: str, structure: tuple[list[Any], dict[str, Any]], dims: Mapping[str, int], *, batch: bool
 ) -> tuple[tuple[list[Any], dict[str, Any]], tuple[TensorSpec, ...]]:
     """Set sizes for open dimensions. Return the structure and the inputs' specs, with symbols for missing sizes."""
@@ -282,7 +282,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             (*source.outputs(), *new),
             external=[file.relative_to(Path(path).parent).as_posix() for file in beside(Path(path), function)],
             producer={"read with": f"tensorflow {version}", "functions": list(source.functions)}
-            | ({"first values": source.model.sources} if isinstance(source.model, graph_def.Graph) else {}),
+            | ({"first values": source.model.sources} if isinstance(source.model, graph_def.TfGraph) else {}),
             random=source.random,
         )
 

@@ -53,7 +53,7 @@ from hil.controller.workloads.study import run as study_run
 from hil.controller.workloads.study.record import Asked, Experiment
 from hil.controller.workloads.study.toolchains import Making, Program, Way
 from hil.controller.workloads.suites.job import resume_suite, run_suite
-from hil.controller.workloads.suites.request import Request, Settings
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.traces.run import run_trace
 from hil.controller.workloads.traces.trace import CallProgram, ModuleCall, Trace
 from hil.core.digest import digest_file
@@ -76,7 +76,7 @@ from hil.errors import (
     UsageError,
 )
 from hil.testing.traces.backends import Backend
-from hil.testing.traces.target import Target
+from hil.testing.traces.target import BoardTarget
 
 __all__ = ["fake_boards"]
 pytest_plugins = "pytester"
@@ -197,12 +197,12 @@ def by_bundle(place: Path, **how: Any) -> dict[str, str]:
     return {case["name"].partition("-")[0]: case["outcome"] for case in record["cases"]}
 
 
-def asked(place: Path, *boards: str, **how: Any) -> Request:
+def asked(place: Path, *boards: str, **how: Any) -> SuiteRequest:
     """Return a suite request for a directory; create three models if it is missing."""
     if not (place / "models").exists():
         models(place / "models")
     settings = Settings(**how)
-    return Request(str(place / "models"), "onnxruntime", boards or (A,), layers=False, settings=settings)
+    return SuiteRequest(str(place / "models"), "onnxruntime", boards or (A,), layers=False, settings=settings)
 
 
 def by_suite(place: Path, *boards: str, **how: Any) -> dict[str, str]:
@@ -234,7 +234,7 @@ def by_bisect(place: Path) -> dict[str, str]:
     context = RunContext(Cache(place / "cache"), FakeIsolated())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bisection, "open_subject", lambda *_, **__: subject)
-        patch.setattr(bisection, "_look", look)
+        patch.setattr(bisection, "_run_trials", look)
         options = Options(runtime="onnxruntime")
         bisection.bisect(files[0], fake_choice(), context=context, screen=Quiet(), options=options)
     return found
@@ -242,7 +242,7 @@ def by_bisect(place: Path) -> dict[str, str]:
 
 def by_traces(place: Path) -> dict[str, str]:
     context = RunContext(Cache(place / "cache"), FakeIsolated())
-    target = Target(Backend("board:a", "a", "onnxruntime", fake_choice()), context, place)
+    target = BoardTarget(Backend("board:a", "a", "onnxruntime", fake_choice()), context, place)
     ended: dict[str, str] = {}
     try:
         for name in "abc":
@@ -399,7 +399,7 @@ def workload(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "bench":
         # The measurement after the trial is not part of the contract.
         monkeypatch.setattr(bench_job, "measure", lambda *_: None)
-        monkeypatch.setattr(bench_job._Bench, "_finish", lambda bench, run, _: {"folder": str(run.folder)})
+        monkeypatch.setattr(bench_job._BenchRun, "_finish_run", lambda bench, run, _: {"folder": str(run.folder)})
     return WORKLOADS[request.param]
 
 
@@ -632,7 +632,7 @@ def matrix_of_trace(place: Path) -> MatrixReport:
 
 def matrix_of_suite(place: Path) -> MatrixReport:
     models(place / "models")
-    request = Request(str(place / "models"), "onnxruntime", layers=False)
+    request = SuiteRequest(str(place / "models"), "onnxruntime", layers=False)
     return suite_matrix(request, BOTH, out=place / "suite", screen=Quiet())[1]
 
 

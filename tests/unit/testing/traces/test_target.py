@@ -13,7 +13,7 @@ from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.testing.traces.backends import parse_backend
-from hil.testing.traces.target import Target
+from hil.testing.traces.target import BoardTarget
 
 
 class Program:
@@ -65,7 +65,7 @@ def program(folder: Path, weight: float) -> Artifact:
 
 def test_target_distinguishes_programs_by_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(board_pool, "open_board", lambda *_, **__: Board())
-    board = Target(parse_backend("iree_llvmcpu"), None, tmp_path)  # type: ignore[arg-type]
+    board = BoardTarget(parse_backend("iree_llvmcpu"), None, tmp_path)  # type: ignore[arg-type]
     x = np.ones(1, np.float32)
     answers = [board.run(program(tmp_path, weight), "main", [x], ()).returned for weight in (2.0, 3.0, 2.0)]
     assert [float(answer[0][0]) for answer in answers] == [2.0, 3.0, 2.0]

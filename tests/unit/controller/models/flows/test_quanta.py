@@ -11,7 +11,7 @@ from support.flow_models import attention, residual_cnn
 from support.models import DIGITS, save_model
 
 from hil.controller.models.flows import Flow, apply_recipe, quantum_atol
-from hil.controller.models.flows.quanta import _Node, _steps, find_onnx
+from hil.controller.models.flows.quanta import _find_steps, _Node, find_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -92,5 +92,7 @@ def test_quantized_network_step_matches_output_range(context: RunContext, tmp_pa
 
 def test_integer_outputs_of_pt2_have_unit_step() -> None:
     makers = {"q": _Node(["x"], quantises=True, rounds=True)}
-    assert _steps(makers, {"y": "q"}, integers=False) == []
-    assert _steps(makers, {"y": "q"}, integers=True) == [{"name": "y", "step": 1.0, "roundings": 1, "integer": True}]
+    assert _find_steps(makers, {"y": "q"}, integers=False) == []
+    assert _find_steps(makers, {"y": "q"}, integers=True) == [
+        {"name": "y", "step": 1.0, "roundings": 1, "integer": True}
+    ]
