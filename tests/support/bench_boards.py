@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.analysis.bench.measure import Side
+from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.bench.stats import Batch
 from hil.controller.devices.board_client import Invocation
 from hil.controller.pipeline.case import Case
@@ -78,11 +78,11 @@ class PacedBoard:
         return PacedProgram(self, artifact.main, self.paces[artifact.main])
 
 
-def side_on(board: PacedBoard, label: str, name: str) -> Side:
+def side_on(board: PacedBoard, label: str, name: str) -> BenchSide:
     """A side whose program is the one of that name."""
     artifact = Artifact("paced", name, {}, {}, "main", "none")
     case = Case(f"{label}-{name}", Path(name), Options(), Path(), artifact=artifact, inputs={"x": np.zeros(1)})
-    return Side(label, case, board)
+    return BenchSide(label, case, board)
 
 
 def read_samples(folder: Path) -> list[Batch]:

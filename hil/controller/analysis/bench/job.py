@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.analysis.bench.measure import LEAST_ROUNDS, Side, measure
+from hil.controller.analysis.bench.measure import LEAST_ROUNDS, BenchSide, measure
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import (
     bench_document,
@@ -47,7 +47,7 @@ from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, Usa
 _WHERE = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
 
 
-def _with_board(job: Job, other: Job) -> Job:
+def _copy_board_options(job: Job, other: Job) -> Job:
     return replace(job, **{name: getattr(other, name) for name in _WHERE})
 
 
@@ -60,7 +60,7 @@ def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
     if own:
         return stored
     if job.board or job.hw_type:
-        return _with_board(stored, job)
+        return _copy_board_options(stored, job)
     if is_address(stored.board) or is_file(stored.board):
         raise UsageError(
             f"cannot use board {stored.board} from the stored bench: record not created here by this user",
@@ -82,12 +82,12 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
         UsageError: an option is invalid or unsupported; nothing was run.
         KeyboardInterrupt: Ctrl-C before anything was measured; completed stages are stored.
     """
-    _check(bench)
+    _check_settings(bench)
     with Isolated() as isolated:
-        return _Bench(bench, RunContext(Cache(), isolated), screen).run()
+        return _BenchRun(bench, RunContext(Cache(), isolated), screen).run()
 
 
-def _check(bench: BenchJob) -> None:
+def _check_settings(bench: BenchJob) -> None:
     """Raise UsageError for invalid settings."""
     models, two = bench.job.models, len(bench.job.models) == 2 or bool(bench.against)
     if not 1 <= len(models) <= 2:
@@ -123,7 +123,7 @@ def _check(bench: BenchJob) -> None:
         raise UsageError("--fail-if-slower requires a comparison", hint="add a second MODEL or --against RUN")
 
 
-class _Bench:
+class _BenchRun:
     """The state of a running bench."""
 
     def __init__(self, bench: BenchJob, context: RunContext, screen: Progress) -> None:
@@ -133,28 +133,28 @@ class _Bench:
         self.store = RunStore(bench.job.out)
         self.jobs: list[Job] = []
         self.cases: list[Case] = []
-        self.sides: list[Side] = []
+        self.sides: list[BenchSide] = []
         self.programs: dict[str, dict[str, Any]] = {}
 
     def run(self) -> dict[str, Any]:
         base = self.store.open(self.bench.against) if self.bench.against else None
         # Report usage errors before anything is stored.
-        self._begin(base)
+        self._import_cases(base)
         self.choices = [choice_of(job) for job in self.jobs]
         run = self.store.create(
             f"bench-{self.cases[-1].name}", jsonable(asdict(self.jobs[-1])), command=typed_command()
         )
         self.cases = [replace(case, folder=run.case_folder(case.name)) for case in self.cases]
         self.recorder = Recorder(run, [case.name for case in self.cases], self.cases)
-        sink = ProgressSink(self._watch, self.recorder.keep, self.recorder.write)
+        sink = ProgressSink(self._report_stage, self.recorder.keep, self.recorder.write)
         self.runner = replace(self.runner, sink=sink)
         interrupted = False
         try:
             with BoardPool(f"hil bench {run.id}", wait_s=self.bench.job.wait_s, say=self.screen.note) as pool:
                 for number in range(len(self.jobs)):
-                    self._prepare(run, number, pool)
-                if all(map(_can_be_measured, self.cases)):
-                    self._measure(run)
+                    self._prepare_side(run, number, pool)
+                if all(map(_is_measurable, self.cases)):
+                    self._measure_sides(run)
         except StorageError:
             raise
         except UsageError:
@@ -167,9 +167,9 @@ class _Bench:
                 self.recorder.interrupt()
                 raise
             interrupted = True
-        return self._finish(run, interrupted)
+        return self._finish_run(run, interrupted)
 
-    def _begin(self, base: Run | None) -> None:
+    def _import_cases(self, base: Run | None) -> None:
         models, job = self.bench.job.models, self.bench.job
         names = [safe_name(path.stem) for path in models]
         if base is not None:
@@ -179,7 +179,7 @@ class _Bench:
                 refuse_functions(stored)
             stored = board_of_stored(stored, job, own=is_own)
             if not (job.board or job.hw_type):  # faults are never copied from the stored job
-                job = _with_board(job, stored)
+                job = _copy_board_options(job, stored)
             self.jobs.append(stored)
             self.cases.append(replace(case, name=f"A-{safe_name(case.path.stem)}"))
             names = [f"B-{names[0]}"]
@@ -193,33 +193,33 @@ class _Bench:
             self.cases.append(self.runner.begin(path, options, Path(), name=name, want_inputs=self.bench.check))
         check_accepted_outputs((case.options.accept, case.model) for case in self.cases)
 
-    def _session(self, pool: BoardPool, number: int) -> BoardSession:
+    def _open_session(self, pool: BoardPool, number: int) -> BoardSession:
         """Open a job's board; jobs with the same board and faults share it."""
         places = [(its.name, its.config.path, job.faults) for job, its in zip(self.jobs, self.choices, strict=True)]
         shared = [job.runtime for job, place in zip(self.jobs, places, strict=True) if place == places[number]]
         return pool.session(self.choices[number], runtimes=shared, faults=self.jobs[number].faults)
 
-    def _prepare(self, run: Run, number: int, pool: BoardPool) -> None:
+    def _prepare_side(self, run: Run, number: int, pool: BoardPool) -> None:
         """Prepare a side for measurement; a model or board error becomes the case's outcome."""
         case, runtime, config = self.cases[number], self.jobs[number].runtime, self.choices[number].config
         self.screen.begin(case.name, len(STAGES))
         try:
             # Ask the board before compiling only if no other source knows the target.
             if not (case.outcome or case.artifact or knows_target(config, runtime)):
-                board = self._session(pool, number).board
+                board = self._open_session(pool, number).board
                 config, target = with_target(board.config, runtime, board.info["machine"])
                 self.screen.note(f"compiling for {target or board.target or board.name}")
             case = self.runner.compile(case, config)
             if not case.outcome:
-                session = self._session(pool, number)
+                session = self._open_session(pool, number)
                 board = session.board
                 if number == len(self.cases) - 1:
                     run.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
-                case = self._tried(case, session)
-                self.sides.append(Side("AB"[number], case, board))
+                case = self._run_once(case, session)
+                self.sides.append(BenchSide("AB"[number], case, board))
                 if case.model is None:
                     self.recorder.keep(case, "references")  # references from a stored bench
-            if _can_be_measured(case):
+            if _is_measurable(case):
                 self.programs[case.name] = keep_program(run, case)
         except BoardError as error:
             case = case.ended(error, Stage.PUSH)
@@ -228,7 +228,7 @@ class _Bench:
             self.cases[number] = case
         self.recorder.end(case)
 
-    def _tried(self, case: Case, session: BoardSession) -> Case:
+    def _run_once(self, case: Case, session: BoardSession) -> Case:
         """Push, load and run a case once, cold, and compare its output: only correct programs are measured."""
         case = self.runner.execute(case, session)
         if case.outcome:
@@ -237,12 +237,12 @@ class _Bench:
             return replace(case, outcome=Outcome.SKIP, reason="output not compared")
         return self.runner.judge(case)
 
-    def _measure(self, run: Run) -> None:
-        write_json(run.folder / "bench.json", self._document(run, finished=False))
+    def _measure_sides(self, run: Run) -> None:
+        write_json(run.folder / "bench.json", self._build_document(run, finished=False))
         title = " and ".join(case.name for case in self.cases)
         order = random.Random(secrets.randbits(64))
 
-        def keep(side: Side, batch: Batch, share: float) -> None:
+        def keep(side: BenchSide, batch: Batch, share: float) -> None:
             append(batch)
             typical = seconds(float(np.median(batch.duration_ns)) / 1e9)
             self.screen.stage(title, round(100 * share), f"measuring {side.label}: {typical}")
@@ -258,7 +258,7 @@ class _Bench:
         finally:
             self.screen.end(title)
 
-    def _finish(self, run: Run, interrupted: bool) -> dict[str, Any]:
+    def _finish_run(self, run: Run, interrupted: bool) -> dict[str, Any]:
         for side in self.sides:
             if side.batches and side.result is not None:
                 first = [batch for batch in side.batches if batch.copy == 0]
@@ -279,7 +279,7 @@ class _Bench:
         self.cases = [measured.get(case.name, case) for case in self.cases]
         for case in self.cases:
             self.recorder.write(case)
-        document = self._document(run, finished=not interrupted, interrupted=interrupted)
+        document = self._build_document(run, finished=not interrupted, interrupted=interrupted)
         document["folder"] = self.recorder.finish(document["exit_code"], finished=not interrupted)["folder"]
         if document["folder"]:
             write_json(run.folder / "bench.json", document)
@@ -287,16 +287,16 @@ class _Bench:
             write_google(self.bench.benchmark_out, document, self.sides)
         return document
 
-    def _document(self, run: Run, *, finished: bool, interrupted: bool = False) -> dict[str, Any]:
+    def _build_document(self, run: Run, *, finished: bool, interrupted: bool = False) -> dict[str, Any]:
         code = EXIT_INTERRUPTED if interrupted else None
         return bench_document(run, self.bench, self.cases, self.sides, self.programs, finished=finished, exit_code=code)
 
-    def _watch(self, case: Case, stage: Stage, note: str) -> None:
+    def _report_stage(self, case: Case, stage: Stage, note: str) -> None:
         self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
         if not note:
             self.recorder.write(case)
 
 
-def _can_be_measured(case: Case) -> bool:
+def _is_measurable(case: Case) -> bool:
     """Return True if the case ran and the output is correct or not compared."""
     return case.error is None and case.outcome in (Outcome.PASS, Outcome.SKIP)

@@ -54,7 +54,7 @@ _ALIKE = 4.0
 
 
 @dataclass
-class Side:
+class BenchSide:
     """A program to measure, and the measurements so far."""
 
     label: str
@@ -84,10 +84,10 @@ class Side:
 
 
 # Callback for every finished batch: the side, the batch, and the share completed.
-Keep = Callable[[Side, Batch, float], None]
+Keep = Callable[[BenchSide, Batch, float], None]
 
 
-def measure(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Random) -> None:
+def measure(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> None:
     """Measure one side, or two in turns.
 
     Results are in the sides and were passed to ``keep``, even if an error ends the measurement. The error also becomes
@@ -96,22 +96,22 @@ def measure(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Ra
     if len(sides) == 1:
         _measure_one(sides[0], bench, keep)
     else:
-        _in_turns(sides, bench, keep, order)
+        _measure_turns(sides, bench, keep, order)
 
 
-def _measure_one(side: Side, bench: BenchJob, keep: Keep) -> None:
+def _measure_one(side: BenchSide, bench: BenchJob, keep: Keep) -> None:
     with contextlib.ExitStack() as stack:
         meters = [stack.enter_context(_Meter(side, copy=copy)) for copy in range(bench.concurrency)]
         each_s = meters[0].calibrate(bench)
-        total = _iterations(bench, each_s)
+        total = _count_iterations(bench, each_s)
         # Concurrent copies start some milliseconds apart, so use maximum-length batches.
         least = _BATCHES if len(meters) == 1 else 1
-        sizes = _spread(total, min(max(least, _least_parts(total, each_s, _BATCH_MOST_S)), total))
+        sizes = _split_evenly(total, min(max(least, _count_batches(total, each_s, _BATCH_MOST_S)), total))
         for meter in meters:
             meter.warm()
         pool = stack.enter_context(ThreadPoolExecutor(len(meters), thread_name_prefix="bench"))
         for number, size in enumerate(sizes, 1):
-            for batch in _at_once(pool, meters, size):
+            for batch in _measure_copies(pool, meters, size):
                 side.batches.append(batch)
                 keep(side, batch, number / len(sizes))
             # The planned counts assume undisturbed iterations. On a busy machine these take longer.
@@ -120,7 +120,7 @@ def _measure_one(side: Side, bench: BenchJob, keep: Keep) -> None:
                 break
 
 
-def _at_once(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> list[Batch]:
+def _measure_copies(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> list[Batch]:
     """Run a batch of each program at the same time, in separate threads with a common start."""
     if len(meters) == 1:
         return [meters[0].batch(size)]
@@ -133,7 +133,7 @@ def _at_once(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> l
     return list(pool.map(one, meters))
 
 
-def _in_turns(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Random) -> None:
+def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> None:
     """Measure in rounds until the result is precise enough, up to a limit.
 
     Every round reloads both sides. They then take turns in the order A B B A or B A A B.
@@ -145,7 +145,7 @@ def _in_turns(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.
             # Randomise the loading order: the side loaded first may get the better memory layout.
             loading = order.sample(list(sides), 2)
             meters = {side.label: stack.enter_context(_Meter(side, round=number)) for side in loading}
-            sizes = sizes or _plan(meters, bench)
+            sizes = sizes or _plan_batches(meters, bench)
             for meter in meters.values():
                 meter.warm()
             rounds = len(sizes["A"])
@@ -162,7 +162,7 @@ def _in_turns(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.
                 rows += rows[-LEAST_ROUNDS:]
 
 
-def compare_sides(sides: Sequence[Side], bench: BenchJob) -> Comparison | None:
+def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> Comparison | None:
     """Compare B with A; None without two sides, or with too few rounds."""
     if len(sides) < 2:
         return None
@@ -170,34 +170,34 @@ def compare_sides(sides: Sequence[Side], bench: BenchJob) -> Comparison | None:
     return compare_rounds(round_log_ratios(batches), min_effect=bench.min_effect)
 
 
-def _plan(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[list[int]]]:
+def _plan_batches(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[list[int]]]:
     """Return label -> batch sizes per round; an A B B A turn uses two batches per side."""
     rounds = ROUNDS if bench.iterations is None else min(ROUNDS, bench.iterations // 2)
     each_s = {label: meter.calibrate(bench) for label, meter in meters.items()}
     if max(each_s.values()) <= _ALIKE * min(each_s.values()):
         each_s = dict.fromkeys(each_s, min(each_s.values()))
-    totals = {label: max(_iterations(bench, one_s), 2 * rounds) for label, one_s in each_s.items()}
+    totals = {label: max(_count_iterations(bench, one_s), 2 * rounds) for label, one_s in each_s.items()}
     # A batch has at least one iteration.
-    parts = {label: min(_least_parts(total, each_s[label], _TURN_S), total) for label, total in totals.items()}
+    parts = {label: min(_count_batches(total, each_s[label], _TURN_S), total) for label, total in totals.items()}
     turns = max(1, min(parts.values()) // (2 * rounds))
     plan = {}
     for label, total in totals.items():
-        sizes = _spread(max(total, 2 * turns * rounds), 2 * turns * rounds)
+        sizes = _split_evenly(max(total, 2 * turns * rounds), 2 * turns * rounds)
         plan[label] = [sizes[2 * turns * number : 2 * turns * (number + 1)] for number in range(rounds)]
     return plan
 
 
-def _iterations(bench: BenchJob, each_s: float) -> int:
+def _count_iterations(bench: BenchJob, each_s: float) -> int:
     """Return a side's total iteration count."""
     return bench.iterations or max(round(bench.min_time_s / each_s), _LEAST_ITERATIONS)
 
 
-def _least_parts(iterations: int, each_s: float, most_s: float) -> int:
+def _count_batches(iterations: int, each_s: float, most_s: float) -> int:
     """Return a batch count for these iterations so that no batch takes longer than ``most_s``."""
     return max(-int(-iterations * each_s // most_s), -(-iterations // _ITERATIONS_MOST))
 
 
-def _spread(total: int, parts: int) -> list[int]:
+def _split_evenly(total: int, parts: int) -> list[int]:
     """Split ``total`` iterations into ``parts`` batches that differ by at most one."""
     return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
 
@@ -205,7 +205,7 @@ def _spread(total: int, parts: int) -> list[int]:
 class _Meter:
     """Context manager for a side's loaded program."""
 
-    def __init__(self, side: Side, *, round: int = 0, copy: int = 0) -> None:
+    def __init__(self, side: BenchSide, *, round: int = 0, copy: int = 0) -> None:
         self._side = side
         self._round = round
         self._copy = copy
@@ -215,7 +215,7 @@ class _Meter:
     def __enter__(self) -> _Meter:
         artifact = self._side.case.artifact
         assert artifact is not None
-        with _blamed(self._side, Stage.LOAD):
+        with _record_error(self._side, Stage.LOAD):
             options = self._side.case.options
             self._program = self._side.board.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
         self._side.loads += 1
@@ -232,7 +232,7 @@ class _Meter:
         each_ns, size, begun = math.inf, 1, clock.now_ns()
         while each_ns == math.inf or (size * each_ns < _CALIBRATION_NS and size <= _ITERATIONS_MOST):
             for _ in range(_CALIBRATIONS):
-                each_ns = min(each_ns, float(np.median(self._run(size)[1])))
+                each_ns = min(each_ns, float(np.median(self._run_iterations(size)[1])))
                 if clock.now_ns() - begun > _CALIBRATION_MOST_NS:
                     break
             size *= 10
@@ -243,19 +243,19 @@ class _Meter:
     def warm(self) -> None:
         """Run the side's warm-up iterations, untimed."""
         if self._side.warmup:
-            self._side.warmup_s += self._run(self._side.warmup)[1].sum() / 1e9
+            self._side.warmup_s += self._run_iterations(self._side.warmup)[1].sum() / 1e9
 
     def batch(self, size: int) -> Batch:
         """Measure ``size`` iterations, after a few untimed ones that refill caches used by the other side."""
-        starts, durations = self._run(size, min(size // _REWARM, self._side.warmup))
+        starts, durations = self._run_iterations(size, min(size // _REWARM, self._side.warmup))
         return Batch(self._side.label, self._round, self._copy, starts, durations)
 
-    def _run(self, iterations: int, warmup: int = 0) -> tuple[Nanoseconds, Nanoseconds]:
+    def _run_iterations(self, iterations: int, warmup: int = 0) -> tuple[Nanoseconds, Nanoseconds]:
         """Return iteration starts and durations, on the board's clock or the host's."""
         side, case = self._side, self._side.case
         assert self._program is not None and case.inputs is not None and case.artifact is not None
         begun = clock.now_ns()
-        with _blamed(side, Stage.RUN):
+        with _record_error(side, Stage.RUN):
             result, call = self._program.run(
                 case.inputs,
                 warmup=warmup,
@@ -280,7 +280,7 @@ class _Meter:
         side.clock = "host"
         walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
         if len(walls) != iterations:
-            with _blamed(side, Stage.RUN):
+            with _record_error(side, Stage.RUN):
                 raise RunFailed(
                     "; ".join(result.provenance["notes"]), hint="a bench requires the time of every iteration"
                 )
@@ -288,7 +288,7 @@ class _Meter:
 
 
 @contextlib.contextmanager
-def _blamed(side: Side, stage: Stage) -> Iterator[None]:
+def _record_error(side: BenchSide, stage: Stage) -> Iterator[None]:
     """Record an error as the measured case's outcome, except for usage errors."""
     try:
         yield

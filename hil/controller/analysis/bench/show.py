@@ -32,7 +32,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
         where = " ".join(str(side[key]) for key in ("runtime", "runtime_version") if side[key])
         line.append(f"  {side['name']}", style="bold default")
         line.append(f"  {where} on {side['board']}" if side["board"] else "", style="default")
-        line.append(f"  {_checked(side)}", style="dim")
+        line.append(f"  {_format_check(side)}", style="dim")
         console.print(line, soft_wrap=True)
     shown = table([""] * (1 + len(sides)), rows)
     shown.columns[0].no_wrap = True  # do not wrap labels
@@ -57,29 +57,29 @@ def bars(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
 
 
-def _checked(side: Mapping[str, Any]) -> str:
+def _format_check(side: Mapping[str, Any]) -> str:
     if side["outcome"] == "PASS":
         return "; ".join(filter(None, (f"as {' and '.join(side['against'])}", side["reason"])))
     return str(side["reason"])
 
 
-def _times(*keys: str) -> _Cell:
+def _format_times(*keys: str) -> _Cell:
     return lambda side: ", ".join(time_text(side["times"][f"{key}_ns"]) for key in keys)
 
 
-def _median(side: Mapping[str, Any]) -> str:
+def _format_median(side: Mapping[str, Any]) -> str:
     text, interval = time_text(side["times"]["p50_ns"]), side["times"]["median"]
     if interval:
         text += f" ({interval['level']:.0%}: {time_text(interval['low'])} to {time_text(interval['high'])})"
     return text
 
 
-def _spread(side: Mapping[str, Any]) -> str:
+def _format_histogram(side: Mapping[str, Any]) -> str:
     found = side["histogram"]
     return f"{time_text(found['low_ns'])} {bars(found['counts'])} {time_text(found['high_ns'])}"
 
 
-def _course(side: Mapping[str, Any]) -> str:
+def _format_course(side: Mapping[str, Any]) -> str:
     drift = side["times"]["drift"]
     text = "" if drift is None else "no drift"
     if drift and drift["marked"]:
@@ -87,16 +87,16 @@ def _course(side: Mapping[str, Any]) -> str:
     return f"{bars(side['course_ns'])} {text}".strip()
 
 
-def _outliers(side: Mapping[str, Any]) -> str:
+def _format_outliers(side: Mapping[str, Any]) -> str:
     times = side["times"]
     return f"{times['outliers']} of {times['iterations']}, above {time_text(times['outlier_above_ns'])}"
 
 
-def _known(key: str, text: Callable[[float], str]) -> _Cell:
+def _format_optional(key: str, text: Callable[[float], str]) -> _Cell:
     return lambda side: "unknown" if side[key] is None else text(side[key])
 
 
-def _stages(*names: str) -> _Cell:
+def _format_stages(*names: str) -> _Cell:
     def describe(side: Mapping[str, Any]) -> str:
         spent = {name: side["timings"][f"{name}_s"] for name in names}
         texts = [f"{name.replace('_', ' ')} {seconds(value)}" for name, value in spent.items() if value is not None]
@@ -108,20 +108,20 @@ def _stages(*names: str) -> _Cell:
 # Label, a flag for rows that need iteration times, and the text.
 _ROWS: tuple[tuple[str, bool, _Cell], ...] = (
     ("", False, lambda side: f"{side['label']}: {side['name']}" if side["name"][:2] in ("A-", "B-") else ""),
-    ("p50", True, _median),
-    ("p10, p90, p99", True, _times("p10", "p90", "p99")),
-    ("min, max", True, _times("min", "max")),
-    ("mean, stdev", True, _times("mean", "stdev")),
-    ("spread to p99", True, _spread),
-    ("course", True, _course),
-    ("outliers", True, _outliers),
+    ("p50", True, _format_median),
+    ("p10, p90, p99", True, _format_times("p10", "p90", "p99")),
+    ("min, max", True, _format_times("min", "max")),
+    ("mean, stdev", True, _format_times("mean", "stdev")),
+    ("spread to p99", True, _format_histogram),
+    ("course", True, _format_course),
+    ("outliers", True, _format_outliers),
     ("ran on", False, lambda side: placement_text(side["placement"] or ())),
     ("iterations", True, lambda side: f"{side['iterations_per_s']:.4g} a second"),
     ("answers", True, lambda side: side["repetition"]["text"] if side["repetition"] else "not compared"),
-    ("peak memory", True, _known("peak_memory_bytes", lambda peak: f"{peak / 1e6:.1f} MB")),
-    ("parallelism", True, _known("parallelism", lambda cores: f"{cores:.2f} cores")),
-    ("on the board", False, _stages("first_run", "warmup", "steady")),
-    ("on the host", False, _stages("import", "compile", "push", "load", "fetch")),
+    ("peak memory", True, _format_optional("peak_memory_bytes", lambda peak: f"{peak / 1e6:.1f} MB")),
+    ("parallelism", True, _format_optional("parallelism", lambda cores: f"{cores:.2f} cores")),
+    ("on the board", False, _format_stages("first_run", "warmup", "steady")),
+    ("on the host", False, _format_stages("import", "compile", "push", "load", "fetch")),
 )
 
 

@@ -172,7 +172,7 @@ def median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int =
     weights = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), size=_RESAMPLES)
     below = np.cumsum(weights.astype(np.float64) @ counts.astype(np.float64), axis=1)
     medians = edges[(2 * below >= below[:, -1:]).argmax(axis=1)]
-    return _interval(medians.astype(np.float64), blocks, level)
+    return _bootstrap_interval(medians.astype(np.float64), blocks, level)
 
 
 def drift_of(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Drift | None:
@@ -192,13 +192,13 @@ def drift_of(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Dr
     slope = float(np.median((values[second] - values[first]) / np.where(apart > 0, apart, np.inf)))
     change = slope * float(times[-1] - times[0]) / max(float(np.median(values)), 1.0)
     rises = float(np.sign(values[second] - values[first]).sum())
-    variance = _trend_variance(values, slope * times)
+    variance = _compute_trend_variance(values, slope * times)
     score = (abs(rises) - 1) / math.sqrt(variance) if variance > 0 and rises else 0.0
     p_value = min(2 * _NORMAL.cdf(-max(score, 0.0)), 1.0)
     return Drift(change, p_value, p_value < _DRIFT_P and abs(change) > share)
 
 
-def _trend_variance(values: Floats, trend: Floats) -> float:
+def _compute_trend_variance(values: Floats, trend: Floats) -> float:
     """Return the variance of Kendall's sum without a trend, for autocorrelated values."""
     n = values.size
     ties = np.unique(values, return_counts=True)[1].astype(np.float64)
@@ -234,9 +234,9 @@ def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVE
     if rounds < LEAST_REPEATS:
         return None
     drawn = np.random.default_rng(seed).integers(rounds, size=(_RESAMPLES, rounds))
-    ratio = math.exp(float(_centres(log_ratios[None, :])[0]))
-    logs = _interval(_centres(log_ratios[drawn]), rounds, level)
-    return _judged(ratio, Interval(math.exp(logs.low), math.exp(logs.high), level), int(rounds), min_effect)
+    ratio = math.exp(float(_compute_trimmed_means(log_ratios[None, :])[0]))
+    logs = _bootstrap_interval(_compute_trimmed_means(log_ratios[drawn]), rounds, level)
+    return _build_comparison(ratio, Interval(math.exp(logs.low), math.exp(logs.high), level), int(rounds), min_effect)
 
 
 def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = LEVEL) -> Comparison | None:
@@ -296,7 +296,7 @@ class Comparisons:
             float(self.ratio[index]),
             Interval(float(self.low[index]), float(self.high[index]), self.level),
         )
-        verdict = _verdict(ratio, differs=bool(self.differs[index]))
+        verdict = _classify_ratio(ratio, differs=bool(self.differs[index]))
         return Comparison(ratio, interval, int(self.repeats[index]), self.min_effect, verdict)
 
 
@@ -317,21 +317,21 @@ def compare_spreads(
         centre = b.mean - a.mean
         half = student_quantile((1 + level) / 2, freedom) * np.sqrt(variance)
         ratio, low, high = (np.exp(np.minimum(log, _LOG_MOST)) for log in (centre, centre - half, centre + half))
-    differs = told & _differs(ratio, low, high, min_effect)
+    differs = told & _is_different(ratio, low, high, min_effect)
     return Comparisons(told, ratio, low, high, np.minimum(a.count, b.count), differs, level, min_effect)
 
 
-def _judged(ratio: float, interval: Interval, repeats: int, min_effect: float) -> Comparison:
-    differs = bool(_differs(ratio, interval.low, interval.high, min_effect))
-    return Comparison(ratio, interval, repeats, min_effect, _verdict(ratio, differs=differs))
+def _build_comparison(ratio: float, interval: Interval, repeats: int, min_effect: float) -> Comparison:
+    differs = bool(_is_different(ratio, interval.low, interval.high, min_effect))
+    return Comparison(ratio, interval, repeats, min_effect, _classify_ratio(ratio, differs=differs))
 
 
-def _differs(ratio: Any, low: Any, high: Any, min_effect: float) -> Any:
+def _is_different(ratio: Any, low: Any, high: Any, min_effect: float) -> Any:
     """Return True to report a difference, for numbers or arrays."""
     return (abs(ratio - 1) > min_effect) & ((low > 1) | (high < 1))
 
 
-def _verdict(ratio: float, *, differs: bool) -> str:
+def _classify_ratio(ratio: float, *, differs: bool) -> str:
     if not differs:
         return "no difference"
     return "slower" if ratio > 1 else "faster"
@@ -346,7 +346,7 @@ def is_precise(found: Comparison) -> bool:
     return (found.interval.high - found.interval.low) / 2 <= found.min_effect * found.ratio
 
 
-def _centres(values: Floats) -> Floats:
+def _compute_trimmed_means(values: Floats) -> Floats:
     """Return the trimmed mean per row, without the lowest and highest fifth.
 
     Outlier rounds do not affect it, and it is efficient without outliers (Wilcox, "Introduction to robust
@@ -357,7 +357,7 @@ def _centres(values: Floats) -> Floats:
     return centres
 
 
-def _interval(resampled: Floats, repeats: int, level: float) -> Interval:
+def _bootstrap_interval(resampled: Floats, repeats: int, level: float) -> Interval:
     """Return the expanded percentile interval: as wide as a t interval with ``repeats`` repetitions."""
     wide = math.sqrt(repeats / (repeats - 1)) * student_quantile((1 + level) / 2, repeats - 1)
     tail = _NORMAL.cdf(-wide)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.analysis.bench.measure import Side, compare_sides
+from hil.controller.analysis.bench.measure import BenchSide, compare_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.model_settings import for_model
@@ -146,7 +146,7 @@ def bench_document(
     run: Run,
     bench: BenchJob,
     cases: Sequence[Case],
-    sides: Sequence[Side],
+    sides: Sequence[BenchSide],
     programs: Mapping[str, Mapping[str, Any]],
     *,
     finished: bool,
@@ -162,7 +162,8 @@ def bench_document(
     by_name = {side.case.name: side for side in sides}
     compared = compare_sides(sides, bench)
     documents = [
-        _side(label, case, by_name.get(case.name), programs, bench) for label, case in zip("AB", cases, strict=False)
+        _build_side_record(label, case, by_name.get(case.name), programs, bench)
+        for label, case in zip("AB", cases, strict=False)
     ]
     if bench.against:
         documents[0]["from_run"] = bench.against
@@ -176,7 +177,7 @@ def bench_document(
         "concurrency": bench.concurrency,
         "sides": documents,
         "comparison": compared and asdict(compared),
-        "exit_code": _exit_code(cases, compared, bench.fail_if_slower) if exit_code is None else exit_code,
+        "exit_code": _find_exit_code(cases, compared, bench.fail_if_slower) if exit_code is None else exit_code,
     }
 
 
@@ -201,8 +202,8 @@ def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nano
     return start_ns[order], duration_ns[order], start_ns.size / window * 1e9 if window else 0.0
 
 
-def _side(
-    label: str, case: Case, side: Side | None, programs: Mapping[str, Mapping[str, Any]], bench: BenchJob
+def _build_side_record(
+    label: str, case: Case, side: BenchSide | None, programs: Mapping[str, Mapping[str, Any]], bench: BenchJob
 ) -> dict[str, Any]:
     timings, artifact, result = case.timings, case.artifact, side.result if side else None
     starts, durations, rate = under_load(side.batches if side else (), bench.concurrency)
@@ -238,7 +239,7 @@ def _side(
         },
         "compiled_from_cache": bool(artifact and artifact.cached),
         "times": asdict(summarise(starts, durations, drift_share=bench.min_effect)) if durations.size else None,
-        "histogram": _histogram(durations) if durations.size else None,
+        "histogram": _build_histogram(durations) if durations.size else None,
         "course_ns": [float(np.median(part)) for part in np.array_split(durations, _COURSE) if part.size],
         "iterations_per_s": rate,
         "repetition": side.repetition.record() if side and side.repetition else None,
@@ -248,14 +249,14 @@ def _side(
     }
 
 
-def _histogram(durations: Nanoseconds) -> dict[str, Any]:
+def _build_histogram(durations: Nanoseconds) -> dict[str, Any]:
     """Count iterations in equally wide bins up to the 99th percentile; the last bin includes longer ones."""
     low, high = float(durations.min()), float(np.percentile(durations, 99))
     counts, _ = np.histogram(np.minimum(durations, high), bins=_BINS, range=(low, max(high, low + 1)))
     return {"low_ns": low, "high_ns": high, "counts": counts.tolist()}
 
 
-def _exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: float | None) -> int:
+def _find_exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: float | None) -> int:
     """Return the exit code of the most severe outcome.
 
     It is 5 if a program could not be run, and 1 if B is slower by more than allowed.
@@ -268,7 +269,7 @@ def _exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: floa
     return code or EXIT_FAIL
 
 
-def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[Side]) -> None:
+def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[BenchSide]) -> None:
     """Write a bench in Google Benchmark's JSON format.
 
     ``cpu_time`` is the real time multiplied by the mean number of busy cores, or the real time if unknown.
@@ -289,12 +290,12 @@ def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[Side])
     }
     rows: list[dict[str, Any]] = []
     for family, side in enumerate(one for one in sides if one.batches):
-        rows += _rows(side, family, document["concurrency"])
+        rows += _build_google_rows(side, family, document["concurrency"])
     text = json.dumps({"context": context, "benchmarks": rows}, indent=2) + "\n"
     write_file(path, text, option="--benchmark-out", make_folder=True)
 
 
-def _rows(side: Side, family: int, threads: int) -> list[dict[str, Any]]:
+def _build_google_rows(side: BenchSide, family: int, threads: int) -> list[dict[str, Any]]:
     name = side.case.name
     busy = side.cpu_ns / side.ran_ns if side.ran_ns else 1.0
     means = [float(batch.duration_ns.mean()) for batch in side.batches]
