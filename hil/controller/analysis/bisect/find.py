@@ -14,8 +14,8 @@ from typing import Any
 
 from hil.compare.comparison import OutputComparison
 from hil.compare.verdict import compare_output, outcome_of
-from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding, LayerFinding
-from hil.controller.analysis.bisect.subject import Subject, expose, open_subject, with_flow
+from hil.controller.analysis.bisect.result import WAYS, BisectFinding, Bisection, LayerFinding
+from hil.controller.analysis.bisect.subject import BisectSubject, expose, open_subject, with_flow
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
 from hil.controller.backends.references.independence import relation_of
@@ -110,10 +110,10 @@ def bisect(
         finally:
             screen.end(model.stem)
         folder = out or Path(scratch)
-        bench = _Bench(
+        bench = _TrialRunner(
             subject, flow, pool, choice, chosen.runtime, faults, context, screen, folder, keep=out is not None
         )
-        layers, models, notes = _look(bench, ways)
+        layers, models, notes = _run_trials(bench, ways)
     source, runtime = subject.activations.source, chosen.runtime or choice.config.runtime
     found = Bisection(
         model=str(model),
@@ -140,10 +140,10 @@ def bisect(
 
 
 @dataclass(frozen=True)
-class _Bench:
+class _TrialRunner:
     """Runs cases on the board and returns their findings."""
 
-    subject: Subject
+    subject: BisectSubject
     flow: Flow | None
     pool: BoardPool
     choice: BoardChoice
@@ -159,9 +159,9 @@ class _Bench:
         """Log for steps outside any case."""
         return self.folder / "logs" / "bisect.log"
 
-    def run(self, trials: list[_Trial]) -> dict[str, Finding]:
+    def run(self, trials: list[_Trial]) -> dict[str, BisectFinding]:
         """Run the trials and return case name -> finding, in completion order. Empties the list."""
-        ended: dict[str, Finding] = {}
+        ended: dict[str, BisectFinding] = {}
         label = self.subject.model.name
         self.screen.begin(label, len(trials))
 
@@ -214,16 +214,18 @@ class _Trial:
     by_chance: Collection[str]
 
 
-def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...], dict[str, Finding], list[str]]:
+def _run_trials(
+    bench: _TrialRunner, ways: Collection[str]
+) -> tuple[tuple[LayerFinding, ...], dict[str, BisectFinding], list[str]]:
     """Return the layers' findings, the whole models' findings, and notes."""
     subject = bench.subject
     missing = {layer.name: subject.missing(layer) for layer in subject.layers}
     there = [layer for layer in subject.layers if not missing[layer.name]]
     trials: list[_Trial] = []
     if "cumulative" in ways:
-        trials += [_whole(bench), _exposed(bench, there)]
+        trials += [_start_model_trial(bench), _start_exposed_trial(bench, there)]
     if "isolated" in ways:
-        alone = _isolated(bench, [layer for layer in there if layer.name not in subject.changed])
+        alone = _start_layer_trials(bench, [layer for layer in there if layer.name not in subject.changed])
         _compile_together(bench, alone)
         trials += alone
         del alone
@@ -241,19 +243,19 @@ def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...
                 f"the whole model with intermediate outputs ended in {seen.outcome.value}: cumulative excludes "
                 "the failed layers and the layers that depend on them"
             )
-            seen = bench.run([_exposed(bench, left, only=True)])[_EXPOSED]
+            seen = bench.run([_start_exposed_trial(bench, left, only=True)])[_EXPOSED]
     layers = []
     for layer in subject.layers:
-        skipped = Finding(Outcome.SKIP, missing[layer.name]) if missing[layer.name] else None
+        skipped = BisectFinding(Outcome.SKIP, missing[layer.name]) if missing[layer.name] else None
         changed = subject.changed.get(layer.name)
-        wrong = Finding(Outcome.IMPORT_ERROR, changed, Stage.IMPORT.value) if changed else None
+        wrong = BisectFinding(Outcome.IMPORT_ERROR, changed, Stage.IMPORT.value) if changed else None
         isolated = (skipped or wrong or ended[layer.name]) if "isolated" in ways else None
         cumulative = (skipped or within(layer, seen)) if seen is not None else None
         layers.append(LayerFinding(layer.name, layer.op, layer.nodes, layer.depth, layer.outputs, isolated, cumulative))
     return tuple(layers), models, notes
 
 
-def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
+def _start_layer_trials(bench: _TrialRunner, layers: Sequence[Layer]) -> list[_Trial]:
     """Return a trial per layer, compiled separately and fed with the reference's activations."""
     subject = bench.subject
     twins = dict(zip((layer.name for layer in subject.layers), subject.twins, strict=True))
@@ -268,7 +270,7 @@ def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
         return list(pool.map(make, layers))
 
 
-def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
+def _compile_together(bench: _TrialRunner, trials: Sequence[_Trial]) -> None:
     """Compile the layers in batches, so that each program is in the cache before it is requested."""
     options, config = bench.subject.options, bench.choice.config
     iree = (options.compiler or options.runtime or config.runtime) == "iree"
@@ -291,7 +293,7 @@ def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
     bench.screen.end(label)
 
 
-def _whole(bench: _Bench) -> _Trial:
+def _start_model_trial(bench: _TrialRunner) -> _Trial:
     """Return a trial for the unchanged model."""
     subject, path = bench.subject, bench.subject.compiled.path
     expected = {name: subject.activations[name] for name in subject.activations.outputs}
@@ -299,7 +301,7 @@ def _whole(bench: _Bench) -> _Trial:
     return bench.trial(_WHOLE, path, options, bench.atol(path), subject.by_chance)
 
 
-def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _Trial:
+def _start_exposed_trial(bench: _TrialRunner, layers: Sequence[Layer], *, only: bool = False) -> _Trial:
     """Return a trial for the model with these layers' tensors as additional outputs.
 
     If ``only`` is set, these tensors are the only outputs, and nodes that they do not need are removed.
@@ -324,7 +326,7 @@ def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _
     return bench.trial(_EXPOSED, path, options, atol, subject.by_chance)
 
 
-def keep_case(folder: Path, case: Case, finding: Finding) -> None:
+def keep_case(folder: Path, case: Case, finding: BisectFinding) -> None:
     """Store a case that did not pass: the model files, and ``inputs/``, ``outputs/`` and ``references/`` as .npy."""
     if finding.outcome in (Outcome.PASS, Outcome.SKIP):
         return
@@ -374,7 +376,7 @@ _BY_CHANCE = "depends on random numbers, so runs differ"
 Atol = float | Mapping[str, float] | None
 
 
-def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> Finding:
+def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> BisectFinding:
     """Return a case's finding, with every output judged within these tolerances.
 
     The case itself was compared within the default tolerances. A tolerance that suits a model's outputs may exceed
@@ -383,12 +385,12 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
     """
     outcome = case.outcome or Outcome.SKIP
     if case.error is not None:
-        return Finding(outcome, case.reason, case.stage, case.error.hint)
+        return BisectFinding(outcome, case.reason, case.stage, case.error.hint)
     if case.result is None or not case.references:
-        return Finding(outcome, case.reason)
+        return BisectFinding(outcome, case.reason)
     (verdict,) = case.verdicts
     if outcome is Outcome.UNSTABLE or not verdict.outputs or (rtol is None and atol is None and not by_chance):
-        return Finding(outcome, case.reason, outputs=verdict.outputs)
+        return BisectFinding(outcome, case.reason, outputs=verdict.outputs)
     judged: list[OutputComparison] = []
     unjudged: dict[str, str] = {}
     given, wanted = case.result.outputs, case.references[0].outputs
@@ -407,22 +409,22 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
             judged.append(compare_output(name, given[name], reference, rtol=rtol, atol=own, noise=noise, **named))
         except UsageError as error:
             unjudged[name] = error.message
-    return _finding(judged, unjudged)
+    return _build_finding(judged, unjudged)
 
 
-def within(layer: Layer, whole: Finding) -> Finding:
+def within(layer: Layer, whole: BisectFinding) -> BisectFinding:
     """Return a layer's finding, from a whole-model run with the layer's tensors as outputs."""
     names = set(layer.outputs)
     outputs = [one for one in whole.outputs if one.name in names]
     unjudged = {name: why for name, why in whole.unjudged.items() if name in names}
     if len(outputs) + len(unjudged) == len(names):
-        return _finding(outputs, unjudged)
+        return _build_finding(outputs, unjudged)
     if whole.outputs:
-        return Finding(Outcome.SKIP, "the layer failed, or depends on a failed layer")
-    return Finding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}: {whole.reason}")
+        return BisectFinding(Outcome.SKIP, "the layer failed, or depends on a failed layer")
+    return BisectFinding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}: {whole.reason}")
 
 
-def failed_by_itself(finding: Finding) -> bool:
+def failed_by_itself(finding: BisectFinding) -> bool:
     """Return True for an error in the model: not a wrong output, and not a board error."""
     return finding.outcome not in {*WRONG, Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES}
 
@@ -439,8 +441,8 @@ def without_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Lay
     return rest
 
 
-def _finding(judged: Sequence[OutputComparison], unjudged: Mapping[str, str]) -> Finding:
+def _build_finding(judged: Sequence[OutputComparison], unjudged: Mapping[str, str]) -> BisectFinding:
     outcome = outcome_of(judged) if judged else Outcome.SKIP
     wrong = [one for one in judged if not one.passed and one.blind is (outcome is Outcome.BLIND)]
     reason = f"output {wrong[0].name}: {wrong[0].reason}" if wrong else next(iter(unjudged.values()), "")
-    return Finding(outcome, reason, outputs=tuple(judged), unjudged=unjudged)
+    return BisectFinding(outcome, reason, outputs=tuple(judged), unjudged=unjudged)

@@ -30,7 +30,7 @@ _ANY_CAUSE = f"errors accumulate across layers, {_TOGETHER}"
 
 
 @dataclass(frozen=True)
-class Finding:
+class BisectFinding:
     """The outcome of a layer or of a whole model."""
 
     outcome: Outcome  # PASS, FAIL, SKIP if not judged, or the error's outcome
@@ -71,16 +71,16 @@ class LayerFinding:
     depth: int
     tensors: tuple[str, ...]
     # compiled separately and fed with the reference's activations; None if not requested.
-    isolated: Finding | None = None
-    cumulative: Finding | None = None  # from a whole-model run; None if not requested
+    isolated: BisectFinding | None = None
+    cumulative: BisectFinding | None = None  # from a whole-model run; None if not requested
 
-    def by(self, way: str) -> Finding | None:
+    def by(self, way: str) -> BisectFinding | None:
         """Return the finding for a way in :data:`WAYS`."""
         return self.isolated if way == "isolated" else self.cumulative
 
     def outcome(self, way: str) -> Outcome | None:
         """Return the outcome for a way in :data:`WAYS`; None if not requested."""
-        return _outcome(self.by(way))
+        return _get_outcome(self.by(way))
 
     def __str__(self) -> str:
         return f"{self.name} ({self.op}, node{'' if len(self.nodes) == 1 else 's'} {listed(self.nodes)})"
@@ -99,9 +99,9 @@ class Bisection:
     against: str
     layers: tuple[LayerFinding, ...]
     # the unchanged model, without intermediates as outputs; None if only isolated was requested.
-    whole: Finding | None = None
+    whole: BisectFinding | None = None
     # the model with intermediates as outputs; the outcome shows whether this model could run.
-    exposed: Finding | None = None
+    exposed: BisectFinding | None = None
     notes: tuple[str, ...] = ()
     folder: str = ""  # directory with wrong layers' models, tensors and logs; "" if not stored
     created: float = 0.0  # seconds since the epoch
@@ -114,7 +114,7 @@ class Bisection:
         """Return the first wrong or unstable layer in topological order; ``way`` is in :data:`WAYS`."""
         return next((layer for layer in self.layers if layer.outcome(way) in _DIFFERS), None)
 
-    def failed(self) -> Iterator[tuple[str, str, Finding]]:
+    def failed(self) -> Iterator[tuple[str, str, BisectFinding]]:
         """Yield every error: the layer or model, the way, and the finding."""
         for way in WAYS:
             for layer in self.layers:
@@ -136,37 +136,37 @@ class Bisection:
         """The conclusion, in a sentence."""
         alone, within = self.first_wrong("isolated"), self.first_wrong("cumulative")
         if alone and within:
-            return _both(alone, within, self.layers)
+            return _describe_both_wrong(alone, within, self.layers)
         if alone:
-            return f"first wrong layer: {alone}, isolated{self._within_whole(alone)}"
+            return f"first wrong layer: {alone}, isolated{self._describe_whole_model(alone)}"
         if within:
-            return self._only_within(within)
-        if _outcome(self.whole) in _DIFFERS:
-            causes = _TOGETHER if all(_passed(layer.cumulative) for layer in self.layers) else _ANY_CAUSE
-            return f"{self._none_wrong()}, but the unchanged model gives a wrong output: {causes}"
+            return self._describe_cumulative_wrong(within)
+        if _get_outcome(self.whole) in _DIFFERS:
+            causes = _TOGETHER if all(_has_passed(layer.cumulative) for layer in self.layers) else _ANY_CAUSE
+            return f"{self._describe_none_wrong()}, but the unchanged model gives a wrong output: {causes}"
         if failure := next(self.failed(), None):
             what, way, finding = failure
             return f"no output is wrong; {what} ended in {finding.outcome.value}, {way}"
-        return self._none_wrong()
+        return self._describe_none_wrong()
 
-    def _within_whole(self, alone: LayerFinding) -> str:
+    def _describe_whole_model(self, alone: LayerFinding) -> str:
         """Return the whole model's result, if a layer is wrong isolated and no layer is wrong cumulatively."""
-        if _outcome(self.whole) in _DIFFERS:
+        if _get_outcome(self.whole) in _DIFFERS:
             return "; the unchanged model also gives a wrong output, but with intermediate outputs no layer is wrong"
-        return "; within tolerance in the whole model" if _passed(alone.cumulative) else ""
+        return "; within tolerance in the whole model" if _has_passed(alone.cumulative) else ""
 
-    def _only_within(self, layer: LayerFinding) -> str:
-        if not any(_ran(one.isolated) for one in self.layers):
+    def _describe_cumulative_wrong(self, layer: LayerFinding) -> str:
+        if not any(_was_compared(one.isolated) for one in self.layers):
             return f"first wrong layer: {layer}, cumulative"
-        all_right = all(_passed(one.isolated) for one in self.layers)
+        all_right = all(_has_passed(one.isolated) for one in self.layers)
         right = "every isolated layer is correct" if all_right else "the isolated layers that ran are correct"
         return f"{right}; in the whole model the first layer out of tolerance is {layer}: {_ANY_CAUSE}"
 
-    def _none_wrong(self) -> str:
-        ways = [way for way in WAYS if any(_ran(layer.by(way)) for layer in self.layers)]
+    def _describe_none_wrong(self) -> str:
+        ways = [way for way in WAYS if any(_was_compared(layer.by(way)) for layer in self.layers)]
         if not ways:
             return "no layer was judged"
-        judged = all(_ran(layer.by(way)) for layer in self.layers for way in ways)
+        judged = all(_was_compared(layer.by(way)) for layer in self.layers for way in ways)
         blind = [str(layer) for layer in self.layers if any(layer.outcome(way) is Outcome.BLIND for way in WAYS)]
         unjudged = f"; cannot judge {listed(blind)}" if blind else ""
         return f"no {'' if judged else 'judged '}layer is wrong, {' and '.join(ways)}{unjudged}"
@@ -178,10 +178,10 @@ class Bisection:
             {"schema": SCHEMA, **asdict(self), **firsts, "verdict": self.verdict, "exit_code": self.exit_code}
         )
         document["layers"] = [
-            {**written, **{way: _finding_json(layer.by(way)) for way in WAYS}}
+            {**written, **{way: _build_finding_json(layer.by(way)) for way in WAYS}}
             for written, layer in zip(document["layers"], self.layers, strict=True)
         ]
-        return {**document, "whole": _finding_json(self.whole), "exposed": _finding_json(self.exposed)}
+        return {**document, "whole": _build_finding_json(self.whole), "exposed": _build_finding_json(self.exposed)}
 
 
 # Outcomes of a finding that differs from the reference, or between runs.
@@ -194,7 +194,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMES_SHOWN])} and {more} more"
 
 
-def _finding_json(finding: Finding | None) -> dict[str, Any] | None:
+def _build_finding_json(finding: BisectFinding | None) -> dict[str, Any] | None:
     if finding is None:
         return None
     keys = ("outcome", "reason", "stage", "hint", "max_abs", "sqnr_db", "unjudged", "placement", "elsewhere")
@@ -203,7 +203,7 @@ def _finding_json(finding: Finding | None) -> dict[str, Any] | None:
     return document
 
 
-def _both(alone: LayerFinding, within: LayerFinding, layers: Sequence[LayerFinding]) -> str:
+def _describe_both_wrong(alone: LayerFinding, within: LayerFinding, layers: Sequence[LayerFinding]) -> str:
     if alone is within:
         return f"first wrong layer: {alone}, isolated and cumulative"
     found = f"first wrong layer: {alone}, isolated"
@@ -212,19 +212,19 @@ def _both(alone: LayerFinding, within: LayerFinding, layers: Sequence[LayerFindi
     return f"{found}; in the whole model the first layer out of tolerance is {within}"
 
 
-def _outcome(finding: Finding | None) -> Outcome | None:
+def _get_outcome(finding: BisectFinding | None) -> Outcome | None:
     return finding.outcome if finding else None
 
 
-def _passed(finding: Finding | None) -> bool:
-    return _outcome(finding) is Outcome.PASS
+def _has_passed(finding: BisectFinding | None) -> bool:
+    return _get_outcome(finding) is Outcome.PASS
 
 
-def _ran(finding: Finding | None) -> bool:
-    return _outcome(finding) in (Outcome.PASS, *_DIFFERS)
+def _was_compared(finding: BisectFinding | None) -> bool:
+    return _get_outcome(finding) in (Outcome.PASS, *_DIFFERS)
 
 
-def _is_error(finding: Finding) -> bool:
+def _is_error(finding: BisectFinding) -> bool:
     return finding.outcome not in {*WRONG, Outcome.PASS, Outcome.SKIP}
 
 
@@ -252,7 +252,7 @@ def print_bisection(console: Console, found: Bisection) -> None:
     if not console.is_terminal:
         console.width = _UNBOUNDED
     roomy = console.width >= _ROOMY
-    numbers = _fitting(console.width, found, ways)
+    numbers = _select_columns(console.width, found, ways)
     heads = ["depth", "layer", *(["op", "nodes"] if roomy else ())]
     rows = [
         [str(layer.depth), layer.name, *([layer.op, listed(layer.nodes)] if roomy else ())] for layer in found.layers
@@ -260,7 +260,7 @@ def print_bisection(console: Console, found: Bisection) -> None:
     for way in ways:
         heads += [way, *numbers]
         for row, layer in zip(rows, found.layers, strict=True):
-            row += _cells(layer.by(way))[: 1 + len(numbers)]
+            row += _format_cells(layer.by(way))[: 1 + len(numbers)]
     layers = table(heads, rows, numbers=("depth", *numbers), whole=ways, gap=1)
     layers.columns[1].min_width = _NAME_LEAST
     compiled = f", compiled from {found.artifact_model}" if found.artifact_model != found.model else ""
@@ -268,14 +268,14 @@ def print_bisection(console: Console, found: Bisection) -> None:
     head = f"{found.model} on {found.board} by {found.runtime}{flow}{compiled}; against {found.against}"
     console.print(head, markup=False, highlight=False, soft_wrap=True)
     console.print(layers)
-    for text in (*_reasons(found), *(f"note: {note}" for note in found.notes)):
+    for text in (*_collect_reasons(found), *(f"note: {note}" for note in found.notes)):
         # Runtime messages may have multiple lines.
         console.print(" ".join(text.split()), style="dim", markup=False, highlight=False, soft_wrap=True)
     style = "bold green" if found.exit_code == 0 else "bold red"
     console.print(found.verdict, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _fitting(width: int, found: Bisection, ways: Sequence[str]) -> list[str]:
+def _select_columns(width: int, found: Bisection, ways: Sequence[str]) -> list[str]:
     """Return the number columns that fit next to depth, name and outcomes."""
     outcomes = [
         max(len(way), *(len(one.outcome.value) for layer in found.layers if (one := layer.by(way)))) for way in ways
@@ -287,7 +287,7 @@ def _fitting(width: int, found: Bisection, ways: Sequence[str]) -> list[str]:
     return numbers
 
 
-def _cells(finding: Finding | None) -> tuple[Any, str, str]:
+def _format_cells(finding: BisectFinding | None) -> tuple[Any, str, str]:
     from rich.text import Text
 
     if finding is None:
@@ -299,7 +299,7 @@ def _cells(finding: Finding | None) -> tuple[Any, str, str]:
     return outcome, error, ratio
 
 
-def _reasons(found: Bisection) -> list[str]:
+def _collect_reasons(found: Bisection) -> list[str]:
     """Return the reasons for the first wrong layers, the whole model, every error, and everything not judged."""
     reasons = []
     for way in WAYS:
@@ -354,22 +354,22 @@ def plot_growth(path: Path, found: Bisection) -> None:
         f"{Path(found.model).name} on {found.board}\n{found.verdict}".replace("$", r"\$"), fontsize=9, wrap=True
     )
     upper, lower = figure.subplots(2, 1, sharex=True)
-    _draw(upper, found, "max_abs")
-    _draw(lower, found, "sqnr_db")
+    _draw_panel(upper, found, "max_abs")
+    _draw_panel(lower, found, "sqnr_db")
     lower.set_xlim(-0.5, max(count, 1) - 0.5)
     if count > _NAMED:
         lower.set_xlabel("layers in topological order (bands show depth)")
     else:
-        labels = [f"{_short(layer.name)} ({layer.depth})" for layer in found.layers]
+        labels = [f"{_shorten_name(layer.name)} ({layer.depth})" for layer in found.layers]
         lower.set_xticks(range(count), labels, rotation=60, ha="right", fontsize=8)
         lower.set_xlabel("layer (depth)")
     save_figure(figure, path)
 
 
-def _draw(axes: Any, found: Bisection, what: str) -> None:
+def _draw_panel(axes: Any, found: Bisection, what: str) -> None:
     """Draw a panel: ``max_abs`` on a logarithmic scale, or ``sqnr_db``."""
     logarithmic = what == "max_abs"
-    heights = {way: [_height(layer.by(way), what) for layer in found.layers] for way in WAYS}
+    heights = {way: [_compute_height(layer.by(way), what) for layer in found.layers] for way in WAYS}
     finite = [y for ys in heights.values() for y in ys if y is not None and math.isfinite(y)]
     low, high = (min(finite), max(finite)) if finite else (-1.0, 0.0) if logarithmic else (0.0, 1.0)
     room = max(high - low, 1.0) * _MARGIN
@@ -387,7 +387,7 @@ def _draw(axes: Any, found: Bisection, what: str) -> None:
         if wrong:
             across, up = zip(*wrong, strict=True)
             axes.plot(across, up, "o", markersize=12, markerfacecolor="none", markeredgecolor=_WRONG, linestyle="none")
-            name = _short(found.layers[wrong[0][0]].name)
+            name = _shorten_name(found.layers[wrong[0][0]].name)
             axes.annotate(name, wrong[0], (9, 4), textcoords="offset points", color=_WRONG, fontsize=8)
         for x, layer in enumerate(found.layers):
             if (finding := layer.by(way)) and _is_error(finding):
@@ -409,7 +409,7 @@ def _draw_edge(axes: Any, height: float, text: str) -> None:
     axes.text(0.002, height, text, transform=axes.get_yaxis_transform(), fontsize=7, color="#777", va="bottom")
 
 
-def _height(finding: Finding | None, what: str) -> float | None:
+def _compute_height(finding: BisectFinding | None, what: str) -> float | None:
     """Return a finding's height in a panel, or None without a value.
 
     Equal outputs are infinitely good, and NaN means off the scale.
@@ -422,6 +422,6 @@ def _height(finding: Finding | None, what: str) -> float | None:
     return math.log10(value) if 0 < value < math.inf else -math.inf if value == 0 else math.nan
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Shorten a layer's name, and escape the dollar sign, which would start a formula."""
     return line(name, _NAME_LENGTH).replace("$", r"\$")

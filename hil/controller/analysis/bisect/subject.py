@@ -48,12 +48,14 @@ def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Se
     what = f"{other.path.name} is not the same network as {model.path.name}"
     for layer, twin in zip(layers, others, strict=False):
         if (layer.op, layer.nodes, layer.inputs, layer.outputs) != (twin.op, twin.nodes, twin.inputs, twin.outputs):
-            raise UsageError(f"{what}: expected layer {_text(layer)}, got {_text(twin)}", hint=_HINT)
+            raise UsageError(
+                f"{what}: expected layer {_describe_layer(layer)}, got {_describe_layer(twin)}", hint=_HINT
+            )
     if len(layers) != len(others):
         raise UsageError(f"{what}: expected {len(layers)} layers, got {len(others)}", hint=_HINT)
 
 
-def _text(layer: Layer) -> str:
+def _describe_layer(layer: Layer) -> str:
     return f"{layer.name} ({', '.join(layer.inputs) or 'no inputs'} to {', '.join(layer.outputs)})"
 
 
@@ -137,7 +139,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
 
 
 @dataclass(frozen=True)
-class Subject:
+class BisectSubject:
     """A model prepared for bisection."""
 
     model: Model  # the model that the reference runs
@@ -167,7 +169,7 @@ def open_subject(
     group: str,
     context: RunContext,
     folder: Path,
-) -> Subject:
+) -> BisectSubject:
     """Read a model, extract the layers, and compute all tensors with the reference.
 
     Args:
@@ -178,7 +180,7 @@ def open_subject(
     log = folder / "logs" / "bisect.log"
     with storing(log.parent):
         log.parent.mkdir(parents=True, exist_ok=True)
-    model, digest = _read(path, options, flow, context, log)
+    model, digest = _import_model(path, options, flow, context, log)
     options = replace(options, dims=model.dims)
     inputs = make_inputs(
         model.inputs or (),
@@ -192,7 +194,7 @@ def open_subject(
     layers = layers_of(model, group=group, inputs=inputs, **settings)
     compiled, twins = model, layers
     if artifact_model is not None:
-        compiled, _ = _read(artifact_model, asked, flow, context, log)
+        compiled, _ = _import_model(artifact_model, asked, flow, context, log)
         check_signatures(model, compiled)
         twins = layers_of(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
@@ -219,7 +221,9 @@ def open_subject(
             by_chance.update(layer.outputs)
     limits: dict[str, Any] = {"recompute": options.recompute, "timeout": options.timeout}
     changed = changed_layers(layers, computed, **limits, **settings)
-    return Subject(model, digest, compiled, options, inputs, layers, twins, computed, frozenset(by_chance), changed)
+    return BisectSubject(
+        model, digest, compiled, options, inputs, layers, twins, computed, frozenset(by_chance), changed
+    )
 
 
 def with_flow(options: Options, flow: Flow | None) -> Options:
@@ -242,7 +246,7 @@ def with_flow(options: Options, flow: Flow | None) -> Options:
     )
 
 
-def _read(path: Path, options: Options, flow: Flow | None, context: RunContext, log: Path) -> tuple[Model, str]:
+def _import_model(path: Path, options: Options, flow: Flow | None, context: RunContext, log: Path) -> tuple[Model, str]:
     """Import a model as ONNX and apply the flow's recipe.
 
     Returns:

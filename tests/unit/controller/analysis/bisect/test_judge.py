@@ -11,7 +11,7 @@ import pytest
 
 from hil.compare.verdict import compare
 from hil.controller.analysis.bisect.find import Atol, finding_of, within, without_failed
-from hil.controller.analysis.bisect.result import Finding
+from hil.controller.analysis.bisect.result import BisectFinding
 from hil.controller.analysis.layers import Layer
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
@@ -28,7 +28,7 @@ def judged(
     atol: Atol = None,
     by_chance: tuple[str, ...] = (),
     accept: tuple[str, ...] = (),
-) -> Finding:
+) -> BisectFinding:
     result, reference = RunResult("board", given), RunResult("reference", WANTED)
     verdict = compare(result, reference)
     made: dict[str, Any] = {"result": result, "references": (reference,), "verdicts": (verdict,)}
@@ -80,7 +80,9 @@ def test_finding_skips_outputs_of_random_numbers():
 def test_finding_reports_error_with_stage_and_hint():
     case = Case("net", Path("net.onnx"), Options(), Path())
     case = case.ended(CompileFailed("no such operator", hint="leave it out"), Stage.COMPILE)
-    assert finding_of(case, None, None) == Finding(Outcome.COMPILE_ERROR, "no such operator", "compile", "leave it out")
+    assert finding_of(case, None, None) == BisectFinding(
+        Outcome.COMPILE_ERROR, "no such operator", "compile", "leave it out"
+    )
 
 
 def test_within_derives_layer_outcome_from_tensors():
@@ -89,7 +91,7 @@ def test_within_derives_layer_outcome_from_tensors():
     assert within(layer("two", "a", "b"), whole).outcome is SKIP
     assert within(layer("both", "x", "ab"), whole).outcome is FAIL
     assert "the layer failed, or depends on a failed layer" in within(layer("more", "b", "c"), whole).reason
-    dead = within(layer("one", "x", "a"), Finding(Outcome.RUN_CRASH, "SIGILL"))
+    dead = within(layer("one", "x", "a"), BisectFinding(Outcome.RUN_CRASH, "SIGILL"))
     assert (dead.outcome, dead.reason) == (SKIP, "the whole model ended in RUN_CRASH: SIGILL")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hil.compare.verdict import compare_output
-from hil.controller.analysis.bisect.result import Bisection, Finding, LayerFinding
+from hil.controller.analysis.bisect.result import BisectFinding, Bisection, LayerFinding
 from hil.core.results import Outcome
 
 PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
@@ -35,12 +35,12 @@ def bisection(
             (name,),
             depth,
             (f"{name}.out",),
-            *(Finding(letters[way[depth]], "why") if way else None for way in (isolated, cumulative)),
+            *(BisectFinding(letters[way[depth]], "why") if way else None for way in (isolated, cumulative)),
         )
         for depth, name in enumerate("abcdefg"[: len(isolated or cumulative)])
     )
-    models: Mapping[str, Finding | None] = {
-        name: Finding(outcome, "why") if outcome and cumulative else None
+    models: Mapping[str, BisectFinding | None] = {
+        name: BisectFinding(outcome, "why") if outcome and cumulative else None
         for name, outcome in (("whole", whole), ("exposed", exposed))
     }
     return Bisection("m.onnx", "m.onnx", "sim", "sim", "iree", "", "onnxruntime", layers, **models)
@@ -148,15 +148,15 @@ def test_layer_text_shortens_long_node_list() -> None:
 
 def test_finding_reports_worst_of_multiple_outputs() -> None:
     b = np.array([1.0, 2.0])
-    finding = Finding(FAIL, outputs=tuple(compare_output(n, b + off, b) for n, off in (("y", 0.25), ("z", 0.5))))
+    finding = BisectFinding(FAIL, outputs=tuple(compare_output(n, b + off, b) for n, off in (("y", 0.25), ("z", 0.5))))
     assert finding.max_abs == 0.5
     assert finding.sqnr_db == pytest.approx(10 * math.log10(5 / 0.5))
-    assert Finding(PASS).max_abs is None and Finding(PASS).sqnr_db is None
+    assert BisectFinding(PASS).max_abs is None and BisectFinding(PASS).sqnr_db is None
 
 
 def test_bisection_serializes_to_json() -> None:
     equal = compare_output("y", np.ones(2), np.ones(2))
-    layer = LayerFinding("Add_a", "Add", ("a",), 0, ("y",), Finding(PASS, outputs=(equal,)))
+    layer = LayerFinding("Add_a", "Add", ("a",), 0, ("y",), BisectFinding(PASS, outputs=(equal,)))
     found = Bisection("m.onnx", "n.onnx", "sim", "sim", "iree", "", "onnxruntime", (layer,))
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert document["layers"][0]["isolated"]["sqnr_db"] == "inf"

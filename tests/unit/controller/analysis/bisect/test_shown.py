@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 
 from hil.compare.verdict import compare_output
-from hil.controller.analysis.bisect.result import Bisection, Finding, LayerFinding, plot_growth, print_bisection
+from hil.controller.analysis.bisect.result import BisectFinding, Bisection, LayerFinding, plot_growth, print_bisection
 from hil.core.results import Outcome
 from hil.errors import StorageError, UsageError
 
 
-def finding(off: float) -> Finding:
+def finding(off: float) -> BisectFinding:
     output = compare_output("y", np.ones(4) + off, np.ones(4))
-    return Finding(Outcome.PASS if output.passed else Outcome.FAIL, output.reason, outputs=(output,))
+    return BisectFinding(Outcome.PASS if output.passed else Outcome.FAIL, output.reason, outputs=(output,))
 
 
 def bisection(count: int = 4) -> Bisection:
@@ -29,9 +29,9 @@ def bisection(count: int = 4) -> Bisection:
         LayerFinding(f"Conv_$layer{depth}", "Conv", (f"$layer{depth}",), depth, ("y",), finding(off / 2), finding(off))
         for depth, off in enumerate(errors)
     ]
-    broken = Finding(Outcome.COMPILE_ERROR, "no such operator", "compile")
+    broken = BisectFinding(Outcome.COMPILE_ERROR, "no such operator", "compile")
     layers.append(LayerFinding("Odd_odd", "Odd", ("odd",), count, ("y",), broken, finding(0.5)))
-    unjudged = Finding(Outcome.SKIP, "atol says nothing")
+    unjudged = BisectFinding(Outcome.SKIP, "atol says nothing")
     layers.append(LayerFinding("Neg_neg", "Neg", ("neg",), count, ("z",), unjudged, unjudged))
     return Bisection(
         "net.onnx",
@@ -82,7 +82,7 @@ def test_table_shows_isolated_and_cumulative_per_layer():
 def test_table_and_plot_show_nonfinite_mismatch(tmp_path: Path):
     output = compare_output("y", np.array([1, np.nan, np.inf]), np.array([1.0, 2, 3]))
     assert (output.max_abs, output.sqnr_db) == (0, np.inf)
-    wrong = Finding(Outcome.FAIL, output.reason, outputs=(output,))
+    wrong = BisectFinding(Outcome.FAIL, output.reason, outputs=(output,))
     found = replace(bisection(), layers=(LayerFinding("Log_log", "Log", ("log",), 0, ("y",), wrong, finding(0.0)),))
     assert shown(None, found).splitlines()[2].split() == [
         "0", "Log_log", "Log", "log", "FAIL", "NaN/Inf", "-", "PASS", "0", "inf",
@@ -96,7 +96,7 @@ def test_table_and_plot_show_nonfinite_mismatch(tmp_path: Path):
 
 def test_table_and_plot_show_blind_outcome_without_error(tmp_path: Path):
     output = compare_output("y", np.full(2, np.nan), np.full(2, np.nan))
-    blind = Finding(Outcome.BLIND, output.reason, outputs=(output,))
+    blind = BisectFinding(Outcome.BLIND, output.reason, outputs=(output,))
     layers = (LayerFinding("Log_log", "Log", ("log",), 0, ("y",), blind, finding(0.0)),)
     found = replace(bisection(), layers=layers, whole=blind)
     text = shown(None, found)
@@ -105,14 +105,14 @@ def test_table_and_plot_show_blind_outcome_without_error(tmp_path: Path):
     assert text.splitlines()[-1] == "no layer is wrong, cumulative; cannot judge Log_log (Log, node log)"
     crosses = []
     for name, outcome in (("blind", Outcome.BLIND), ("error", Outcome.RUN_ERROR)):
-        layer = replace(layers[0], isolated=Finding(outcome, ""))
+        layer = replace(layers[0], isolated=BisectFinding(outcome, ""))
         plot_growth(tmp_path / f"{name}.svg", replace(found, layers=(layer,)))
         crosses.append((tmp_path / f"{name}.svg").read_text().count("stroke-width: 2"))
     assert crosses[0] < crosses[1], "a cross is what could not be run"
 
 
 def test_table_merges_layers_with_same_reason():
-    lost = Finding(Outcome.BOARD_LOST, "the board went away")
+    lost = BisectFinding(Outcome.BOARD_LOST, "the board went away")
     layers = [LayerFinding(f"Op_{name}", "Op", (name,), 0, (name,), lost) for name in "abcdefghijkl"]
     lines = shown(None, replace(bisection(), layers=tuple(layers), whole=None)).splitlines()
     (line,) = (line for line in lines if "went away" in line)
