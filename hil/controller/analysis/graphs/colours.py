@@ -29,7 +29,7 @@ _GOOD, _POOR = 140.0, 40.0
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """Mapping from a metric's values to colours."""
 
     metric: str
@@ -38,7 +38,7 @@ class Scale:
     devices: tuple[str, ...] = ()  # in palette order
 
     @classmethod
-    def of(cls, metric: str, values: Iterable[NodeValue]) -> Scale:
+    def of(cls, metric: str, values: Iterable[NodeValue]) -> ColourScale:
         """Return a scale that covers all these values."""
         listed = list(values)
         if metric == "placement":
@@ -57,14 +57,20 @@ class Scale:
         if self.metric == "max_abs":
             if value <= 0:
                 return 0.0
-            return _share(math.log(value), math.log(self.low), math.log(self.high)) if self._has(value) else 1.0
+            return (
+                _compute_share(math.log(value), math.log(self.low), math.log(self.high))
+                if self._is_on_scale(value)
+                else 1.0
+            )
         if self.metric == "sqnr_db":
             if value == math.inf:
                 return 0.0
-            return min(1.0, max(0.0, 1 - _share(value, self.low, self.high))) if self._has(value) else 1.0
-        return _share(value, 0.0, self.high) if math.isfinite(value) else 1.0
+            return (
+                min(1.0, max(0.0, 1 - _compute_share(value, self.low, self.high))) if self._is_on_scale(value) else 1.0
+            )
+        return _compute_share(value, 0.0, self.high) if math.isfinite(value) else 1.0
 
-    def _has(self, value: float) -> bool:
+    def _is_on_scale(self, value: float) -> bool:
         return math.isfinite(value) and (self.metric != "max_abs" or self.low > 0)
 
     def colour(self, value: NodeValue | None) -> str:
@@ -107,24 +113,24 @@ def between(level: float) -> str:
 
 def text_on(colour: str) -> str:
     """Return black or white, for a contrast of at least 4.5:1 on this background."""
-    light = _luminance(colour)
+    light = _compute_luminance(colour)
     return _DARK if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else _LIGHT
 
 
-def _luminance(colour: str) -> float:
+def _compute_luminance(colour: str) -> float:
     linear = [
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-        for part in (one / 255 for one in _parts(colour))
+        for part in (one / 255 for one in _parse_colour(colour))
     ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def _parts(colour: str) -> tuple[int, int, int]:
+def _parse_colour(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
-_STOPS = tuple(map(_parts, STOPS))
+_STOPS = tuple(map(_parse_colour, STOPS))
 
 
-def _share(value: float, low: float, high: float) -> float:
+def _compute_share(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 1.0

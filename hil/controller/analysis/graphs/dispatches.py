@@ -59,14 +59,14 @@ def dispatch_graph(operations: Sequence[Total], name: str, model: ModelGraph | N
         GraphNode(total.name, "+".join(total.op_types) or "operation", within=total.onnx_nodes, label=short(total.name))
         for total in operations
     ]
-    edges = _edges(nodes, model) if model is not None else []
+    edges = _trace_edges(nodes, model) if model is not None else []
     if not edges and len(nodes) > 1:
         note = "unknown data flow: operations are in execution order, without edges"
         return ModelGraph("dispatches", name, nodes, edges, notes=(note,))
     return ModelGraph("dispatches", name, nodes, edges)
 
 
-def _edges(nodes: Sequence[GraphNode], model: ModelGraph) -> list[tuple[int, int]]:
+def _trace_edges(nodes: Sequence[GraphNode], model: ModelGraph) -> list[tuple[int, int]]:
     places = model.holders()
     of_node: dict[int, list[int]] = defaultdict(list)
     for number, node in enumerate(nodes):

@@ -32,7 +32,7 @@ def read_imported(text: str, model: str, dims: Mapping[str, int]) -> dict[str, A
     from hil.controller.models.importers.onnx import limited_memory
 
     with temporary_folder("hil-graph-") as scratch:
-        path = Path(text) if text else _imported(Path(model), dims, Path(scratch))
+        path = Path(text) if text else _convert_model(Path(model), dims, Path(scratch))
         if path.stat().st_size > MOST_BYTES >> 2:
             raise ImportFailed(
                 f"cannot draw {path.name}: {path.stat().st_size >> 20} MiB exceeds the limit of {MOST_BYTES >> 22} MiB"
@@ -42,10 +42,10 @@ def read_imported(text: str, model: str, dims: Mapping[str, int]) -> dict[str, A
                 module = ir.Module.parse(read_file(path), context=ir.Context())
         except ir.MLIRError as error:
             raise ImportFailed(f"IREE cannot parse {path.name} as MLIR", detail=str(error)) from error
-        return drawn(_graph(module))
+        return drawn(_build_graph(module))
 
 
-def _imported(model: Path, dims: Mapping[str, int], scratch: Path) -> Path:
+def _convert_model(model: Path, dims: Mapping[str, int], scratch: Path) -> Path:
     from hil.controller.backends.compilers.onnx_to_mlir import convert
     from hil.controller.models.importers.onnx import limited_memory
 
@@ -61,8 +61,8 @@ def _imported(model: Path, dims: Mapping[str, int], scratch: Path) -> Path:
     return out
 
 
-def _graph(module: Any) -> ModelGraph:
-    function = max(_functions(module), key=lambda one: len(list(_operations(one))), default=None)
+def _build_graph(module: Any) -> ModelGraph:
+    function = max(_iter_functions(module), key=lambda one: len(list(_iter_operations(one))), default=None)
     if function is None:
         raise ImportFailed("the imported program has no function")
     names: dict[Any, str] = {}
@@ -72,42 +72,42 @@ def _graph(module: Any) -> ModelGraph:
         names[argument] = f"%arg{number}"
         nodes.append(GraphNode(f"argument {number}", "input", "input", (), (f"%arg{number}",)))
     taken: dict[str, int] = {}
-    for operation in _operations(function):
+    for operation in _iter_operations(function):
         if len(nodes) >= MOST_NODES:
             raise ImportFailed(f"cannot draw the imported program: more than {MOST_NODES} operations")
-        nodes.append(_node(operation, names, taken))
+        nodes.append(_build_node(operation, names, taken))
     symbol = str(function.attributes["sym_name"]).strip('"')
     return ModelGraph("imported", symbol, nodes, edges_of(nodes))
 
 
-def _functions(module: Any) -> Iterator[Any]:
+def _iter_functions(module: Any) -> Iterator[Any]:
     for operation in module.body.operations:
         if operation.operation.name in ("func.func", "util.func") and len(operation.regions[0].blocks):
             yield operation.operation
 
 
-def _operations(function: Any) -> Iterator[Any]:
+def _iter_operations(function: Any) -> Iterator[Any]:
     for operation in function.regions[0].blocks[0].operations:
         one = operation.operation
-        if not one.name.startswith(_HELD) and _kind(one) != "onnx.Constant":
+        if not one.name.startswith(_HELD) and _read_kind(one) != "onnx.Constant":
             yield one
 
 
-def _kind(operation: Any) -> str:
+def _read_kind(operation: Any) -> str:
     from iree.compiler import ir
 
     name = operation.name
     return str(ir.StringAttr(operation.attributes["name"]).value if name == _OPERATOR else name)
 
 
-def _node(operation: Any, names: dict[Any, str], taken: dict[str, int]) -> GraphNode:
+def _build_node(operation: Any, names: dict[Any, str], taken: dict[str, int]) -> GraphNode:
     from hil.controller.analysis.profile.sites import names_in
 
     results = []
     for result in operation.results:
         names[result] = f"%{len(names)}"
         results.append(names[result])
-    kind = _kind(operation)
+    kind = _read_kind(operation)
     if kind in ("func.return", "util.return"):
         return GraphNode("return", "output", "output", tuple(names[one] for one in operation.operands if one in names))
     whole = names_in(str(operation.location))

@@ -36,15 +36,15 @@ def layered(count: int, edges: Sequence[tuple[int, int]]) -> dict[str, Any]:
     if not count:
         return {"x": [], "y": [], "bends": {}, "width": 0.0, "height": 0.0}
     if not edges:
-        return _in_rows(count)
-    order = _topological(count, edges)
+        return _lay_out_square(count)
+    order = _sort_topologically(count, edges)
     placed = {node: number for number, node in enumerate(order)}
     forward = [number for number, (first, last) in enumerate(edges) if placed[first] < placed[last]]
-    ranks = _ranks(count, order, [edges[number] for number in forward])
-    links, chains = _with_bends(ranks, edges, forward)
-    near = _neighbours(len(ranks), links)
-    rows = _rows(ranks, near, placed)
-    across = _across(rows, near)
+    ranks = _assign_ranks(count, order, [edges[number] for number in forward])
+    links, chains = _insert_bends(ranks, edges, forward)
+    near = _list_neighbours(len(ranks), links)
+    rows = _order_rows(ranks, near, placed)
+    across = _compute_x_positions(rows, near)
     least = min(across)
     x = [round(value - least + WIDTH / 2, 1) for value in across]
     y = [round(rank * (HEIGHT + GAP_Y) + HEIGHT / 2, 1) for rank in ranks]
@@ -58,7 +58,7 @@ def layered(count: int, edges: Sequence[tuple[int, int]]) -> dict[str, Any]:
     }
 
 
-def _in_rows(count: int) -> dict[str, Any]:
+def _lay_out_square(count: int) -> dict[str, Any]:
     """Lay out nodes row by row in an approximate square."""
     a_row = max(1, round(math.sqrt(count * (HEIGHT + GAP_Y) / (WIDTH + GAP_X))))
     x = [number % a_row * (WIDTH + GAP_X) + WIDTH / 2 for number in range(count)]
@@ -66,7 +66,7 @@ def _in_rows(count: int) -> dict[str, Any]:
     return {"x": x, "y": y, "bends": {}, "width": max(x) + WIDTH / 2, "height": max(y) + HEIGHT / 2}
 
 
-def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+def _sort_topologically(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     """Return the nodes in topological order. Nodes on or behind a cycle follow in index order."""
     after: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count
@@ -83,7 +83,7 @@ def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return ready + [node for node in range(count) if node not in seen]
 
 
-def _ranks(count: int, order: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[int]:
+def _assign_ranks(count: int, order: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[int]:
     """Return the rank of each node: below all its inputs. A node without inputs is placed just above its users."""
     before: list[list[int]] = [[] for _ in range(count)]
     after: list[list[int]] = [[] for _ in range(count)]
@@ -99,7 +99,7 @@ def _ranks(count: int, order: Sequence[int], edges: Sequence[tuple[int, int]]) -
     return ranks
 
 
-def _with_bends(
+def _insert_bends(
     ranks: list[int], edges: Sequence[tuple[int, int]], forward: Sequence[int]
 ) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
     """Append a bend for every rank that a short edge crosses.
@@ -124,7 +124,7 @@ def _with_bends(
     return links, chains
 
 
-def _rows(ranks: Sequence[int], near: _Neighbours, placed: dict[int, int]) -> list[list[int]]:
+def _order_rows(ranks: Sequence[int], near: _Neighbours, placed: dict[int, int]) -> list[list[int]]:
     """Return every rank's nodes from left to right, ordered to reduce crossings."""
     rows: list[list[int]] = [[] for _ in range(max(ranks) + 1)]
     for node, rank in enumerate(ranks):
@@ -135,23 +135,23 @@ def _rows(ranks: Sequence[int], near: _Neighbours, placed: dict[int, int]) -> li
     # Rows with a single node need no ordering.
     several = [row for row in rows if len(row) > 1]
     for row in several:
-        _number(row, at)
+        _center_row(row, at)
     for sweep in range(_SWEEPS):
         side = near[sweep % 2]
         for row in several if sweep % 2 == 0 else reversed(several):
-            middle = {node: _mean(side[node], at, at[node]) for node in row}
+            middle = {node: _average_position(side[node], at, at[node]) for node in row}
             row.sort(key=middle.__getitem__)
-            _number(row, at)
+            _center_row(row, at)
     return rows
 
 
-def _number(row: Sequence[int], at: list[float]) -> None:
+def _center_row(row: Sequence[int], at: list[float]) -> None:
     """Set the positions of a row's nodes, centred on 0, so that all rows are aligned."""
     for number, node in enumerate(row):
         at[node] = number - (len(row) - 1) / 2
 
 
-def _across(rows: Sequence[Sequence[int]], near: _Neighbours) -> list[float]:
+def _compute_x_positions(rows: Sequence[Sequence[int]], near: _Neighbours) -> list[float]:
     """Return every node's x coordinate: as near to the neighbours as the rest of the rank allows."""
     at = [0.0] * len(near[0])
     for row in rows:
@@ -161,9 +161,9 @@ def _across(rows: Sequence[Sequence[int]], near: _Neighbours) -> list[float]:
         side = near[sweep % 2]
         for row in rows if sweep % 2 == 0 else reversed(rows):
             if len(row) == 1:
-                at[row[0]] = _mean(side[row[0]], at, at[row[0]])
+                at[row[0]] = _average_position(side[row[0]], at, at[row[0]])
                 continue
-            wanted = [_mean(side[node], at, at[node]) for node in row]
+            wanted = [_average_position(side[node], at, at[node]) for node in row]
             for node, value in zip(row, spread(wanted, WIDTH + GAP_X), strict=True):
                 at[node] = value
     return at
@@ -186,7 +186,7 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
     return [mean + number * gap for number, mean in enumerate(flat)]
 
 
-def _neighbours(count: int, links: Sequence[tuple[int, int]]) -> _Neighbours:
+def _list_neighbours(count: int, links: Sequence[tuple[int, int]]) -> _Neighbours:
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
     for first, last in links:
@@ -195,7 +195,7 @@ def _neighbours(count: int, links: Sequence[tuple[int, int]]) -> _Neighbours:
     return above, below
 
 
-def _mean(nodes: Sequence[int], at: Sequence[float], otherwise: float) -> float:
+def _average_position(nodes: Sequence[int], at: Sequence[float], otherwise: float) -> float:
     """Return some nodes' mean position, or ``otherwise`` without nodes.
 
     Most nodes have one or two neighbours. Their sum is exact without ``fsum``.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hil.controller.analysis.graphs.colours import Scale, text_on
+from hil.controller.analysis.graphs.colours import ColourScale, text_on
 from hil.controller.analysis.graphs.model_graph import ModelGraph
 from hil.controller.analysis.graphs.values import NodeValue
 
@@ -28,7 +28,7 @@ def node_data(values: Mapping[str, NodeValue], metric: str, graph: ModelGraph | 
         graph: the model's graph. It names the data set's graph, and gives unnamed nodes the ids of Model
             Explorer's ONNX adapter. None makes a data set for any open graph.
     """
-    scale = Scale.of(metric, values.values())
+    scale = ColourScale.of(metric, values.values())
     keys = {node.name: node.key for node in graph.nodes if node.key} if graph is not None else {}
     results = {}
     for name, value in values.items():

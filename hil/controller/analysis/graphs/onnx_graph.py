@@ -32,7 +32,7 @@ def read_onnx(path: str, dims: Mapping[str, int]) -> dict[str, Any]:
     Raises:
         ImportFailed: the file is not an ONNX model, or exceeds a size limit.
     """
-    model, own_names = _loaded(Path(path), dims)
+    model, own_names = _load_model(Path(path), dims)
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer} | {item.values.name for item in graph.sparse_initializer}
     given = [value.name for value in graph.input if value.name not in held]
@@ -40,11 +40,11 @@ def read_onnx(path: str, dims: Mapping[str, int]) -> dict[str, Any]:
     if len(kept) > MOST_NODES:
         raise ImportFailed(f"cannot draw {Path(path).name}: {len(kept)} nodes exceed the limit of {MOST_NODES}")
     nodes = [GraphNode(f"input {name}", "input", "input", (), (name,), name) for name in given]
-    nodes += [_node(number, node, own_names) for number, node in kept]
+    nodes += [_build_node(number, node, own_names) for number, node in kept]
     nodes += [GraphNode(f"output {value.name}", "output", "output", (value.name,), (), "") for value in graph.output]
     hidden = len(graph.node) - len(kept)
     notes = [f"{hidden} constant nodes are not drawn"] if hidden else []
-    found = drawn(ModelGraph("onnx", graph.name, nodes, edges_of(nodes), _shapes(graph), notes))
+    found = drawn(ModelGraph("onnx", graph.name, nodes, edges_of(nodes), _read_shapes(graph), notes))
     return {**found, "external": external_files(model)}
 
 
@@ -77,7 +77,7 @@ def external_files(model: Any) -> list[str]:
     )
 
 
-def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
+def _load_model(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
     """Return the model with all nodes named, and the names in the file: node index -> name."""
     from google.protobuf.message import DecodeError
 
@@ -108,7 +108,7 @@ def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
     return model, own_names
 
 
-def _node(number: int, node: Any, own_names: Mapping[int, str]) -> GraphNode:
+def _build_node(number: int, node: Any, own_names: Mapping[int, str]) -> GraphNode:
     from hil.controller.analysis.layers.graph import reads, subgraphs
     from hil.controller.models.importers.onnx_nodes import nodes_of
 
@@ -125,11 +125,11 @@ def _node(number: int, node: Any, own_names: Mapping[int, str]) -> GraphNode:
     )
 
 
-def _shapes(graph: Any) -> dict[str, str]:
-    return dict(_typed(graph))
+def _read_shapes(graph: Any) -> dict[str, str]:
+    return dict(_iter_types(graph))
 
 
-def _typed(graph: Any) -> Iterator[tuple[str, str]]:
+def _iter_types(graph: Any) -> Iterator[tuple[str, str]]:
     from hil.formats.ort_values import ONNX_TYPES
 
     names = {number: name for name, number in ONNX_TYPES.items()}
@@ -146,9 +146,9 @@ def named_layers(path: str, dims: Mapping[str, int], group: str) -> list[list[An
     This function does not run the model. If layers depend on shapes known only at run time, the names differ.
     """
     from hil.controller.analysis.layers.extract import named_groups
-    from hil.controller.analysis.layers.graph import Graph
+    from hil.controller.analysis.layers.graph import FoldedGraph
     from hil.controller.models.importers.onnx import limited_memory
 
     with limited_memory((2 << 30) + 8 * Path(path).stat().st_size):
-        graph = Graph(Path(path), dims, {})
+        graph = FoldedGraph(Path(path), dims, {})
     return [[name, [graph.nodes[number].name for number in numbers]] for name, numbers in named_groups(graph, group)]

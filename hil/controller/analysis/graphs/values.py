@@ -74,13 +74,15 @@ def worst(values: Sequence[NodeValue]) -> NodeValue:
 def bisect_layers(document: Mapping[str, Any], way: str) -> list[LayerValue]:
     """Return a bisection record's layers; ``way`` is ``isolated`` or ``cumulative``."""
     found = []
-    for layer in _mappings(document.get("layers")):
-        nodes = [name for name in _list(layer.get("nodes")) if isinstance(name, str)]
-        finding = _mapping(layer.get(way))
+    for layer in _coerce_mappings(document.get("layers")):
+        nodes = [name for name in _coerce_list(layer.get("nodes")) if isinstance(name, str)]
+        finding = _coerce_mapping(layer.get(way))
         if finding:
-            name = _text(layer.get("name"))
-            value = _compared(finding, finding.get("reason"), layer=name, case=name, together=max(1, len(nodes)))
-            found.append(LayerValue(nodes, value, _text(layer.get("op"))))
+            name = _coerce_text(layer.get("name"))
+            value = _find_worst_values(
+                finding, finding.get("reason"), layer=name, case=name, together=max(1, len(nodes))
+            )
+            found.append(LayerValue(nodes, value, _coerce_text(layer.get("op"))))
     return found
 
 
@@ -98,33 +100,33 @@ def suite_layers(
     """
     found, missing = [], []
     for record in records:
-        layer = _text(record.get("layer"))
+        layer = _coerce_text(record.get("layer"))
         if not layer:
             continue
         if layer not in nodes:
             missing.append(layer)
             continue
-        value = _compared(
+        value = _find_worst_values(
             record,
             record.get("message"),
             layer=layer,
-            case=_text(record.get("id")),
-            time_ns=_time(record.get("device_p50_ns")),
+            case=_coerce_text(record.get("id")),
+            time_ns=_parse_time(record.get("device_p50_ns")),
             together=max(1, len(nodes[layer])),
         )
-        found.append(LayerValue(nodes[layer], value, _text(record.get("op"))))
+        found.append(LayerValue(nodes[layer], value, _coerce_text(record.get("op"))))
     return found, missing
 
 
 def of_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
     """Return output node -> comparison result, from a whole-model case."""
     return {
-        f"output {_text(one.get('name'))}": _compared(
+        f"output {_coerce_text(one.get('name'))}": _find_worst_values(
             {"outputs": [one], "outcome": "PASS" if one.get("passed") is True else "FAIL"},
             one.get("reason"),
             case=case,
         )
-        for one in _mappings(outputs)
+        for one in _coerce_mappings(outputs)
     }
 
 
@@ -154,11 +156,11 @@ def of_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]:
         nodes: names of all nodes in the model.
     """
     found = {}
-    listed = _mappings(parts)
+    listed = _coerce_mappings(parts)
     for part in listed:
-        device = _text(part.get("device")) + (" (elsewhere)" if part.get("elsewhere") is True else "")
+        device = _coerce_text(part.get("device")) + (" (elsewhere)" if part.get("elsewhere") is True else "")
         # Runtimes do not list the nodes if everything ran on one device.
-        for name in _list(part.get("names")) or (nodes if len(listed) == 1 else ()):
+        for name in _coerce_list(part.get("names")) or (nodes if len(listed) == 1 else ()):
             if isinstance(name, str):
                 found[name] = NodeValue(placement=device)
     return found
@@ -170,11 +172,11 @@ def merged(*sources: Mapping[str, NodeValue]) -> dict[str, NodeValue]:
     for source in sources:
         for name, value in source.items():
             known = found.get(name)
-            found[name] = value if known is None else _both(known, value)
+            found[name] = value if known is None else _merge_values(known, value)
     return found
 
 
-def _both(first: NodeValue, second: NodeValue) -> NodeValue:
+def _merge_values(first: NodeValue, second: NodeValue) -> NodeValue:
     nothing = NodeValue()
     own = {name: one for name, one in vars(first).items() if one != getattr(nothing, name)}
     return replace(second, **own)
@@ -190,41 +192,41 @@ def real(value: Any) -> float | None:
         return None
 
 
-def _time(value: Any) -> float | None:
+def _parse_time(value: Any) -> float | None:
     found = real(value)
     return found if found is not None and 0 <= found < math.inf else None
 
 
-def _compared(finding: Mapping[str, Any], reason: Any, **more: Any) -> NodeValue:
+def _find_worst_values(finding: Mapping[str, Any], reason: Any, **more: Any) -> NodeValue:
     """Return the worst values over a finding's outputs; ``more`` sets further fields."""
-    outputs = _mappings(finding.get("outputs"))
+    outputs = _coerce_mappings(finding.get("outputs"))
     errors = [value for one in outputs if (value := real(one.get("max_abs"))) is not None]
     ratios = [value for one in outputs if (value := real(one.get("sqnr_db"))) is not None]
     # Elements that are NaN or infinite on one side are in no other statistic.
     if any((real(one.get("nonfinite")) or 0) > 0 for one in outputs):
         errors, ratios = [*errors, float("inf")], [*ratios, float("-inf")]
     return NodeValue(
-        outputs=tuple(_text(one.get("name")) for one in outputs),
-        outcome=_text(finding.get("outcome")),
-        reason=_text(reason),
+        outputs=tuple(_coerce_text(one.get("name")) for one in outputs),
+        outcome=_coerce_text(finding.get("outcome")),
+        reason=_coerce_text(reason),
         max_abs=max((value for value in errors if value == value), default=None),
         sqnr_db=min((value for value in ratios if value == value), default=None),
-        placement=" + ".join(_text(part.get("device")) for part in _mappings(finding.get("placement"))),
+        placement=" + ".join(_coerce_text(part.get("device")) for part in _coerce_mappings(finding.get("placement"))),
         **more,
     )
 
 
-def _text(value: Any) -> str:
+def _coerce_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _list(value: Any) -> list[Any]:
+def _coerce_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _coerce_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in _list(value) if isinstance(one, dict)]
+def _coerce_mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in _coerce_list(value) if isinstance(one, dict)]

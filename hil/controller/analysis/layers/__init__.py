@@ -56,7 +56,7 @@ _SIDES = ("inputs", "outputs")
 _Extract = Callable[..., dict[str, Any]]
 
 
-class _How(TypedDict):
+class _CallContext(TypedDict):
     """The cache and the isolated processes for a call, and the log for their output."""
 
     cache: Cache
@@ -73,7 +73,7 @@ def layers_of(
     *,
     group: str = "node",
     inputs: Mapping[str, Array] | None = None,
-    **how: Unpack[_How],
+    **how: Unpack[_CallContext],
 ) -> tuple[Layer, ...]:
     """Return a model's layers in topological order.
 
@@ -94,7 +94,7 @@ def layers_of(
         StageTimeout: splitting took longer than ten minutes.
         StorageError: the layers cannot be stored.
     """
-    return _extracted(model, {"group": group}, extract.extract, inputs, how)
+    return _extract_layers(model, {"group": group}, extract.extract, inputs, how)
 
 
 def cut(
@@ -104,7 +104,7 @@ def cut(
     *,
     group: str = "node",
     inputs: Mapping[str, Array] | None = None,
-    **how: Unpack[_How],
+    **how: Unpack[_CallContext],
 ) -> Layer:
     """Return the part of a model between two tensors, nodes or layers, as a single layer.
 
@@ -120,7 +120,7 @@ def cut(
             does not depend on ``start``.
         ImportFailed, StageTimeout, StorageError: as for :func:`layers_of`.
     """
-    (layer,) = _extracted(model, {"start": start, "end": end, "group": group}, extract.cut_out, inputs, how)
+    (layer,) = _extract_layers(model, {"start": start, "end": end, "group": group}, extract.cut_out, inputs, how)
     return layer
 
 
@@ -143,22 +143,22 @@ def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
 
 def layer_specs(layer: Layer) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Return a layer's input and output specs, in the layer model's order."""
-    (item,) = (item for item in _document(layer.path.parent)["layers"] if item["name"] == layer.name)
+    (item,) = (item for item in _read_document(layer.path.parent)["layers"] if item["name"] == layer.name)
     inputs, outputs = ([TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in item[side]] for side in _SIDES)
     return tuple(inputs), tuple(outputs)
 
 
-def _extracted(
-    model: Model, request: Mapping[str, Any], function: _Extract, inputs: Mapping[str, Array] | None, how: _How
+def _extract_layers(
+    model: Model, request: Mapping[str, Any], function: _Extract, inputs: Mapping[str, Array] | None, how: _CallContext
 ) -> tuple[Layer, ...]:
     if request["group"] not in GROUPS:
         raise UsageError(f"invalid group {request['group']!r}", hint=f"expected one of {', '.join(GROUPS)}")
     model = as_onnx(model, **how)
-    extractor = _Extractor(model if inputs is None else _fixed(model, inputs), function, request, how)
+    extractor = _Extractor(model if inputs is None else _fix_dims(model, inputs), function, request, how)
     folder = extractor.made(None)
-    if inputs is not None and _document(folder)["open"]:
+    if inputs is not None and _read_document(folder)["open"]:
         folder = extractor.made(inputs)
-    return tuple(_layer(folder, item) for item in _document(folder)["layers"])
+    return tuple(_read_layer(folder, item) for item in _read_document(folder)["layers"])
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Extractor:
     model: Model
     function: _Extract
     request: Mapping[str, Any]
-    how: _How
+    how: _CallContext
 
     def made(self, inputs: Mapping[str, Array] | None) -> Path:
         model, request = self.model, self.request
@@ -184,13 +184,13 @@ class _Extractor:
         )
 
         def make(folder: Path) -> None:
-            if self._call(None, folder)["open"]:
-                self._call(self._observed(inputs), folder)
+            if self._run_extraction(None, folder)["open"]:
+                self._run_extraction(self._observe_specs(inputs), folder)
 
         folder, _ = self.how["cache"].get_or_make(key, {"model": model.name, **request}, make)
         return folder
 
-    def _call(self, observed: Any, folder: Path) -> Any:
+    def _run_extraction(self, observed: Any, folder: Path) -> Any:
         path, dims = self.model.path, dict(self.model.dims)
         arguments = {"path": str(path.absolute()), "dims": dims, "observed": observed, "folder": str(folder)}
         what = f"splitting {path.name} into layers"
@@ -198,7 +198,7 @@ class _Extractor:
             arguments |= self.request
             return self.how["isolated"].call(self.function, arguments, timeout=TIMEOUT_S, log=self.how["log"])
 
-    def _observed(self, inputs: Mapping[str, Array] | None) -> dict[str, Any]:
+    def _observe_specs(self, inputs: Mapping[str, Array] | None) -> dict[str, Any]:
         """Return tensor -> [dtype, shape] as observed in runs; dimensions that differ between runs are None."""
         from hil.controller.models.inputs import make_inputs
 
@@ -224,7 +224,7 @@ class _Extractor:
         return found
 
 
-def _fixed(model: Model, inputs: Mapping[str, Array]) -> Model:
+def _fix_dims(model: Model, inputs: Mapping[str, Array]) -> Model:
     """Return the model with symbolic dimensions replaced by the inputs' sizes."""
     dims = dict(model.dims)
     for spec in model.inputs or ():
@@ -239,12 +239,12 @@ def _fixed(model: Model, inputs: Mapping[str, Array]) -> Model:
 
 
 @functools.lru_cache(maxsize=16)
-def _document(folder: Path) -> dict[str, Any]:
+def _read_document(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(read_file(folder / _LAYERS))
     return document
 
 
-def _layer(folder: Path, item: Mapping[str, Any]) -> Layer:
+def _read_layer(folder: Path, item: Mapping[str, Any]) -> Layer:
     known = {name: item[name] for name in ("name", "op", "depth", "same_as", "copy_of", "by_chance", "folded")}
     inputs, outputs = (tuple(spec[0] for spec in item[side]) for side in _SIDES)
     return Layer(nodes=tuple(item["nodes"]), path=folder / item["file"], inputs=inputs, outputs=outputs, **known)

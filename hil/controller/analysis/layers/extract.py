@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.layers.graph import Graph, subgraphs
+from hil.controller.analysis.layers.graph import FoldedGraph, subgraphs
 from hil.core.digest import digest_of
 from hil.errors import UsageError, did_you_mean
 
@@ -51,7 +51,7 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
         ``open``: tensors without a fully known type and shape. If ``observed`` is None and any tensor is open, no file
         is written.
     """
-    graph = Graph(Path(path), dims, observed or {})
+    graph = FoldedGraph(Path(path), dims, observed or {})
     if graph.open and observed is None:
         return {"open": graph.open}
     groups = groups_of(graph, fused=group == "fused")
@@ -62,7 +62,7 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
     kinds: dict[str, str] = {}
     contents: dict[str, str] = {}
     values: dict[str, str] = {}  # value between layers -> identity
-    names = _names(graph, groups)
+    names = _name_groups(graph, groups)
     for one, name, inputs in zip(groups, names, taken, strict=True):
         outputs = [value for number in one.own for value in graph.nodes[number].output if value in needed]
         depth = max((depths[value] + 1 for value in inputs if value in depths), default=0)
@@ -72,8 +72,8 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
         original = contents.setdefault(content, name)
         values.update({value: f"{content} {number}" for number, value in enumerate(outputs)})
         same = {"same_as": first if first != name else "", "copy_of": original if original != name else ""}
-        layers.append({**_written(graph, one.nodes, inputs, outputs, name, Path(folder)), "depth": depth, **same})
-    return _document(graph, layers, Path(folder))
+        layers.append({**_write_layer(graph, one.nodes, inputs, outputs, name, Path(folder)), "depth": depth, **same})
+    return _write_document(graph, layers, Path(folder))
 
 
 def cut_out(
@@ -85,24 +85,24 @@ def cut_out(
         UsageError: ``start`` or ``end`` does not exist, ``end`` does not depend on ``start``, or a value at the edge
             is not a tensor.
     """
-    graph = Graph(Path(path), dims, observed or {})
+    graph = FoldedGraph(Path(path), dims, observed or {})
     if graph.open and observed is None:
         return {"open": graph.open}
-    first, last = (_place(graph, name, fused=group == "fused") for name in (start, end))
+    first, last = (_resolve_edge(graph, name, fused=group == "fused") for name in (start, end))
     chosen = set(graph.live)
     for edge, spread in ((first, graph.after), (last, graph.before)):
         if isinstance(edge, str):
             chosen &= spread([edge])
         elif edge.own:
-            chosen &= {*edge.own, *spread(_made(graph, edge.own))}
-    outputs = [name for name in _made(graph, chosen) if _is_end(graph, name, last)]
+            chosen &= {*edge.own, *spread(_list_outputs(graph, edge.own))}
+    outputs = [name for name in _list_outputs(graph, chosen) if _is_end(graph, name, last)]
     if not outputs:
         what = f"{end!r} does not depend" if end else "no output of the model depends"
         raise UsageError(
             f"{what} on {repr(start) if start else 'any node'}",
             hint="--from must precede --to; `hil layers MODEL` shows the dependencies",
         )
-    nodes = graph.with_constants(chosen | _copies(graph, chosen, first) | _copies(graph, chosen, last))
+    nodes = graph.with_constants(chosen | _find_copies(graph, chosen, first) | _find_copies(graph, chosen, last))
     inputs = graph.takes(nodes)
     for name in (*inputs, *outputs):
         if graph.type_of(name) is None:
@@ -110,16 +110,16 @@ def cut_out(
                 f"cannot cut at {name!r}: not a tensor, or unknown shape",
                 hint="cut before the node that computes the value, or after the nodes that use it",
             )
-    name = _safe(f"cut_{start or 'inputs'}_to_{end or 'outputs'}")
-    layer = _written(graph, nodes, inputs, outputs, name, Path(folder))
-    return _document(graph, [{**layer, "depth": 0, "same_as": "", "copy_of": ""}], Path(folder))
+    name = _sanitise_name(f"cut_{start or 'inputs'}_to_{end or 'outputs'}")
+    layer = _write_layer(graph, nodes, inputs, outputs, name, Path(folder))
+    return _write_document(graph, [{**layer, "depth": 0, "same_as": "", "copy_of": ""}], Path(folder))
 
 
-def _made(graph: Graph, numbers: Iterable[int]) -> list[str]:
+def _list_outputs(graph: FoldedGraph, numbers: Iterable[int]) -> list[str]:
     return [name for number in sorted(numbers) for name in graph.nodes[number].output if name]
 
 
-def _is_end(graph: Graph, name: str, last: str | Group) -> bool:
+def _is_end(graph: FoldedGraph, name: str, last: str | NodeGroup) -> bool:
     """Return True if a value ends a cut: the named value, or an output that the last nodes pass on."""
     if isinstance(last, str):
         return name == last
@@ -129,7 +129,7 @@ def _is_end(graph: Graph, name: str, last: str | Group) -> bool:
     return is_given and graph.producer[name] in last.own
 
 
-def _copies(graph: Graph, chosen: Iterable[int], edge: str | Group) -> set[int]:
+def _find_copies(graph: FoldedGraph, chosen: Iterable[int], edge: str | NodeGroup) -> set[int]:
     """Return the nodes that the layer at a cut's edge contains and the cut uses."""
     if isinstance(edge, str):
         return set()
@@ -137,13 +137,13 @@ def _copies(graph: Graph, chosen: Iterable[int], edge: str | Group) -> set[int]:
     return {number for number in edge.nodes if not used.isdisjoint(graph.nodes[number].output)}
 
 
-def _document(graph: Graph, layers: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+def _write_document(graph: FoldedGraph, layers: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     (folder / LAYERS).write_text(json.dumps({"open": graph.open, "layers": layers}, indent=1))
     return {"open": graph.open}
 
 
-def _written(
-    graph: Graph, nodes: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], name: str, folder: Path
+def _write_layer(
+    graph: FoldedGraph, nodes: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], name: str, folder: Path
 ) -> dict[str, Any]:
     file = folder / f"{name}.onnx"
     graph.save(nodes, inputs, outputs, file)
@@ -151,21 +151,21 @@ def _written(
         "name": name,
         "file": file.name,
         "nodes": [graph.nodes[number].name for number in nodes],
-        "op": "+".join(_operators(graph, nodes)),
+        "op": "+".join(_list_operators(graph, nodes)),
         "by_chance": any(map(graph.draws, nodes)),
         "folded": any(name in graph.folded for number in nodes for name in graph.reads(number)),
-        "inputs": [_spec(graph, value) for value in inputs],
-        "outputs": [_spec(graph, value) for value in outputs],
+        "inputs": [_build_spec(graph, value) for value in inputs],
+        "outputs": [_build_spec(graph, value) for value in outputs],
     }
 
 
-def _spec(graph: Graph, name: str) -> list[Any]:
+def _build_spec(graph: FoldedGraph, name: str) -> list[Any]:
     known = graph.type_of(name)
     # A model's outputs may be declared without a shape; inputs may not.
     return [name, *known] if known else [name, "", []]
 
 
-def _operators(graph: Graph, nodes: Iterable[int]) -> list[str]:
+def _list_operators(graph: FoldedGraph, nodes: Iterable[int]) -> list[str]:
     """Return the operators in order; consecutive (de)quantisations count as a single operator."""
     found: list[str] = []
     for number in nodes:
@@ -175,41 +175,41 @@ def _operators(graph: Graph, nodes: Iterable[int]) -> list[str]:
     return found
 
 
-def _names(graph: Graph, groups: Sequence[Group]) -> list[str]:
+def _name_groups(graph: FoldedGraph, groups: Sequence[NodeGroup]) -> list[str]:
     """Return a unique name per layer, from operators and main node."""
     names: list[str] = []
     for group in groups:
-        operators = _operators(graph, group.nodes)
+        operators = _list_operators(graph, group.nodes)
         text = "+".join(operators)
         if len(text) > _LONGEST_OP:
             text = f"{operators[0]}+{len(operators) - 2}_more+{operators[-1]}"
         main = [number for number in group.own if graph.nodes[number].op_type not in _QUANTISERS] or list(group.own)
-        stem = _safe(f"{text}_{graph.nodes[main[0]].name}")
+        stem = _sanitise_name(f"{text}_{graph.nodes[main[0]].name}")
         again = (f"{stem}_{number}" for number in itertools.count(2))
         names.append(next(name for name in itertools.chain([stem], again) if name not in names))
     return names
 
 
-def named_groups(graph: Graph, group: str) -> list[tuple[str, tuple[int, ...]]]:
+def named_groups(graph: FoldedGraph, group: str) -> list[tuple[str, tuple[int, ...]]]:
     """Return every layer's name and node numbers, in topological order; see :func:`extract`."""
     groups = groups_of(graph, fused=group == "fused")
-    return [(name, one.nodes) for name, one in zip(_names(graph, groups), groups, strict=True)]
+    return [(name, one.nodes) for name, one in zip(_name_groups(graph, groups), groups, strict=True)]
 
 
-def _safe(text: str) -> str:
+def _sanitise_name(text: str) -> str:
     return re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9._+-]", "_", text)).strip("_")[:_LONGEST_NAME]
 
 
-def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
+def _resolve_edge(graph: FoldedGraph, name: str, *, fused: bool) -> str | NodeGroup:
     """Return a tensor's name, or the group for a node or layer; an empty group for ""."""
     if name in graph.runtime:
         return name
     if not name:
-        return Group((), ())
-    nodes = {graph.nodes[number].name: Group((number,), (number,)) for number in graph.live}
+        return NodeGroup((), ())
+    nodes = {graph.nodes[number].name: NodeGroup((number,), (number,)) for number in graph.live}
     groups = groups_of(graph, fused=fused)
-    layers = dict(zip(_names(graph, groups), groups, strict=True))
-    known: dict[str, Group] = layers | nodes
+    layers = dict(zip(_name_groups(graph, groups), groups, strict=True))
+    known: dict[str, NodeGroup] = layers | nodes
     if name not in known:
         names = [*known, *sorted(graph.runtime)]
         raise UsageError(
@@ -220,7 +220,7 @@ def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """A layer's nodes by number, in order."""
 
     nodes: tuple[int, ...]
@@ -228,7 +228,7 @@ class Group:
     own: tuple[int, ...]
 
 
-def groups_of(graph: Graph, *, fused: bool) -> list[Group]:
+def groups_of(graph: FoldedGraph, *, fused: bool) -> list[NodeGroup]:
     """Return a model's layers in topological order.
 
     A dequantisation is copied into every layer that uses the value, so that layers connect at quantised tensors. A
@@ -244,16 +244,16 @@ def groups_of(graph: Graph, *, fused: bool) -> list[Group]:
             maker = graph.producer.get(node.input[0])
             if maker is not None and graph.is_runtime(maker) and not sets.is_copied(maker):
                 sets.join([maker, number])
-    for chain in _chains(graph):
+    for chain in _find_chains(graph):
         if fused or _is_quantised(graph, chain):
             sets.join(chain)
-    return list(_ordered(graph, sets))
+    return list(_order_groups(graph, sets))
 
 
 class _Sets:
     """Disjoint sets of live nodes; nodes that are copied to their users are in no set."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: FoldedGraph) -> None:
         self._copied = set()
         for number in graph.live:
             made = graph.nodes[number].output[0]
@@ -274,7 +274,7 @@ class _Sets:
         return [sorted(members) for number, members in self._of.items() if number == min(members)]
 
 
-def _chains(graph: Graph) -> Iterator[list[int]]:
+def _find_chains(graph: FoldedGraph) -> Iterator[list[int]]:
     """Yield node chains that compilers fuse: each node is the only user of the previous node."""
     taken: set[int] = set()
     for head in graph.live:
@@ -285,7 +285,7 @@ def _chains(graph: Graph) -> Iterator[list[int]]:
             steps.insert(0, frozenset(["BatchNormalization"]))
         chain = [head]
         for operators in steps:
-            follower = _only_user(graph, chain[-1])
+            follower = _find_only_user(graph, chain[-1])
             if follower is not None and follower not in taken and graph.nodes[follower].op_type in operators:
                 chain.append(follower)
         taken.update(chain)
@@ -293,7 +293,7 @@ def _chains(graph: Graph) -> Iterator[list[int]]:
             yield chain
 
 
-def _only_user(graph: Graph, number: int) -> int | None:
+def _find_only_user(graph: FoldedGraph, number: int) -> int | None:
     """Return the only user for a node's first result; None if other results are also used."""
     first, *others = graph.nodes[number].output
     users = graph.users.get(first, [])
@@ -303,10 +303,10 @@ def _only_user(graph: Graph, number: int) -> int | None:
     return users[0]
 
 
-def _is_quantised(graph: Graph, chain: list[int]) -> bool:
+def _is_quantised(graph: FoldedGraph, chain: list[int]) -> bool:
     """Return True if a chain's values are quantised before and after it, so that a quantised kernel replaces it."""
     makers = (graph.producer.get(name) for name in graph.reads(chain[0]))
-    follower = _only_user(graph, chain[-1])
+    follower = _find_only_user(graph, chain[-1])
     return (
         follower is not None
         and graph.nodes[follower].op_type == "QuantizeLinear"
@@ -314,9 +314,9 @@ def _is_quantised(graph: Graph, chain: list[int]) -> bool:
     )
 
 
-def _ordered(graph: Graph, sets: _Sets) -> Iterator[Group]:
+def _order_groups(graph: FoldedGraph, sets: _Sets) -> Iterator[NodeGroup]:
     while True:
-        groups = [_complete(graph, sets, own) for own in sets.all()]
+        groups = [_complete_group(graph, sets, own) for own in sets.all()]
         owner = {number: index for index, group in enumerate(groups) for number in group.own}
         before = {
             index: {owner[graph.producer[name]] for name in graph.takes(group.nodes) if name in graph.producer}
@@ -339,7 +339,7 @@ def _ordered(graph: Graph, sets: _Sets) -> Iterator[Group]:
         sorter.done(index)
 
 
-def _complete(graph: Graph, sets: _Sets, own: list[int]) -> Group:
+def _complete_group(graph: FoldedGraph, sets: _Sets, own: list[int]) -> NodeGroup:
     """Return a group with the copied nodes that it needs."""
     nodes = set(own)
     pending = list(own)
@@ -351,18 +351,18 @@ def _complete(graph: Graph, sets: _Sets, own: list[int]) -> Group:
             if graph.nodes[maker].op_type == "DequantizeLinear" and graph.type_of(name) is not None:
                 nodes.add(maker)
                 pending.append(maker)
-    return Group(tuple(graph.with_constants(nodes)), tuple(own))
+    return NodeGroup(tuple(graph.with_constants(nodes)), tuple(own))
 
 
-def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
+def signature_of(graph: FoldedGraph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
     """Return a digest of operators, attributes, connections, and the input and output dtypes and shapes."""
-    look = _Look(graph)
+    look = _ValueNumbering(graph)
     parts = [look.node(graph.nodes[number]) for number in nodes]
     parts.append([[look.value(name), graph.type_of(name)] for name in outputs])
     return digest_of(json.dumps(parts).encode())
 
 
-def content_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
+def content_of(graph: FoldedGraph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
     """Return a digest that is equal only for layers that compute the same values for any model input.
 
     Args:
@@ -378,22 +378,22 @@ def content_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str], input
     return digest_of(json.dumps(parts).encode())
 
 
-class _Look:
+class _ValueNumbering:
     """Numbers values by first use, so that names do not affect digests."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: FoldedGraph) -> None:
         self._graph = graph
         self._met: dict[str, int] = {}
 
     def node(self, node: Any) -> list[Any]:
-        used = [self._used(node, name) for name in node.input]
-        attributes = sorted((self._attribute(item) for item in node.attribute), key=json.dumps)
+        used = [self._describe_input(node, name) for name in node.input]
+        attributes = sorted((self._describe_attribute(item) for item in node.attribute), key=json.dumps)
         return [node.domain, node.op_type, used, attributes, [self.value(name) for name in node.output]]
 
     def value(self, name: str) -> int:
         return self._met.setdefault(name, len(self._met)) if name else -1
 
-    def _used(self, node: Any, name: str) -> list[Any]:
+    def _describe_input(self, node: Any, name: str) -> list[Any]:
         is_new = name not in self._met
         parts: list[Any] = [self.value(name)]
         tensor = self._graph.constant(name)
@@ -402,29 +402,30 @@ class _Look:
         # A parameter's value is part of the signature; a weight's value is not.
         is_quantised = "Linear" in node.op_type or "Integer" in node.op_type
         is_parameter = node.op_type in _PARAMETERS or (tensor.data_type in _INTEGERS and not is_quantised)
-        return [*parts, tensor.data_type, list(tensor.dims), _short_value(tensor) if is_parameter else ""]
+        return [*parts, tensor.data_type, list(tensor.dims), _digest_short_value(tensor) if is_parameter else ""]
 
-    def _attribute(self, attribute: Any) -> list[Any]:
+    def _describe_attribute(self, attribute: Any) -> list[Any]:
         from onnx import NodeProto
 
         if graphs := subgraphs(NodeProto(attribute=[attribute])):
-            return [attribute.name, [self._subgraph(graph) for graph in graphs]]
+            return [attribute.name, [self._describe_subgraph(graph) for graph in graphs]]
         plain = type(attribute)()
         plain.CopyFrom(attribute)
         plain.doc_string = ""
         return [attribute.name, plain.SerializeToString(deterministic=True).hex()]
 
-    def _subgraph(self, graph: Any) -> list[Any]:
+    def _describe_subgraph(self, graph: Any) -> list[Any]:
         inputs = [
             [self.value(item.name), item.type.SerializeToString(deterministic=True).hex()] for item in graph.input
         ]
         held = [
-            [self.value(item.name), item.data_type, list(item.dims), _short_value(item)] for item in graph.initializer
+            [self.value(item.name), item.data_type, list(item.dims), _digest_short_value(item)]
+            for item in graph.initializer
         ]
         return [inputs, held, list(map(self.node, graph.node)), [self.value(item.name) for item in graph.output]]
 
 
-def _short_value(tensor: Any) -> str:
+def _digest_short_value(tensor: Any) -> str:
     """Return a digest of a small constant's value; "" for larger constants."""
     from onnx import numpy_helper
 

@@ -111,7 +111,7 @@ def _fold_once(model: Any) -> bool:
             types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
     kept, was_more = [], False
     for node in graph.node:
-        if not _is_foldable(node, known, types) or (made := _evaluated(model, node, known, types)) is None:
+        if not _is_foldable(node, known, types) or (made := _evaluate_node(model, node, known, types)) is None:
             kept.append(node)
             continue
         known |= {tensor.name: tensor for tensor in made}
@@ -130,11 +130,11 @@ def _is_foldable(node: Any, known: Mapping[str, Any], types: dict[str, Any]) -> 
         return True
     if any(name not in known for name in reads(node)):
         return False
-    sizes = [_bytes(types.get(name)) or 0 for name in node.output]
+    sizes = [_count_bytes(types.get(name)) or 0 for name in node.output]
     return max(sizes, default=0) <= _LARGE_BYTES or sum(sizes) <= sum(known[name].ByteSize() for name in reads(node))
 
 
-def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, Any]) -> list[Any] | None:
+def _evaluate_node(model: Any, node: Any, known: dict[str, Any], types: dict[str, Any]) -> list[Any] | None:
     """Return a node's results as tensors; None if onnx's evaluator cannot compute them as tensors."""
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
@@ -169,11 +169,11 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
 
 def static_shape(kind: Any) -> tuple[int, ...] | None:
     """Return the shape of a tensor type if all dimensions are numbers, else None."""
-    sizes = _sizes(kind)
+    sizes = _read_sizes(kind)
     return None if sizes is None or not all(isinstance(size, int) for size in sizes) else tuple(map(int, sizes))
 
 
-def _sizes(kind: Any) -> list[Any] | None:
+def _read_sizes(kind: Any) -> list[Any] | None:
     """Return the size, symbol or None for each dimension; None if the type is not a tensor or has no rank."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
@@ -183,7 +183,7 @@ def _sizes(kind: Any) -> list[Any] | None:
     ]
 
 
-def _bytes(kind: Any) -> int | None:
+def _count_bytes(kind: Any) -> int | None:
     """Return the byte size for tensors of this type; None if unknown."""
     from onnx import helper
 
@@ -193,7 +193,7 @@ def _bytes(kind: Any) -> int | None:
     return math.prod(shape) * int(helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type).itemsize)
 
 
-class Graph:
+class FoldedGraph:
     """All nodes in a model's main graph after constant folding.
 
     Args:
@@ -289,7 +289,7 @@ class Graph:
     def type_of(self, name: str) -> tuple[str, list[int | str | None]] | None:
         """Return a value's dtype and shape; None if it is not a tensor or the rank is unknown."""
         kind: Any = self._types.get(name)
-        sizes = _sizes(kind)
+        sizes = _read_sizes(kind)
         if sizes is None or (dtype := _DTYPES.get(kind.tensor_type.elem_type)) is None:
             return None
         return dtype, sizes
@@ -316,14 +316,14 @@ class Graph:
         used = dict.fromkeys(name for number in numbers for name in self._reads[number])
         graph.initializer.extend(self._constants[name] for name in used if name in self._constants)
         graph.sparse_initializer.extend(self._sparse[name] for name in used if name in self._sparse)
-        self._hold(graph.initializer, path.with_name(f"{path.name}.data"))
-        graph.input.extend(self._value(name) for name in inputs)
-        graph.output.extend(self._value(name) for name in outputs)
+        self._store_external_data(graph.initializer, path.with_name(f"{path.name}.data"))
+        graph.input.extend(self._build_value_info(name) for name in inputs)
+        graph.output.extend(self._build_value_info(name) for name in outputs)
         made = {name for number in numbers for name in self.nodes[number].output} - {*outputs, ""}
-        graph.value_info.extend(self._value(name) for name in sorted(made) if name in self._types)
+        graph.value_info.extend(self._build_value_info(name) for name in sorted(made) if name in self._types)
         onnx.save(part, path)
 
-    def _hold(self, tensors: Any, data: Path) -> None:
+    def _store_external_data(self, tensors: Any, data: Path) -> None:
         """Add a part's external data: embedded, or in a separate file if large."""
         from hil.controller.models.importers.onnx_data import embed_data, raw_of, size_of
 
@@ -342,7 +342,7 @@ class Graph:
                     tensor.external_data.add(key=key, value=str(value))
                 raw.tofile(file)
 
-    def _value(self, name: str) -> Any:
+    def _build_value_info(self, name: str) -> Any:
         import onnx
 
         value = onnx.ValueInfoProto(name=name)

@@ -180,8 +180,8 @@ def layer_inputs(
     """
     if mode not in MODES:
         raise UsageError(f"invalid mode {mode!r}", hint=f"expected one of {', '.join(MODES)}")
-    values = _values(layer, layer.inputs, activations)
-    return {name: _like(name, value, seed) for name, value in values.items()} if mode == "random" else values
+    values = _select_values(layer, layer.inputs, activations)
+    return {name: _draw_similar(name, value, seed) for name, value in values.items()} if mode == "random" else values
 
 
 def layer_outputs(layer: Layer, activations: Mapping[str, Array]) -> dict[str, Array]:
@@ -190,7 +190,7 @@ def layer_outputs(layer: Layer, activations: Mapping[str, Array]) -> dict[str, A
     Raises:
         ReferenceFailed: the reference computed no value for an output.
     """
-    return _values(layer, layer.outputs, activations)
+    return _select_values(layer, layer.outputs, activations)
 
 
 def digests_of(tensors: Mapping[str, Array]) -> list[list[Any]]:
@@ -201,7 +201,7 @@ def digests_of(tensors: Mapping[str, Array]) -> list[list[Any]]:
     ]
 
 
-def _values(layer: Layer, names: tuple[str, ...], activations: Mapping[str, Array]) -> dict[str, Array]:
+def _select_values(layer: Layer, names: tuple[str, ...], activations: Mapping[str, Array]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for name in names:
         if name not in activations:
@@ -214,10 +214,10 @@ def _values(layer: Layer, names: tuple[str, ...], activations: Mapping[str, Arra
     return found
 
 
-def _like(name: str, value: Array, seed: int) -> Array:
+def _draw_similar(name: str, value: Array, seed: int) -> Array:
     """Draw a random tensor like ``value``: same dtype, shape and range."""
     spec = spec_of(name, value)
-    bounds = _range(value)
+    bounds = _find_range(value)
     drawn = random_tensor(spec, value.shape, seed=seed, bounds=bounds)
     if bounds is None or value.dtype.kind == "c":
         return drawn
@@ -226,7 +226,7 @@ def _like(name: str, value: Array, seed: int) -> Array:
     return np.asarray(np.clip(drawn, low, high), value.dtype)
 
 
-def _range(value: Array) -> tuple[float, float] | None:
+def _find_range(value: Array) -> tuple[float, float] | None:
     """Return the minimum and maximum finite value, or None without finite values."""
     if value.dtype.kind in "bOU" or not value.size:
         return None
@@ -292,13 +292,13 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
 
     model = prepared(Path(path), dims)
     own = [value.name for value in model.graph.output]
-    _expose(model)
-    compute = _onnxruntime if oracle == "onnxruntime" else _evaluator
+    _expose_values(model)
+    compute = _run_onnxruntime if oracle == "onnxruntime" else _run_evaluator
     save_tensors(Path(outputs), compute(model, Path(path).parent, load_tensors(Path(inputs))))
     return own
 
 
-def _expose(model: Any) -> None:
+def _expose_values(model: Any) -> None:
     """Make every value that depends on inputs or on random numbers a model output."""
     import onnx
 
@@ -317,7 +317,7 @@ def _expose(model: Any) -> None:
             graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in made if name not in shown)
 
 
-def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _run_onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
     from hil.controller.backends.references.onnx import exact_session, ort_text
     from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 
@@ -337,7 +337,7 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
     return {name: from_ort(value, wanted[name]) for name, value in zip(wanted, values, strict=True)}
 
 
-def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _run_evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
     from hil.controller.backends.references.onnx import defined_evaluator, evaluator_text
     from hil.controller.models.importers.onnx_data import embed_all
 

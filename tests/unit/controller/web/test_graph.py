@@ -13,7 +13,7 @@ import pytest
 from support.layer_models import residual_cnn
 from support.web import asking, write_record, write_run, write_suite
 
-from hil.controller.analysis.graphs.colours import Scale
+from hil.controller.analysis.graphs.colours import ColourScale
 from hil.controller.analysis.graphs.values import NodeValue
 from hil.controller.analysis.profile.store import write_profile
 from hil.controller.models.description import digest_of_files
@@ -73,7 +73,7 @@ def test_graph_colors_bisect_nodes_by_error(tmp_path):
     with asking(tmp_path) as client:
         page = client.get("/graph?id=bisected&node=block/add")
         drawn = pane(client, "id=bisected")
-    scale = Scale.of("max_abs", [NodeValue(max_abs=1e-6), NodeValue(max_abs=1e-2)])
+    scale = ColourScale.of("max_abs", [NodeValue(max_abs=1e-6), NodeValue(max_abs=1e-2)])
     colours = by_name(drawn, "colours")
     assert colours["stem"] == scale.colour(NodeValue(max_abs=1e-6))
     assert colours["block/add"] == scale.colour(NodeValue(max_abs=1e-2))
@@ -157,7 +157,7 @@ def test_graph_shows_profile_times_and_operations(tmp_path):
         beside = pane(client, "id=run&of2=dispatches", 1)
         chosen = client.get("/graph?id=run&of2=dispatches&node=stem_norm").text
         only = client.get("/graph/node-data?id=run&by=time_ns").json()
-    scale = Scale.of("time_ns", [NodeValue(time_ns=50.0)])
+    scale = ColourScale.of("time_ns", [NodeValue(time_ns=50.0)])
     assert by_name(drawn, "colours")["stem_norm"] == scale.colour(NodeValue(time_ns=50.0))
     assert by_name(drawn, "colours")["block/conv1"] == scale.colour(NodeValue(time_ns=10.0))
     assert beside["names"] == ["dispatch_0", "dispatch_1"]
@@ -178,7 +178,7 @@ def test_graph_panes_share_color_scale(tmp_path):
     with asking(tmp_path) as client:
         left, right = (pane(client, "id=bisected&id2=0:other", number) for number in (0, 1))
         table = client.get("/graph?id=bisected&id2=0:other&order=place").text
-    scale = Scale.of("max_abs", [NodeValue(max_abs=value) for value in (1e-6, 1e-2, 1.0)])
+    scale = ColourScale.of("max_abs", [NodeValue(max_abs=value) for value in (1e-6, 1e-2, 1.0)])
     assert by_name(left, "colours")["block/add"] == scale.colour(NodeValue(max_abs=1e-2))
     assert by_name(right, "colours")["stem"] == scale.colour(NodeValue(max_abs=1.0))
     assert "max abs error in comparison" in table

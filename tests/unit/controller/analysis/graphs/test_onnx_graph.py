@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from support.layer_models import FLOAT, model_of, node, residual_cnn, weights
 
 from hil.controller.analysis.graphs import onnx_graph
-from hil.controller.analysis.graphs.colours import Scale
+from hil.controller.analysis.graphs.colours import ColourScale
 from hil.controller.analysis.graphs.imported import read_imported
 from hil.controller.analysis.graphs.model_graph import ModelGraph
 from hil.controller.analysis.graphs.node_data import node_data
@@ -134,7 +134,7 @@ def test_node_data_writes_valid_json_for_any_value():
     values = {"a": NodeValue("FAIL", max_abs=float("inf")), "b": NodeValue("PASS", max_abs=1.0), "c": NodeValue("PASS")}
     data = node_data(values, "max_abs")
     json.dumps(data, allow_nan=False)
-    scale = Scale.of("max_abs", values.values())
+    scale = ColourScale.of("max_abs", values.values())
     assert data["results"]["b"] == {"value": 1.0, "bgColor": scale.colour(values["b"]), "textColor": "#ffffff"}
     assert data["results"]["a"]["value"] == "inf"
     assert "c" not in data["results"]

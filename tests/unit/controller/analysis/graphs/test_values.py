@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hil.controller.analysis.graphs.colours import STOPS, Scale, between, text_on
+from hil.controller.analysis.graphs.colours import STOPS, ColourScale, between, text_on
 from hil.controller.analysis.graphs.dispatches import dispatch_graph, of_operations, timed_operations
 from hil.controller.analysis.graphs.model_graph import GraphNode, ModelGraph, edges_of
 from hil.controller.analysis.graphs.values import (
@@ -142,7 +142,7 @@ def test_placement_maps_nodes_to_devices():
 
 def test_scale_colours_errors_by_logarithm():
     values = [NodeValue(max_abs=value) for value in (0.0, 1e-6, 1e-4, 1e-2, math.inf)]
-    scale = Scale.of("max_abs", values)
+    scale = ColourScale.of("max_abs", values)
     assert [scale.level(value.max_abs or 0.0) for value in values] == pytest.approx([0, 0, 0.5, 1, 1])
     assert scale.colour(values[0]) == STOPS[0]
     assert scale.colour(values[-1]) == STOPS[-1]
@@ -152,7 +152,7 @@ def test_scale_colours_errors_by_logarithm():
 
 def test_scale_treats_lowest_sqnr_as_worst():
     values = [NodeValue(sqnr_db=value) for value in (math.inf, 100.0, 20.0, -math.inf)]
-    scale = Scale.of("sqnr_db", values)
+    scale = ColourScale.of("sqnr_db", values)
     assert [scale.level(value.sqnr_db or 0.0) for value in values] == [0, pytest.approx(1 / 3), 1, 1]
     assert [text for _, text in scale.legend()] == ["140 dB and more", "80 dB", "20 dB"]
 
@@ -160,13 +160,13 @@ def test_scale_treats_lowest_sqnr_as_worst():
 def test_scale_never_colours_good_sqnr_as_bad():
     """Also if it is the only value or the worst value."""
     for values in ([133.0], [133.0, math.inf], [133.0, 150.0], [59.0, 133.0, math.inf]):
-        scale = Scale.of("sqnr_db", [NodeValue(sqnr_db=value) for value in values])
+        scale = ColourScale.of("sqnr_db", [NodeValue(sqnr_db=value) for value in values])
         assert scale.level(133.0) < 0.1, values
         assert scale.level(math.inf) == scale.level(150.0) == 0
 
 
 def test_scale_colours_times_from_zero():
-    scale = Scale.of("time_ns", [NodeValue(time_ns=50.0), NodeValue(time_ns=100.0)])
+    scale = ColourScale.of("time_ns", [NodeValue(time_ns=50.0), NodeValue(time_ns=100.0)])
     assert scale.level(50.0) == 0.5
 
 
@@ -174,16 +174,16 @@ def test_scale_colours_times_from_zero():
 @pytest.mark.parametrize("value", [0.0, 1.0, math.inf, -math.inf, 5e-324, 1.7e308])
 def test_scale_colours_single_value_of_any_size(metric, value):
     one = NodeValue("FAIL", max_abs=value, sqnr_db=value, time_ns=value, placement="cpu")
-    scale = Scale.of(metric, [one])
+    scale = ColourScale.of(metric, [one])
     assert len(scale.colour(one)) == 7
     assert scale.legend()
 
 
 def test_scale_uses_distinct_outcome_and_device_colours():
-    scale = Scale.of("outcome", [])
+    scale = ColourScale.of("outcome", [])
     colours = {word: scale.colour(NodeValue(word)) for word in ("PASS", "FAIL", "COMPILE_ERROR", "SKIP")}
     assert len(set(colours.values())) == 4
-    devices = Scale.of("placement", [NodeValue(placement="a"), NodeValue(placement="b")])
+    devices = ColourScale.of("placement", [NodeValue(placement="a"), NodeValue(placement="b")])
     assert devices.colour(NodeValue(placement="a")) != devices.colour(NodeValue(placement="b"))
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.layer_models import residual_cnn
 
 from hil.controller.analysis.layers import graph as graph_module
-from hil.controller.analysis.layers.graph import Graph
+from hil.controller.analysis.layers.graph import FoldedGraph
 from hil.controller.analysis.layers.values import run
 from hil.controller.models import onnx_model
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
@@ -33,7 +33,7 @@ def outputs_of(path: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def test_save_moves_large_weights_to_data_file(heavy: Path, tmp_path: Path) -> None:
-    graph = Graph(heavy, {}, {})
+    graph = FoldedGraph(heavy, {}, {})
     block = [number for number in graph.live if graph.nodes[number].name.startswith("block/conv")]
     graph.save(block[:1], ["r1"], ["c2"], tmp_path / "conv.onnx")
     (weight,) = onnx.load(tmp_path / "conv.onnx", load_external_data=False).graph.initializer
