@@ -14,7 +14,7 @@ from hil.controller.analysis.profile.etdump_profile import etdump_rows, read_eve
 from hil.controller.analysis.profile.iree_profile import DISPATCH, IreeEvents, read_ireeprof
 from hil.controller.analysis.profile.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, write_csv
-from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
+from hil.controller.analysis.profile.sites import DispatchSite, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.devices.board_client import ProfilePass
@@ -62,7 +62,9 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
                 raw.mkdir(parents=True, exist_ok=True)
                 (raw / Path(name).name).write_bytes(content)
         if capture.taken is not None:
-            reader = _Reader(case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes)
+            reader = _ProfileReader(
+                case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes
+            )
             with storing(scratch):
                 # There may be a million rows: store them in a file that is read at every pass.
                 rows = StoredRows(scratch / TABLE, write_csv(reader.rows(samples), scratch / TABLE))
@@ -73,10 +75,10 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             runtime=case.result.source.partition(": ")[2] if case.result else "",
             rows=rows,
             stages=sorted(case.spans, key=lambda span: span.start_ns),
-            transfers=sorted([*_uploads(case), *capture.transfers], key=lambda span: span.start_ns),
-            calls=_calls(capture, rows),
+            transfers=sorted([*_split_upload(case), *capture.transfers], key=lambda span: span.start_ns),
+            calls=_list_calls(capture, rows),
             counters=sorted(samples, key=lambda sample: sample.at_ns),
-            clock=_clock(capture, rows),
+            clock=_fit_clock(capture, rows),
             notes=notes,
         )
         write_profile(profile, folder)
@@ -84,7 +86,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ProfileReader:
     """Reads the runtime profiler's files."""
 
     case: Case
@@ -107,26 +109,30 @@ class _Reader:
 
     def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
         """Return the operations as rows; append the counters in the profiler's files to ``samples``."""
-        readers = ((IREE_FILE, self._iree), (ONNXRUNTIME_FILE, self._onnxruntime), (ETDUMP_FILE, self._etdump))
+        readers = (
+            (IREE_FILE, self._read_iree),
+            (ONNXRUNTIME_FILE, self._read_onnxruntime),
+            (ETDUMP_FILE, self._read_etdump),
+        )
         for name, read in readers:
             if name in self.taken.files:
-                return self._or_note("no profile of the operations", functools.partial(read, samples)) or iter(())
+                return self._call_or_note("no profile of the operations", functools.partial(read, samples)) or iter(())
         names = ", ".join(self.taken.files) or "no files"
         self.notes.append(f"no profile of the operations: unsupported profiler output ({names})")
         return iter(())
 
-    def _iree(self, samples: list[Sample]) -> Iterator[OpRow]:
+    def _read_iree(self, samples: list[Sample]) -> Iterator[OpRow]:
         events = read_ireeprof(self.raw / IREE_FILE, folder=self.scratch, **self.how, **self.passed)
         self.notes.extend(events.notes)
         sites, case = Sites((), {}), self.case
         if case.model is not None and case.artifact is not None:
             find = functools.partial(dispatch_sites, case.model, case.artifact, cache=self.context.cache, **self.how)
-            sites = self._or_note("the operations are not matched to model nodes", find) or sites
+            sites = self._call_or_note("the operations are not matched to model nodes", find) or sites
         self.notes.extend(sites.notes)
         samples += events.memory()
         return iree_rows(events, sites, **self.labels, notes=self.notes)
 
-    def _onnxruntime(self, samples: list[Sample]) -> Iterator[OpRow] | None:
+    def _read_onnxruntime(self, samples: list[Sample]) -> Iterator[OpRow] | None:
         if self.case.model is None:
             return None
         cache, isolated = self.context.cache, self.context.isolated
@@ -134,15 +140,15 @@ class _Reader:
         events = read_onnxruntime(self.raw / ONNXRUNTIME_FILE, model, **self.how, **self.passed)
         self.notes.extend(events.notes)
         make = functools.partial(estimate, model, cache=cache, **self.how)
-        return onnxruntime_rows(events, self._or_note("no estimates", make) or Estimates(), **self.labels)
+        return onnxruntime_rows(events, self._call_or_note("no estimates", make) or Estimates(), **self.labels)
 
-    def _etdump(self, samples: list[Sample]) -> Iterator[OpRow]:
+    def _read_etdump(self, samples: list[Sample]) -> Iterator[OpRow]:
         taken = self.taken
         events = read_events(self.raw / ETDUMP_FILE)
         run, board = self.labels["run"], self.labels["board"]
         return etdump_rows(events, run=run, board=board, clock=taken.clock_pairs, warmup=taken.warmup)
 
-    def _or_note(self, without: str, make: Callable[[], Made]) -> Made | None:
+    def _call_or_note(self, without: str, make: Callable[[], Made]) -> Made | None:
         try:
             return make()
         except HilError as error:
@@ -150,7 +156,7 @@ class _Reader:
             return None
 
 
-def _uploads(case: Case) -> Iterable[Span]:
+def _split_upload(case: Case) -> Iterable[Span]:
     """Yield the upload in parts; the first part starts with the push stage."""
     began = next((span.start_ns for span in case.spans if span.name == "push"), 0)
     before = 0
@@ -159,7 +165,7 @@ def _uploads(case: Case) -> Iterable[Span]:
         began, before = at, sent
 
 
-def _calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
+def _list_calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
     """Return the calls. If the board reports no times, the profiled call spans all operations."""
     taken = capture.taken
     if taken is None or taken.board is not None or not rows:
@@ -168,7 +174,7 @@ def _calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
     return [*capture.calls, Call(PROFILED, taken.host, Span("run", rows[0].start_ns, end))]
 
 
-def _clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
+def _fit_clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
     """Return the board clock's fit. Without an agent, only the call's host times are known."""
     if capture.clock is not None:
         return capture.clock
@@ -208,7 +214,7 @@ def write_profiles(
         For the record: ``kind``, ``folder`` and ``notes`` per profile; before the first is written, and after
         every profile.
     """
-    write = {"compile": _compile, "run": _run}
+    write = {"compile": _write_compile_profile, "run": _write_run_profile}
     # This note remains if Ctrl-C interrupts the writing.
     interrupted = "the profile is incomplete: interrupted"
     profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
@@ -222,7 +228,7 @@ def write_profiles(
         yield tuple(profiles)
 
 
-def _compile(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
+def _write_compile_profile(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
     if case.model is None or case.artifact is None:
         return ["no compiler profile: the model was not compiled"]
     log = case.folder / "logs" / "compile-profile.log"
@@ -234,7 +240,7 @@ def _compile(case: Case, folder: Path, run_id: str, context: RunContext) -> list
     return list(made.notes)
 
 
-def _run(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
+def _write_run_profile(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
     if case.capture is None:
         return ["no run profile: the model did not run"]
     notes = collect(case, case.capture, folder, run=run_id, context=context)
@@ -260,7 +266,7 @@ def iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: 
     for event in events.events():
         if event.iteration < 0:
             continue
-        site = Site(event.key, ())
+        site = DispatchSite(event.key, ())
         if event.ordinal is not None:
             site = matched[which[event.iteration]][0][event.submission][event.ordinal]
         yield OpRow(

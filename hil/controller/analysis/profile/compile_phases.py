@@ -44,14 +44,14 @@ class _Compiler:
     def pointer(self, name: str, *arguments: Any) -> ctypes.c_void_p:
         return ctypes.c_void_p(self(name, *arguments, result=ctypes.c_void_p))
 
-    def _opened(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+    def _open_handle(self, name: str, *arguments: Any) -> ctypes.c_void_p:
         opened = ctypes.c_void_p()
         if error := self.pointer(name, *arguments, ctypes.byref(opened)):
             raise OSError(f"{name} failed: {self('ErrorGetMessage', error, result=ctypes.c_char_p).decode()}")
         return opened
 
     def read(self, path: str) -> bool:
-        source = self._opened("SourceOpenFile", self._session, path.encode())
+        source = self._open_handle("SourceOpenFile", self._session, path.encode())
         return bool(self("InvocationParseSource", self._invocation, source, result=ctypes.c_bool))
 
     def run(self, before: str, phase: str) -> bool:
@@ -61,7 +61,7 @@ class _Compiler:
         return bool(self("InvocationPipeline", self._invocation, standard, result=ctypes.c_bool))
 
     def write(self, path: str) -> bool:
-        out = self._opened("OutputOpenFile", path.encode())
+        out = self._open_handle("OutputOpenFile", path.encode())
         error = self.pointer("InvocationOutputVMBytecode", self._invocation, out)
         self("OutputKeep", out)
         self("OutputDestroy", out)

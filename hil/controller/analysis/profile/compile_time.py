@@ -94,17 +94,17 @@ def profile_compile(
             recipe = {"format": built.format, "dims": dict(built.dims), "flags": recipe_of(built, taken.flags).flags}
             found = call_isolated(compile_iree, {"model": str(built.path.absolute()), **recipe}, how)
         sites = sites_of(model, flags, **how)
-        operations, notes = list(_dispatches(sites, found["sources"])), sites.notes
+        operations, notes = list(_iter_dispatches(sites, found["sources"])), sites.notes
     else:
         built = as_onnx(model, cache=how["cache"], isolated=how["isolated"], log=how["log"])
         with compiling():
             found = call_isolated(load_onnxruntime, {"model": str(built.path.absolute())}, how)
-        operations = list(_nodes(estimate(built, **how)))
+        operations = list(_iter_nodes(estimate(built, **how)))
         notes = [f"{runtime} does not compile: the phases are from session creation on this machine"]
     tables = {
-        PASSES: _pass_rows(found["phases"]),
-        DISPATCHES: _operation_rows(operations),
-        EXECUTABLES: _executable_rows(found["binaries"], found["program"]),
+        PASSES: _iter_pass_rows(found["phases"]),
+        DISPATCHES: _iter_operation_rows(operations),
+        EXECUTABLES: _iter_executable_rows(found["binaries"], found["program"]),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,11 +113,11 @@ def profile_compile(
                 csv.writer(file).writerows([_COLUMNS[name].split(), *rows])
     except OSError as error:
         raise StorageError(f"cannot write the compile-time profile to {folder}: {error.strerror}") from error
-    spans = tuple(_spans(model.name, found["phases"]))
-    return CompileProfile(folder, spans, tuple(_operation_spans(operations, spans)), tuple(notes))
+    spans = tuple(_iter_phase_spans(model.name, found["phases"]))
+    return CompileProfile(folder, spans, tuple(_iter_operation_spans(operations, spans)), tuple(notes))
 
 
-def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+def _iter_pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
     """Yield the phases with depth 0, followed by their passes, recursively."""
     for phase, begin, end, passes in phases:
         took = (end - begin) / 1e9
@@ -129,7 +129,7 @@ def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
             pending += [(depth + 1, one) for one in reversed(within)]
 
 
-def _dispatches(sites: Sites, sources: Mapping[str, int]) -> Iterator[_Operation]:
+def _iter_dispatches(sites: Sites, sources: Mapping[str, int]) -> Iterator[_Operation]:
     """Yield every dispatch call, in the program's order."""
     # `module_main$async_dispatch_3.mlir` is the source for the call `main$async_dispatch_3_matmul_..`.
     sizes = {name.partition("_")[2].removesuffix(".mlir"): size for name, size in sources.items()}
@@ -141,13 +141,13 @@ def _dispatches(sites: Sites, sources: Mapping[str, int]) -> Iterator[_Operation
             yield _Operation(number, region.loop, site.key, site.nodes, types, work, sizes.get(own))
 
 
-def _nodes(estimates: Estimates) -> Iterator[_Operation]:
+def _iter_nodes(estimates: Estimates) -> Iterator[_Operation]:
     """Yield the model's nodes, for a runtime with a kernel per node (except for nodes that it fuses)."""
     for name, node in estimates.nodes.items():
         yield _Operation(0, "", name, (name,), (node.op_type,), estimates.of([name]))
 
 
-def _operation_rows(operations: Sequence[_Operation]) -> Iterator[Sequence[Any]]:
+def _iter_operation_rows(operations: Sequence[_Operation]) -> Iterator[Sequence[Any]]:
     whole = sum(one.work.nominal_ns or 0 for one in operations)
     for one in operations:
         work, time = one.work, one.work.nominal_ns
@@ -161,7 +161,7 @@ def _operation_rows(operations: Sequence[_Operation]) -> Iterator[Sequence[Any]]
         )
 
 
-def _operation_spans(operations: Sequence[_Operation], compilation: Sequence[Span]) -> Iterator[Span]:
+def _iter_operation_spans(operations: Sequence[_Operation], compilation: Sequence[Span]) -> Iterator[Span]:
     """Yield the operations with a known estimate as spans over the compilation time."""
     whole = sum(one.work.nominal_ns or 0 for one in operations)
     if not (whole and compilation):
@@ -188,23 +188,23 @@ def _operation_spans(operations: Sequence[_Operation], compilation: Sequence[Spa
         at = until
 
 
-def _executable_rows(binaries: Mapping[str, int], program: int) -> Iterator[Sequence[Any]]:
+def _iter_executable_rows(binaries: Mapping[str, int], program: int) -> Iterator[Sequence[Any]]:
     """Yield every binary in the program, and the rest: weights and the program's host code."""
     rest = program - sum(binaries.values())
     for name, size in [*binaries.items(), ("(weights and other data)", rest)]:
         yield name, size, f"{size / program:.4f}"
 
 
-def _spans(model: str, phases: Sequence[Sequence[Any]]) -> Iterator[Span]:
+def _iter_phase_spans(model: str, phases: Sequence[Sequence[Any]]) -> Iterator[Span]:
     if not phases:
         return
     yield Span(f"compile {model}", phases[0][1], phases[-1][2])
     for phase, begin, end, passes in phases:
         yield Span(phase, begin, end)
-        yield from _laid(passes, begin, end)
+        yield from _lay_out_passes(passes, begin, end)
 
 
-def _laid(passes: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[Span]:
+def _lay_out_passes(passes: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[Span]:
     """Yield passes end to end within a phase.
 
     Passes on multiple threads may take longer in sum than the phase; they are then scaled down.
@@ -216,7 +216,7 @@ def _laid(passes: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[Spa
         until = min(end, at + int(length * squeeze))
         if until > at:
             yield Span(name, at, until, {"wall ms": wall * 1e3, "cpu ms": cpu * 1e3})
-            yield from _laid(within, at, until)
+            yield from _lay_out_passes(within, at, until)
         at = until
 
 
@@ -254,12 +254,14 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
         # If the compiler crashed, the newest report belongs to the failed step.
         newest = sorted(folders["reports"].iterdir(), key=lambda file: file.stat().st_mtime_ns)[-1:]
         texts = [*reports[:-1], *(read_text(file, MAX_FILE_BYTES, errors="replace") for file in newest)]
-        output = done.stderr.decode(errors="replace") + "".join(_split(text)[1] for text in texts)
+        output = done.stderr.decode(errors="replace") + "".join(_split_report(text)[1] for text in texts)
         print(output, flush=True)
         check_target(output)
         if done.returncode:
             fail(done.returncode, output)
-        phases += [[*times, _nested(_split(report)[0])] for times, report in zip(timed, reports, strict=True)]
+        phases += [
+            [*times, _convert_passes(_split_report(report)[0])] for times, report in zip(timed, reports, strict=True)
+        ]
         sizes = {
             kind: {file.name: file.stat().st_size for file in sorted(folders[kind].iterdir())}
             for kind in ("sources", "binaries")
@@ -290,7 +292,7 @@ def load_onnxruntime(model: str) -> dict[str, Any]:
     return {"phases": phases, "sources": {}, "binaries": {}, "program": Path(model).stat().st_size}
 
 
-def _split(report: str) -> tuple[list[Any], str]:
+def _split_report(report: str) -> tuple[list[Any], str]:
     """Split the compiler's output into the passes, a JSON list, and the remaining text."""
     lines = report.splitlines()
     begin = lines.index("[") if "[" in lines else len(lines)
@@ -299,10 +301,15 @@ def _split(report: str) -> tuple[list[Any], str]:
     return passes, "\n".join([*lines[:begin], *lines[end:]])
 
 
-def _nested(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def _convert_passes(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     # Every pass list ends with an empty pass.
     return [
-        [item["name"], item["wall"]["duration"], item.get("user", item["wall"])["duration"], _nested(item["passes"])]
+        [
+            item["name"],
+            item["wall"]["duration"],
+            item.get("user", item["wall"])["duration"],
+            _convert_passes(item["passes"]),
+        ]
         for item in items
         if item and item["name"] not in _SUMS and "passes" in item
     ]

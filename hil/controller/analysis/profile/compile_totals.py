@@ -67,18 +67,19 @@ def read_compilation(folder: Path) -> Compilation:
     Raises:
         UsageError: a table is missing or damaged.
     """
-    tables = {name: _read(folder / name) for name in (PASSES, DISPATCHES, EXECUTABLES)}
+    tables = {name: _read_table(folder / name) for name in (PASSES, DISPATCHES, EXECUTABLES)}
     try:
         rows = tables[PASSES]
         phases = [row for row in rows if row["depth"] == "0"]
-        whole = sum(map(_time, phases)) or 1.0
+        whole = sum(map(_parse_wall_time, phases)) or 1.0
         passes = [
-            CompileStep(name, spent, spent / whole, phase, runs) for (phase, name), (spent, runs) in _own(rows).items()
+            CompileStep(name, spent, spent / whole, phase, runs)
+            for (phase, name), (spent, runs) in _sum_exclusive_times(rows).items()
         ]
-        operations = [_operation(row) for row in tables[DISPATCHES] if row.get("share_estimate")]
+        operations = [_parse_operation(row) for row in tables[DISPATCHES] if row.get("share_estimate")]
         return Compilation(
             seconds=whole,
-            phases=[CompileStep(row["pass"], _time(row), _time(row) / whole) for row in phases],
+            phases=[CompileStep(row["pass"], _parse_wall_time(row), _parse_wall_time(row) / whole) for row in phases],
             passes=sorted(passes, key=lambda one: -one.seconds),
             operations=sorted(operations, key=lambda one: -one.share),
             dispatches=len(tables[DISPATCHES]),
@@ -88,22 +89,22 @@ def read_compilation(folder: Path) -> Compilation:
         raise UsageError(f"{folder} cannot be read: {type(error).__name__}: {error}", hint=_HINT) from error
 
 
-def _operation(row: Mapping[str, str]) -> CompiledOperation:
+def _parse_operation(row: Mapping[str, str]) -> CompiledOperation:
     return CompiledOperation(
         name=", ".join(split_list(row["onnx_nodes"])) or row["dispatch"],
         share=float(row["share_estimate"]),
         seconds=float(row["time_us_estimate"]) / 1e6,
-        flops=_number(row["flops_estimate"]),
-        bytes=_number(row["bytes_estimate"]),
+        flops=_parse_number(row["flops_estimate"]),
+        bytes=_parse_number(row["bytes_estimate"]),
         bound=row["bound_estimate"],
     )
 
 
-def _time(row: Mapping[str, str]) -> float:
+def _parse_wall_time(row: Mapping[str, str]) -> float:
     return float(row["wall_ms"]) / 1e3
 
 
-def _own(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], tuple[float, int]]:
+def _sum_exclusive_times(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], tuple[float, int]]:
     """Return (phase, pass) -> (total exclusive time in seconds, run count).
 
     Passes that only run others are left out. In the table, nested passes follow the enclosing row, one level deeper.
@@ -115,21 +116,21 @@ def _own(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], tuple[float
         while around and around[-1][0] >= depth:
             around.pop()
         if around and around[-1][0] == depth - 1:
-            inner[around[-1][1]] += _time(row)
+            inner[around[-1][1]] += _parse_wall_time(row)
         around.append((depth, number))
     found: dict[tuple[str, str], tuple[float, int]] = {}
     for row, within in zip(rows, inner, strict=True):
         if int(row["depth"]) and not _RUNS_OTHERS.search(row["pass"]):
             spent, runs = found.get((row["phase"], row["pass"]), (0.0, 0))
-            found[row["phase"], row["pass"]] = spent + max(0.0, _time(row) - within), runs + 1
+            found[row["phase"], row["pass"]] = spent + max(0.0, _parse_wall_time(row) - within), runs + 1
     return found
 
 
-def _number(cell: str) -> float | None:
+def _parse_number(cell: str) -> float | None:
     return float(cell) if cell else None
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def _read_table(path: Path) -> list[dict[str, str]]:
     try:
         with open_file(path) as file:
             text = file.read().decode("utf-8")

@@ -133,22 +133,22 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
     """
     before, after = _Side.of(a.rows), _Side.of(b.rows)
     a_times, b_times = run_times(a), run_times(b)
-    incomparable = _incomparable(a, a_times, b, b_times)
-    pairs = _pairs(before.keys, after.keys)
+    incomparable = _explain_incomparable(a, a_times, b, b_times)
+    pairs = _pair_operations(before.keys, after.keys)
     # Bonferroni correction: the requested confidence applies to all intervals together.
     doubt = (1 - confidence) / (1 + sum(bool(mine and theirs) for mine, theirs in pairs))
     # The profiler may cause changes up to its overhead.
     added = max(0.0, *(times.overhead or 0.0 for times in (a_times, b_times)))
     beyond = (1 + margin) * (1 + added) - 1
-    judge = functools.partial(_judged, before, after, None if incomparable else doubt, beyond)
-    found = _with_shares([judge(mine, theirs) for mine, theirs in pairs])
-    ops = sorted(found, key=_share if incomparable else lambda one: abs(one.change_ns), reverse=True)
+    judge = functools.partial(_compare_pair, before, after, None if incomparable else doubt, beyond)
+    found = _add_shares([judge(mine, theirs) for mine, theirs in pairs])
+    ops = sorted(found, key=_get_max_share if incomparable else lambda one: abs(one.change_ns), reverse=True)
     total = dataclasses.replace(judge(before.keys, after.keys), name="total", kind="total", a_ops=(), b_ops=())
-    timed = _timed(timed_runs(a), timed_runs(b), 1 - confidence, margin)
+    timed = _compare_timed_runs(timed_runs(a), timed_runs(b), 1 - confidence, margin)
     return ProfileDiff(a.run, b.run, confidence, margin, a_times, b_times, timed, incomparable, total, ops)
 
 
-def _incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) -> str:
+def _explain_incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) -> str:
     # ``runtime`` contains name, version and device; the name is first.
     one, other = (profile.runtime.split(" ")[0] for profile in (a, b))
     if one != other:
@@ -161,28 +161,28 @@ def _incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) 
     return ""
 
 
-def _share(one: OpDiff) -> float:
+def _get_max_share(one: OpDiff) -> float:
     return max(cost.share for cost in (one.a, one.b) if cost is not None)
 
 
-def _with_shares(found: Sequence[OpDiff]) -> list[OpDiff]:
+def _add_shares(found: Sequence[OpDiff]) -> list[OpDiff]:
     """Add every operation's share of the run, from the medians: a single outlier does not affect them."""
     a, b = (
         sum(cost.p50_ns for cost in costs if cost) for costs in ([one.a for one in found], [one.b for one in found])
     )
-    return [dataclasses.replace(one, a=_with_share(one.a, a), b=_with_share(one.b, b)) for one in found]
+    return [dataclasses.replace(one, a=_add_share(one.a, a), b=_add_share(one.b, b)) for one in found]
 
 
-def _with_share(cost: Cost | None, whole: float) -> Cost | None:
+def _add_share(cost: Cost | None, whole: float) -> Cost | None:
     return cost and dataclasses.replace(cost, share=cost.p50_ns / whole if whole else 0.0)
 
 
-def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> OpDiff:
+def _compare_timed_runs(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> OpDiff:
     """Compare the runs without a profiler."""
     before, after = (np.array(times, np.float64) for times in (a, b))
-    mine, theirs = (_cost(times) if len(times) else None for times in (before, after))
+    mine, theirs = (_compute_cost(times) if len(times) else None for times in (before, after))
     one = OpDiff("timed run", "timed", (), (), mine, theirs)
-    return _compared(one, before, after, doubt, margin) if mine and theirs else one
+    return _add_ratio(one, before, after, doubt, margin) if mine and theirs else one
 
 
 class _Key(NamedTuple):
@@ -226,7 +226,7 @@ class _Side:
         return tuple(dict.fromkeys(name for key in keys for name in self.ops[key]))
 
 
-def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
+def _pair_operations(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
     """Return the operation groups to compare.
 
     Equal keys are compared. The remaining operations are grouped by common nodes, because the compilers fused them
@@ -249,7 +249,7 @@ def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
     return pairs
 
 
-def _judged(
+def _compare_pair(
     before: _Side, after: _Side, doubt: float | None, margin: float, mine: Sequence[_Key], theirs: Sequence[_Key]
 ) -> OpDiff:
     first = next(iter((*mine, *theirs)), _Key("", (), ""))
@@ -260,42 +260,42 @@ def _judged(
         kind=first.kind,
         a_ops=before.names(mine),
         b_ops=after.names(theirs),
-        a=_cost(before.together(mine)) if mine else None,
-        b=_cost(after.together(theirs)) if theirs else None,
+        a=_compute_cost(before.together(mine)) if mine else None,
+        b=_compute_cost(after.together(theirs)) if theirs else None,
         change=alone,
     )
     if doubt is None or not mine or not theirs:
         return one
-    return _compared(one, before.together(mine), after.together(theirs), doubt, margin)
+    return _add_ratio(one, before.together(mine), after.together(theirs), doubt, margin)
 
 
-def _cost(times: Times) -> Cost:
+def _compute_cost(times: Times) -> Cost:
     return Cost(float(np.median(times)), float(times.mean()), 1.0, len(times))
 
 
-def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: float) -> OpDiff:
+def _add_ratio(one: OpDiff, before: Times, after: Times, doubt: float, margin: float) -> OpDiff:
     """Add the ratio b / a, the interval, and the change."""
-    ratio, low, high = _ratio(before, after, doubt)
+    ratio, low, high = _compute_ratio(before, after, doubt)
     change = ""
     if low is not None and high is not None:
         change = "slower" if low > 1 + margin else "faster" if high < 1 / (1 + margin) else ""
     return dataclasses.replace(one, ratio=ratio, low=low, high=high, change=change)
 
 
-def _ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | None, float | None]:
+def _compute_ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | None, float | None]:
     """Return the median ratio b / a, and an interval with error probability ``doubt``."""
     thinned = (times[:: -(-len(times) // _MOST_ITERATIONS)] for times in (a, b))
     a, b = (np.log(np.maximum(times, 1.0)) for times in thinned)
     ratios = np.sort(np.subtract.outer(b, a), axis=None)
     middle = math.exp(float(np.median(ratios)))
-    outside = _outside(len(a), len(b), doubt)
+    outside = _count_outside(len(a), len(b), doubt)
     if outside is None:
         return middle, None, None
     return middle, math.exp(float(ratios[outside])), math.exp(float(ratios[-1 - outside]))
 
 
 @functools.lru_cache(64)
-def _outside(n: int, m: int, doubt: float) -> int | None:
+def _count_outside(n: int, m: int, doubt: float) -> int | None:
     """Return how many ratios are outside the interval at both ends; None with too few times.
 
     This is the largest U such that the rank sum's statistic is at most U with a probability of at most ``doubt / 2``.
@@ -305,11 +305,11 @@ def _outside(n: int, m: int, doubt: float) -> int | None:
         found = math.floor(n * m / 2 - 0.5 + deviations * math.sqrt(n * m * (n + m + 1) / 12))
     else:
         allowed = doubt / 2 * math.comb(n + m, n)
-        found = sum(orders <= allowed for orders in itertools.accumulate(_orders(n, m))) - 1
+        found = sum(orders <= allowed for orders in itertools.accumulate(_count_orders(n, m))) - 1
     return found if found >= 0 else None
 
 
-def _orders(n: int, m: int) -> list[int]:
+def _count_orders(n: int, m: int) -> list[int]:
     """Return how many orders of n and m times have U = 0, 1, ... n * m: Gaussian binomial coefficients."""
     counts = [1] + [0] * (n * m)
     for i in range(1, n + 1):

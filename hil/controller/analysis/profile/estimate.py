@@ -42,12 +42,12 @@ _MOVING = frozenset(
 ).union(VIEWS, PICKING)
 
 
-def _each(*groups: tuple[int, str]) -> dict[str, int]:
+def _map_op_types(*groups: tuple[int, str]) -> dict[str, int]:
     return {op_type: operations for operations, op_types in groups for op_type in op_types.split()}
 
 
 # Operations per output element.
-_EACH_OUTPUT = _each(
+_EACH_OUTPUT = _map_op_types(
     (
         1,
         "Abs Add And Ceil Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul "
@@ -63,7 +63,7 @@ _EACH_OUTPUT = _each(
     (8, "Gelu LayerNormalization InstanceNormalization GroupNormalization"),
 )
 # Operations per element in the first input.
-_EACH_INPUT = _each(
+_EACH_INPUT = _map_op_types(
     (
         1,
         "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ArgMax ArgMin CumSum GlobalAveragePool GlobalMaxPool "
@@ -140,23 +140,23 @@ class Estimates:
             name
             for node in nodes
             for name in node.outputs
-            if name and (name in self.results or any(user not in inside for user in self._users.get(name, ())))
+            if name and (name in self.results or any(user not in inside for user in self._value_users.get(name, ())))
         ]
         return Estimate(
             total_of(node.flops for node in nodes),
-            self._bytes(nodes, ins, outs),
-            f"{self._shapes(ins)} -> {self._shapes(outs)}" if ins or outs else "",
+            self._count_bytes(nodes, ins, outs),
+            f"{self._format_shapes(ins)} -> {self._format_shapes(outs)}" if ins or outs else "",
         )
 
     @cached_property
-    def _users(self) -> Mapping[str, list[str]]:
+    def _value_users(self) -> Mapping[str, list[str]]:
         users: dict[str, list[str]] = {}
         for node in self.nodes.values():
             for name in node.inputs:
                 users.setdefault(name, []).append(node.name)
         return users
 
-    def _bytes(self, nodes: Sequence[Node], ins: Sequence[str], outs: Sequence[str]) -> int | None:
+    def _count_bytes(self, nodes: Sequence[Node], ins: Sequence[str], outs: Sequence[str]) -> int | None:
         if all(node.op_type in VIEWS for node in nodes):
             return 0
         if any(name not in self.values for name in (*ins, *outs)):
@@ -168,7 +168,7 @@ class Estimates:
                 moved[node.inputs[0]] = min(moved[node.inputs[0]], written)
         return sum(moved.values())
 
-    def _shapes(self, names: Sequence[str]) -> str:
+    def _format_shapes(self, names: Sequence[str]) -> str:
         return ", ".join(self.values[name][0] if name in self.values else "?" for name in names)
 
 
@@ -205,7 +205,7 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
 
     graph = prepared(Path(model), dims).graph
     values: dict[str, tuple[list[int], int]] = {}
-    for inner in _graphs(graph):
+    for inner in _iter_graphs(graph):
         for tensor in inner.initializer:
             values[tensor.name] = (list(tensor.dims), tensor.data_type)
         for value in (*inner.input, *inner.output, *inner.value_info):
@@ -222,7 +222,7 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
         )
         flops = operations(node.op_type, ins, outs, given) if node.domain in ("", "ai.onnx") else None
         nodes.append([node.name, node.op_type, [*filter(None, node.input), *captured(node)], list(node.output), flops])
-    types = {name: _type_and_bytes(shape, number) for name, (shape, number) in values.items()}
+    types = {name: _read_type_and_bytes(shape, number) for name, (shape, number) in values.items()}
     return {
         "nodes": nodes,
         "values": {name: known for name, known in types.items() if known is not None},
@@ -230,16 +230,16 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _graphs(graph: Any) -> Iterator[Any]:
+def _iter_graphs(graph: Any) -> Iterator[Any]:
     from hil.controller.analysis.layers.graph import subgraphs
 
     yield graph
     for node in graph.node:
         for inner in subgraphs(node):
-            yield from _graphs(inner)
+            yield from _iter_graphs(inner)
 
 
-def _type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:
+def _read_type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:
     from hil.core.tensors import SUB_BYTE_BITS, TensorSpec, dtype_of
     from hil.errors import UsageError
     from hil.formats.iree_values import mlir_type
@@ -276,16 +276,16 @@ def operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any]
         return None
 
 
-def _convolution(weights: int) -> Count:
+def _make_convolution_count(weights: int) -> Count:
     return lambda ins, outs, given: 2 * math.prod(outs[0]) * math.prod(ins[weights][1:])
 
 
-def _gemm(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
+def _count_gemm(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
     common: int = ins[0][0] if given.get("transA") else ins[0][1]
     return math.prod(outs[0]) * (2 * common + (1 if len(ins) > 2 else 0))
 
 
-def _einsum(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
+def _count_einsum(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
     """Count a multiplication and an addition per index tuple, for a product of two tensors."""
     operands, _, _ = str(given["equation"]).replace(" ", "").partition("->")
     if "." in operands:
@@ -295,7 +295,7 @@ def _einsum(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
     return 2 * math.prod(sizes.values())
 
 
-def _recurrent(gates: int) -> Count:
+def _make_recurrent_count(gates: int) -> Count:
     def count(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
         (steps, batch), weights, recurrent = ins[0][:2], ins[1], ins[2]
         factors = math.prod(weights) + math.prod(recurrent)
@@ -304,7 +304,7 @@ def _recurrent(gates: int) -> Count:
     return count
 
 
-def _attention(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
+def _count_attention(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
     """Count the query-key product, the softmax, and the product with the values."""
     query, key, value = ins[:3]
     if len(query) == 4:
@@ -322,19 +322,19 @@ _COUNTS: dict[str, Count] = {
         ("AveragePool", "MaxPool", "LpPool", "MaxUnpool"),
         lambda ins, outs, given: math.prod(outs[0]) * math.prod(given.get("kernel_shape", ())),
     ),
-    **dict.fromkeys(("Conv", "ConvInteger", "DeformConv"), _convolution(weights=1)),
-    "QLinearConv": _convolution(weights=3),
+    **dict.fromkeys(("Conv", "ConvInteger", "DeformConv"), _make_convolution_count(weights=1)),
+    "QLinearConv": _make_convolution_count(weights=3),
     "ConvTranspose": lambda ins, outs, given: 2 * math.prod(ins[0]) * math.prod(ins[1][1:]),
-    "Gemm": _gemm,
+    "Gemm": _count_gemm,
     **dict.fromkeys(
         ("MatMul", "MatMulInteger", "QLinearMatMul"), lambda ins, outs, given: 2 * math.prod(outs[0]) * ins[0][-1]
     ),
-    "Einsum": _einsum,
+    "Einsum": _count_einsum,
     # Scalar operations in the cell's gates, per state element.
-    "LSTM": _recurrent(gates=24),
-    "GRU": _recurrent(gates=20),
-    "RNN": _recurrent(gates=4),
-    "Attention": _attention,
+    "LSTM": _make_recurrent_count(gates=24),
+    "GRU": _make_recurrent_count(gates=20),
+    "RNN": _make_recurrent_count(gates=4),
+    "Attention": _count_attention,
     "LRN": lambda ins, outs, given: math.prod(outs[0]) * (2 * int(given.get("size", 1)) + 4),
 }
 

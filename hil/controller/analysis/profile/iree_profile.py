@@ -208,7 +208,7 @@ def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
     # If no command is known, the file's order remains: the execution order.
     own = own[np.lexsort((rows["command"][own], rows["submission"][own], rows["queue"][own]))]
     ordinals = np.full(len(rows), -1, np.int64)
-    ordinals[own] = _counted(rows["queue"][own], rows["submission"][own])
+    ordinals[own] = _count_preceding(rows["queue"][own], rows["submission"][own])
     return ordinals
 
 
@@ -228,11 +228,11 @@ def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return [submissions] the index within the iteration."""
     order = np.argsort(per_submission, kind="stable")
     within = np.empty(len(per_submission), np.int64)
-    within[order] = _counted(per_submission[order])
+    within[order] = _count_preceding(per_submission[order])
     return within
 
 
-def _counted(*keys: NDArray[Any]) -> NDArray[np.int64]:
+def _count_preceding(*keys: NDArray[Any]) -> NDArray[np.int64]:
     """Return [n] how many equal elements precede each element, in arrays with equal elements adjacent."""
     count = len(keys[0])
     if not count:
@@ -253,7 +253,7 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
         [submissions] the iteration, :data:`SETUP` before the first run; and a note on doubts, or "".
     """
     count = len(kinds)
-    alike = _alike(kinds[::-1].tolist())
+    alike = _compute_z_function(kinds[::-1].tolist())
     if iterations is None:
         period = next((p for p in range(1, count) if count % p == 0 and alike[p] == count - p), count)
         doubt = f"unknown number of runs: {count // period} found from repetition" if count else ""
@@ -269,7 +269,7 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
     return np.zeros(count, np.int64), f"cannot separate {iterations} runs: they are shown as a single run"
 
 
-def _alike(kinds: Sequence[int]) -> list[int]:
+def _compute_z_function(kinds: Sequence[int]) -> list[int]:
     """Return the Z function in linear time: for every index, the length of the prefix that repeats there."""
     found = [0] * len(kinds)
     begin = end = 0
@@ -299,7 +299,7 @@ def export(path: str, tool: str, folder: str) -> dict[str, Any]:
         (Path(folder) / MEMORY).open("wb") as memory,
     ):
         assert process.stdout is not None
-        lost = _sort_out(process.stdout, events, memory, names)
+        lost = _write_events(process.stdout, events, memory, names)
         process.wait()
         errors.seek(0)
         messages = errors.read().decode(errors="replace").strip()
@@ -313,7 +313,7 @@ def export(path: str, tool: str, folder: str) -> dict[str, Any]:
     return {"names": list(names), "lost": lost}
 
 
-def _sort_out(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names: dict[str, int]) -> int:
+def _write_events(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names: dict[str, int]) -> int:
     rows: list[tuple[Any, ...]] = []
     samples: list[tuple[int, int]] = []
     pools: dict[Any, int] = {}
@@ -330,7 +330,7 @@ def _sort_out(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names:
         if b'"host_execution_event"' in line:
             record = json.loads(line)
             if record["valid"] and not record["status_code"]:
-                rows.append(_row(record, names))
+                rows.append(_build_row(record, names))
             else:
                 lost += 1
         elif b'"memory_event"' in line:
@@ -344,7 +344,7 @@ def _sort_out(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names:
     return lost
 
 
-def _row(record: Mapping[str, Any], names: dict[str, int]) -> tuple[Any, ...]:
+def _build_row(record: Mapping[str, Any], names: dict[str, int]) -> tuple[Any, ...]:
     keys = ("start_host_time_ns", "duration_ns", "tile_duration_sum_ns", "payload_length", "submission_id")
     queue = record["physical_device_ordinal"] << 16 | record["queue_ordinal"]
     op, key = (names.setdefault(record[name] or "", len(names)) for name in ("op", "key"))

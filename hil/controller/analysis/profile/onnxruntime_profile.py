@@ -109,27 +109,27 @@ class OnnxRuntimeEvents:
         """Yield every kernel call by start, without warm-up."""
         run = -self.warmup
         kernels: list[Mapping[str, Any]] = []
-        for record in _records(self.path):
+        for record in _read_records(self.path):
             if record["cat"] == "Node" and record["name"].endswith(_KERNEL):
                 kernels.append(record)
             elif record["name"] == _RUN:
                 if 0 <= run < self.iterations:
                     kernels.sort(key=lambda one: one["ts"])
-                    yield from self._with_layouts([self._event(run, kernel) for kernel in kernels])
+                    yield from self._assign_layouts([self._build_event(run, kernel) for kernel in kernels])
                 kernels.clear()
                 run += 1
 
-    def _event(self, run: int, record: Mapping[str, Any]) -> KernelEvent:
+    def _build_event(self, run: int, record: Mapping[str, Any]) -> KernelEvent:
         args = record["args"]
         name = record["name"].removesuffix(_KERNEL)
         op_type = str(args.get("op_name", ""))
         start, end = (by_pairs(time * 1000, self.clock) for time in (record["ts"], record["ts"] + record["dur"]))
         nodes = self.nodes.of(name, op_type, str(args.get("node_index")))
-        ins, outs = (_types(args.get(key, ())) for key in ("input_type_shape", "output_type_shape"))
+        ins, outs = (_format_types(args.get(key, ())) for key in ("input_type_shape", "output_type_shape"))
         return KernelEvent(run, name, op_type, nodes, bool(nodes), start, end - start, f"{ins} -> {outs}")
 
     @staticmethod
-    def _with_layouts(run: Sequence[KernelEvent]) -> Iterator[KernelEvent]:
+    def _assign_layouts(run: Sequence[KernelEvent]) -> Iterator[KernelEvent]:
         """Yield a run's kernels; kernels that only change a layout get their producer's nodes.
 
         Value names differ in every session, so the last kernel with a matching output type is used.
@@ -149,13 +149,13 @@ class OnnxRuntimeEvents:
             yield kernel
 
 
-def _types(listed: Any) -> str:
+def _format_types(listed: Any) -> str:
     items = listed if isinstance(listed, list) else []
     pairs = [pair for item in items if isinstance(item, dict) for pair in item.items()]
-    return ", ".join(_type(kind, tuple(shape)) for kind, shape in pairs if isinstance(shape, list))
+    return ", ".join(_format_type(kind, tuple(shape)) for kind, shape in pairs if isinstance(shape, list))
 
 
-def _type(kind: str, shape: tuple[int, ...]) -> str:
+def _format_type(kind: str, shape: tuple[int, ...]) -> str:
     dtype = dtype_of_type(f"tensor({kind})")
     try:
         return mlir_type(TensorSpec("", dtype or kind, shape)).removeprefix("tensor<").removesuffix(">")
@@ -185,7 +185,7 @@ def read_onnxruntime(
     if not path.is_file():
         raise RunFailed(f"profile {path.name} not found", hint="see the error of the run that should have written it")
     windows = []
-    for record in _records(path, only=f'"{_RUN}"'):
+    for record in _read_records(path, only=f'"{_RUN}"'):
         begin, end = record["ts"], record["ts"] + record["dur"]
         windows.append((by_pairs(begin * 1000, clock), by_pairs(end * 1000, clock)))
     runs = len(windows)
@@ -212,7 +212,7 @@ def read_onnxruntime(
     return OnnxRuntimeEvents(path, nodes, warmup, len(windows), windows, tuple(clock), tuple(notes))
 
 
-def _records(path: Path, only: str = "") -> Iterator[Mapping[str, Any]]:
+def _read_records(path: Path, only: str = "") -> Iterator[Mapping[str, Any]]:
     """Yield the events; ONNX Runtime writes one per line. Incomplete events are skipped."""
     with open_file(path) as file:
         while line := file.readline(_MAX_LINE):
@@ -244,7 +244,7 @@ def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     note = ""
     kernels: dict[str, list[str]] = {}
     try:
-        left = _optimized(model)
+        left = _load_optimised_graph(model)
     except Exception as error:  # without the optimised model, kernel names still identify some nodes
         note = f"kernels are matched to nodes by name only: {str(error).strip().splitlines()[0][:200]}"
     else:
@@ -253,7 +253,7 @@ def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     return {"kernels": kernels, "named": named, "top": top, "note": note}
 
 
-def _optimized(model: str) -> Any:
+def _load_optimised_graph(model: str) -> Any:
     import onnxruntime
 
     with temporary_folder("hil-ort-") as scratch:
@@ -274,7 +274,7 @@ def by_name(name: str, named: Mapping[str, str]) -> list[str]:
     if len(name) > _MAX_NAME:
         return []
     for part in (name, *_JOINT.split(name)):
-        while part and part not in named and (shorter := _without_ending(part)) != part:
+        while part and part not in named and (shorter := _strip_ending(part)) != part:
             part = shorter
         if part in named:
             found[named[part]] = None
@@ -283,7 +283,7 @@ def by_name(name: str, named: Mapping[str, str]) -> list[str]:
     return list(found)
 
 
-def _without_ending(name: str) -> str:
+def _strip_ending(name: str) -> str:
     return name[:-_MAX_ENDING] + _ENDING.sub("", name[-_MAX_ENDING:])
 
 
@@ -294,57 +294,59 @@ class _Fusions:
         self._nodes = {node.name: node for node in graph.node}
         self._order = {name: number for number, name in enumerate(self._nodes)}
         self._maker = {value: node.name for node in graph.node for value in node.output if value}
-        self._users = _users(graph.node)
+        self._users = _map_users(graph.node)
         self._left = list(left.node)
         for node in self._left:
             # In the profile, unnamed nodes are named by type and index, as in a prepared model.
             node.name = node.name or next((self._maker[value] for value in node.output if value in self._maker), "")
-        self._left_users = _users(self._left)
-        self._ends = {id(node): self._ends_of(node) for node in self._left}
+        self._left_users = _map_users(self._left)
+        self._ends = {id(node): self._find_ends(node) for node in self._left}
         # A value that still exists ends a fusion: a different kernel produces it.
-        there = {own for node in self._left for value in (*node.input, *node.output) if (own := self._own(value))}
+        there = {
+            own for node in self._left for value in (*node.input, *node.output) if (own := self._resolve_value(value))
+        }
         self._there = there.union(*self._ends.values())
-        self._constant = self._constants(graph)
+        self._constant = self._find_constant_nodes(graph)
 
     def kernels(self) -> dict[str, list[str]]:
         """Return computing node in the optimised graph -> model nodes, in order."""
         own = {name: name for name in self._nodes}
-        named = [node for node in self._left if node.name and not self._only_moves(node)]
+        named = [node for node in self._left if node.name and not self._is_layout_change(node)]
         found = {node.name: set(by_name(node.name, own)) for node in named}
         taken = set().union(*found.values())
         for node in named:
             was = self._nodes.get(node.name)
             if was is None or was.op_type != node.op_type or list(was.output) != list(node.output):
-                found[node.name] |= {inner for end in self._ends[id(node)] for inner in self._cone(end)} - taken
+                found[node.name] |= {inner for end in self._ends[id(node)] for inner in self._collect_cone(end)} - taken
                 taken |= found[node.name]
-        self._share_out(found, taken)
+        self._assign_fused_nodes(found, taken)
         return {kernel: sorted(nodes, key=self._order.__getitem__) for kernel, nodes in found.items() if nodes}
 
-    def _only_moves(self, node: Any) -> bool:
+    def _is_layout_change(self, node: Any) -> bool:
         return node.op_type in LAYOUT and node.name not in self._nodes
 
-    def _own(self, value: str) -> str:
+    def _resolve_value(self, value: str) -> str:
         """Return the model value in an optimised value's name, or ""."""
-        while value not in self._maker and (shorter := _without_ending(value)) != value:
+        while value not in self._maker and (shorter := _strip_ending(value)) != value:
             value = shorter
         return value if value in self._maker else ""
 
-    def _ends_of(self, node: Any) -> set[str]:
+    def _find_ends(self, node: Any) -> set[str]:
         """Return the model values that a kernel produces, directly or through layout changes."""
-        if node.name not in self._nodes and (own := self._own(node.name)):
+        if node.name not in self._nodes and (own := self._resolve_value(node.name)):
             return {own}  # such as relu1.out_nchwc: a node named after a value
         ends: set[str] = set()
         front = [value for value in node.output if value]
         while front:
             value = front.pop()
-            if own := self._own(value):
+            if own := self._resolve_value(value):
                 ends.add(own)
             else:
-                after = [user for user in self._left_users.get(value, ()) if self._only_moves(user)]
+                after = [user for user in self._left_users.get(value, ()) if self._is_layout_change(user)]
                 front += [made for user in after for made in user.output if made]
         return ends
 
-    def _cone(self, end: str) -> list[str]:
+    def _collect_cone(self, end: str) -> list[str]:
         """Return the nodes that compute a value from other values that still exist."""
         found: dict[str, None] = {}
         front = [self._maker[end]]
@@ -357,7 +359,7 @@ class _Fusions:
                     front += [self._maker[value] for value in read if value not in self._there]
         return [name for name in found if name not in self._constant]
 
-    def _constants(self, graph: Any) -> set[str]:
+    def _find_constant_nodes(self, graph: Any) -> set[str]:
         """Return the nodes that do not depend on inputs: the optimiser computes them."""
         changing = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
         for node in graph.node:
@@ -365,7 +367,7 @@ class _Fusions:
                 changing.update(node.output)
         return {node.name for node in graph.node if not any(value in changing for value in node.output)}
 
-    def _share_out(self, found: dict[str, set[str]], taken: set[str]) -> None:
+    def _assign_fused_nodes(self, found: dict[str, set[str]], taken: set[str]) -> None:
         """Assign nodes without a kernel, fused without a trace, to the kernel that produces their inputs."""
         kernel_of = {node: kernel for kernel, nodes in found.items() for node in nodes}
         rest = [name for name in self._nodes if name not in taken and name not in self._constant]
@@ -382,7 +384,7 @@ class _Fusions:
                 found[kernel].add(name)
 
 
-def _users(nodes: Iterable[Any]) -> dict[str, list[Any]]:
+def _map_users(nodes: Iterable[Any]) -> dict[str, list[Any]]:
     users: dict[str, list[Any]] = {}
     for node in nodes:
         for value in node.input:

@@ -120,17 +120,17 @@ class _Handler(BaseHTTPRequestHandler):
             # The browser may close the connection.
             cleanup.enter_context(contextlib.suppress(ConnectionError))
             try:
-                file = cleanup.enter_context(open_file(self._path()))
+                file = cleanup.enter_context(open_file(self._resolve_path()))
             except OSError:
                 self.send_error(HTTPStatus.NOT_FOUND)
                 return
             self.send_response(HTTPStatus.OK)
-            for name, value in self._headers(Path(file.name), os.fstat(file.fileno()).st_size).items():
+            for name, value in self._build_headers(Path(file.name), os.fstat(file.fileno()).st_size).items():
                 self.send_header(name, value)
             self.end_headers()
             shutil.copyfileobj(file, self.wfile, _CHUNK)
 
-    def _path(self) -> Path:
+    def _resolve_path(self) -> Path:
         """Return the requested file."""
         port = cast(ThreadingHTTPServer, self.server).server_port
         _, secret, name = [*urllib.parse.urlsplit(self.path).path.split("/", 2), "", ""][:3]
@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise FileNotFoundError
         return self.files[name]
 
-    def _headers(self, path: Path, size: int) -> dict[str, str]:
+    def _build_headers(self, path: Path, size: int) -> dict[str, str]:
         return {
             **_HEADERS,
             "Content-Security-Policy": viewer_policy(path),
@@ -214,14 +214,14 @@ class SqlError(UsageError):
 
 
 @dataclass(frozen=True)
-class Table:
+class QueryTable:
     """A query result: column names and rows."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Value, ...]]
 
 
-def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> Table:
+def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> QueryTable:
     """Load a trace and run a single query; use :class:`TraceProcessor` for multiple queries.
 
     Args:
@@ -244,7 +244,7 @@ class TraceProcessor:
     """
 
     def __init__(self, trace: Path, *, timeout: float = TIMEOUT_S) -> None:
-        self._rpc = _messages()
+        self._rpc = _load_rpc_class()
         self._timeout = timeout
         self._timed_out = False
         with contextlib.ExitStack() as cleanup:
@@ -253,30 +253,30 @@ class TraceProcessor:
                 file = cleanup.enter_context(open_file(trace))
             except OSError as error:
                 raise UsageError(f"{trace} cannot be read: {error.strerror or error}") from error
-            _check_ends_whole(trace, file)
+            _check_complete(trace, file)
             self._log = cleanup.enter_context(tempfile.TemporaryFile())
-            self._node = self._start(cleanup)
+            self._node = self._start_node(cleanup)
             while chunk := file.read(_READ_BYTES):
-                _check_read(trace, self._ask(request=_APPEND, append_trace_data=chunk)[0].append_result.error)
-            _check_read(trace, self._ask(request=_FINALIZE)[0].finalize_data_result.error)
+                _check_read(trace, self._send_request(request=_APPEND, append_trace_data=chunk)[0].append_result.error)
+            _check_read(trace, self._send_request(request=_FINALIZE)[0].finalize_data_result.error)
             self._cleanup = cleanup.pop_all()
 
-    def query(self, sql: str) -> Table:
+    def query(self, sql: str) -> QueryTable:
         """Return the last statement's rows.
 
         Raises:
             SqlError: the query is invalid.
             UsageError: the timeout expired, or the trace processor died.
         """
-        answers = [answer.query_result for answer in self._ask(request=_QUERY, query_args={"sql_query": sql})]
+        answers = [answer.query_result for answer in self._send_request(request=_QUERY, query_args={"sql_query": sql})]
         for answer in answers:
             if answer.error:
                 *where, what = answer.error.strip().splitlines()
                 raise SqlError(f"the query failed: {what}", hint=_SQL_HINT, detail="\n".join(where[1:]))
         columns = tuple(name for answer in answers for name in answer.column_names)
-        cells = [cell for answer in answers for batch in answer.batch for cell in _cells(batch)]
+        cells = [cell for answer in answers for batch in answer.batch for cell in _decode_cells(batch)]
         width = len(columns) or 1
-        return Table(columns, [tuple(cells[start : start + width]) for start in range(0, len(cells), width)])
+        return QueryTable(columns, [tuple(cells[start : start + width]) for start in range(0, len(cells), width)])
 
     def __enter__(self) -> TraceProcessor:
         return self
@@ -284,7 +284,7 @@ class TraceProcessor:
     def __exit__(self, *_: object) -> None:
         self._cleanup.close()
 
-    def _start(self, cleanup: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+    def _start_node(self, cleanup: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         node = shutil.which("node") or shutil.which("nodejs")
         if node is None:
             hint = f"install Node.js 18 or newer (apt install nodejs), or open the trace at {ONLINE} and query it there"
@@ -296,18 +296,18 @@ class TraceProcessor:
             stderr=self._log,
             start_new_session=True,
         )
-        cleanup.callback(_end, process)
-        limit = threading.Timer(self._timeout, self._give_up, [process])
+        cleanup.callback(_kill_process, process)
+        limit = threading.Timer(self._timeout, self._kill_on_timeout, [process])
         limit.daemon = True
         limit.start()
         cleanup.callback(limit.cancel)
         return process
 
-    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
+    def _kill_on_timeout(self, process: subprocess.Popen[bytes]) -> None:
         self._timed_out = True
         signal_group(process.pid)
 
-    def _ask(self, **request: Any) -> list[Any]:
+    def _send_request(self, **request: Any) -> list[Any]:
         """Send a TraceProcessorRpc and return the responses; a query may have more than one."""
         from google.protobuf import proto
 
@@ -318,14 +318,14 @@ class TraceProcessor:
             proto.serialize_length_prefixed(self._rpc(**request), to_node)
             to_node.flush()
         except BrokenPipeError:
-            raise self._died() from None
+            raise self._make_exit_error() from None
         answers = []
         while True:
             answer = None
             if from_node.read(1) == _STREAM_TAG:
                 answer = proto.parse_length_prefixed(self._rpc, from_node)
             if answer is None:
-                raise self._died()
+                raise self._make_exit_error()
             if answer.fatal_error:
                 raise UsageError(f"the trace processor failed: {answer.fatal_error}")
             answers.append(answer)
@@ -333,7 +333,7 @@ class TraceProcessor:
             if request["request"] != _QUERY or answer.query_result.error or (batches and batches[-1].is_last_batch):
                 return answers
 
-    def _died(self) -> UsageError:
+    def _make_exit_error(self) -> UsageError:
         if self._timed_out:
             hint = "query less data, or increase --timeout"
             return UsageError(f"the query timed out after {self._timeout:g} s", hint=hint)
@@ -347,7 +347,7 @@ def _check_read(trace: Path, error: str) -> None:
         raise UsageError(f"{trace} cannot be read as a trace: {error.strip()}", hint=_TRACE_HINT)
 
 
-def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
+def _check_complete(trace: Path, file: BinaryIO) -> None:
     """Reject an empty or truncated file: the trace processor reports truncation only for .gz files."""
     size = os.fstat(file.fileno()).st_size
     if not size:
@@ -366,7 +366,7 @@ def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
             raise UsageError(f"{trace} is truncated: the last packet is incomplete", hint=_TRACE_HINT)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill_process(process: subprocess.Popen[bytes]) -> None:
     signal_group(process.pid)
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -376,7 +376,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _cells(batch: Any) -> Iterable[Value]:
+def _decode_cells(batch: Any) -> Iterable[Value]:
     """Return a QueryResult.CellsBatch's values, row after row."""
     texts = batch.string_cells
     if isinstance(texts, bytes):  # invalid UTF-8
@@ -392,7 +392,7 @@ def _cells(batch: Any) -> Iterable[Value]:
 
 
 @functools.cache
-def _messages() -> Any:
+def _load_rpc_class() -> Any:
     """Return the message class TraceProcessorRpc, which the perfetto package contains only as a descriptor."""
     from importlib.resources import files
 
@@ -405,11 +405,11 @@ def _messages() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpc"))
 
 
-def table_text(table: Table) -> str:
+def table_text(table: QueryTable) -> str:
     """Format a table with aligned columns, numbers right-aligned; "" without columns."""
     if not table.columns:
         return ""
-    lines = [list(table.columns), *([_text(value) for value in row] for row in table.rows)]
+    lines = [list(table.columns), *([_format_value(value) for value in row] for row in table.rows)]
     numeric = [
         all(isinstance(row[column], (int, float, type(None))) for row in table.rows)
         for column, _ in enumerate(table.columns)
@@ -423,16 +423,16 @@ def table_text(table: Table) -> str:
     return text
 
 
-def table_record(table: Table) -> dict[str, Any]:
+def table_record(table: QueryTable) -> dict[str, Any]:
     """Return a table for JSON, with blobs as hexadecimal strings."""
-    return {"columns": list(table.columns), "rows": [[_plain(value) for value in row] for row in table.rows]}
+    return {"columns": list(table.columns), "rows": [[_convert_blob(value) for value in row] for row in table.rows]}
 
 
-def _plain(value: Value) -> int | float | str | None:
+def _convert_blob(value: Value) -> int | float | str | None:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _text(value: Value) -> str:
+def _format_value(value: Value) -> str:
     if value is None:
         return "NULL"
-    return f"{value:g}" if isinstance(value, float) else " ".join(plain(str(_plain(value))).split("\n"))
+    return f"{value:g}" if isinstance(value, float) else " ".join(plain(str(_convert_blob(value))).split("\n"))

@@ -98,7 +98,7 @@ def read_csv(path: Path) -> Iterator[OpRow]:
                 raise UsageError(f"{path} is not an operation table of a profile: got columns {there}")
             _check_end(path)
             for cells in lines:
-                yield _row(cells)
+                yield _parse_row(cells)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -136,7 +136,7 @@ def _check_end(path: Path) -> None:
             raise UsageError(f"{path} is truncated: the last line is incomplete", hint=_CUT_HINT)
 
 
-def _row(cells: list[Any]) -> OpRow:
+def _parse_row(cells: list[Any]) -> OpRow:
     if len(cells) != len(COLUMNS):
         raise ValueError(f"expected {len(COLUMNS)} cells, got {len(cells)}")
     for index, read in _CONVERTED:

@@ -74,7 +74,7 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
         console.print(f"  clock         {within}", highlight=False)
     if found:
         console.print()
-        console.print(_top_table(console, found[:top], by, times))
+        console.print(_build_top_table(console, found[:top], by, times))
         if len(found) > top:
             rest = sum(total.share for total in found[top:])
             console.print(Text(f"  and {len(found) - top} more with {rest:.1%} of the time", style="dim"))
@@ -83,7 +83,7 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
         ]
         if estimated:
             console.print(Text("\nestimates: work from shapes, measured time", style="dim"))
-            console.print(_roofline_table(console, estimated, by, times))
+            console.print(_build_roofline_table(console, estimated, by, times))
         print_mark(console, times)
     for note in profile.notes:
         console.print(Text(f"  {plain(note)}", style="yellow"), soft_wrap=True)
@@ -117,7 +117,7 @@ def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
 
 
 @dataclass(frozen=True)
-class Column:
+class ProfileColumn:
     """A table column. If the console is not wide enough, columns with the highest rank are left out first."""
 
     title: str
@@ -126,7 +126,7 @@ class Column:
 
 
 def named_table(
-    console: Console, title: str, names: Sequence[Text], columns: Sequence[Column], *, sections: int = 0
+    console: Console, title: str, names: Sequence[Text], columns: Sequence[ProfileColumn], *, sections: int = 0
 ) -> Table:
     """Make a table with names and numbers, and leave out columns that do not fit the console.
 
@@ -154,7 +154,7 @@ def named_table(
     return table
 
 
-def _top_table(console: Console, found: Sequence[Total], by: str, times: RunTimes) -> Table:
+def _build_top_table(console: Console, found: Sequence[Total], by: str, times: RunTimes) -> Table:
     from rich.bar import Bar
     from rich.text import Text
 
@@ -167,26 +167,28 @@ def _top_table(console: Console, found: Sequence[Total], by: str, times: RunTime
         others = ", ".join(map(short, total.onnx_nodes if by == "op" else total.ops))
         name.append(f"\n{others}" if others else "", "dim")
     columns = [
-        Column("time/run", [time_text(total.run_ns) + mark for total in found], 1),
-        Column("share", [f"{total.share:.1%}" for total in found], 2),
-        Column("", [Bar(most, 0, total.share, width=width, color="cyan") for total in found], 7),
-        Column("calls", [f"{total.calls / runs:.3g}" for total in found], 4),
-        Column("mean", [time_text(total.mean_ns) + mark for total in found], 5),
-        Column("p50", [time_text(total.p50_ns) + mark for total in found], 3),
-        Column("threads", ["-" if total.parallelism is None else f"{total.parallelism:.2f}" for total in found], 6),
+        ProfileColumn("time/run", [time_text(total.run_ns) + mark for total in found], 1),
+        ProfileColumn("share", [f"{total.share:.1%}" for total in found], 2),
+        ProfileColumn("", [Bar(most, 0, total.share, width=width, color="cyan") for total in found], 7),
+        ProfileColumn("calls", [f"{total.calls / runs:.3g}" for total in found], 4),
+        ProfileColumn("mean", [time_text(total.mean_ns) + mark for total in found], 5),
+        ProfileColumn("p50", [time_text(total.p50_ns) + mark for total in found], 3),
+        ProfileColumn(
+            "threads", ["-" if total.parallelism is None else f"{total.parallelism:.2f}" for total in found], 6
+        ),
     ]
     return named_table(console, TITLES[by], names, columns)
 
 
-def _roofline_table(console: Console, found: Sequence[Total], by: str, times: RunTimes) -> Table:
+def _build_roofline_table(console: Console, found: Sequence[Total], by: str, times: RunTimes) -> Table:
     from rich.text import Text
 
     short, mark = shortener(found), times.mark
     columns = [
-        Column("speed", [si(total.flops_per_s, "op/s") + mark for total in found], 1),
-        Column("memory", [si(total.bytes_per_s, "B/s") + mark for total in found], 2),
-        Column("op/byte", ["-" if total.intensity is None else f"{total.intensity:.3g}" for total in found], 4),
-        Column("bound by", [total.bound_estimate or "-" for total in found], 3),
+        ProfileColumn("speed", [si(total.flops_per_s, "op/s") + mark for total in found], 1),
+        ProfileColumn("memory", [si(total.bytes_per_s, "B/s") + mark for total in found], 2),
+        ProfileColumn("op/byte", ["-" if total.intensity is None else f"{total.intensity:.3g}" for total in found], 4),
+        ProfileColumn("bound by", [total.bound_estimate or "-" for total in found], 3),
     ]
     return named_table(console, TITLES[by], [Text(short(total.name)) for total in found], columns)
 
@@ -205,17 +207,21 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
     console.print(Text(beyond, style="dim"), soft_wrap=True)
     shown = list(diff.ops)[:top]
     if diff.incomparable:
-        console.print(_changes(console, [diff.timed], diff))
+        console.print(_build_changes_table(console, [diff.timed], diff))
         told = "operations by share of the run; times are not comparable"
         text = f"\n{told}: {diff.incomparable}"
         console.print(Text(text, style="yellow"), soft_wrap=True)
         shares = [
-            Column(f"of {name}", [f"{cost.share:.1%}" if cost else "-" for cost in costs], rank)
+            ProfileColumn(f"of {name}", [f"{cost.share:.1%}" if cost else "-" for cost in costs], rank)
             for rank, (name, costs) in enumerate((("A", [one.a for one in shown]), ("B", [one.b for one in shown])), 1)
         ]
-        console.print(named_table(console, "operation", list(map(_name, shown)), [*shares, *_costs(shown, diff, 3)]))
+        console.print(
+            named_table(
+                console, "operation", list(map(_format_name, shown)), [*shares, *_build_cost_columns(shown, diff, 3)]
+            )
+        )
     else:
-        console.print(_changes(console, [diff.timed, diff.total, *shown], diff))
+        console.print(_build_changes_table(console, [diff.timed, diff.total, *shown], diff))
     for name, times in (("A", diff.a_times), ("B", diff.b_times)):
         print_mark(console, times, f" of {name}")
     if len(diff.ops) > top:
@@ -223,27 +229,27 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
         console.print(Text(f"  and {len(diff.ops) - top} more, which {less}", style="dim"))
 
 
-def _changes(console: Console, shown: list[OpDiff], diff: ProfileDiff) -> Table:
+def _build_changes_table(console: Console, shown: list[OpDiff], diff: ProfileDiff) -> Table:
     columns = [
-        *_costs(shown, diff, 1),
-        Column("B - A", [_change(one) for one in shown], 4),
-        Column("B / A", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in shown], 3),
-        Column("interval", [_interval(one) for one in shown], 5),
+        *_build_cost_columns(shown, diff, 1),
+        ProfileColumn("B - A", [_format_change(one) for one in shown], 4),
+        ProfileColumn("B / A", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in shown], 3),
+        ProfileColumn("interval", [_format_interval(one) for one in shown], 5),
     ]
-    return named_table(console, "operation", list(map(_name, shown)), columns, sections=2)
+    return named_table(console, "operation", list(map(_format_name, shown)), columns, sections=2)
 
 
-def _costs(shown: list[OpDiff], diff: ProfileDiff, rank: int) -> list[Column]:
+def _build_cost_columns(shown: list[OpDiff], diff: ProfileDiff, rank: int) -> list[ProfileColumn]:
     def cost(one: OpDiff, cost: Cost | None, mark: str) -> str:
         return time_text(cost.p50_ns) + ("" if one.kind == "timed" else mark) if cost else "-"
 
     return [
-        Column("A", [cost(one, one.a, diff.a_times.mark) for one in shown], rank),
-        Column("B", [cost(one, one.b, diff.b_times.mark) for one in shown], rank + 1),
+        ProfileColumn("A", [cost(one, one.a, diff.a_times.mark) for one in shown], rank),
+        ProfileColumn("B", [cost(one, one.b, diff.b_times.mark) for one in shown], rank + 1),
     ]
 
 
-def _name(one: OpDiff) -> Text:
+def _format_name(one: OpDiff) -> Text:
     from rich.text import Text
 
     name = Text(plain(one.name), style="bold" if one.kind in ("timed", "total") else "")
@@ -251,13 +257,13 @@ def _name(one: OpDiff) -> Text:
     return Text.assemble((one.change, _COLOURS.get(one.change, "")), " ", name) if one.change else name
 
 
-def _change(one: OpDiff) -> str:
+def _format_change(one: OpDiff) -> str:
     if one.kind == "timed" and one.ratio is None:
         return "-"
     return f"{'-' if one.change_ns <= -0.5 else '+'}{time_text(abs(one.change_ns))}"
 
 
-def _interval(one: OpDiff) -> str:
+def _format_interval(one: OpDiff) -> str:
     return "-" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"
 
 
@@ -272,28 +278,28 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
     found = read_compilation(folder)
     console.print(Text(f"compiling took {seconds(found.seconds)}, in {len(found.phases)} phases", style="bold"))
     columns = [
-        Column("time", [seconds(one.seconds) for one in found.phases], 1),
-        Column("share", [f"{one.share:.1%}" for one in found.phases], 2),
+        ProfileColumn("time", [seconds(one.seconds) for one in found.phases], 1),
+        ProfileColumn("share", [f"{one.share:.1%}" for one in found.phases], 2),
     ]
     console.print()
     console.print(named_table(console, "phase", [Text(plain(one.name)) for one in found.phases], columns))
     longest = found.passes[:top]
     columns = [
-        Column("in phase", [Text(plain(one.phase)) for one in longest], 3),
-        Column("time", [seconds(one.seconds) for one in longest], 1),
-        Column("share", [f"{one.share:.1%}" for one in longest], 2),
-        Column("runs", [str(one.runs) for one in longest], 4),
+        ProfileColumn("in phase", [Text(plain(one.phase)) for one in longest], 3),
+        ProfileColumn("time", [seconds(one.seconds) for one in longest], 1),
+        ProfileColumn("share", [f"{one.share:.1%}" for one in longest], 2),
+        ProfileColumn("runs", [str(one.runs) for one in longest], 4),
     ]
     console.print()
     console.print(named_table(console, "pass", [Text(plain(one.name)) for one in longest], columns))
     if estimated := found.operations[:top]:
         console.print(Text("\nestimates: work from shapes, time on a nominal core", style="dim"))
         columns = [
-            Column("share", [f"{one.share:.1%}" for one in estimated], 1),
-            Column("time", [seconds(one.seconds) for one in estimated], 2),
-            Column("work", [si(one.flops, "op") for one in estimated], 3),
-            Column("moved", [si(one.bytes, "B") for one in estimated], 4),
-            Column("bound by", [one.bound or "-" for one in estimated], 5),
+            ProfileColumn("share", [f"{one.share:.1%}" for one in estimated], 1),
+            ProfileColumn("time", [seconds(one.seconds) for one in estimated], 2),
+            ProfileColumn("work", [si(one.flops, "op") for one in estimated], 3),
+            ProfileColumn("moved", [si(one.bytes, "B") for one in estimated], 4),
+            ProfileColumn("bound by", [one.bound or "-" for one in estimated], 5),
         ]
         console.print(named_table(console, "operation", [Text(plain(one.name)) for one in estimated], columns))
     where = f"{found.dispatches} dispatches, a program of {found.program_bytes:,} bytes: {folder / DISPATCHES}"
@@ -326,7 +332,7 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     panels = figure.add_gridspec(2, 2, height_ratios=(height, 2.2), width_ratios=(1.6, 1) if points else (1, 0.001))
     times = run_times(profile)
     timed = "" if times.timed_p50_ns is None else f", timed p50 {time_text(times.timed_p50_ns)}"
-    figure.suptitle(_text(f"{profile.model} on {profile.board}, {profile.runtime}{timed}", 150), fontsize=11)
+    figure.suptitle(_escape_label(f"{profile.model} on {profile.board}, {profile.runtime}{timed}", 150), fontsize=11)
     _draw_bars(figure.add_subplot(panels[0, 0]), shown, by, times)
     if points:
         _draw_roofline(figure.add_subplot(panels[0, 1]), points, times.mark)
@@ -345,50 +351,50 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
         raise UsageError(f"{diff.a} and {diff.b} have no operations to draw")
     figure = new_figure(11, 1.6 + 0.3 * len(shown))
     axes = figure.subplots()
-    axes.set_title(f"{_text(f'{diff.a} -> {diff.b}', 120)}\n{diff.verdict}", fontsize=10)
+    axes.set_title(f"{_escape_label(f'{diff.a} -> {diff.b}', 120)}\n{diff.verdict}", fontsize=10)
     if diff.incomparable:
         for label, offset, costs in (("A", -0.2, [one.a for one in shown]), ("B", 0.2, [one.b for one in shown])):
             shares = [100 * cost.share if cost else 0.0 for cost in costs]
             axes.barh([row + offset for row in range(len(shown))], shares, 0.4, label=label)
-        _name_bars(axes, [line(one.name, _NAME_LONGEST - 10) for one in shown])
-        axes.set_xlabel(_text(f"% of the run's operations; times are not comparable: {diff.incomparable}", 120))
+        _label_bars(axes, [line(one.name, _NAME_LONGEST - 10) for one in shown])
+        axes.set_xlabel(_escape_label(f"% of the run's operations; times are not comparable: {diff.incomparable}", 120))
         axes.legend()
     else:
-        unit, size = _unit(max(abs(one.change_ns) for one in shown))
+        unit, size = _choose_unit(max(abs(one.change_ns) for one in shown))
         colours = [_UNKNOWN if not one.change else _SLOWER if one.change_ns > 0 else _FASTER for one in shown]
         axes.barh(range(len(shown)), [one.change_ns / size for one in shown], color=colours)
         ratios = [one.change if one.ratio is None else f"x{one.ratio:.3g}" for one in shown]
         names = [line(one.name, _NAME_LONGEST - 10) for one in shown]
-        _name_bars(axes, [f"{name} {ratio}" for name, ratio in zip(names, ratios, strict=True)])
+        _label_bars(axes, [f"{name} {ratio}" for name, ratio in zip(names, ratios, strict=True)])
         axes.axvline(0, color="#444", linewidth=0.8)
         axes.set_xlabel(f"change in {unit} per iteration (grey: no significant change)")
     save_figure(figure, path)
 
 
-def _unit(most_ns: float) -> tuple[str, float]:
+def _choose_unit(most_ns: float) -> tuple[str, float]:
     return next((one for one in (("s", 1e9), ("ms", 1e6), ("us", 1e3)) if most_ns >= one[1]), ("ns", 1.0))
 
 
-def _text(text: str, longest: int = _NAME_LONGEST) -> str:
+def _escape_label(text: str, longest: int = _NAME_LONGEST) -> str:
     # matplotlib parses text between dollar signs as a formula.
     return line(text, longest).replace("$", r"\$")
 
 
-def _name_bars(axes: Any, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), [_text(name) for name in names], fontsize=8)
+def _label_bars(axes: Any, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), [_escape_label(name) for name in names], fontsize=8)
     axes.invert_yaxis()
 
 
 def _draw_bars(axes: Any, shown: Sequence[Total], by: str, times: RunTimes) -> None:
     runs = max(times.iterations, 1)
-    unit, size = _unit(shown[0].total_ns / runs)
+    unit, size = _choose_unit(shown[0].total_ns / runs)
     colours = [_BOUNDS.get(one.bound_estimate, _UNKNOWN) for one in shown]
     bars = axes.barh(range(len(shown)), [one.total_ns / runs / size for one in shown], color=colours)
     axes.bar_label(bars, [f"{one.share:.1%}" for one in shown], padding=3, fontsize=8)
     axes.margins(x=0.12)
     short = shortener(shown)
     nodes = [f" ({', '.join(one.onnx_nodes)})" if by == "op" and one.onnx_nodes else "" for one in shown]
-    _name_bars(axes, [f"{short(one.name)}{of}" for one, of in zip(shown, nodes, strict=True)])
+    _label_bars(axes, [f"{short(one.name)}{of}" for one, of in zip(shown, nodes, strict=True)])
     axes.set_xlabel(f"{unit} per run{times.mark and f' under the profiler{times.mark}'}")
     axes.set_title(f"time by {TITLES[by]} (estimated limit: blue memory, orange arithmetic)", fontsize=9)
 
@@ -404,7 +410,7 @@ def _draw_roofline(axes: Any, points: Sequence[Total], mark: str) -> None:
     )
     short = shortener(points)
     for one in points[:_POINTS_NAMED]:
-        name, point = _text(", ".join(one.onnx_nodes) or short(one.name), 24), (one.intensity, one.flops_per_s)
+        name, point = _escape_label(", ".join(one.onnx_nodes) or short(one.name), 24), (one.intensity, one.flops_per_s)
         axes.annotate(name, point, (6, 4), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -420,17 +426,17 @@ def _draw_timeline(axes: Any, rows: Sequence[OpRow], mark: str) -> None:
 
     start = rows[0].start_ns
     end = max(row.start_ns + row.duration_ns for row in rows)
-    unit, size = _unit(end - start)
+    unit, size = _choose_unit(end - start)
     for number, name in enumerate(dict.fromkeys(map(type_of, rows))):
         own = [row for row in rows if type_of(row) == name]
         spans = [((row.start_ns - start) / size, row.duration_ns / size) for row in own]
         colour, lane = matplotlib.colormaps["tab20"](number % 20), (_LANES.index(own[0].kind), 1)
-        axes.broken_barh(spans, lane, color=colour, edgecolor="white", linewidth=0.3, label=_text(name))
+        axes.broken_barh(spans, lane, color=colour, edgecolor="white", linewidth=0.3, label=_escape_label(name))
     for row in rows:
         if row.duration_ns >= _LABELLED_FROM * (end - start):
             middle = (row.start_ns - start + row.duration_ns / 2) / size
             upright = 90 if row.kind == "compute" else 0
-            name, height = _text(", ".join(row.onnx_nodes) or row.op, 24), _LANES.index(row.kind) + 0.5
+            name, height = _escape_label(", ".join(row.onnx_nodes) or row.op, 24), _LANES.index(row.kind) + 0.5
             axes.text(middle, height, name, ha="center", va="center", rotation=upright, fontsize=7, clip_on=True)
     axes.set_yticks([0.5, 1.5], _LANES)
     axes.set_ylim(0, 2)

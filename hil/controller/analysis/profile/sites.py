@@ -60,7 +60,7 @@ _NOWHERE = "have no known call site: the nodes are unknown"
 
 
 @dataclass(frozen=True)
-class Site:
+class DispatchSite:
     """A dispatch call in the program."""
 
     key: str  # the dispatch's name; multiple sites may call the same dispatch
@@ -76,7 +76,7 @@ class Region:
     """Sites submitted to the device's queue together, in order."""
 
     loop: str  # the enclosing loop in the program, or ""
-    sites: tuple[Site, ...]
+    sites: tuple[DispatchSite, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Sites:
     op_types: Mapping[str, str]  # node -> type, in the model's order
     notes: Sequence[str] = ()
 
-    def match(self, submissions: Sequence[Sequence[str]]) -> tuple[list[tuple[Site, ...]], list[str]]:
+    def match(self, submissions: Sequence[Sequence[str]]) -> tuple[list[tuple[DispatchSite, ...]], list[str]]:
         """Find a run's sites from every submission's dispatch names, in order.
 
         A submission is identified by the dispatches. If multiple regions have the same dispatches, the order decides.
@@ -105,23 +105,25 @@ class Sites:
         positions: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for number, keys in enumerate(submissions):
             positions[tuple(keys)].append(number)
-        found: list[tuple[Site, ...]] = [()] * len(submissions)
+        found: list[tuple[DispatchSite, ...]] = [()] * len(submissions)
         doubts: _Doubts = {why: set() for why in (_SEVERAL, _TURNS, _NOWHERE)}
         for keys, numbers in positions.items():
-            for number, sites in zip(numbers, self._told_apart(keys, len(numbers), doubts), strict=True):
+            for number, sites in zip(numbers, self._match_regions(keys, len(numbers), doubts), strict=True):
                 found[number] = sites
         return found, [f"{len(keys)} dispatches, such as {min(keys)}, {why}" for why, keys in doubts.items() if keys]
 
-    def _told_apart(self, keys: tuple[str, ...], count: int, doubts: _Doubts) -> list[tuple[Site, ...]]:
+    def _match_regions(self, keys: tuple[str, ...], count: int, doubts: _Doubts) -> list[tuple[DispatchSite, ...]]:
         """Return the sites for ``count`` submissions with the same dispatches."""
         regions = [region for region in self.regions if region.keys == keys]
         if not regions:
-            return [tuple(self._any(key, doubts) for key in keys)] * count
+            return [tuple(self._find_by_name(key, doubts) for key in keys)] * count
         if len({region.sites for region in regions}) == 1:
             return [regions[0].sites] * count
         if count % len(regions):
             doubts[_SEVERAL].update(keys)
-            return [tuple(_union(sites) for sites in zip(*(region.sites for region in regions), strict=True))] * count
+            return [
+                tuple(_merge_sites(sites) for sites in zip(*(region.sites for region in regions), strict=True))
+            ] * count
         times = count // len(regions)
         if len({region.loop for region in regions}) == 1 and regions[0].loop:
             return [region.sites for region in regions] * times
@@ -129,18 +131,18 @@ class Sites:
             doubts[_TURNS].update(keys)
         return [region.sites for region in regions for _ in range(times)]
 
-    def _any(self, key: str, doubts: _Doubts) -> Site:
+    def _find_by_name(self, key: str, doubts: _Doubts) -> DispatchSite:
         """Return the site for a dispatch known only by name."""
         sites = [site for region in self.regions for site in region.sites if site.key == key]
         if not sites:
             doubts[_NOWHERE].add(key)
-            return Site(key, ())
+            return DispatchSite(key, ())
         if len({site.nodes for site in sites}) > 1:
             doubts[_SEVERAL].add(key)
-        return _union(sites)
+        return _merge_sites(sites)
 
 
-def _union(sites: Iterable[Site]) -> Site:
+def _merge_sites(sites: Iterable[DispatchSite]) -> DispatchSite:
     listed = list(sites)
     nodes = dict.fromkeys(node for site in listed for node in site.nodes)
     return dataclasses.replace(listed[0], nodes=tuple(nodes))
@@ -188,7 +190,7 @@ def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> S
     entry, _ = how["cache"].get_or_make(key, {**recipe.meta, "what": "dispatch nodes"}, make)
     document = json.loads(read_file(entry / _FILE))
     regions = tuple(
-        Region(region["loop"], tuple(Site(key, tuple(nodes), *rest) for key, nodes, *rest in region["sites"]))
+        Region(region["loop"], tuple(DispatchSite(key, tuple(nodes), *rest) for key, nodes, *rest in region["sites"]))
         for region in document["regions"]
     )
     return Sites(regions, document["op_types"], tuple(document["notes"]))
@@ -233,14 +235,14 @@ def build(
             fail(code, output)
         if format == "onnx":
             nodes = nodes_of(prepared(Path(model), dims).graph.node)
-            types = {**{node.name: node.op_type for node in nodes}, **_imported_types(source)}
+            types = {**{node.name: node.op_type for node in nodes}, **_read_imported_types(source)}
         else:
             types = json.loads(read_file(Path(op_types))) if op_types else {}
-        modules = {phase: _parsed(folder / "phases", phase) for phase in _PHASES}
-    return _read(modules, types)
+        modules = {phase: _parse_phase(folder / "phases", phase) for phase in _PHASES}
+    return _read_sites(modules, types)
 
 
-def _imported_types(source: Path) -> dict[str, str]:
+def _read_imported_types(source: Path) -> dict[str, str]:
     """Return node -> type for the imported module. Converting an old opset may have added nodes."""
     from iree.compiler import ir
 
@@ -258,14 +260,14 @@ def _imported_types(source: Path) -> dict[str, str]:
     return types
 
 
-def _parsed(folder: Path, phase: str) -> Any:
+def _parse_phase(folder: Path, phase: str) -> Any:
     from iree.compiler import ir
 
     file = next(folder.glob(f"*.{phase}.mlir"))
     return ir.Module.parse(read_file(file, MAX_MODEL_BYTES), context=ir.Context())
 
 
-def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
+def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
     notes: list[str] = []
     # The compiler adds operations around the arguments with the function's location.
     functions = {name for op in modules["dispatch-creation"].body.operations for name in names_in(str(op.location))}
@@ -279,47 +281,47 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any
         found = names_in(str(operation.location))
         return [name for name in found if (name in types if types else name not in functions)]
 
-    fused = _dispatches(modules["dispatch-creation"])
-    calls = list(_within(modules["flow"].operation, lambda op: op.name == "flow.dispatch"))
+    fused = _list_dispatches(modules["dispatch-creation"])
+    calls = list(_iter_matches(modules["flow"].operation, lambda op: op.name == "flow.dispatch"))
     if len(fused) != len(calls):
         notes.append("fused operations are identified only by the location of the dispatch")
         fused = calls
     made: dict[tuple[str, str], deque[list[Any]]] = defaultdict(deque)
     for site, call in zip(fused, calls, strict=True):
-        found = ordered(_own_nodes(site, names) or names(site) or _around(site, names))
-        estimate = _estimate(site) if site is not call else (None, None)
-        made[_leaf(call.attributes), str(call.location)].append([found, _shapes(call), *estimate])
+        found = ordered(_list_fused_names(site, names) or names(site) or _find_nearby_names(site, names))
+        estimate = _estimate_dispatch(site) if site is not call else (None, None)
+        made[_read_dispatch_name(call.attributes), str(call.location)].append([found, _format_shapes(call), *estimate])
     regions = []
-    for region, loop in _executed(modules["stream"]):
+    for region, loop in _iter_command_regions(modules["stream"]):
         sites = []
-        for command in _within(region, lambda op: op.name == "stream.cmd.dispatch"):
-            key = _leaf(command.attributes)
+        for command in _iter_matches(region, lambda op: op.name == "stream.cmd.dispatch"):
+            key = _read_dispatch_name(command.attributes)
             known = made[key, str(command.location)]
             # The scheduler may clone dispatches. The last known site then applies to the remaining clones.
             facts = known.popleft() if len(known) > 1 else known[0] if known else [ordered(names(command))]
             sites.append([key, *facts])
         if sites:
             regions.append({"loop": loop, "sites": sites})
-    return {"regions": regions, "op_types": dict(types) or _other_types(modules, names), "notes": notes}
+    return {"regions": regions, "op_types": dict(types) or _list_location_kinds(modules, names), "notes": notes}
 
 
-def _within(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
+def _iter_matches(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
     """Yield the matching operations in ``operation``, in order, but not those nested in a match."""
     for region in operation.regions:
         for block in region:
-            yield from _in_block(block, wanted)
+            yield from _iter_block_matches(block, wanted)
 
 
-def _in_block(block: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
+def _iter_block_matches(block: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
     for inner in block.operations:
         if wanted(inner.operation):
             yield inner.operation
         else:
-            yield from _within(inner.operation, wanted)
+            yield from _iter_matches(inner.operation, wanted)
 
 
-def _dispatches(module: Any) -> list[Any]:
-    return list(_within(module.operation, lambda op: op.name == "flow.dispatch.workgroups"))
+def _list_dispatches(module: Any) -> list[Any]:
+    return list(_iter_matches(module.operation, lambda op: op.name == "flow.dispatch.workgroups"))
 
 
 def _is_fused(operation: Any) -> bool:
@@ -327,13 +329,13 @@ def _is_fused(operation: Any) -> bool:
     return not operation.name.startswith(_FRAME) and operation.name not in _SHARED
 
 
-def _own_nodes(dispatch: Any, names: Callable[[Any], list[str]]) -> list[str]:
+def _list_fused_names(dispatch: Any, names: Callable[[Any], list[str]]) -> list[str]:
     """Return the operation names fused into a dispatch."""
     found: dict[str, None] = {}
-    for operation in _within(dispatch, _is_fused):
+    for operation in _iter_matches(dispatch, _is_fused):
         # Scalar operations have precise locations. The dispatch's location also names operations that share a constant
         # with it.
-        scalars = [names(inner) for inner in _within(operation, _is_leaf) if inner.name not in _SHARED]
+        scalars = [names(inner) for inner in _iter_matches(operation, _is_leaf) if inner.name not in _SHARED]
         if not all(scalars) or not scalars:
             scalars.insert(0, names(operation))
         found.update(dict.fromkeys(name for inner_names in scalars for name in inner_names))
@@ -344,9 +346,9 @@ def _is_leaf(operation: Any) -> bool:
     return not len(operation.regions)
 
 
-def _around(operation: Any, names: Callable[[Any], list[str]]) -> list[str]:
+def _find_nearby_names(operation: Any, names: Callable[[Any], list[str]]) -> list[str]:
     """Return names from the nearest users of an operation's results, or from the operands' producers."""
-    for step in (_users, _makers):
+    for step in (_list_users, _list_producers):
         seen = [operation]
         front = [operation]
         while front:
@@ -357,45 +359,45 @@ def _around(operation: Any, names: Callable[[Any], list[str]]) -> list[str]:
     return []
 
 
-def _users(operation: Any) -> list[Any]:
+def _list_users(operation: Any) -> list[Any]:
     return [use.owner.operation for result in operation.results for use in result.uses]
 
 
-def _makers(operation: Any) -> list[Any]:
+def _list_producers(operation: Any) -> list[Any]:
     from iree.compiler import ir
 
     owners = [operand.owner for operand in operation.operands]
     return [owner.operation for owner in owners if not isinstance(owner, ir.Block)]
 
 
-def _leaf(attributes: Any) -> str:
+def _read_dispatch_name(attributes: Any) -> str:
     """Return the dispatch's name in ``[@executable::@dispatch]``."""
     return str(attributes["entry_points"]).rpartition("@")[2].rstrip("]").strip('"')
 
 
-def _shapes(call: Any) -> str:
-    ins, outs = ([_short(value.type) for value in values] for values in (call.operands, call.results))
+def _format_shapes(call: Any) -> str:
+    ins, outs = ([_format_type(value.type) for value in values] for values in (call.operands, call.results))
     return f"{', '.join(filter(None, ins))} -> {', '.join(filter(None, outs))}"
 
 
-def _short(kind: Any) -> str:
+def _format_type(kind: Any) -> str:
     text = str(kind)
     return text.removeprefix("tensor<").removesuffix(">").partition(", ")[0] if text.startswith("tensor<") else ""
 
 
-def _executed(module: Any) -> Iterator[tuple[Any, str]]:
+def _iter_command_regions(module: Any) -> Iterator[tuple[Any, str]]:
     """Yield every command region with the outermost loop's id, or ""."""
     for number, function in enumerate(module.body.operations):
         for region in function.operation.regions:
             blocks = list(region)
-            after = {at: _reached(at, blocks) for at in range(len(blocks))}
+            after = {at: _find_reachable(at, blocks) for at in range(len(blocks))}
             for at, block in enumerate(blocks):
                 loop = min((other for other in after[at] if at in after[other]), default=None)
-                for execute in _in_block(block, lambda op: op.name == "stream.cmd.execute"):
+                for execute in _iter_block_matches(block, lambda op: op.name == "stream.cmd.execute"):
                     yield execute, "" if loop is None else f"{number}.{loop}"
 
 
-def _reached(start: int, blocks: Sequence[Any]) -> set[int]:
+def _find_reachable(start: int, blocks: Sequence[Any]) -> set[int]:
     """Return the blocks reachable from a block."""
     found: set[int] = set()
     front = [start]
@@ -408,11 +410,11 @@ def _reached(start: int, blocks: Sequence[Any]) -> set[int]:
     return found
 
 
-def _other_types(modules: Mapping[str, Any], names: Callable[[Any], list[str]]) -> dict[str, str]:
+def _list_location_kinds(modules: Mapping[str, Any], names: Callable[[Any], list[str]]) -> dict[str, str]:
     """Return location -> operation kind, for a model without node types."""
     types: dict[str, str] = {}
-    for dispatch in _dispatches(modules["dispatch-creation"]):
-        for operation in _within(dispatch, _is_fused):
+    for dispatch in _list_dispatches(modules["dispatch-creation"]):
+        for operation in _iter_matches(dispatch, _is_fused):
             for name in names(operation):
                 types.setdefault(name, operation.name)
     return types
@@ -429,45 +431,45 @@ def names_in(location: str) -> list[str]:
         if part["line"]:
             lines[f"line {part['line']}"] = None
         else:
-            names[_plain(part["name"])] = None
+            names[_decode_escapes(part["name"])] = None
     return list(names or lines)
 
 
-def _plain(text: str) -> str:
+def _decode_escapes(text: str) -> str:
     def letter(match: re.Match[bytes]) -> bytes:
         return _LETTERS.get(match[1]) or bytes.fromhex(match[1].decode())
 
     return _ESCAPE.sub(letter, text.encode()).decode(errors="replace")
 
 
-def _estimate(dispatch: Any) -> tuple[int | None, int | None]:
+def _estimate_dispatch(dispatch: Any) -> tuple[int | None, int | None]:
     """Return operations and bytes for a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown."""
-    moved = total_of(_accessed_bytes(op) for op in _within(dispatch, lambda op: op.name in (_LOAD, _STORE)))
-    structured = _within(dispatch, lambda op: op.name.startswith(("linalg.", "iree_linalg_ext.")))
-    return total_of(_structured_operations(op) for op in structured), moved
+    moved = total_of(_count_accessed_bytes(op) for op in _iter_matches(dispatch, lambda op: op.name in (_LOAD, _STORE)))
+    structured = _iter_matches(dispatch, lambda op: op.name.startswith(("linalg.", "iree_linalg_ext.")))
+    return total_of(_count_operations(op) for op in structured), moved
 
 
-def _accessed_bytes(operation: Any) -> int | None:
+def _count_accessed_bytes(operation: Any) -> int | None:
     """Return the byte size for a load's result or a store's first operand, possibly a tensor slice."""
     kind = (operation.results if operation.name == _LOAD else operation.operands)[0].type
-    shape, bits = _static_shape(kind), _bits(kind.element_type)
+    shape, bits = _read_static_shape(kind), _count_bits(kind.element_type)
     return None if shape is None or bits is None else -(-math.prod(shape) * bits // 8)
 
 
-def _structured_operations(operation: Any) -> int | None:
+def _count_operations(operation: Any) -> int | None:
     if operation.name in _MOVING_STRUCTURED:
         return 0
     if operation.name == "linalg.softmax":
-        shape = _static_shape(operation.operands[0].type)
+        shape = _read_static_shape(operation.operands[0].type)
         return None if shape is None else SOFTMAX * math.prod(shape)
-    sizes = _trip_counts(operation)
+    sizes = _read_trip_counts(operation)
     if sizes is None:
         return None
-    scalars = sum(1 for inner in _within(operation, _is_leaf) if inner.name not in _FREE)
+    scalars = sum(1 for inner in _iter_matches(operation, _is_leaf) if inner.name not in _FREE)
     return math.prod(sizes) * scalars
 
 
-def _trip_counts(operation: Any) -> list[int] | None:
+def _read_trip_counts(operation: Any) -> list[int] | None:
     """Return the trip counts for a structured operation's loops."""
     from iree.compiler import ir
 
@@ -476,7 +478,7 @@ def _trip_counts(operation: Any) -> list[int] | None:
     maps = [item.value for item in operation.attributes["indexing_maps"]]
     sizes: dict[int, int] = {}
     for map_, operand in zip(maps, operation.operands, strict=False):
-        shape = _static_shape(operand.type)
+        shape = _read_static_shape(operand.type)
         if shape is None:
             return None
         for expression, size in zip(map_.results, shape, strict=True):
@@ -486,7 +488,7 @@ def _trip_counts(operation: Any) -> list[int] | None:
     return [sizes[position] for position in range(count)] if len(sizes) == count else None
 
 
-def _static_shape(kind: Any) -> Sequence[int] | None:
+def _read_static_shape(kind: Any) -> Sequence[int] | None:
     """Return a tensor's shape, () for a scalar; None if a dimension is dynamic."""
     from iree.compiler import ir
 
@@ -495,10 +497,10 @@ def _static_shape(kind: Any) -> Sequence[int] | None:
     return list(kind.shape) if kind.has_static_shape else None
 
 
-def _bits(element: Any) -> int | None:
+def _count_bits(element: Any) -> int | None:
     from iree.compiler import ir
 
     if isinstance(element, ir.ComplexType):
-        part = _bits(element.element_type)
+        part = _count_bits(element.element_type)
         return None if part is None else 2 * part
     return 64 if isinstance(element, ir.IndexType) else getattr(element, "width", None)

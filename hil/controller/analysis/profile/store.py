@@ -102,15 +102,17 @@ def read_profile(folder: Path) -> Profile:
             raise UsageError(
                 f"{folder} was written by a newer hil (schema {document['schema']})", hint="read it with the newer hil"
             )
-        return _made(
+        return _make_checked(
             Profile,
             **{name: document[name] for name in ("run", "model", "board", "runtime")},
             rows=StoredRows(folder / TABLE, int(document["rows"])),
-            **{name: [_made(Span, **span) for span in document[name]] for name in ("stages", "transfers")},
-            calls=[_call(call) for call in document["calls"]],
+            **{name: [_make_checked(Span, **span) for span in document[name]] for name in ("stages", "transfers")},
+            calls=[_parse_call(call) for call in document["calls"]],
             # Values that JSON does not support, such as NaN, are stored as strings.
-            counters=[_made(Sample, **{**sample, "value": float(sample["value"])}) for sample in document["counters"]],
-            clock=_made(ClockFit, **document["clock"]),
+            counters=[
+                _make_checked(Sample, **{**sample, "value": float(sample["value"])}) for sample in document["counters"]
+            ],
+            clock=_make_checked(ClockFit, **document["clock"]),
             notes=tuple(document["notes"]),
         )
     except FileNotFoundError as error:
@@ -123,7 +125,7 @@ def read_profile(folder: Path) -> Profile:
         raise UsageError(f"{path} is damaged or not a profile: {reason}", hint="profile again") from error
 
 
-def _made(of: type[Made], /, **values: Any) -> Made:
+def _make_checked(of: type[Made], /, **values: Any) -> Made:
     """Make a dataclass instance, and check the plain fields' types."""
     made = of(**values)
     # The type system cannot express the bound "a dataclass".
@@ -133,9 +135,11 @@ def _made(of: type[Made], /, **values: Any) -> Made:
     return made
 
 
-def _call(call: Mapping[str, Any]) -> Call:
-    sides = {side: _made(Span, **call[side]) for side in ("host", "board")}
-    return _made(Call, **{**call, **sides, "iterations_ns": [(start, end) for start, end in call["iterations_ns"]]})
+def _parse_call(call: Mapping[str, Any]) -> Call:
+    sides = {side: _make_checked(Span, **call[side]) for side in ("host", "board")}
+    return _make_checked(
+        Call, **{**call, **sides, "iterations_ns": [(start, end) for start, end in call["iterations_ns"]]}
+    )
 
 
 def find_profile(text: str, case: str = "", *, store: RunStore | None = None) -> Path:
@@ -156,15 +160,15 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
     store = store or RunStore()
     if is_folder(path) and not is_file(path / "run.json"):
         # A single profile's directory may later also contain multiple cases' profiles.
-        found = ({path.resolve().name: path} if _is_profile(path) else {}) | _below(path, "")
-        return _chosen(text, found, case)
+        found = ({path.resolve().name: path} if _is_profile(path) else {}) | _find_case_profiles(path, "")
+        return _select_profile(text, found, case)
     if not exists(path):
         known = [row.parent.name for row in store.root.glob("*/run.json")]
         if text != "latest" and not any(one.startswith(text) for one in known):
             hint = did_you_mean(text, [*known, "latest"]) + _HINT
             raise UsageError(f"{text!r} is not a file, a directory or a run in {store.root}", hint=hint)
     run = store.open(text)
-    return _chosen(run.id, _below(run.folder, "profile"), case)
+    return _select_profile(run.id, _find_case_profiles(run.folder, "profile"), case)
 
 
 def trace_of(profile: Path) -> Path:
@@ -216,12 +220,12 @@ def _is_profile(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (HEAD, TRACE))
 
 
-def _below(folder: Path, inner: str) -> dict[str, Path]:
+def _find_case_profiles(folder: Path, inner: str) -> dict[str, Path]:
     """Return case -> profile directory, for the immediate subdirectories."""
     return {path.name: path / inner for path in sorted(folder.iterdir()) if _is_profile(path / inner)}
 
 
-def _chosen(where: str, found: Mapping[str, Path], case: str) -> Path:
+def _select_profile(where: str, found: Mapping[str, Path], case: str) -> Path:
     if case and case not in found:
         hint = did_you_mean(case, found) + (f"known cases: {', '.join(found)}" if found else _HINT)
         raise UsageError(f"{where} has no profile for case {case!r}", hint=hint)

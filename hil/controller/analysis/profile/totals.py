@@ -110,13 +110,13 @@ def run_times(profile: Profile) -> RunTimes:
     """Return the median durations of the timed and the profiled runs."""
     profiled = [call for call in profile.calls if call.kind == "profiled"]
     times = [end - start for call in profiled for start, end in call.iterations_ns]
-    times = times or [end - start for start, end in _iterations(profile.rows).values()]
-    return RunTimes(_p50(timed_runs(profile)), _p50(times), len(times))
+    times = times or [end - start for start, end in _find_iteration_spans(profile.rows).values()]
+    return RunTimes(_compute_median(timed_runs(profile)), _compute_median(times), len(times))
 
 
 def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
     """Return the rows of the iteration with the median duration, by start; empty without rows. Reads the rows twice."""
-    found = sorted(_iterations(rows).items(), key=lambda item: item[1][1] - item[1][0])
+    found = sorted(_find_iteration_spans(rows).items(), key=lambda item: item[1][1] - item[1][0])
     wanted = found[len(found) // 2][0] if found else None
     return sorted((row for row in rows if row.iteration == wanted), key=lambda row: row.start_ns)
 
@@ -193,7 +193,7 @@ class _Group:
         )
 
 
-def _iterations(rows: Iterable[OpRow]) -> dict[int, tuple[int, int]]:
+def _find_iteration_spans(rows: Iterable[OpRow]) -> dict[int, tuple[int, int]]:
     """Return iteration -> (first row's start, last row's end)."""
     found: dict[int, tuple[int, int]] = {}
     for row in rows:
@@ -203,7 +203,7 @@ def _iterations(rows: Iterable[OpRow]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _p50(times: Sequence[int]) -> float | None:
+def _compute_median(times: Sequence[int]) -> float | None:
     return float(statistics.median(times)) if times else None
 
 

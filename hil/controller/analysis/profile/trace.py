@@ -71,9 +71,9 @@ def write_trace(
         HilError: a time precedes the clock's zero, or a number exceeds 64 bits.
         StorageError: the file cannot be written.
     """
-    starts = [_start(profile) for profile in profiles]
+    starts = [_find_start(profile) for profile in profiles]
     zero = min([0, *starts])
-    return _write([_Part(profile, "", zero) for profile in profiles], compilations or {}, path)
+    return _write_file([_Part(profile, "", zero) for profile in profiles], compilations or {}, path)
 
 
 def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
@@ -82,26 +82,26 @@ def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
     The profiles are aligned at their first operations, and the earlier start is at 0. If a profile has no
     operations, both start at 0.
     """
-    zeros = starts = [_start(one) for one in (a, b)]
+    zeros = starts = [_find_start(one) for one in (a, b)]
     if a.rows and b.rows:
         firsts = [one.clock.to_host(one.rows[0].start_ns) for one in (a, b)]
         before = max(first - start for first, start in zip(firsts, starts, strict=True))
         zeros = [first - before for first in firsts]
-    return _write(
+    return _write_file(
         [_Part(one, f"{letter} ", zero) for one, letter, zero in zip((a, b), "AB", zeros, strict=True)], {}, path
     )
 
 
-def _write(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span]], path: Path) -> TraceCost:
+def _write_file(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span]], path: Path) -> TraceCost:
     begun = time.perf_counter()
     try:
-        with _opened(path) as file:
+        with _open_trace(path) as file:
             trace = TraceFile(file)
             # Every board gets a separate host clock: a clock's snapshots must be in time order, and the boards are
             # written in sequence.
             clocks = range(_FIRST_CLOCK, _FIRST_CLOCK + 2 * len(parts), 2)
             trace.clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
-            _Writer(trace, parts).write(compilations, clocks)
+            _TraceWriter(trace, parts).write(compilations, clocks)
         size = path.stat().st_size
     except ValueError as error:
         hint = "a clock reading is invalid: see the operation table for the recorded times"
@@ -114,7 +114,7 @@ def _write(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span]], p
     return TraceCost(trace.events, size, time.perf_counter() - begun)
 
 
-class _Writer:
+class _TraceWriter:
     def __init__(self, trace: TraceFile, parts: Sequence[_Part]) -> None:
         self._trace = trace
         self._parts = parts
@@ -122,17 +122,17 @@ class _Writer:
         self._flows = itertools.count(1)
 
     def write(self, compilations: Mapping[str, Sequence[Span]], clocks: Sequence[int]) -> None:
-        calls = [self._controller(part) for part in self._parts]
+        calls = [self._write_controller(part) for part in self._parts]
         if compilations:
             process = self._trace.process("compiler")
             zero = self._parts[0].zero if self._parts else 0
             for name, spans in compilations.items():
-                self._slices(process, name, [(span, "compile", []) for span in spans], zero)
+                self._write_slices(process, name, [(span, "compile", []) for span in spans], zero)
         for part, clock, flows in zip(self._parts, clocks, calls, strict=True):
-            self._link(part)
-            self._board(part, clock, flows)
+            self._write_link(part)
+            self._write_board(part, clock, flows)
 
-    def _name(self, part: _Part) -> str:
+    def _format_board_name(self, part: _Part) -> str:
         """Return the board's name, with the model and run if multiple profiles have this board."""
         profile = part.profile
         here = [other.profile for other in self._parts if other.before == part.before]
@@ -142,23 +142,23 @@ class _Writer:
         ]
         return ", ".join([profile.board, *more])
 
-    def _controller(self, part: _Part) -> list[int]:
+    def _write_controller(self, part: _Part) -> list[int]:
         """Write the controller's stages and calls; return ids for the flow arrows that start at the calls."""
         process = self._controllers.get(part.before)
         if process is None:
             process = self._controllers[part.before] = self._trace.process(f"{part.before}controller")
         alone = sum(other.before == part.before for other in self._parts) == 1
-        name = "stages" if alone else f"stages: {self._name(part)}"
+        name = "stages" if alone else f"stages: {self._format_board_name(part)}"
         flows = [next(self._flows) for _ in part.profile.calls]
         spans: list[tuple[Span, str, list[int]]] = [(span, "stage", []) for span in part.profile.stages]
         spans += [(call.host, "invoke", [flow]) for call, flow in zip(part.profile.calls, flows, strict=True)]
-        self._slices(process, name, spans, part.zero)
+        self._write_slices(process, name, spans, part.zero)
         return flows
 
-    def _link(self, part: _Part) -> None:
-        process = self._trace.process(f"{part.before}link: {self._name(part)}")
+    def _write_link(self, part: _Part) -> None:
+        process = self._trace.process(f"{part.before}link: {self._format_board_name(part)}")
         transfers = part.profile.transfers
-        stream = self._slices(process, "transfers", [(span, "transfer", []) for span in transfers], part.zero)
+        stream = self._write_slices(process, "transfers", [(span, "transfer", []) for span in transfers], part.zero)
         for arg, name in _LINK_COUNTERS.items():
             moved = sorted((span.end_ns, int(span.args.get(arg, 0))) for span in transfers)
             if moved:
@@ -167,19 +167,19 @@ class _Writer:
                 for (at, _), so_far in zip(moved, itertools.accumulate(size for _, size in moved), strict=True):
                     stream.count(at, track, so_far)
 
-    def _board(self, part: _Part, clock: int, flows: Sequence[int]) -> None:
+    def _write_board(self, part: _Part, clock: int, flows: Sequence[int]) -> None:
         profile = part.profile
-        name = f"{part.before}board: {self._name(part)} - agent"
+        name = f"{part.before}board: {self._format_board_name(part)} - agent"
         labels = [profile.model, profile.runtime, f"clock accurate to {profile.clock.error_ns} ns"]
         if (times := run_times(profile)).is_distorted:
             labels.append(f"the profiler adds {times.overhead:.0%}")
         if profile.clock.jumped_ns:
             labels.append(f"the clock jumped by {profile.clock.jumped_ns} ns")
         process = self._trace.process(name, labels)
-        stream, pairs = Stream(self._trace, clock), BoardClock(self._trace, profile.clock, clock, clock + 1, part.zero)
+        stream, pairs = Stream(self._trace, clock), TraceClock(self._trace, profile.clock, clock, clock + 1, part.zero)
         BoardTracks(self._trace, profile, process, stream=stream, clock=pairs, flows=flows).write()
 
-    def _slices(self, process: int, name: str, spans: Sequence[tuple[Span, str, list[int]]], zero: int) -> Stream:
+    def _write_slices(self, process: int, name: str, spans: Sequence[tuple[Span, str, list[int]]], zero: int) -> Stream:
         """Write slices with host times on tracks of the same name, nested slices below their parents."""
         stream = Stream(self._trace, _MONOTONIC, zero)
         lanes = Lanes(lambda: self._trace.track(process, name))
@@ -190,7 +190,7 @@ class _Writer:
         return stream
 
 
-def _start(profile: Profile) -> int:
+def _find_start(profile: Profile) -> int:
     """Return the host time of a profile's first event; 0 if it has none."""
     host = [span.start_ns for span in (*profile.stages, *profile.transfers, *(call.host for call in profile.calls))]
     board = [call.board.start_ns for call in profile.calls]
@@ -200,7 +200,7 @@ def _start(profile: Profile) -> int:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _open_trace(path: Path) -> Iterator[IO[bytes]]:
     with contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(stack.enter_context(replacing(path)).open("wb"))
         if path.suffix == ".gz":
@@ -209,7 +209,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         yield stack.enter_context(io.BufferedWriter(file, _BUFFER))
 
 
-class BoardClock:
+class TraceClock:
     """A board's clock in a trace, paired with the host clock as often as drift requires.
 
     Trace readers use the latest pairing before a time, and assume equal clock rates after it. A new pairing is due
@@ -224,7 +224,7 @@ class BoardClock:
     def __init__(self, trace: TraceFile, fit: ClockFit, board: int, host: int, zero: int) -> None:
         self._trace = trace
         self._fit = fit
-        self._board = board
+        self._board_id = board
         self._host = host
         self._zero = zero
         self._lasts = STEP_NS * (1 + fit.drift) / abs(fit.drift) if fit.drift else float("inf")
@@ -235,17 +235,17 @@ class BoardClock:
     def reach(self, at: int) -> None:
         """Pair the clocks if needed for an event at a board time. Events must be in time order."""
         if at >= self._due or self._ahead is None:
-            self._pair(at)
+            self._pair_clocks(at)
         self._latest = at
 
-    def _pair(self, at: int) -> None:
+    def _pair_clocks(self, at: int) -> None:
         host = self._fit.to_host(at)
         self._due = at + self._lasts
         if self._ahead is not None and host < self._latest - self._ahead:
             host = self._latest - self._ahead
             self._due = at + 1
         self._ahead = at - host
-        self._trace.clocks({self._host: host - self._zero, self._board: at})
+        self._trace.clocks({self._host: host - self._zero, self._board_id: at})
 
 
 class BoardTracks:
@@ -258,7 +258,7 @@ class BoardTracks:
         process: int,
         *,
         stream: Stream,
-        clock: BoardClock,
+        clock: TraceClock,
         flows: Sequence[int],
     ) -> None:
         self._trace = trace
@@ -267,9 +267,9 @@ class BoardTracks:
         self._stream = stream
         self._clock = clock
         self._flows = flows
-        self._calls = self._lanes(process, "calls", _CALLS)
-        self._iterations = self._lanes(process, "iterations", _ITERATIONS)
-        self._operations = self._lanes(process, "operations", _OPERATIONS)
+        self._calls = self._create_lanes(process, "calls", _CALLS)
+        self._iterations = self._create_lanes(process, "iterations", _ITERATIONS)
+        self._operations = self._create_lanes(process, "operations", _OPERATIONS)
         self._types: dict[str, Lanes] = {}
         self._by_type: int | None = None
         if 0 < len(profile.rows) <= BY_TYPE_LIMIT:
@@ -278,47 +278,47 @@ class BoardTracks:
         self._open: list[tuple[int, int, int]] = []
         self._slice_end = functools.lru_cache(256)(stream.slice_end)
         self._threads: int | None = None  # the counter's track
-        self._now_at_work = functools.lru_cache(4096)(self._told_at_work)
+        self._cached_thread_count = functools.lru_cache(4096)(self._encode_thread_count)
         self._at_work = 0  # thousandths of a thread, summed over the running operations that report them
 
     def write(self) -> None:
         """Write everything in time order, merging calls and counters with the streamed rows."""
-        known = deque(sorted([*self._spans(), *self._samples()], key=lambda event: (event[0], -event[1])))
-        for row in self._with_iterations(self._profile.rows):
+        known = deque(sorted([*self._iter_spans(), *self._iter_samples()], key=lambda event: (event[0], -event[1])))
+        for row in self._add_iterations(self._profile.rows):
             while known and known[0][0] <= row.start_ns:
                 known.popleft()[2]()
-            self._row(row)
+            self._write_row(row)
         for _, _, write in known:
             write()
-        self._reach(None)
+        self._flush_until(None)
 
-    def _spans(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
+    def _iter_spans(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
         """Yield start, end and writer for every call and iteration."""
         counts = {call.kind: itertools.count() for call in self._profile.calls}
         for flow, call in zip(self._flows, self._profile.calls, strict=True):
             board, kind = call.board, {"kind": call.kind}
             args = {**board.args, **kind, "clock_error_ns": self._profile.clock.error_ns}
-            yield self._span(self._calls, board, "call", args, [flow])
+            yield self._make_span_writer(self._calls, board, "call", args, [flow])
             if call.warmup_ns > 0:
                 warmup = Span("warm-up", board.start_ns, board.start_ns + call.warmup_ns)
-                yield self._span(self._iterations, warmup, "warm-up", kind)
+                yield self._make_span_writer(self._iterations, warmup, "warm-up", kind)
             for start, end in call.iterations_ns:
                 number = next(counts[call.kind])
                 span = Span(f"iteration {number}", start, end)
-                yield self._span(self._iterations, span, "iteration", {**kind, "iteration": number})
+                yield self._make_span_writer(self._iterations, span, "iteration", {**kind, "iteration": number})
 
-    def _span(
+    def _make_span_writer(
         self, lanes: Lanes, span: Span, category: str, args: Mapping[str, Argument], arriving: Sequence[int] = ()
     ) -> tuple[int, int, Callable[[], None]]:
         def write() -> None:
-            self._reach(span.start_ns)
+            self._flush_until(span.start_ns)
             track = lanes.place(span.start_ns, span.end_ns)
             self._stream.begin(span.start_ns, track, span.name, category=category, args=args, arriving=arriving)
-            self._will_end(max(span.start_ns, span.end_ns), track)
+            self._schedule_end(max(span.start_ns, span.end_ns), track)
 
         return span.start_ns, span.end_ns, write
 
-    def _samples(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
+    def _iter_samples(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
         """Yield the time (as start and end) and writer for every counter value."""
         if not self._profile.counters:
             return
@@ -328,13 +328,13 @@ class BoardTracks:
             what = sample.name, sample.unit
             if what not in tracks:
                 tracks[what] = self._trace.counter(parent, sample.name, sample.unit, len(tracks))
-            yield sample.at_ns, sample.at_ns, functools.partial(self._sample, sample, tracks[what])
+            yield sample.at_ns, sample.at_ns, functools.partial(self._write_sample, sample, tracks[what])
 
-    def _sample(self, sample: Sample, track: int) -> None:
-        self._reach(sample.at_ns)
+    def _write_sample(self, sample: Sample, track: int) -> None:
+        self._flush_until(sample.at_ns)
         self._stream.count(sample.at_ns, track, sample.value)
 
-    def _with_iterations(self, rows: Sequence[OpRow]) -> Iterator[OpRow]:
+    def _add_iterations(self, rows: Sequence[OpRow]) -> Iterator[OpRow]:
         """Yield the rows. If no iteration times are known, write every iteration after the last row."""
         if any(call.iterations_ns for call in self._profile.calls if call.kind == "profiled"):
             yield from rows
@@ -351,57 +351,57 @@ class BoardTracks:
                 self._stream.begin(start, track, f"iteration {number}", category="iteration", args=args)
                 self._stream.end(end, track)
 
-    def _row(self, row: OpRow) -> None:
+    def _write_row(self, row: OpRow) -> None:
         stream, start, end = self._stream, row.start_ns, row.start_ns + max(row.duration_ns, 0)
-        self._reach(start)
+        self._flush_until(start)
         stream.renew()
         of_this, threads = stream.argument("iteration", row.iteration), 0
         if row.tile_time_ns is not None:
             of_this += stream.argument("tile_time_ns", row.tile_time_ns)
             threads = round(1000 * row.tile_time_ns / row.duration_ns) if row.duration_ns > 0 else 0
-        self._operation(row, self._operations.place(start, end), end, of_this, threads)
+        self._write_operation(row, self._operations.place(start, end), end, of_this, threads)
         if self._by_type is not None:
             name = type_of(row)
             if name not in self._types:
-                self._types[name] = self._lanes(self._by_type, name, len(self._types))
-            self._operation(row, self._types[name].place(start, end), end, of_this, 0, "by type")
+                self._types[name] = self._create_lanes(self._by_type, name, len(self._types))
+            self._write_operation(row, self._types[name].place(start, end), end, of_this, 0, "by type")
 
-    def _operation(
+    def _write_operation(
         self, row: OpRow, track: int, end: int, of_this: bytes, threads: int, category: str | None = None
     ) -> None:
         of_all = (track, row.op, row.kind, row.onnx_nodes, row.op_types, row.tiles, row.shapes, row.bytes, row.flops)
         event = self._stream.remember(
             (*of_all, row.bound_estimate),
-            lambda: self._stream.slice(track, row.op, category or type_of(row), _arguments(row)),
+            lambda: self._stream.slice(track, row.op, category or type_of(row), _build_arguments(row)),
         )
         self._at_work += threads
-        self._stream.put(row.start_ns, event + of_this + (self._now_at_work(self._at_work) if threads else b""))
-        self._will_end(end, track, threads)
+        self._stream.put(row.start_ns, event + of_this + (self._cached_thread_count(self._at_work) if threads else b""))
+        self._schedule_end(end, track, threads)
 
-    def _reach(self, at: int | None) -> None:
+    def _flush_until(self, at: int | None) -> None:
         """Write slice ends up to a time; None means all."""
         while self._open and (at is None or self._open[0][0] <= at):
             end, track, threads = heapq.heappop(self._open)
             self._clock.reach(end)
             self._at_work -= threads
             event = self._slice_end(track)
-            self._stream.put(end, event + self._now_at_work(self._at_work) if threads else event)
+            self._stream.put(end, event + self._cached_thread_count(self._at_work) if threads else event)
         if at is not None:
             self._clock.reach(at)
 
-    def _will_end(self, end: int, track: int, threads: int = 0) -> None:
+    def _schedule_end(self, end: int, track: int, threads: int = 0) -> None:
         heapq.heappush(self._open, (end, track, threads))
 
-    def _told_at_work(self, thousandths: int) -> bytes:
+    def _encode_thread_count(self, thousandths: int) -> bytes:
         if self._threads is None:
             self._threads = self._trace.counter(self._process, "threads at work", "threads", _THREADS)
         return self._stream.also(self._threads, thousandths / 1000)
 
-    def _lanes(self, parent: int, name: str, rank: int) -> Lanes:
+    def _create_lanes(self, parent: int, name: str, rank: int) -> Lanes:
         return Lanes(lambda: self._trace.track(parent, name, rank))
 
 
-def _arguments(row: OpRow) -> dict[str, Argument]:
+def _build_arguments(row: OpRow) -> dict[str, Argument]:
     """Return the arguments that are the same for all executions of an operation."""
     names = ("shapes", "tiles", "bytes", "flops", "bound_estimate")
     arguments = {"onnx_nodes": join_list(row.onnx_nodes), **{name: getattr(row, name) for name in names}}

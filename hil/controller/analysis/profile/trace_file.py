@@ -35,7 +35,7 @@ class TraceFile:
         self._sequences = itertools.count(1)
         self._own = self.sequence()
         # Track 0 is the root: it makes readers order processes by rank.
-        self._described(process_ordering="PROCESS_ORDERING_EXPLICIT")
+        self._write_descriptor(process_ordering="PROCESS_ORDERING_EXPLICIT")
 
     def write(self, **fields: Any) -> None:
         """Write a TracePacket with these fields."""
@@ -64,18 +64,18 @@ class TraceFile:
         """
         number = next(self._processes)
         process = {"pid": number, "process_name": name, "process_labels": labels}
-        return self._described(process=process, child_ordering="EXPLICIT", sibling_order_rank=number)
+        return self._write_descriptor(process=process, child_ordering="EXPLICIT", sibling_order_rank=number)
 
     def track(self, parent: int, name: str, rank: int = 0) -> int:
         """Add a track for slices or child tracks, ordered by rank, and return it. Equal names under a parent merge."""
-        return self._described(parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
+        return self._write_descriptor(parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
 
     def counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
         """Add a counter track and return it."""
         known = {"unit": "UNIT_SIZE_BYTES"} if unit == "bytes" else {"unit_name": unit}
-        return self._described(parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
+        return self._write_descriptor(parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
 
-    def _described(self, **fields: Any) -> int:
+    def _write_descriptor(self, **fields: Any) -> int:
         track = next(self._tracks)
         self.write(trusted_packet_sequence_id=self._own, track_descriptor={"uuid": track, **fields})
         return track
@@ -97,9 +97,9 @@ class Stream:
         self._sequence = trace.sequence()
         needs = messages.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
         self._head = messages.TracePacket(trusted_packet_sequence_id=self._sequence, sequence_flags=needs)
-        self._before_event = _before(messages.TracePacket.TRACK_EVENT_FIELD_NUMBER)
-        self._before_packet = _before(messages.Trace.PACKET_FIELD_NUMBER)
-        self._start()
+        self._before_event = _encode_tag(messages.TracePacket.TRACK_EVENT_FIELD_NUMBER)
+        self._before_packet = _encode_tag(messages.Trace.PACKET_FIELD_NUMBER)
+        self._start_sequence()
 
     def begin(
         self,
@@ -115,7 +115,7 @@ class Stream:
         """Start a slice; ``flows`` contains ids for arrows that start at it, ``arriving`` for arrows that end at it."""
         self.renew()
         event = self.slice(track, name, category, args or {})
-        self.put(at, event + self._event(flow_ids=flows, terminating_flow_ids=arriving))
+        self.put(at, event + self._encode_event(flow_ids=flows, terminating_flow_ids=arriving))
 
     def end(self, at: int, track: int) -> None:
         """End the most recently started slice on a track."""
@@ -123,30 +123,30 @@ class Stream:
 
     def count(self, at: int, track: int, value: float) -> None:
         """Set a counter's value from this time on."""
-        self.put(at, self._event(type="TYPE_COUNTER", track_uuid=track, double_counter_value=value))
+        self.put(at, self._encode_event(type="TYPE_COUNTER", track_uuid=track, double_counter_value=value))
 
     # The methods below are for large numbers of events. They return serialised TrackEvent parts, to be concatenated for
     # put().
 
     def slice(self, track: int, name: str, category: str, args: Mapping[str, Argument]) -> bytes:
         """Serialise a slice start."""
-        return self._event(
+        return self._encode_event(
             type="TYPE_SLICE_BEGIN",
             track_uuid=track,
-            name_iid=self._number("event_names", name),
-            category_iids=[self._number("event_categories", category)] if category else [],
-            debug_annotations=[self._annotation(key, value) for key, value in args.items()],
+            name_iid=self._intern_text("event_names", name),
+            category_iids=[self._intern_text("event_categories", category)] if category else [],
+            debug_annotations=[self._build_annotation(key, value) for key, value in args.items()],
         )
 
     def slice_end(self, track: int) -> bytes:
         """Serialise a slice end."""
-        return self._event(type="TYPE_SLICE_END", track_uuid=track)
+        return self._encode_event(type="TYPE_SLICE_END", track_uuid=track)
 
     def argument(self, name: str, value: int) -> bytes:
         """Serialise an additional slice argument."""
         kept = self._arguments.get(name)
         if kept is None:
-            event = self._messages.TrackEvent(debug_annotations=[self._annotation(name, value)])
+            event = self._messages.TrackEvent(debug_annotations=[self._build_annotation(name, value)])
             kept = self._arguments[name] = event, event.debug_annotations[0]
         # Reuse the two messages: creating new ones would take four times as long.
         event, annotation = kept
@@ -156,7 +156,7 @@ class Stream:
 
     def also(self, counter: int, value: float) -> bytes:
         """Serialise a counter value that takes effect at this slice's start or end."""
-        return self._event(extra_double_counter_track_uuids=[counter], extra_double_counter_values=[value])
+        return self._encode_event(extra_double_counter_track_uuids=[counter], extra_double_counter_values=[value])
 
     def remember(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """Return the cached part for a key, made at first use. It is valid until the next :meth:`renew`."""
@@ -168,7 +168,7 @@ class Stream:
     def renew(self) -> None:
         """Clear all cached names and parts if there are more than the limit."""
         if len(self._parts) + len(self._numbers) > _MOST_KEPT:
-            self._start()
+            self._start_sequence()
 
     def put(self, at: int, event: bytes) -> None:
         """Write an event at this time."""
@@ -180,7 +180,7 @@ class Stream:
         trace.write_bytes(self._before_packet + varint(len(body)) + body)
         trace.events += 1
 
-    def _start(self) -> None:
+    def _start_sequence(self) -> None:
         self._parts: dict[Hashable, bytes] = {}
         self._arguments: dict[str, tuple[Any, Any]] = {}
         self._numbers: dict[tuple[str, str], int] = {}
@@ -192,18 +192,18 @@ class Stream:
             trace_packet_defaults={"timestamp_clock_id": self._clock},
         )
 
-    def _event(self, **fields: Any) -> bytes:
+    def _encode_event(self, **fields: Any) -> bytes:
         return bytes(self._messages.TrackEvent(**fields).SerializeToString())
 
-    def _annotation(self, name: str, value: Argument) -> Any:
-        number = self._number("debug_annotation_names", name)
+    def _build_annotation(self, name: str, value: Argument) -> Any:
+        number = self._intern_text("debug_annotation_names", name)
         if isinstance(value, str):
-            text = self._number("debug_annotation_string_values", value)
+            text = self._intern_text("debug_annotation_string_values", value)
             return self._messages.DebugAnnotation(name_iid=number, string_value_iid=text)
         field = "double_value" if isinstance(value, float) else "int_value"
         return self._messages.DebugAnnotation(name_iid=number, **{field: value})
 
-    def _number(self, kind: str, text: str) -> int:
+    def _intern_text(self, kind: str, text: str) -> int:
         number = self._numbers.get((kind, text))
         if number is None:
             number = self._numbers[kind, text] = len(self._numbers) + 1
@@ -238,6 +238,6 @@ class Lanes:
         return self._lanes[-1][0]
 
 
-def _before(field: int) -> bytes:
+def _encode_tag(field: int) -> bytes:
     """Return the tag of a message field; the length follows."""
     return varint(field << 3 | 2)

@@ -234,7 +234,7 @@ def test_kernels_without_nodes_take_linear_time() -> None:
     # In quadratic time it does not end within the test's limit.
     run = [KernelEvent(0, "k", "K", (), False, at, 1, " -> ") for at in range(200_000)]
     last = KernelEvent(0, "k", "K", ("n",), True, len(run), 1, " -> ")
-    found = list(OnnxRuntimeEvents._with_layouts([*run, last]))
+    found = list(OnnxRuntimeEvents._assign_layouts([*run, last]))
     assert found[0].nodes == found[-1].nodes == ("n",)
 
 

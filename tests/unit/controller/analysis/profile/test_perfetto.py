@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from support.traces import HAS_QUERIES, trace_bytes, write_trace_file
 from support.waiting import eventually
 
-from hil.controller.analysis.profile.perfetto import SqlError, Table, TraceProcessor, query, table_text
+from hil.controller.analysis.profile.perfetto import QueryTable, SqlError, TraceProcessor, query, table_text
 from hil.controller.cli.profile import profile as command
 from hil.errors import UsageError
 
@@ -41,7 +41,7 @@ def processor(trace: Path):
 def test_query_reads_slices_as_written(tmp_path, name):
     path = write_trace_file(tmp_path / name, SLICES)
     table = query(path, "select name, ts, dur from slice order by ts")
-    assert table == Table(("name", "ts", "dur"), SLICES)
+    assert table == QueryTable(("name", "ts", "dur"), SLICES)
     assert dict(zip(table.columns, table.rows[0], strict=True)) == {"name": "conv1", "ts": 1_000, "dur": 50}
 
 
@@ -66,12 +66,15 @@ def test_query_returns_many_batches_in_order(processor):
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
-        ("select 1 as a; select 2 as b, 3 as c", Table(("b", "c"), [(2, 3)])),
-        ("create table kept as select 7 as x; select x from kept", Table(("x",), [(7,)])),
-        ("select name from slice where false", Table(("name",), [])),
-        ("select 1 as a, 2 as a", Table(("a", "a"), [(1, 2)])),
-        ("create table silent as select 1 as x", Table((), [])),
-        ("include perfetto module slices.with_context; select count() n from process_slice", Table(("n",), [(3,)])),
+        ("select 1 as a; select 2 as b, 3 as c", QueryTable(("b", "c"), [(2, 3)])),
+        ("create table kept as select 7 as x; select x from kept", QueryTable(("x",), [(7,)])),
+        ("select name from slice where false", QueryTable(("name",), [])),
+        ("select 1 as a, 2 as a", QueryTable(("a", "a"), [(1, 2)])),
+        ("create table silent as select 1 as x", QueryTable((), [])),
+        (
+            "include perfetto module slices.with_context; select count() n from process_slice",
+            QueryTable(("n",), [(3,)]),
+        ),
     ],
 )
 def test_query_returns_rows_of_last_statement(processor, sql, expected):
@@ -220,10 +223,10 @@ def test_query_command_prints_columns_or_json(trace):
 
 
 def test_table_text_escapes_control_characters():
-    text = table_text(Table(("a", "b"), [("\x1b[2Jx\ny", 1)]))
+    text = table_text(QueryTable(("a", "b"), [("\x1b[2Jx\ny", 1)]))
     assert text.splitlines() == ["a    b", "x y  1"]
-    assert table_text(Table((), [])) == ""
-    assert table_text(Table(("name",), [])) == "name\n"
+    assert table_text(QueryTable((), [])) == ""
+    assert table_text(QueryTable(("name",), [])) == "name\n"
 
 
 def nodes_of(parent: int) -> list[int]:

@@ -13,7 +13,7 @@ from support.profiles import HOST, profile_iree
 
 from hil.controller.analysis.profile.collect import iree_rows
 from hil.controller.analysis.profile.iree_profile import read_ireeprof
-from hil.controller.analysis.profile.sites import Region, Site, Sites, dispatch_sites, names_in
+from hil.controller.analysis.profile.sites import DispatchSite, Region, Sites, dispatch_sites, names_in
 from hil.controller.models.importers import import_model
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.zoo import zoo_models
@@ -34,15 +34,15 @@ def sites_of(path: Path, settings: dict[str, Any], flags: Sequence[str] = HOST, 
     return dispatch_sites(model, artifact(model, flags), **given)
 
 
-def flat(sites: Sites) -> list[Site]:
+def flat(sites: Sites) -> list[DispatchSite]:
     return [site for region in sites.regions for site in region.sites]
 
 
 def region(*sites: tuple[str, str], loop: str = "") -> Region:
-    return Region(loop, tuple(Site(key, (node,)) for key, node in sites))
+    return Region(loop, tuple(DispatchSite(key, (node,)) for key, node in sites))
 
 
-def nodes(matched: Sequence[Sequence[Site]]) -> list[list[tuple[str, ...]]]:
+def nodes(matched: Sequence[Sequence[DispatchSite]]) -> list[list[tuple[str, ...]]]:
     return [[site.nodes for site in sites] for sites in matched]
 
 
