@@ -56,7 +56,7 @@ class Picture:
             for start in range(0, actual.size, CHUNK):
                 a, b = (read(start, start + CHUNK) for read in (read_a, read_b))
                 difference = elements.difference(a, b)
-                self._add(start, difference)
+                self._add_chunk(start, difference)
                 places = {
                     *range(-start % step, a.size, step),
                     int(np.where(difference < np.inf, difference, -1).argmax()),
@@ -64,12 +64,12 @@ class Picture:
                 if worst is not None and start <= worst < start + a.size:
                     places.add(worst - start)
                 chosen = sorted(places)
-                points.append((_signed(a[chosen]), _signed(b[chosen])))
+                points.append((_convert_to_reals(a[chosen]), _convert_to_reals(b[chosen])))
         pairs = np.concatenate([np.stack(pair) for pair in points], axis=1) if points else np.empty((2, 0))
         # Finite (actual, reference) pairs: a regular sample, the worst element, the largest difference in every chunk.
         self.points: Floats = pairs[:, np.isfinite(pairs).all(axis=0)]
 
-    def _add(self, start: int, difference: Floats) -> None:
+    def _add_chunk(self, start: int, difference: Floats) -> None:
         self.equal += int(np.count_nonzero(difference == 0))
         self.nonfinite += int(np.count_nonzero(difference == np.inf))
         finite = difference[(difference > 0) & (difference < np.inf)]
@@ -105,7 +105,7 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
     worst = comparison.worst_index
     flat = None if worst is None else int(np.ravel_multi_index(worst, actual.shape))
     picture = Picture(np.asarray(actual), np.asarray(reference), flat)
-    figure.suptitle(_title(name, comparison), fontsize=11, family="monospace")
+    figure.suptitle(_format_title(name, comparison), fontsize=11, family="monospace")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     _draw_map(figure, left, picture, actual.shape, flat)
     _draw_errors(middle, picture, comparison)
@@ -113,7 +113,7 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
     save_figure(figure, path)
 
 
-def _title(name: str, comparison: OutputComparison) -> str:
+def _format_title(name: str, comparison: OutputComparison) -> str:
     mismatches, elements = comparison.mismatches or 0, comparison.elements or 0
     numbers = []
     for one in STATISTICS:
@@ -213,7 +213,7 @@ def _draw_scatter(axes: Any, picture: Picture, comparison: OutputComparison) -> 
     size = 6 if actual.size > 500 else 24
     axes.scatter(reference, actual, s=size, alpha=0.5, color="#3b6fb6", linewidths=0, rasterized=True, zorder=2)
     if comparison.worst_values is not None:
-        a, b = (_signed(np.asarray([value])) for value in comparison.worst_values)
+        a, b = (_convert_to_reals(np.asarray([value])) for value in comparison.worst_values)
         if np.isfinite(a[0]) and np.isfinite(b[0]):
             b, a = (np.clip(value, -_DRAWABLE, _DRAWABLE) for value in (b, a))
             axes.scatter(b, a, s=90, facecolors="none", edgecolors="#c33", linewidths=1.5, zorder=3, label="worst")
@@ -223,11 +223,11 @@ def _draw_scatter(axes: Any, picture: Picture, comparison: OutputComparison) -> 
     axes.set_aspect("equal", adjustable="box")
 
 
-def _numbers(chunk: Array) -> Array:
+def _widen_numbers(chunk: Array) -> Array:
     return chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
 
 
-def _signed(values: Array) -> Floats:
+def _convert_to_reals(values: Array) -> Floats:
     """Return one float64 per element: the modulus for complex values."""
-    numbers = _numbers(values)
+    numbers = _widen_numbers(values)
     return np.abs(numbers) if numbers.dtype.kind == "c" else numbers

@@ -70,8 +70,8 @@ def find_steps(values: Sequence[float] | Floats, *, least: float) -> list[int]:
         return []
     # A constant series has no noise. Steps below ``least`` are not reported anyway.
     sigma = max(noise_of(series), least / 10)
-    drawn = _drawn(series, sigma)
-    return _large(series, _placed(series, sorted(_cuts(drawn, sigma)), sigma), least)
+    drawn = _clip_outliers(series, sigma)
+    return _drop_small_cuts(series, _align_cuts(series, sorted(_find_cuts(drawn, sigma)), sigma), least)
 
 
 def levels(values: Sequence[float] | Floats, steps: Sequence[int]) -> list[Level]:
@@ -88,17 +88,17 @@ def levels(values: Sequence[float] | Floats, steps: Sequence[int]) -> list[Level
     ]
 
 
-def _placed(series: Floats, cuts: list[int], sigma: float) -> list[int]:
+def _align_cuts(series: Floats, cuts: list[int], sigma: float) -> list[int]:
     """Move every cut to the level change between the neighbouring cuts."""
     edges = [0, *cuts, series.size]
     # Moving a cut changes the medians next to the following cut.
     for place in [*range(1, len(edges) - 1)] * 2:
         start, end = edges[place - 1], edges[place + 1]
-        edges[place] = start + _best_cut(series[start:end], edges[place] - start, _BAND_SIGMAS * sigma)
+        edges[place] = start + _find_best_cut(series[start:end], edges[place] - start, _BAND_SIGMAS * sigma)
     return edges[1:-1]
 
 
-def _best_cut(piece: Floats, cut: int, most: float) -> int:
+def _find_best_cut(piece: Floats, cut: int, most: float) -> int:
     """Return the cut with the smallest total distance from both medians; the last in a tie.
 
     Values beyond both medians have a distance of at most ``most``. Values between belong to the nearer median.
@@ -110,7 +110,7 @@ def _best_cut(piece: Floats, cut: int, most: float) -> int:
     return int(sums.size - sums[::-1].argmin())
 
 
-def _large(series: Floats, cuts: list[int], least: float) -> list[int]:
+def _drop_small_cuts(series: Floats, cuts: list[int], least: float) -> list[int]:
     """Remove cuts between levels that differ by less than ``least``, the smallest first.
 
     Cuts next to a level with fewer than :data:`_SIDE` measurements are removed before these.
@@ -127,7 +127,7 @@ def _large(series: Floats, cuts: list[int], least: float) -> list[int]:
     return cuts
 
 
-def _drawn(series: Floats, sigma: float) -> Floats:
+def _clip_outliers(series: Floats, sigma: float) -> Floats:
     """Clip every value to three standard deviations around the neighbourhood's median."""
     reach = _NEIGHBOURHOOD // 2
     # At the ends, the neighbourhood is the first or the last five values.
@@ -138,7 +138,7 @@ def _drawn(series: Floats, sigma: float) -> Floats:
     return drawn
 
 
-def _cuts(drawn: Floats, sigma: float) -> Iterator[int]:
+def _find_cuts(drawn: Floats, sigma: float) -> Iterator[int]:
     pieces = [(0, drawn.size)]
     while pieces:
         start, end = pieces.pop()

@@ -61,7 +61,7 @@ def difference(a: Array, b: Array, part: str = "") -> Floats:
             apart = np.maximum(x, y).view(unsigned) - np.minimum(x, y).view(unsigned)
             return np.asarray(apart, np.float64)
     with np.errstate(all="ignore"):
-        p, q = _numbers(a, part), _numbers(b, part)
+        p, q = _convert_numbers(a, part), _convert_numbers(b, part)
         found: Floats = np.abs(p - q)
         if part == "phase" and "c" in (a.dtype.kind, b.dtype.kind):
             found = np.minimum(found, _FULL_TURN - found)
@@ -88,14 +88,14 @@ def quick_difference(a: Array, b: Array) -> Floats | None:
 def nonfinite(a: Array, b: Array | None = None) -> Codes:
     """Return every element's code from :data:`NONFINITE` (without b: :data:`NONFINITE_ALONE`), or FINITE."""
     with np.errstate(all="ignore"):
-        p = _numbers(a)
+        p = _convert_numbers(a)
         nan, finite = np.isnan(p), np.isfinite(p)
         found = np.where(nan, NAN_HERE, np.where(finite, FINITE, INF_HERE)).astype(np.uint8)
         if p.dtype.kind != "c":
             found[p == -np.inf] = MINUS_INF_HERE
         if b is None:
             return found
-        q = _numbers(b)
+        q = _convert_numbers(b)
         there = np.where(np.isnan(q), NAN_THERE, np.where(np.isfinite(q), FINITE, INF_THERE)).astype(np.uint8)
         found = np.where(finite, there, found)
         found[~finite & ((p == q) | (nan & np.isnan(q)))] = SAME
@@ -130,7 +130,7 @@ def ulps(a: Array, b: Array) -> npt.NDArray[np.uint64]:
     return np.asarray(found.max(axis=-1) if a.dtype.kind == "c" else found, np.uint64)
 
 
-def _numbers(values: Array, part: str = "") -> Array:
+def _convert_numbers(values: Array, part: str = "") -> Array:
     if values.dtype.kind == "c" and part in ("", "magnitude"):
         return values.astype(np.complex128)
     return reals(values, part)

@@ -34,7 +34,7 @@ def judge_within(name: str, a: Tensor, b: Tensor, *, rtol: float | None = None, 
         found = compare_output(name, a, b, rtol=rtol, atol=atol, allow_blind=["*"])
         return Judgement(None, f"tolerance rejected: {error.message}", found)
     except UsageError as error:
-        return Judgement(None, _told(error), None)
+        return Judgement(None, _format_error(error), None)
     outcome = Outcome.PASS if found.passed else Outcome.BLIND if found.blind else Outcome.FAIL
     return Judgement(outcome, found.reason, found)
 
@@ -54,5 +54,5 @@ def judge_recorded(name: str, a: Tensor, b: Tensor, rtol: float | None, atol: fl
     return found if same else judge_within(name, a, b, rtol=rtol, atol=atol)
 
 
-def _told(error: HilError) -> str:
+def _format_error(error: HilError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message

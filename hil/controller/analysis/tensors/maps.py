@@ -139,7 +139,7 @@ def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean"
 def error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "") -> Map:
     """Return a map of ``|a-b|``: the maximum over a cell's elements that are finite in both; NaN without any."""
     pooled = _Pooled(window, np.maximum)
-    for top, left, x, y in _side_by_side(a, b, plane, window):
+    for top, left, x, y in _read_pairs(a, b, plane, window):
         codes = None
         found = quick_difference(x, y)
         if found is None:
@@ -156,7 +156,7 @@ def error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str =
 def ulp_map(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Map:
     """Return a map of the maximum number of representable values between a and b. See ``elements.ulps``."""
     pooled = _Pooled(window, np.maximum)
-    for top, left, x, y in _side_by_side(a, b, plane, window):
+    for top, left, x, y in _read_pairs(a, b, plane, window):
         found = ulps(x, y).astype(np.float64)
         odd = None
         if x.dtype.kind != "f" or not np.isfinite(np.add.reduce(np.add(x, y), axis=None)):
@@ -176,7 +176,7 @@ def nonfinite_map(array: Tensor, plane: Plane, window: Window) -> Map:
     return pooled.map()
 
 
-def _side_by_side(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Iterator[tuple[int, int, Array, Array]]:
+def _read_pairs(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Iterator[tuple[int, int, Array, Array]]:
     for (top, left, x), (_, _, y) in zip(plane.read(a, window), plane.read(b, window), strict=True):
         yield top, left, x, y
 
@@ -200,22 +200,22 @@ class _Pooled:
     def add(self, top: int, left: int, values: Array, codes: Codes | None) -> None:
         """Add a piece with the first element at this row and column; codes are None if all elements are finite."""
         height, width = values.shape
-        rows, down, high = self._touched(0, top - self._window.top, height)
-        columns, across, wide = self._touched(1, left - self._window.left, width)
+        rows, down, high = self._find_touched_cells(0, top - self._window.top, height)
+        columns, across, wide = self._find_touched_cells(1, left - self._window.left, width)
         place = (rows, columns)
         pool: Any = self._pool
-        self._numbers[place] = pool(self._numbers[place], _reduced(values, down, across, pool))
+        self._numbers[place] = pool(self._numbers[place], _reduce_piece(values, down, across, pool))
         counts = np.outer(high, wide)
         if codes is None:
             self._kinds[place] |= 1 << FINITE
             self._finite[place] += counts
             self._counts[FINITE] += values.size
             return
-        self._kinds[place] |= _reduced(np.uint8(1) << codes, down, across, np.bitwise_or)
+        self._kinds[place] |= _reduce_piece(np.uint8(1) << codes, down, across, np.bitwise_or)
         self._counts += np.bincount(codes.ravel(), minlength=self._counts.size)
-        self._finite[place] += _reduced((codes == FINITE).astype(np.int64), down, across, np.add)
+        self._finite[place] += _reduce_piece((codes == FINITE).astype(np.int64), down, across, np.add)
 
-    def _touched(self, axis: int, start: int, count: int) -> _Touched:
+    def _find_touched_cells(self, axis: int, start: int, count: int) -> _Touched:
         """Return the cells that a range of positions touches, their starts, and their position counts."""
         # Pieces from the same columns repeat this lookup.
         if (known := self._lately.get(axis)) is not None and known[:2] == (start, count):
@@ -237,7 +237,7 @@ class _Pooled:
         return Map(self._window, numbers, self._kinds, self._counts.tolist())
 
 
-def _reduced(values: Array, down: list[int], across: list[int], pool: Callable[..., Any]) -> Array:
+def _reduce_piece(values: Array, down: list[int], across: list[int], pool: Callable[..., Any]) -> Array:
     """Reduce a piece's elements to cells with these start rows and columns."""
     ufunc: Any = pool
     dtype = {"dtype": np.float64} if ufunc is np.add and values.dtype.kind == "f" else {}

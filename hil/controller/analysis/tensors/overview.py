@@ -69,30 +69,30 @@ def overview(a: Tensor, b: Tensor | None = None, *, part: str = "") -> Overview:
     """
     arrays = [a] if b is None else [a, b]
     with np.errstate(all="ignore"):
-        sides = [_side(one, part) for one in arrays]
+        sides = [_count_side(one, part) for one in arrays]
         ends = [end for one in sides for end in (one.least, one.largest) if end is not None]
         if not ends:
-            return Overview(sides, **_errors(a, b, part))
+            return Overview(sides, **_count_errors(a, b, part))
         low, high = min(ends), max(ends)
-        edges = _edges(low, high, whole=all(dtype_name(one.dtype) in EXACT_DTYPES for one in arrays))
-        counts = [_histogram(one, edges, part) for one in arrays]
+        edges = _choose_edges(low, high, whole=all(dtype_name(one.dtype) in EXACT_DTYPES for one in arrays))
+        counts = [_count_histogram(one, edges, part) for one in arrays]
         bins = [
             Bin(float(edges[at]), float(edges[at + 1]), [int(count[at]) for count in counts])
             for at in range(edges.size - 1)
         ]
-        scatter = None if b is None else _scatter(a, b, low, high, part)
-        return Overview(sides, bins, scatter=scatter, span=(low, high), **_errors(a, b, part))
+        scatter = None if b is None else _count_scatter(a, b, low, high, part)
+        return Overview(sides, bins, scatter=scatter, span=(low, high), **_count_errors(a, b, part))
 
 
-def _pieces(array: Tensor) -> Iterator[Array]:
+def _read_pieces(array: Tensor) -> Iterator[Array]:
     read = reader(array)
     return (read(start, start + PIECE) for start in range(0, array.size, PIECE))
 
 
-def _side(array: Tensor, part: str) -> SideCounts:
+def _count_side(array: Tensor, part: str) -> SideCounts:
     nan = infinite = zeros = finite = 0
     least, largest, total, squares = math.inf, -math.inf, 0.0, 0.0
-    for piece in _pieces(array):
+    for piece in _read_pieces(array):
         values = reals(piece, part)
         if not math.isfinite(float(np.add.reduce(values))):
             odd = ~np.isfinite(values)
@@ -114,7 +114,7 @@ def _side(array: Tensor, part: str) -> SideCounts:
     return SideCounts(array.size, nan, infinite, zeros, least, largest, mean, deviation)
 
 
-def _edges(low: float, high: float, *, whole: bool) -> Floats:
+def _choose_edges(low: float, high: float, *, whole: bool) -> Floats:
     """Return the histogram's bar edges. A few integer values get separate bars."""
     if whole and high - low < _BINS:
         return np.arange(low - 0.5, high + 1)
@@ -124,15 +124,15 @@ def _edges(low: float, high: float, *, whole: bool) -> Floats:
     return np.asarray(low + (high * 0.5 - low * 0.5) * (np.arange(_BINS + 1) / _BINS) * 2)
 
 
-def _histogram(array: Tensor, edges: Floats, part: str) -> Counts:
+def _count_histogram(array: Tensor, edges: Floats, part: str) -> Counts:
     counts = np.zeros(edges.size - 1, np.int64)
-    for piece in _pieces(array):
-        places = _places(reals(piece, part), float(edges[0]), float(edges[-1]), counts.size)
+    for piece in _read_pieces(array):
+        places = _find_cells(reals(piece, part), float(edges[0]), float(edges[-1]), counts.size)
         counts += np.bincount(places[places >= 0], minlength=counts.size)
     return counts
 
 
-def _places(values: Floats, low: float, high: float, cells: int) -> npt.NDArray[np.int64]:
+def _find_cells(values: Floats, low: float, high: float, cells: int) -> npt.NDArray[np.int64]:
     """Return the cell of each value, for cells of equal size; -1 if not finite."""
     span = high * 0.5 - low * 0.5
     found = (values * 0.5 - low * 0.5) * (cells / span if span else 0.0)
@@ -143,21 +143,21 @@ def _places(values: Floats, low: float, high: float, cells: int) -> npt.NDArray[
     return places
 
 
-def _scatter(a: Tensor, b: Tensor, low: float, high: float, part: str) -> Counts:
+def _count_scatter(a: Tensor, b: Tensor, low: float, high: float, part: str) -> Counts:
     counts = np.zeros(SCATTER_CELLS**2, np.int64)
-    for x, y in zip(_pieces(a), _pieces(b), strict=True):
-        rows, columns = (_places(reals(one, part), low, high, SCATTER_CELLS) for one in (x, y))
+    for x, y in zip(_read_pieces(a), _read_pieces(b), strict=True):
+        rows, columns = (_find_cells(reals(one, part), low, high, SCATTER_CELLS) for one in (x, y))
         both = (rows >= 0) & (columns >= 0)
         counts += np.bincount(rows[both] * SCATTER_CELLS + columns[both], minlength=counts.size)
     return counts.reshape(SCATTER_CELLS, SCATTER_CELLS)
 
 
-def _errors(a: Tensor, b: Tensor | None, part: str) -> dict[str, Any]:
+def _count_errors(a: Tensor, b: Tensor | None, part: str) -> dict[str, Any]:
     if b is None:
         return {}
     counts = np.zeros((_DECADES[1] - _DECADES[0]) * _BINS_A_DECADE, np.int64)
     equal = apart = 0
-    for x, y in zip(_pieces(a), _pieces(b), strict=True):
+    for x, y in zip(_read_pieces(a), _read_pieces(b), strict=True):
         found = difference(x, y, part)
         if not found.any():
             equal += found.size
@@ -170,12 +170,12 @@ def _errors(a: Tensor, b: Tensor | None, part: str) -> dict[str, Any]:
         counts += np.bincount(places, minlength=counts.size)
     used = np.flatnonzero(counts)
     bins = [
-        Bin(_decade(at), _decade(at + 1), [int(counts[at])])
+        Bin(_compute_bin_edge(at), _compute_bin_edge(at + 1), [int(counts[at])])
         for at in (range(int(used[0]), int(used[-1]) + 1) if used.size else ())
     ]
     return {"errors": bins, "equal": equal, "apart": apart}
 
 
-def _decade(at: int) -> float:
+def _compute_bin_edge(at: int) -> float:
     exponent = _DECADES[0] + at / _BINS_A_DECADE
     return float(10.0**exponent) if exponent < _DECADES[1] - 0.5 else float(np.finfo(np.float64).max)

@@ -55,7 +55,7 @@ _DARK = 0.75
 
 
 @dataclass(frozen=True)
-class Scale:
+class PaletteScale:
     """Mapping from numbers to colours, from ``low`` to ``high``: linear, or logarithmic with ``decades``."""
 
     low: float
@@ -77,7 +77,7 @@ class Scale:
         return found
 
 
-def value_scale(maps: Sequence[Map]) -> Scale | None:
+def value_scale(maps: Sequence[Map]) -> PaletteScale | None:
     """Return a common scale for multiple value maps, so that equal colours mean equal values.
 
     Returns:
@@ -85,23 +85,23 @@ def value_scale(maps: Sequence[Map]) -> Scale | None:
     """
     ends = [one.ends for one in maps]
     found = [end for pair in ends if pair is not None for end in pair]
-    return Scale(min(found), max(found)) if found else None
+    return PaletteScale(min(found), max(found)) if found else None
 
 
-def error_scale(map: Map) -> Scale | None:
+def error_scale(map: Map) -> PaletteScale | None:
     """Return a scale of one to eight decades up to the largest error; None if no element differs."""
     errors = map.numbers[np.isfinite(map.numbers) & (map.numbers > 0)]
     if not errors.size:
         return None
     high = float(errors.max())
     low = min(max(float(errors.min()), high * 10**-_MOST_DECADES), high / 10)
-    return Scale(low, high, decades=True) if low > 0 else Scale(0.0, high)
+    return PaletteScale(low, high, decades=True) if low > 0 else PaletteScale(0.0, high)
 
 
-def paint(map: Map, scale: Scale | None) -> Codes:
-    """Return each cell's palette index: from its number, or from a NaN or infinity in the cell. See :func:`_told`."""
+def paint(map: Map, scale: PaletteScale | None) -> Codes:
+    """Return each cell's palette index: from its number, or from a NaN or infinity; see :func:`_choose_codes`."""
     found = np.full(map.numbers.shape, EQUAL, np.uint8) if scale is None else scale.steps(map.numbers)
-    codes = _told(map, SAME + 1)
+    codes = _choose_codes(map, SAME + 1)
     codes[(map.codes == SAME) & ~np.isfinite(map.numbers)] = SAME
     found[codes > 0] = _CODES + codes[codes > 0]
     found[~map.filled] = EMPTY
@@ -110,7 +110,7 @@ def paint(map: Map, scale: Scale | None) -> Codes:
 
 def paint_codes(map: Map) -> Codes:
     """Return each cell's palette index like :func:`paint`, but only for NaN and infinities."""
-    codes = _told(map, SAME)
+    codes = _choose_codes(map, SAME)
     found = np.where(codes == FINITE, EQUAL, _CODES + codes).astype(np.uint8)
     found[~map.filled] = EMPTY
     return found
@@ -123,7 +123,7 @@ def is_mixed(map: Map, least: int = SAME + 1) -> bool:
     return bool((several[1:] & several[:-1]).any() or (several[:, 1:] & several[:, :-1]).any())
 
 
-def _told(map: Map, least: int) -> Codes:
+def _choose_codes(map: Map, least: int) -> Codes:
     """Return for each cell the code of the element kind that it shows; FINITE shows the number.
 
     A cell with several kinds of elements shows the kind with the fewest cells, so that no kind is lost. In adjacent
@@ -183,7 +183,7 @@ def png(cells: Codes, scale: str) -> bytes:
 
 def scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
     """Draw element counts per cell for a white background, logarithmic; the first row is at the bottom."""
-    steps = Scale(1.0, float(max(counts.max(initial=1), 10)), decades=True).steps(counts.astype(np.float64))
+    steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), decades=True).steps(counts.astype(np.float64))
     # The lightest colours are not visible on white.
     steps = (steps * np.float64(_DARK)).astype(np.uint8)
     steps[counts == 0] = EMPTY

@@ -104,21 +104,21 @@ class Plane:
 
         A piece has at most :data:`PIECE` elements. Arrays with the same shape give the same pieces.
         """
-        native, fetch = array.dtype.newbyteorder("="), self._fetcher(array)
+        native, fetch = array.dtype.newbyteorder("="), self._build_fetcher(array)
         if self.row_axis is not None and self.column_axis is not None and self.row_axis > self.column_axis:
             # Follow the elements' memory order, as far as it is known.
-            for cut in map(_turned, _cuts(_turned(part))):
+            for cut in map(_transpose_window, _split_window(_transpose_window(part))):
                 yield cut.top, cut.left, np.asarray(fetch(cut), native)
             return
         full = self.elements // self.columns if self.columns else 0  # full rows; a shorter row may follow
         begun = self.elements - full * self.columns
-        for cut in _cuts(Window(part.top, part.left, min(part.bottom, full), part.right)):
+        for cut in _split_window(Window(part.top, part.left, min(part.bottom, full), part.right)):
             yield cut.top, cut.left, np.asarray(fetch(cut), native)
         if part.bottom > full and part.left < begun:
-            for cut in _cuts(Window(full, part.left, full + 1, min(part.right, begun))):
+            for cut in _split_window(Window(full, part.left, full + 1, min(part.right, begun))):
                 yield cut.top, cut.left, np.asarray(fetch(cut), native)
 
-    def _fetcher(self, array: Tensor) -> Callable[[Window], Array]:
+    def _build_fetcher(self, array: Tensor) -> Callable[[Window], Array]:
         """Return a function that reads a small window's elements with complete rows."""
         if self.column_axis is not None:
             drawn = (self.row_axis, self.column_axis)
@@ -129,7 +129,7 @@ class Plane:
                 flat = flat.T
             return lambda cut: np.asarray(flat[cut.top : cut.bottom, cut.left : cut.right])
         line = reader(array)
-        grid = _grid(array, self.columns)
+        grid = _view_as_rows(array, self.columns)
 
         def fetch(cut: Window) -> Array:
             first, last = cut.top * self.columns, cut.bottom * self.columns
@@ -144,7 +144,7 @@ class Plane:
         return fetch
 
 
-def _grid(array: Tensor, columns: int) -> Tensor | None:
+def _view_as_rows(array: Tensor, columns: int) -> Tensor | None:
     """Return an array in reading order as full rows; None if the memory order is different."""
     if not columns:
         return None
@@ -169,7 +169,7 @@ def plane_of(
     """
     dims = tuple(int(dim) for dim in shape)
     if columns is None:
-        return _in_reading_order(dims)
+        return _build_line_plane(dims)
     for axis in (rows, columns):
         if axis is not None and not 0 <= axis < len(dims):
             raise ValueError(f"invalid axis {axis}: the tensor has {len(dims)} axes")
@@ -182,7 +182,7 @@ def plane_of(
     return Plane(dims, 1 if rows is None else dims[rows], dims[columns], rows, columns, tuple(places))
 
 
-def _in_reading_order(shape: tuple[int, ...]) -> Plane:
+def _build_line_plane(shape: tuple[int, ...]) -> Plane:
     size = math.prod(shape)
     columns = shape[-1] if shape else 1
     if not size:
@@ -192,11 +192,11 @@ def _in_reading_order(shape: tuple[int, ...]) -> Plane:
     return Plane(shape, -(-size // columns), columns)
 
 
-def _turned(part: Window) -> Window:
+def _transpose_window(part: Window) -> Window:
     return Window(part.left, part.top, part.right, part.bottom)
 
 
-def _cuts(part: Window) -> Iterator[Window]:
+def _split_window(part: Window) -> Iterator[Window]:
     """Split a window into small windows: full rows, or parts of a long row."""
     if part.columns <= 0:
         return

@@ -65,7 +65,7 @@ def worst_elements(
         tolerance: elements within it agree; None requires exact equality.
         by: from :data:`ORDERS`.
     """
-    measure = _measure(by, tolerance or Tolerance(0.0, 0.0), a, b)
+    measure = _choose_measure(by, tolerance or Tolerance(0.0, 0.0), a, b)
     read_a, read_b = reader(a), reader(b)
     places, scores = np.empty(0, np.int64), np.empty(0)
     with np.errstate(all="ignore"):
@@ -74,8 +74,8 @@ def worst_elements(
             quick = quick_difference(x, y)
             if quick is not None and not quick.any():
                 continue
-            score = _scores(x, y, measure)
-            chosen = _highest(score, most)
+            score = _score_elements(x, y, measure)
+            chosen = _find_highest(score, most)
             if places.size == most:
                 chosen = chosen[score[chosen] > scores[-1]]
             places = np.concatenate([places, chosen + start])
@@ -88,7 +88,7 @@ def worst_elements(
 def element(a: Tensor, b: Tensor, index: Any, tolerance: Tolerance | None) -> Element:
     """Return an element from two tensors with the same shape."""
     place = tuple(int(one) for one in index)
-    x, y = _one(a, place), _one(b, place)
+    x, y = _read_element(a, place), _read_element(b, place)
     with np.errstate(all="ignore"):
         apart = math.inf if nonfinite(x, y)[0] > SAME else float(difference(x, y)[0])
         size = float(np.abs(reals(y))[0])
@@ -113,11 +113,11 @@ def python(one: Array) -> Any:
     return int(value) if "int" in one.dtype.name else float(value)
 
 
-def _one(array: Tensor, place: tuple[int, ...]) -> Array:
+def _read_element(array: Tensor, place: tuple[int, ...]) -> Array:
     return np.asarray(array[place], array.dtype.newbyteorder("=")).reshape(1)
 
 
-def _scores(a: Array, b: Array, measure: Measure) -> Floats:
+def _score_elements(a: Array, b: Array, measure: Measure) -> Floats:
     """Return every element's score: inf if only one side is finite, -inf if both are equal."""
     apart = difference(a, b)
     odd = nonfinite(a, b) > SAME
@@ -127,7 +127,7 @@ def _scores(a: Array, b: Array, measure: Measure) -> Floats:
     return found
 
 
-def _highest(scores: Floats, most: int) -> npt.NDArray[np.int64]:
+def _find_highest(scores: Floats, most: int) -> npt.NDArray[np.int64]:
     """Return the highest scores' positions; ties are in order. Leaves out scores of -inf."""
     if scores.size > most:
         least = np.partition(scores, scores.size - most)[scores.size - most]
@@ -139,7 +139,7 @@ def _highest(scores: Floats, most: int) -> npt.NDArray[np.int64]:
     return np.asarray(found[scores[found] > -np.inf], np.int64)
 
 
-def _measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Measure:
+def _choose_measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Measure:
     """Return the score function for an order."""
     if by == "ulp" and has_ulps(a.dtype, b.dtype):
         return lambda x, y, apart: ulps(x, y).astype(np.float64)
@@ -164,12 +164,12 @@ def _measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Measure:
 
 def worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple[int, ...] | None:
     """Return the worst element's index in a plane's window; None if all are equal."""
-    measure = _measure(by, Tolerance(0.0, 0.0), a, b)
+    measure = _choose_measure(by, Tolerance(0.0, 0.0), a, b)
     best = -math.inf
     place: tuple[int, int] | None = None
     with np.errstate(all="ignore"):
         for (top, left, x), (_, _, y) in zip(plane.read(a, part), plane.read(b, part), strict=True):
-            score = _scores(x, y, measure)
+            score = _score_elements(x, y, measure)
             at = int(score.argmax())
             row, column = divmod(at, x.shape[1])
             here, found = (top + row, left + column), float(score.flat[at])
@@ -181,7 +181,7 @@ def worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple
 
 def exact(array: Tensor, index: tuple[int, ...]) -> str:
     """Format an element's value so that different values have different texts; a NaN includes the bits."""
-    one = _one(array, index)
+    one = _read_element(array, index)
     value = python(one)
     if isinstance(value, str):
         return visible(repr(value))

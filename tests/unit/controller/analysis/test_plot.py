@@ -147,7 +147,7 @@ def test_plot_title_shows_statistics(tmp_path: Path) -> None:
     a, b = np.array([1.0, 2.0, 3.5]), np.array([1.0, 2.0, 3.0])
     draw(tmp_path / "y.svg", a, b)
     found = compare_output("y", a, b)
-    title = plot._title("y", found)
+    title = plot._format_title("y", found)
     assert title.startswith("FAIL   y   3 float64   1 of 3 out of tolerance (33.3 %)")
     assert f"max abs 0.5   max rel 0.1667   ULP {found.max_ulp:.4g}" in title and "dB" in title
     assert "<svg" in (tmp_path / "y.svg").read_text()
