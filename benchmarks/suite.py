@@ -28,7 +28,7 @@ from benchmarks.ssh import faster, in_turn, limit
 from benchmarks.ssh_layers import WIDTH, make_layers, renew
 from benchmarks.ssh_rivals import Rival
 from hil.controller.workloads.suites.job import run_suite
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import SuiteRun
 from tools.virtual_board import VirtualBoard, start
 
@@ -64,7 +64,7 @@ def dense_model(path: Path, layers: int, stem: str = "dense", width: int = WIDTH
 def suite(models: Path, out: Path, cases: int, **request: object) -> tuple[float, SuiteRun]:
     """Run the layers of a folder's models; seconds, reports included, and the run."""
     start = time.perf_counter()
-    run = run_suite(Request(str(models), filters=("*_layer_*",), **request), out=out, screen=Quiet())
+    run = run_suite(SuiteRequest(str(models), filters=("*_layer_*",), **request), out=out, screen=Quiet())
     seconds = time.perf_counter() - start
     outcomes = [record.outcome for record in run.records()]
     assert outcomes == ["PASS"] * cases, outcomes

@@ -22,7 +22,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.reports.results import Delegation
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.torch_cases import TorchTest, torch_tests
@@ -180,7 +180,7 @@ def records_of(folder: Path, suite: str, flow: str, patterns: tuple[str, ...]) -
     run = SuiteRun.open(folder)
     if (has := (run.head["suite"], run.head["flow"])) != (suite, flow):
         raise UsageError(f"expected a run of {suite} with {flow}, got {' with '.join(has)} in {folder}")
-    chosen = Request(suite, filters=patterns)
+    chosen = SuiteRequest(suite, filters=patterns)
     return [record for record in run.records() if chosen.selects(record.id)]
 
 

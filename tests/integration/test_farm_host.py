@@ -31,7 +31,7 @@ from hil.controller.farm.settings import FarmSettings
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.isolated import Isolated
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.core.digest import digest_file
 from hil.errors import BoardError
 
@@ -138,7 +138,7 @@ def test_farm_reports_invalid_job_as_usage_error(lab):
 
 
 def test_suite_job_runs_all_cases_on_leased_board(lab):
-    request = Request("suite", flow="onnxruntime", layers=False)
+    request = SuiteRequest("suite", flow="onnxruntime", layers=False)
     files = {f"suite/{name}.onnx": next(iter(lab.specs["short"].files.values())) for name in ("one", "two")}
     (name,) = submit(lab.client, JobSpec(Kind.SUITE, json.loads(json.dumps(request.to_json())), files))
     result = result_of(lab.client, name)

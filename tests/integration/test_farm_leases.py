@@ -24,7 +24,7 @@ from hil.controller.farm.client import FarmClient
 from hil.controller.farm.lease_session import LeaseSession, lease_order
 from hil.controller.farm.paths import farm_address
 from hil.controller.workloads.suites.job import run_suite
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.errors import FarmError, FarmUnreachable
 
@@ -232,7 +232,7 @@ def test_tunneled_suite_continues_after_gateway_kill(
     real_farm: Farm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(holdings, "machine_id", lambda: "another machine")
-    request = Request(str(MODEL.parent), "onnxruntime", ("farm:",), filters=("digits_cnn_l*", "*int8*"), jobs=2)
+    request = SuiteRequest(str(MODEL.parent), "onnxruntime", ("farm:",), filters=("digits_cnn_l*", "*int8*"), jobs=2)
     screen = Progress(real_farm)
     run = run_suite(request, out=tmp_path / "out", screen=screen)
     assert run.head["exit_code"] == 0, screen.notes

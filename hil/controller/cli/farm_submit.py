@@ -172,12 +172,12 @@ def _answer_targets(as_json: bool, sent: Mapping[str, Submitted]) -> int:
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
     from hil.controller.farm.submitting import load_bundles, load_models, load_suite, matching
-    from hil.controller.workloads.suites.request import Request, Settings
+    from hil.controller.workloads.suites.request import Settings, SuiteRequest
 
     if kind is Kind.SUITE:
         own = {name: settings[name] for name in _OF_SUITES}
         how_cases = with_project(Settings(**{name: settings[name] for name in _typed(CaseSettings, settings)}))
-        request = Request(words[0], **own, dims=settings["dims"], settings=how_cases)
+        request = SuiteRequest(words[0], **own, dims=settings["dims"], settings=how_cases)
         return load_suite(request, matching(farm, how["selector"], how["board"]))
     models = tuple(Path(word) for word in words)
     named = {name: settings[name] for name in _typed(Job, settings)}

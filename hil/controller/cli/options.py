@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.pipeline.options import Options
     from hil.controller.storage.run_context import RunContext
-    from hil.controller.workloads.matrix.targets import Target
+    from hil.controller.workloads.matrix.targets import MatrixTarget
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=CaseSettings)
@@ -265,7 +265,7 @@ def flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]:
     )
 
 
-def split_targets(settings: dict[str, Any], *fields: str) -> tuple[Target, ...]:
+def split_targets(settings: dict[str, Any], *fields: str) -> tuple[MatrixTarget, ...]:
     """Return the targets of repeated options. Set the fields to their common values in the settings."""
     from hil.controller.workloads.matrix.targets import targets_of
 

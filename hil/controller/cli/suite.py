@@ -38,9 +38,9 @@ from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.workloads.matrix.targets import Target
+    from hil.controller.workloads.matrix.targets import MatrixTarget
 
-# Options that select a suite's cases: fields of hil.controller.workloads.suites.request.Request.
+# Options that select a suite's cases: fields of hil.controller.workloads.suites.request.SuiteRequest.
 case_options = options(
     click.option(
         "--filter",
@@ -160,7 +160,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     return int(stored.head["exit_code"])
 
 
-def _targets(settings: dict[str, Any]) -> tuple[Target, ...]:
+def _targets(settings: dict[str, Any]) -> tuple[MatrixTarget, ...]:
     """Return the targets of repeated options.
 
     Without --each-board multiple boards are a single target and share the cases.
@@ -175,7 +175,7 @@ def _targets(settings: dict[str, Any]) -> tuple[Target, ...]:
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
     from hil.controller.pipeline.options import CaseSettings, specs_of
-    from hil.controller.workloads.suites.request import Request, Settings
+    from hil.controller.workloads.suites.request import Settings, SuiteRequest
 
     ssh = {name: settings.pop(name) for name in SSH}
     folders = {"run": settings.pop("profile"), "compile": settings.pop("compile_time_profile")}
@@ -185,7 +185,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     names = specs_of(CaseSettings)
     how = with_project(Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return Request(source, **settings, ssh=given, settings=how, profiles=profiles)
+    return SuiteRequest(source, **settings, ssh=given, settings=how, profiles=profiles)
 
 
 @suite.command("list", epilog="Example: hil suite list @operators --filter 'conv*'")
@@ -196,10 +196,10 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a directory of models."""
     from hil.controller.models.flows import load_flow
-    from hil.controller.workloads.suites.request import Request
+    from hil.controller.workloads.suites.request import SuiteRequest
     from hil.controller.workloads.suites.sources import open_suite
 
-    request = Request(source, flow, **settings)
+    request = SuiteRequest(source, flow, **settings)
     with workshop() as context:
         found = open_suite(request, load_flow(flow), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]

@@ -20,7 +20,7 @@ from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.flagfile import is_flagfile
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.core.digest import digest_file, digest_of
 from hil.core.field_types import check_fields
@@ -181,13 +181,13 @@ def inside(folder: Path, path: str) -> Path:
     return folder / below
 
 
-def typed_request(options: Mapping[str, Any]) -> Request:
+def typed_request(options: Mapping[str, Any]) -> SuiteRequest:
     """Rebuild the suite request from a spec's options, with paths on the host."""
-    known = {one.name for one in fields(Request)}
-    return Request.of_json({name: value for name, value in options.items() if name in known})
+    known = {one.name for one in fields(SuiteRequest)}
+    return SuiteRequest.of_json({name: value for name, value in options.items() if name in known})
 
 
-def request_of(options: Mapping[str, Any], folder: Path) -> Request:
+def request_of(options: Mapping[str, Any], folder: Path) -> SuiteRequest:
     """Rebuild and validate the suite request from a spec's options, on the host that has the files."""
     with _reading("suite"):
         request = typed_request(options)

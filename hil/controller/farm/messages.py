@@ -115,7 +115,8 @@ class JobSpec(Document):
 
     kind: Kind
     # Options of the library call. For run and bundle: fields of :class:`hil.controller.pipeline.options.Job`, with
-    # ``models`` as paths in ``files``. For suite: fields of :class:`hil.controller.workloads.suites.request.Request`.
+    # ``models`` as paths in ``files``. For suite: fields of
+    # :class:`hil.controller.workloads.suites.request.SuiteRequest`.
     # For lease: ``purpose``. ``needs`` names the runtime that the board's agent must have, if known.
     options: Mapping[str, Any] = field(default_factory=dict)
     # path below the job's directory -> digest in the artifact store

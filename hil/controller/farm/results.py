@@ -18,7 +18,7 @@ from hil.controller.workloads.matrix.files import write_matrix, write_targets
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of, results_of_run
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
 from hil.core.field_types import check_fields
 from hil.core.results import Outcome, exit_code_of, gravest
@@ -216,7 +216,7 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     with reading_answer():
         heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
         head = _head(parts, heads, folder)
-        request = Request.of_json(head["request"])
+        request = SuiteRequest.of_json(head["request"])
         check_fields(request)
     run = SuiteRun.create(folder, head)
     found: dict[str, CaseRecord] = {}
@@ -271,7 +271,7 @@ def _head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder:
     }
 
 
-def _records(part: EndedJob, run: SuiteRun, request: Request) -> Iterable[CaseRecord]:
+def _records(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterable[CaseRecord]:
     """Yield a part's records, adjusted as if the cases had run on this machine."""
     was = str(part.result.record.get("folder", ""))
     ended = {}
@@ -289,7 +289,7 @@ def _records(part: EndedJob, run: SuiteRun, request: Request) -> Iterable[CaseRe
             yield _lost(case, part.result, run, request)
 
 
-def _lost(case: Sequence[str], result: JobResult, run: SuiteRun, request: Request) -> CaseRecord:
+def _lost(case: Sequence[str], result: JobResult, run: SuiteRun, request: SuiteRequest) -> CaseRecord:
     """Return the record of a case without a result."""
     known = {outcome.value for outcome in Outcome if outcome.exit_code}
     outcome = result.outcome if result.outcome in known and not result.infrastructure else Outcome.BOARD_LOST.value

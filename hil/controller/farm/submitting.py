@@ -27,7 +27,7 @@ from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.sources import BUILT_IN, brings_cases, look, open_suite, place_of, source_hint
 from hil.controller.workloads.suites.spec import CaseSpec, Suite, SuiteModel
 from hil.core.files import read_text
@@ -194,7 +194,7 @@ def parts_for(cases: int, boards: int) -> int:
     return min(PARTS_A_BOARD * boards, max(boards, -(-cases // CASES_A_PART)))
 
 
-def load_suite(request: Request, boards: int) -> Workload:
+def load_suite(request: SuiteRequest, boards: int) -> Workload:
     """Return the jobs of a suite, split for ``boards`` boards; empty if no case is selected.
 
     Raises:
@@ -239,7 +239,7 @@ def load_suite(request: Request, boards: int) -> Workload:
     return Workload(f"{suite.name} {flow.name}", tuple(specs), parcel.uploads())
 
 
-def _packed_source(request: Request, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
+def _packed_source(request: SuiteRequest, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
     """Add the models at a user's path under the directory's name, which is also the suite's name."""
     if suite.source in BUILT_IN:
         return {}
@@ -280,7 +280,7 @@ def _files_of(model: SuiteModel, context: RunContext) -> Iterable[Path]:
         return [model.path]
 
 
-def _packed_flow(request: Request, parcel: JobFiles) -> dict[str, Any]:
+def _packed_flow(request: SuiteRequest, parcel: JobFiles) -> dict[str, Any]:
     """Add a flow's file to the job. Flows of hil and of installed packages exist on the hosts."""
     beside = Path(BESIDE)
     name, text = request.flow, request.flow

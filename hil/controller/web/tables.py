@@ -16,9 +16,7 @@ from hil.controller.web.readers.fields import mapping, mappings
 from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.runs import side_name
 from hil.controller.web.sessions import IndexedSession
-from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN
-from hil.controller.workloads.matrix.report import Cell as MatrixCell
-from hil.controller.workloads.matrix.report import Row as MatrixRow
+from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN, MatrixCell, MatrixRow
 
 # Maximum rows of a table on a page, and maximum results of a matrix.
 ROWS, _RESULTS = 500, 50_000

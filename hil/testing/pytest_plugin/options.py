@@ -27,7 +27,7 @@ from hil.core.text import visible
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text, refuse_second, times_given
 
 if TYPE_CHECKING:
-    from hil.controller.workloads.suites.request import Request
+    from hil.controller.workloads.suites.request import SuiteRequest
 
 MODELS = "hil_models"
 FLOW = "hil_flow"
@@ -258,13 +258,13 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
     return {**found, "per_model": per_model}
 
 
-def request_of(config: pytest.Config) -> Request:
+def request_of(config: pytest.Config) -> SuiteRequest:
     """Return the suite request for the options. ``source`` is set later for each model directory.
 
     Raises:
         UsageError: invalid --hil-timeout, --hil-wait or --hil-dim, or both profiles have the same directory.
     """
-    from hil.controller.workloads.suites.request import Request, Settings, make_profile_folders
+    from hil.controller.workloads.suites.request import Settings, SuiteRequest, make_profile_folders
     from hil.errors import UsageError
 
     def given(name: str) -> Any:
@@ -278,7 +278,7 @@ def request_of(config: pytest.Config) -> Request:
         return config.invocation_params.dir / given(name) if given(name) else None
 
     settings = Settings(profile=bool(given("runtime_profile")), **settings_of(config))
-    return Request(
+    return SuiteRequest(
         "",
         flows_of(config)[0],
         # The command line may repeat a board from pytest's `addopts`.

@@ -12,7 +12,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.sources import open_suite
 from hil.errors import ImportFailed
 
@@ -27,7 +27,7 @@ def context(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def operators(context):
-    return {spec.id: spec for spec in open_suite(Request("@operators"), load_flow("xnnpack"), context).cases}
+    return {spec.id: spec for spec in open_suite(SuiteRequest("@operators"), load_flow("xnnpack"), context).cases}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_operator_case_preserves_order_of_tuple_inputs(made):
 def test_operator_case_draws_same_weights_and_inputs(operators, context, tmp_path):
     first = operators["conv1d_basic"].make(tmp_path)
     elsewhere = RunContext(Cache(tmp_path / "other"), context.isolated)
-    specs = open_suite(Request("@operators"), load_flow("xnnpack"), elsewhere).cases
+    specs = open_suite(SuiteRequest("@operators"), load_flow("xnnpack"), elsewhere).cases
     again = next(spec for spec in specs if spec.id == "conv1d_basic").make(tmp_path)
     assert first.path != again.path
     for name, array in first.expected.items():
@@ -83,14 +83,14 @@ def test_operator_case_reports_tester_skip(made):
 
 def test_quantized_case_includes_plain_model(context, tmp_path):
     flow = load_flow("xnnpack-static-int8-per-channel")
-    cases = {spec.id: spec for spec in open_suite(Request("@operators"), flow, context).cases}
+    cases = {spec.id: spec for spec in open_suite(SuiteRequest("@operators"), flow, context).cases}
     data = cases["conv2d_basic"].make(tmp_path)
     assert data.path != data.plain_path
     assert list(data.plain_expected) == ["output"] and not data.expected
 
 
 def test_model_case_reports_missing_package(context, tmp_path, monkeypatch):
-    suite = open_suite(Request("@models"), load_flow("xnnpack"), context)
+    suite = open_suite(SuiteRequest("@models"), load_flow("xnnpack"), context)
     by_id = {spec.id: spec for spec in suite.cases}
     if "torchvision" not in by_id:
         assert by_id["mobilenet_v2-static_shapes-float32"].params["use_dynamic_shapes"] == "False"

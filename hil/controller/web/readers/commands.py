@@ -10,7 +10,7 @@ from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.repeat import run_command
 from hil.controller.web.entries import text
 from hil.controller.web.readers.fields import mapping, mappings
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 
 # Exceptions for a request that is damaged or from another version.
 _WRONG = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError)
@@ -43,7 +43,7 @@ def command_of_suite(head: Mapping[str, Any]) -> str:
     if command.startswith("pytest "):
         return command
     try:
-        request = Request.of_json(mapping(head.get("request")))
+        request = SuiteRequest.of_json(mapping(head.get("request")))
         return request.command() if request.source else ""
     except _WRONG:
         return ""

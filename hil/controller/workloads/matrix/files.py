@@ -19,9 +19,9 @@ from hil.controller.workloads.matrix.report import (
     NOT_RUN,
     SCHEMA,
     STATISTICS,
-    Cell,
+    MatrixCell,
     MatrixReport,
-    Row,
+    MatrixRow,
     TargetResults,
     load_matrix,
 )
@@ -135,7 +135,7 @@ def matrix_junit(report: MatrixReport, folder: Path) -> str:
     return junit_document(suites)
 
 
-def _format_outcomes(report: MatrixReport, row: Row) -> str:
+def _format_outcomes(report: MatrixReport, row: MatrixRow) -> str:
     """Return text such as ``sim PASS, sim-undeclared FAIL``."""
     pairs = zip(report.targets, row.cells, strict=True)
     return ", ".join(f"{target.name} {cell.word}" for target, cell in pairs)
@@ -195,11 +195,11 @@ def _summarize_report(report: MatrixReport) -> str:
     return f"{cases} on {targets}, {how}"
 
 
-def _classify_cell(cell: Cell) -> str:
+def _classify_cell(cell: MatrixCell) -> str:
     return "quiet" if cell.word in (NOT_RUN, ABSENT) else kind_of(cell.word)
 
 
-def _format_cell(cell: Cell) -> str:
+def _format_cell(cell: MatrixCell) -> str:
     """Return a cell's outcome and device time."""
     record = cell.record
     if record is None or record.device_p50_ns is None:
@@ -208,12 +208,14 @@ def _format_cell(cell: Cell) -> str:
     return f"{cell.word} {seconds(record.device_p50_ns / 1e9)}{how}"
 
 
-def _format_reason(cell: Cell) -> str:
+def _format_reason(cell: MatrixCell) -> str:
     hint = line(cell.record.hint) if cell.record is not None else ""
     return cell.message + (f" (hint: {hint})" if hint else "")
 
 
-def _list_failures(report: MatrixReport, rows: Iterable[Row]) -> Iterator[tuple[Row, TargetResults, Cell]]:
+def _list_failures(
+    report: MatrixReport, rows: Iterable[MatrixRow]
+) -> Iterator[tuple[MatrixRow, TargetResults, MatrixCell]]:
     """Yield the failed cells with messages. Errors of whole targets are in the notes instead."""
     for row in rows:
         for target, cell in zip(report.targets, row.cells, strict=True):
@@ -293,7 +295,7 @@ def _build_html_head(target: TargetResults, folder: Path) -> str:
     return f"{name}<small>{_escape_text(facts)}</small><small>{_escape_text(totals_text(target))}</small>"
 
 
-def _build_html_row(row: Row, targets: Sequence[TargetResults], folder: Path) -> str:
+def _build_html_row(row: MatrixRow, targets: Sequence[TargetResults], folder: Path) -> str:
     mark = f"<small>{DIFFERS}</small>" if row.differs else ""
     cells = "".join(
         f"<td class={_classify_cell(cell)}>{_build_html_cell(cell, target, folder)}</td>"
@@ -302,7 +304,7 @@ def _build_html_row(row: Row, targets: Sequence[TargetResults], folder: Path) ->
     return f"<tr class={DIFFERS if row.differs else 'same'}><th scope=row>{_escape_text(row.id)}{mark}</th>{cells}</tr>"
 
 
-def _build_html_cell(cell: Cell, target: TargetResults, folder: Path) -> str:
+def _build_html_cell(cell: MatrixCell, target: TargetResults, folder: Path) -> str:
     numbers = _escape_text(_format_numbers(cell))
     word = f"{_escape_text(cell.word)}<small>{numbers}</small>" if numbers else _escape_text(cell.word)
     parts = [f"<p>{_escape_text(part)}</p>" for part in (cell.message, cell.record.hint if cell.record else "") if part]
@@ -314,7 +316,7 @@ def _build_html_cell(cell: Cell, target: TargetResults, folder: Path) -> str:
     return f"<details><summary>{word}</summary>{''.join(parts)}</details>" if parts else word
 
 
-def _format_numbers(cell: Cell) -> str:
+def _format_numbers(cell: MatrixCell) -> str:
     """Return text such as ``max abs 2.9e-06, SQNR 138 dB, 59 us (20)``."""
     found = cell.statistics
     parts = [

@@ -11,7 +11,7 @@ from hil.controller.storage.origin import origin_of_request, typed_command
 from hil.controller.storage.runs import MATRIX, Run, check_seal, seal, storing, write_json
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import SCHEMA, MatrixReport, load_matrix
-from hil.controller.workloads.matrix.targets import Target
+from hil.controller.workloads.matrix.targets import MatrixTarget
 from hil.controller.workloads.suites.reports.results import exit_code_for
 from hil.core.bounded_json import read_json
 from hil.core.results import Outcome
@@ -19,7 +19,7 @@ from hil.core.text import TextSink
 from hil.errors import EXIT_INTERRUPTED, HilError, StorageError, UsageError
 
 # Runs a target, or resumes the stored run. Called with the target and its directory.
-RunTarget = Callable[[Target, Path], object]
+RunTarget = Callable[[MatrixTarget, Path], object]
 
 
 class Matrix:
@@ -32,7 +32,13 @@ class Matrix:
 
     @classmethod
     def create(
-        cls, folder: Path, kind: str, title: str, request: Mapping[str, Any], targets: Sequence[Target], command: str
+        cls,
+        folder: Path,
+        kind: str,
+        title: str,
+        request: Mapping[str, Any],
+        targets: Sequence[MatrixTarget],
+        command: str,
     ) -> Matrix:
         """Create a matrix.
 
@@ -97,9 +103,9 @@ class Matrix:
         return cls(folder, head)
 
     @property
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[MatrixTarget, ...]:
         """The targets, in order."""
-        return tuple(Target(one["name"], one["options"]) for one in self.head["targets"])
+        return tuple(MatrixTarget(one["name"], one["options"]) for one in self.head["targets"])
 
     def save(self) -> None:
         """Write matrix.json atomically."""
@@ -144,7 +150,7 @@ class Matrix:
         self._store_outcome(report, report.exit_code)
         return report
 
-    def _is_stored(self, target: Target) -> bool:
+    def _is_stored(self, target: MatrixTarget) -> bool:
         folder = self.folder / target.name
         return any((folder / file).exists() for file in ("run.json", "suite.json"))
 

@@ -45,7 +45,7 @@ class TargetResults:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """Result of a case on a target."""
 
     word: str  # outcome, ``not run``, or ``absent`` if the target lacks the case
@@ -73,14 +73,14 @@ STATISTICS = ("stage", "message", "mismatches", "max_abs", "sqnr_db", "device_p5
 
 
 @dataclass(frozen=True)
-class Row:
+class MatrixRow:
     """Results of a case on all targets."""
 
     id: str
     model: str
     layer: str
     op: str
-    cells: tuple[Cell, ...]  # in target order
+    cells: tuple[MatrixCell, ...]  # in target order
 
     @property
     def differs(self) -> bool:
@@ -139,7 +139,7 @@ class MatrixReport:
         return {**{key: jsonable(value) for key, value in document.items()}, "exit_code": self.exit_code}
 
 
-def _build_rows(targets: Sequence[TargetResults]) -> Iterable[Row]:
+def _build_rows(targets: Sequence[TargetResults]) -> Iterable[MatrixRow]:
     known = [{record.id: record for record in target.run.records} for target in targets]
     missing = [set(target.run.missing) for target in targets]
     ids = dict.fromkeys(
@@ -150,13 +150,13 @@ def _build_rows(targets: Sequence[TargetResults]) -> Iterable[Row]:
         cells = []
         for target, records, left in zip(targets, known, missing, strict=True):
             if (record := records.get(case_id)) is not None:
-                cells.append(Cell(record.outcome, record, line(record.message)))
+                cells.append(MatrixCell(record.outcome, record, line(record.message)))
             elif target.error is not None:
-                cells.append(Cell(target.error["outcome"] or NOT_RUN, None, line(target.error["message"])))
+                cells.append(MatrixCell(target.error["outcome"] or NOT_RUN, None, line(target.error["message"])))
             else:
-                cells.append(Cell(NOT_RUN if case_id in left else ABSENT))
+                cells.append(MatrixCell(NOT_RUN if case_id in left else ABSENT))
         found = {name: getattr(about, name) if about else "" for name in ("model", "layer", "op")}
-        yield Row(case_id, **found, cells=tuple(cells))
+        yield MatrixRow(case_id, **found, cells=tuple(cells))
 
 
 def load_results(folder: Path) -> SuiteResults:

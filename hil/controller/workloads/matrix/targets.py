@@ -25,14 +25,14 @@ AXES = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Target:
+class MatrixTarget:
     """A combination of options."""
 
     name: str  # unique; also the directory name
     options: Mapping[str, str]  # request field -> value
 
 
-def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[Target, ...]:
+def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[MatrixTarget, ...]:
     """Return all combinations of values, the last axis changing first. Without repeated options, return one target.
 
     Args:
@@ -49,7 +49,7 @@ def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[Target, ...]:
     combinations = [dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())]
     names = ["-".join(_shorten_value(options[field]) for field in several) or "target" for options in combinations]
     unique = numbered(names, alike=str.casefold)
-    return tuple(Target(name, options) for name, options in zip(unique, combinations, strict=True))
+    return tuple(MatrixTarget(name, options) for name, options in zip(unique, combinations, strict=True))
 
 
 def _shorten_value(value: str) -> str:

@@ -18,10 +18,10 @@ from hil.controller.storage.runs import DEFAULT_ROOT, RECORD, new_id
 from hil.controller.workloads.bundles.run import run_bundle
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.report import MatrixReport
-from hil.controller.workloads.matrix.targets import Target
+from hil.controller.workloads.matrix.targets import MatrixTarget
 from hil.controller.workloads.run_job import run_job
-from hil.controller.workloads.suites.job import Progress, check_request, resume_suite, run_suite
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.job import SuiteProgress, check_request, resume_suite, run_suite
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import HEAD as SUITE
 from hil.controller.workloads.suites.store import default_folder
 from hil.controller.workloads.traces.run import run_trace
@@ -34,7 +34,9 @@ Done = tuple[Path, MatrixReport]
 _NEVER_IN: dict[str, type[BoardError]] = {str(one.outcome): one for one in (BoardRefused, BoardUnreachable)}
 
 
-def suite_matrix(request: Request, targets: Sequence[Target], *, out: Path | None, screen: Progress) -> Done:
+def suite_matrix(
+    request: SuiteRequest, targets: Sequence[MatrixTarget], *, out: Path | None, screen: SuiteProgress
+) -> Done:
     """Run a suite on all targets.
 
     Args:
@@ -54,19 +56,19 @@ def suite_matrix(request: Request, targets: Sequence[Target], *, out: Path | Non
     return _run_suites(matrix, screen)
 
 
-def resume_suite_matrix(folder: Path, *, screen: Progress) -> Done:
+def resume_suite_matrix(folder: Path, *, screen: SuiteProgress) -> Done:
     """Resume a matrix of suites. Raises as :meth:`Matrix.open` and :meth:`Matrix.run` do."""
     return _run_suites(Matrix.open(folder, "suite"), screen)
 
 
-def _run_suites(matrix: Matrix, screen: Progress) -> Done:
+def _run_suites(matrix: Matrix, screen: SuiteProgress) -> Done:
     try:
-        request = Request.of_json(matrix.head["request"])
+        request = SuiteRequest.of_json(matrix.head["request"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
     with _share_workers(None if request.on_farm else request.jobs) as workers:
 
-        def run(target: Target, folder: Path) -> None:
+        def run(target: MatrixTarget, folder: Path) -> None:
             if (folder / SUITE).exists():
                 resume_suite(folder, screen=screen, isolated=workers())
             else:
@@ -75,7 +77,7 @@ def _run_suites(matrix: Matrix, screen: Progress) -> Done:
         return matrix.folder, matrix.run(run, say=screen.note)
 
 
-def _build_request(request: Request, target: Target) -> Request:
+def _build_request(request: SuiteRequest, target: MatrixTarget) -> SuiteRequest:
     """Return a target's request."""
     options: dict[str, Any] = dict(target.options)
     if board := options.pop("board", ""):
@@ -83,7 +85,7 @@ def _build_request(request: Request, target: Target) -> Request:
     return request.for_target(target.name, **options)
 
 
-def job_matrix(job: Job, targets: Sequence[Target], *, screen: run_context.Progress) -> Done:
+def job_matrix(job: Job, targets: Sequence[MatrixTarget], *, screen: run_context.Progress) -> Done:
     """Run models on all targets, as :func:`suite_matrix` does. The matrix is stored in ``job.out``."""
     if not job.models and not job.flagfile:
         raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
@@ -98,7 +100,7 @@ def resume_job_matrix(folder: Path, *, screen: run_context.Progress) -> Done:
 def _run_jobs(matrix: Matrix, screen: run_context.Progress) -> Done:
     with _share_workers() as workers:
 
-        def run(target: Target, folder: Path) -> dict[str, Any]:
+        def run(target: MatrixTarget, folder: Path) -> dict[str, Any]:
             begun = (folder / RECORD).exists()
             job, resume = (Job(out=matrix.folder), str(folder)) if begun else (_build_job(matrix, target), "")
             return run_job(job, resume=resume, run_id=target.name, screen=screen, isolated=workers())
@@ -108,7 +110,7 @@ def _run_jobs(matrix: Matrix, screen: run_context.Progress) -> Done:
 
 def bundle_matrix(
     job: Job,
-    targets: Sequence[Target],
+    targets: Sequence[MatrixTarget],
     methods: tuple[str, ...],
     key: Path | None,
     *,
@@ -120,7 +122,9 @@ def bundle_matrix(
     return _run_files(matrix, partial(run_bundle, methods=methods, key=key, cases=cases), screen)
 
 
-def trace_matrix(job: Job, targets: Sequence[Target], against: Path | None, *, screen: run_context.Progress) -> Done:
+def trace_matrix(
+    job: Job, targets: Sequence[MatrixTarget], against: Path | None, *, screen: run_context.Progress
+) -> Done:
     """Replay a stored trace on all targets, as :func:`job_matrix` does."""
     # Resolve run IDs now: the targets' runs are stored elsewhere.
     job = replace(job, models=tuple(find_one(place, job.out) for place in job.models))
@@ -131,13 +135,13 @@ def trace_matrix(job: Job, targets: Sequence[Target], against: Path | None, *, s
 def _run_files(matrix: Matrix, run_file: Callable[..., dict[str, Any]], screen: run_context.Progress) -> Done:
     with _share_workers(1) as workers:
 
-        def run(target: Target, folder: Path) -> dict[str, Any]:
+        def run(target: MatrixTarget, folder: Path) -> dict[str, Any]:
             return run_file(_build_job(matrix, target), run_id=target.name, screen=screen, isolated=workers())
 
         return matrix.folder, matrix.run(_raise_if_unreached(run), say=screen.note)
 
 
-def _create_matrix(kind: str, job: Job, targets: Sequence[Target], command: str) -> Matrix:
+def _create_matrix(kind: str, job: Job, targets: Sequence[MatrixTarget], command: str) -> Matrix:
     for target in targets:
         choice_of(_apply_target(job, target), takes_ranges=True)
     names = numbered([path.stem for path in job.models]) or [job.flagfile.stem if job.flagfile else ""]
@@ -148,7 +152,7 @@ def _create_matrix(kind: str, job: Job, targets: Sequence[Target], command: str)
     return Matrix.create(folder, kind, title, jsonable(asdict(job)), targets, resume)
 
 
-def _build_job(matrix: Matrix, target: Target) -> Job:
+def _build_job(matrix: Matrix, target: MatrixTarget) -> Job:
     """Return a target's job. The run is stored in the matrix' directory."""
     try:
         job = Job.of_record(matrix.head["request"])
@@ -157,7 +161,7 @@ def _build_job(matrix: Matrix, target: Target) -> Job:
     return replace(_apply_target(job, target), out=matrix.folder)
 
 
-def _apply_target(job: Job, target: Target) -> Job:
+def _apply_target(job: Job, target: MatrixTarget) -> Job:
     options: dict[str, Any] = dict(target.options)
     for name in ("profile", "compile_time_profile", "debug_ir"):
         if (folder := getattr(job, name)) is not None:
@@ -165,10 +169,10 @@ def _apply_target(job: Job, target: Target) -> Job:
     return replace(job, **options)
 
 
-def _raise_if_unreached(run: Callable[[Target, Path], dict[str, Any]]) -> Callable[[Target, Path], object]:
+def _raise_if_unreached(run: Callable[[MatrixTarget, Path], dict[str, Any]]) -> Callable[[MatrixTarget, Path], object]:
     """Wrap a run so that it raises the board's error if it never reached the board. Such runs are not stored."""
 
-    def reached(target: Target, folder: Path) -> object:
+    def reached(target: MatrixTarget, folder: Path) -> object:
         record = run(target, folder)
         if not record["folder"]:
             case = next(case for case in record["cases"] if case["outcome"] in _NEVER_IN)

@@ -18,15 +18,15 @@ from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage import prompts
 from hil.controller.workloads.suites.preparing import prepared
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import (
-    Agreement,
     BoardLoss,
     BoardSlot,
     OtherTarget,
     RunState,
+    TargetConsensus,
     Task,
     TaskQueue,
     attempt,
@@ -58,7 +58,7 @@ class Engine:
 
     def __init__(
         self,
-        request: Request,
+        request: SuiteRequest,
         flow: Flow,
         choices: Sequence[BoardChoice],
         runner: Runner,
@@ -77,7 +77,7 @@ class Engine:
         self._queue = TaskQueue([slot.name for slot in self._slots])
         self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._agreed = Agreement(flow.compiler or flow.runtime)
+        self._agreed = TargetConsensus(flow.compiler or flow.runtime)
         self._lost: BoardError | None = None
         self._got_in = False
         self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._record_board)

@@ -23,7 +23,7 @@ from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.preparing import check_settings, suite_runner
 from hil.controller.workloads.suites.reports import write_reports
-from hil.controller.workloads.suites.request import Request, make_profile_folders
+from hil.controller.workloads.suites.request import SuiteRequest, make_profile_folders
 from hil.controller.workloads.suites.sources import open_suite, place_of
 from hil.controller.workloads.suites.spec import CaseSpec, Suite, model_files
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
@@ -38,7 +38,7 @@ from hil.errors import (
 )
 
 
-class Progress(Protocol):
+class SuiteProgress(Protocol):
     """Receiver of a suite's progress."""
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
@@ -55,10 +55,10 @@ class Progress(Protocol):
 
 
 def run_suite(
-    request: Request,
+    request: SuiteRequest,
     *,
     out: Path | None,
-    screen: Progress,
+    screen: SuiteProgress,
     isolated: Isolated | None = None,
     choices: Sequence[BoardChoice] = (),
 ) -> SuiteRun:
@@ -82,7 +82,7 @@ def run_suite(
         return job.start(out)
 
 
-def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = None) -> SuiteRun:
+def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | None = None) -> SuiteRun:
     """Resume an interrupted suite run. Cases with a record keep it; the others run.
 
     Args:
@@ -95,7 +95,7 @@ def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = 
     run = SuiteRun.open(folder)
     check_seal(folder, run.head.get("request", {}))
     try:
-        request = Request.of_json(run.head["request"])
+        request = SuiteRequest.of_json(run.head["request"])
         str(run.head["suite"]), list(run.head["ids"]), str(run.head["id"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
@@ -107,13 +107,13 @@ def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = 
         return job.resume(run)
 
 
-def check_request(request: Request) -> None:
+def check_request(request: SuiteRequest) -> None:
     """Raise UsageError for unknown flows or boards, and for settings that they do not support."""
     check_settings(request.settings, load_flow(request.flow), _resolve_boards(request))
 
 
 def select(
-    suite: Suite, request: Request, flow: Flow, expectations: Expectations, choices: Sequence[BoardChoice]
+    suite: Suite, request: SuiteRequest, flow: Flow, expectations: Expectations, choices: Sequence[BoardChoice]
 ) -> list[CaseSpec]:
     """Return the cases of a suite that a request selects, in order."""
     found = [spec for spec in suite.cases if request.selects(spec.id)]
@@ -128,12 +128,12 @@ def select(
 
 
 @contextlib.contextmanager
-def _open_context(request: Request, isolated: Isolated | None = None) -> Iterator[RunContext]:
+def _open_context(request: SuiteRequest, isolated: Isolated | None = None) -> Iterator[RunContext]:
     with lent(isolated, None if request.on_farm else request.jobs) as workers:
         yield RunContext(Cache(), workers)
 
 
-def _resolve_boards(request: Request) -> list[BoardChoice]:
+def _resolve_boards(request: SuiteRequest) -> list[BoardChoice]:
     """Return the boards of a request. Raises UsageError for duplicates, and as :func:`choose` does."""
     ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
     ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
@@ -148,7 +148,7 @@ class _SuiteJob:
     """Run of a suite on the boards, from the first check to the reports."""
 
     def __init__(
-        self, request: Request, context: RunContext, screen: Progress, boards: Sequence[BoardChoice] = ()
+        self, request: SuiteRequest, context: RunContext, screen: SuiteProgress, boards: Sequence[BoardChoice] = ()
     ) -> None:
         self._request = request
         self._context = context

@@ -36,7 +36,7 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, CaseSettings, Run
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec, ModelFile, OwnCase, SuiteModel, short, worded
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec, OwnCase, SuiteModel, SuiteModelFile, short, worded
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Model
 from hil.core.runtimes import RUNTIMES
@@ -325,10 +325,10 @@ class _PreparedModel:
         beside = [_try_digest(file) for file in self.source.beside]
         return digest_of(repr((model.digest, beside, self.flow)).encode())
 
-    def file(self) -> ModelFile | None:
+    def file(self) -> SuiteModelFile | None:
         """Return the model's file, or None for an unreadable model."""
         try:
-            return ModelFile(str(self.source.path), self._load_plain_model().digest)
+            return SuiteModelFile(str(self.source.path), self._load_plain_model().digest)
         except StorageError:
             raise
         except HilError:  # the model's case reports it

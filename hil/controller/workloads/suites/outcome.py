@@ -11,7 +11,7 @@ from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import case_record, verdict_record
 from hil.controller.storage.texts import shortened
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, told_by
 from hil.controller.workloads.suites.tasks import Task, confirmed
@@ -30,7 +30,7 @@ _INSTEAD = {
 }
 
 
-def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Request, run: SuiteRun) -> CaseRecord:
+def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: SuiteRequest, run: SuiteRun) -> CaseRecord:
     """Return the record of a finished case. Store the tensors if needed.
 
     Args:

@@ -23,7 +23,7 @@ class Settings(CaseSettings):
 
 
 @dataclass(frozen=True)
-class Request:
+class SuiteRequest:
     """Arguments of `hil suite run`."""
 
     source: str  # the suite: see :func:`hil.controller.workloads.suites.sources.open_suite`
@@ -57,7 +57,7 @@ class Request:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> Request:
+    def of_json(cls, values: Mapping[str, Any]) -> SuiteRequest:
         """Parse the request of a stored run."""
         plain: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in dict(values).items()
@@ -65,7 +65,7 @@ class Request:
         settings = stored_settings(dict(plain.pop("settings")), Settings)
         return cls(**plain, settings=Settings(**settings))
 
-    def for_target(self, name: str, **options: Any) -> Request:
+    def for_target(self, name: str, **options: Any) -> SuiteRequest:
         """Return the request with other options for a target. The output directories are separate."""
         settings = self.settings
         if settings.debug_ir is not None:
@@ -102,7 +102,7 @@ class Request:
 
     def _list_options(self) -> list[tuple[str, Any]]:
         """Return the non-default options that affect the results of cases."""
-        usual, settings = Request(self.source), self.settings
+        usual, settings = SuiteRequest(self.source), self.settings
         named: list[tuple[str, Any, Any]] = [
             *(("--board", board, "") for board in self.boards),
             ("--runtime-hw-type", self.hw_type, ""),

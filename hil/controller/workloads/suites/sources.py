@@ -34,7 +34,7 @@ from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out,
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
 from hil.controller.workloads.suites.operators import operator_cases
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.spec import OwnCase, Suite, SuiteModel, worded
 from hil.controller.workloads.suites.torch_cases import starts_from_torch, torch_cases
 from hil.controller.workloads.suites.zoo import zoo_models
@@ -51,7 +51,7 @@ EXPECTED = "expected.toml"
 _SHIPPED = Path(__file__).parent / "expected_lists"
 
 
-def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
+def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:
     """Open a suite, with the cases in order. Models are read to find layers, but not compiled.
 
     The source is one of:
@@ -118,14 +118,14 @@ _RUNS = ("suite.json", "run.json")
 
 
 @dataclass(frozen=True)
-class Found:
+class ModelScan:
     """Models and skipped test cases of a path."""
 
     models: list[SuiteModel]
     left_out: list[str]  # test cases that cannot be run, one line per place
 
 
-def look(path: Path) -> Found:
+def look(path: Path) -> ModelScan:
     """Return the models in a directory tree by path, or the model in a file.
 
     A model has the name of the file. A SavedModel or an exported golden directory has the directory's name. If names
@@ -159,7 +159,7 @@ def look(path: Path) -> Found:
     called = [_get_naming_path(file.relative_to(root)) for file in ordered]
     called = [one.with_name(elsewhere.get(file, one.name)) for file, one in zip(ordered, called, strict=True)]
     models = [_create_model(name, file, own[file]) for name, file in zip(_choose_names(called), ordered, strict=True)]
-    return Found(models, left_out)
+    return ModelScan(models, left_out)
 
 
 def _walk_files(folder: Path) -> Iterator[Path]:

@@ -66,11 +66,11 @@ class CaseSpec:
     content: str = ""
     params: Mapping[str, str] = field(default_factory=dict)  # test parameters, such as ``dtype``
     # The model's file and digest, including external data. None if the file is missing or unreadable.
-    file: ModelFile | None = None
+    file: SuiteModelFile | None = None
 
 
 @dataclass(frozen=True)
-class ModelFile:
+class SuiteModelFile:
     """File of a model before the flow's recipe."""
 
     path: str

@@ -180,7 +180,7 @@ class OtherTarget(BoardError):
     """The board needs a different compile target than the suite."""
 
 
-class Agreement:
+class TargetConsensus:
     """Common compile target of all boards: the first board's flags for the compiler."""
 
     def __init__(self, compiler: str) -> None:

@@ -17,7 +17,7 @@ from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.errors import UsageError
 
 
@@ -215,7 +215,7 @@ def test_job_of_ignores_settings_of_host(tmp_path):
 
 
 def test_request_of_rejects_paths_outside_job_directory(tmp_path):
-    good = json.loads(json.dumps(Request("suite").to_json()))
+    good = json.loads(json.dumps(SuiteRequest("suite").to_json()))
     for bad in ({"source": "/home"}, {"source": "../x"}, {"flow": "/etc/flows.toml", "flow_is_file": True}):
         with pytest.raises(UsageError, match="outside the job's directory"):
             request_of({**good, **bad}, tmp_path)
@@ -243,7 +243,7 @@ def test_request_of_rejects_paths_outside_job_directory(tmp_path):
 def test_request_of_rejects_flag_file_paths_outside_suite(line, tmp_path):
     suite = tmp_path / "suite" / "mine"
     suite.mkdir(parents=True)
-    request = json.loads(json.dumps(Request("suite/mine").to_json()))
+    request = json.loads(json.dumps(SuiteRequest("suite/mine").to_json()))
     mine = ["--module=net.vmfb", "--input=4xf32=@x.bin", "--input=2xf32=1 2", "--expected_output=@y.npy"]
     (suite / "net.flagfile").write_text("\n".join(mine))
     assert request_of(request, tmp_path).source == str(suite)
@@ -263,7 +263,7 @@ def test_farm_jobs_reject_python_functions(here):
     assert job_of(spec.options, here).accept == ("logits: argmax",)
     with pytest.raises(UsageError, match="Python function cannot be used here"):
         job_of({**spec.options, "accept": [text]}, here)
-    request = Request("@models", "iree", (), "", {}).to_json()
+    request = SuiteRequest("@models", "iree", (), "", {}).to_json()
     for own in ({"accept": [text]}, {"per_model": {"*": {"accept": [text]}}}):
         with pytest.raises(UsageError, match="Python function cannot be used here"):
             request_of({**request, "settings": {**request["settings"], **own}}, here)

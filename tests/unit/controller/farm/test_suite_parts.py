@@ -15,7 +15,7 @@ from hil.controller.farm.messages import JobResult, JobSpec
 from hil.controller.farm.results import EndedJob, merge
 from hil.controller.farm.submitting import load_suite, parts_for, split
 from hil.controller.workloads.suites.job import run_suite
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.core.digest import digest_file
 from hil.errors import UsageError
@@ -114,7 +114,7 @@ def run_part(spec: JobSpec, files: dict[str, Path], place: Path) -> JobResult:
 
 @pytest.mark.ci
 def test_merged_parts_equal_local_suite_run(folder, tmp_path):
-    request = Request("nets", "mine.toml:mine", layers=False)
+    request = SuiteRequest("nets", "mine.toml:mine", layers=False)
     plan = load_suite(request, boards=3)
     files = plan.uploads
     # Three cases for three boards.
@@ -136,7 +136,7 @@ def test_merged_parts_equal_local_suite_run(folder, tmp_path):
 
 @pytest.mark.ci
 def test_merge_marks_cases_of_lost_part_as_lost_board(folder, tmp_path):
-    plan = load_suite(Request("nets", "mine.toml:mine", layers=False), boards=4)
+    plan = load_suite(SuiteRequest("nets", "mine.toml:mine", layers=False), boards=4)
     good = run_part(plan.specs[0], plan.uploads, tmp_path / "host")
     lost = JobResult(4, "BOARD_LOST", "the host died", infrastructure=True)
     cancelled = JobResult(130, "", "cancelled by alice")
@@ -160,12 +160,12 @@ def test_merge_marks_cases_of_lost_part_as_lost_board(folder, tmp_path):
 
 def test_load_suite_plans_filtered_cases_and_includes_flow(folder, tmp_path):
     shutil.copy("mine.toml", "flows.toml")
-    plan = load_suite(Request("nets", "mine", filters=("a_full*",)), boards=3)
+    plan = load_suite(SuiteRequest("nets", "mine", filters=("a_full*",)), boards=3)
     (spec,) = plan.specs
     assert spec.options["flow"] == "flows/flows.toml:mine"
     assert spec.options["filters"] == ["=a_full_model"]
-    assert load_suite(Request("nets", "mine", filters=("zzz",)), boards=3).specs == ()
-    built_in = load_suite(Request("nets/a.onnx", "onnxruntime", layers=False), boards=3)
+    assert load_suite(SuiteRequest("nets", "mine", filters=("zzz",)), boards=3).specs == ()
+    built_in = load_suite(SuiteRequest("nets/a.onnx", "onnxruntime", layers=False), boards=3)
     assert "flow_is_file" not in built_in.specs[0].options
     assert built_in.specs[0].options["source"] == "suite/nets/a.onnx"
     assert sorted(built_in.specs[0].files) == ["suite/nets/a.onnx", "suite/nets/expected.toml"]
@@ -185,11 +185,11 @@ def test_load_suite_includes_files_of_models(folder):
         file = folder.parent / "mine" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
-    plan = load_suite(Request("mine", "iree", layers=False), boards=1)
+    plan = load_suite(SuiteRequest("mine", "iree", layers=False), boards=1)
     assert sorted(plan.specs[0].files) == sorted(f"suite/mine/{name}" for name in made)
     listed = [case[0] for spec in plan.specs for case in spec.options["cases"]]
     assert {"model_full_model", "model_test_data_set_0", "net_flags.a", "set_full_model"} <= set(listed)
     (folder.parent / "mine" / "flags" / "a.flagfile").write_text("--module=/net.vmfb\n--expected_output=@/x.npy\n")
     with pytest.raises(UsageError, match="absolute paths") as caught:
-        load_suite(Request("mine", "iree", layers=False), boards=1)
+        load_suite(SuiteRequest("mine", "iree", layers=False), boards=1)
     assert "hil bundle import" in caught.value.hint

@@ -20,7 +20,7 @@ from hil.controller.pipeline.options import (
     specs_of,
 )
 from hil.controller.pipeline.repeat import run_command
-from hil.controller.workloads.suites.request import Request, Settings
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.core.text import jsonable
 from hil.errors import UsageError
 from hil.testing.pytest_plugin.options import OPTIONS
@@ -59,13 +59,13 @@ def test_job_and_request_round_trip() -> None:
     job = Job((Path("a.onnx"),), "sim", inputs=("x=x.npy",), dims={"N": 1}, profile=Path("p"), **settings)
     assert Job.of_record(json.loads(json.dumps(jsonable(dataclasses.asdict(job))))) == job
     assert job.options().profile and job.options().debug_ir == Path("ir")
-    request = Request("@models", boards=("a", "b"), settings=Settings(profile=True, **settings))
-    assert Request.of_json(json.loads(json.dumps(jsonable(request.to_json())))) == request
+    request = SuiteRequest("@models", boards=("a", "b"), settings=Settings(profile=True, **settings))
+    assert SuiteRequest.of_json(json.loads(json.dumps(jsonable(request.to_json())))) == request
 
 
 def test_repeat_command_contains_deciding_options_only() -> None:
     settings = Settings(seed=3, atol=0.25, allow_blind=("y*",), debug_ir=Path("ir"), recompute=True, no_fallback=True)
-    command = Request("@models", settings=settings).command("case")
+    command = SuiteRequest("@models", settings=settings).command("case")
     assert command.endswith("--seed 3 --atol 0.25 --allow-blind 'y*' --no-fallback")
 
 

@@ -14,8 +14,8 @@ from hil.controller.pipeline.repeat import run_command
 from hil.controller.storage.origin import coming_from, origin_of, origin_of_request, origin_text
 from hil.controller.storage.runs import RunStore
 from hil.controller.workloads.matrix.job import Matrix
-from hil.controller.workloads.matrix.targets import Target
-from hil.controller.workloads.suites.request import Request, Settings
+from hil.controller.workloads.matrix.targets import MatrixTarget
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.traces.trace import Trace
 
@@ -83,9 +83,9 @@ def test_origin_of_farm_job_describes_submitter(tree: Path, monkeypatch: pytest.
 
 def test_all_records_include_origin(tree: Path) -> None:
     wanted = origin_of(["a"])
-    request = Request("@models", settings=Settings(labels=("a",)))
+    request = SuiteRequest("@models", settings=Settings(labels=("a",)))
     assert SuiteRun.create(tree / "s", {"request": request.to_json(), "ids": []}).head["origin"] == wanted
-    targets = [Target("x", {}), Target("y", {})]
+    targets = [MatrixTarget("x", {}), MatrixTarget("y", {})]
     assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head["origin"] == wanted
     folder = Trace("Module", "tf", "t").save(tree / "t")
     assert Trace.load(folder).origin == origin_of()
@@ -95,7 +95,7 @@ def test_all_records_include_origin(tree: Path) -> None:
 
 
 def test_labels_leave_commands_unchanged(tree: Path) -> None:
-    one, other = (Request("@models", settings=Settings(labels=labels)) for labels in ((), ("a",)))
+    one, other = (SuiteRequest("@models", settings=Settings(labels=labels)) for labels in ((), ("a",)))
     assert one.command("case") == other.command("case")
     assert run_command(Job((Path("m.onnx"),))) == run_command(Job((Path("m.onnx"),), labels=("a",)))
 

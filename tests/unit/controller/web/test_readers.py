@@ -18,7 +18,7 @@ from hil.controller.web.entries import CaseEntry, SessionEntry
 from hil.controller.web.index import IndexWriter
 from hil.controller.web.readers import RECORDS, read_lines, read_session
 from hil.controller.workloads.matrix.job import Matrix
-from hil.controller.workloads.matrix.targets import Target
+from hil.controller.workloads.matrix.targets import MatrixTarget
 from hil.controller.workloads.traces.trace import ModuleCall, Trace
 from hil.core.text import jsonable
 
@@ -131,7 +131,7 @@ def test_trace_reader_returns_calls_and_skips_other_traces(tmp_path: Path) -> No
 
 
 def test_matrix_reader_combines_target_outcomes(tmp_path: Path) -> None:
-    targets = [Target("sim", {}), Target("sim-f16", {})]
+    targets = [MatrixTarget("sim", {}), MatrixTarget("sim-f16", {})]
     matrix = Matrix.create(tmp_path / "m", "run", "cnn", {"labels": ["x"]}, targets, "hil run --resume m")
     session, cases = read(matrix.folder, "matrix.json")
     assert (session.title, session.labels, session.finished, cases) == ("cnn on sim, sim-f16", ("x",), False, [])

@@ -54,7 +54,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Change:
+class NumberChange:
     """A number that changed by more than noise."""
 
     what: str  # a field in :class:`Numbers`
@@ -78,16 +78,16 @@ def is_measured(was: Numbers, now: Numbers) -> bool:
     return min(was.iterations, now.iterations) >= ITERATIONS
 
 
-def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable[Change]:
+def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable[NumberChange]:
     """Yield the changed numbers. Ignore program sizes if ``size_counts`` is false, because other cases affect them."""
     a, b = was.device_p50_ns, now.device_p50_ns
     if a and b and is_measured(was, now):
         faster = was if a < b else now
         if time_changed(a, b, faster.device_p90_ns or 0.0):
-            yield Change("device_p50_ns", a, b, b / a, b > a)
+            yield NumberChange("device_p50_ns", a, b, b / a, b > a)
     a, b = was.artifact_bytes, now.artifact_bytes
     if size_counts and a and b and size_changed(a, b):
-        yield Change("artifact_bytes", a, b, b / a, b > a)
+        yield NumberChange("artifact_bytes", a, b, b / a, b > a)
     for what in ("max_abs", "sqnr_db"):
         found = [change for name, a, b in _pair_outputs(was, now) if (change := _find_error_change(what, name, a, b))]
         if found:
@@ -104,13 +104,13 @@ def _pair_outputs(was: Numbers, now: Numbers) -> Iterable[tuple[str, Numbers, Nu
             yield name, before, now.outputs[name]
 
 
-def _find_error_change(what: str, output: str, was: Numbers, now: Numbers) -> Change | None:
+def _find_error_change(what: str, output: str, was: Numbers, now: Numbers) -> NumberChange | None:
     a, b = getattr(was, what), getattr(now, what)
     if a is None or b is None:
         return None
     if what == "sqnr_db":
-        return Change(what, a, b, None, b < a, output) if sqnr_changed(a, b) else None
-    return Change(what, a, b, b / a if a else None, b > a, output) if error_changed(a, b) else None
+        return NumberChange(what, a, b, None, b < a, output) if sqnr_changed(a, b) else None
+    return NumberChange(what, a, b, b / a if a else None, b > a, output) if error_changed(a, b) else None
 
 
 # These rules accept numbers or arrays, hence the bitwise operators.

@@ -34,7 +34,7 @@ _CHANGES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 
 @dataclass(frozen=True)
-class Moved:
+class OutcomeChange:
     """A case with a listed outcome, or a case in only one run."""
 
     id: str
@@ -46,7 +46,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Changed:
+class CaseNumberChange:
     """A number of a case that changed by more than noise."""
 
     id: str
@@ -68,12 +68,12 @@ class RunDiff:
     before: SuiteResults
     after: SuiteResults
     notes: tuple[str, ...]  # other differences: flow, boards, versions, cases that did not run
-    broke: tuple[Moved, ...]  # passed before, fails now, whether expected or not
-    mended: tuple[Moved, ...]  # failed before, passes now
-    still_failing: tuple[Moved, ...]  # fails in both
-    new: tuple[Moved, ...]  # only in the later run; failing cases first
-    gone: tuple[Moved, ...]  # only in the earlier run
-    changed: tuple[Changed, ...]  # numbers that changed by more than noise; the largest change per kind first
+    broke: tuple[OutcomeChange, ...]  # passed before, fails now, whether expected or not
+    mended: tuple[OutcomeChange, ...]  # failed before, passes now
+    still_failing: tuple[OutcomeChange, ...]  # fails in both
+    new: tuple[OutcomeChange, ...]  # only in the later run; failing cases first
+    gone: tuple[OutcomeChange, ...]  # only in the earlier run
+    changed: tuple[CaseNumberChange, ...]  # numbers that changed by more than noise; the largest change per kind first
     # Geometric mean ratio between device times, over the ``device_cases`` for which both runs timed enough
     # iterations. None without such cases.
     device_ratio: float | None
@@ -103,18 +103,20 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
     before, after = load_run(a), load_run(b)
     old, new = ({record.id: record for record in run.records} for run in (before, after))
     both = [(old[record.id], record) for record in after.records if record.id in old]
-    moved: defaultdict[str, list[Moved]] = defaultdict(list)
+    moved: defaultdict[str, list[OutcomeChange]] = defaultdict(list)
     for was, now in both:
         if kind := move_of(was.ended, now.ended):
-            moved[kind].append(Moved(now.id, was.ended, now.ended, line(now.message or was.message), now.repeat))
+            moved[kind].append(
+                OutcomeChange(now.id, was.ended, now.ended, line(now.message or was.message), now.repeat)
+            )
     for one in sorted(after.records, key=lambda one: not is_failing(one.ended)):
         if one.id not in old:
             where = NOT_RUN if one.id in before.missing else ABSENT
-            moved["new"].append(Moved(one.id, where, one.ended, line(one.message), one.repeat))
+            moved["new"].append(OutcomeChange(one.id, where, one.ended, line(one.message), one.repeat))
     for one in before.records:
         if one.id not in new:
             where = NOT_RUN if one.id in after.missing else ABSENT
-            moved["gone"].append(Moved(one.id, one.ended, where, line(one.message), one.repeat))
+            moved["gone"].append(OutcomeChange(one.id, one.ended, where, line(one.message), one.repeat))
     timed = [(was, now) for was, now in both if was.device_p50_ns and now.device_p50_ns]
     measured = [(was, now) for was, now in timed if is_measured(Numbers.of(was), Numbers.of(now))]
     ratios = [float(now.device_p50_ns or 0) / (was.device_p50_ns or 1) for was, now in measured]
@@ -157,17 +159,17 @@ def _group_by_program(run: SuiteResults) -> Mapping[str, Sequence[str]]:
 
 def _list_number_changes(
     was: CaseRecord, now: CaseRecord, before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]
-) -> Iterable[Changed]:
+) -> Iterable[CaseNumberChange]:
     """Yield the changed numbers of a case. ``before`` and ``after`` are results from :func:`_group_by_program`."""
     users = after.get(now.program, [now.id])
     # Other cases in a program change its size.
     same = users[0] == now.id and set(users) == set(before.get(was.program, [was.id]))
     for one in changes(Numbers.of(was), Numbers.of(now), size_counts=same):
         cases = len(users) if one.what == "artifact_bytes" else 1
-        yield Changed(now.id, one.what, one.before, one.after, one.ratio, one.worse, cases, one.output)
+        yield CaseNumberChange(now.id, one.what, one.before, one.after, one.ratio, one.worse, cases, one.output)
 
 
-def _measure_change(change: Changed) -> float:
+def _measure_change(change: CaseNumberChange) -> float:
     return size_of(change.ratio, change.before, change.after)
 
 
@@ -191,7 +193,7 @@ def print_diff(console: Console, diff: RunDiff) -> None:
     for name, title, found in _group_differences(diff):
         console.print(Text(title, style="bold"))
         for one in found[:_SHOWN]:
-            if isinstance(one, Changed):
+            if isinstance(one, CaseNumberChange):
                 style = "red" if one.worse else "green"
                 console.print(Text(f"  {one.id}{_format_other_cases(one)}  {_format_change(one)}", style=style))
                 continue
@@ -244,11 +246,11 @@ def _format_counts(diff: RunDiff) -> str:
     return ", ".join(parts)
 
 
-def _format_other_cases(change: Changed) -> str:
+def _format_other_cases(change: CaseNumberChange) -> str:
     return f" and {change.cases - 1} more in the same program" if change.cases > 1 else ""
 
 
-def _format_change(change: Changed) -> str:
+def _format_change(change: CaseNumberChange) -> str:
     shown = _CHANGES[change.what][1]
     ratio = "" if change.ratio is None else f" ({change.ratio:.2f}x)"
     output = f"output {change.output}: " if change.output else ""

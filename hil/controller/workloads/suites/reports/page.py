@@ -27,7 +27,7 @@ from hil.controller.workloads.suites.reports.results import (
     slowest,
     worst,
 )
-from hil.controller.workloads.suites.reports.tables import Column, columns_of
+from hil.controller.workloads.suites.reports.tables import CaseColumn, columns_of
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
@@ -129,7 +129,7 @@ def _build_page_data(run: SuiteResults) -> Any:
     return _clean_strings(jsonable(whole))
 
 
-def _build_case(run: SuiteResults, record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
+def _build_case(run: SuiteResults, record: CaseRecord, columns: Sequence[CaseColumn]) -> dict[str, Any]:
     delegation = Delegation.of(record)
     found: dict[str, Any] = {
         **{name: getattr(record, name) for name in _COPIED},

@@ -26,7 +26,7 @@ _OUTPUT = (
 
 
 @dataclass(frozen=True)
-class Column:
+class CaseColumn:
     """Column in the table of cases."""
 
     name: str  # header in results.csv
@@ -35,56 +35,56 @@ class Column:
     unit: str = "text"  # format in report.html: ``text``, ``number``, ``bytes`` or ``seconds``
 
 
-def _make_field_columns(*names: str) -> list[Column]:
-    return [Column(name, attrgetter(name)) for name in names]
+def _make_field_columns(*names: str) -> list[CaseColumn]:
+    return [CaseColumn(name, attrgetter(name)) for name in names]
 
 
-def _make_worst_column(name: str, statistic: str) -> Column:
-    return Column(name, lambda record: worst_output(record.outputs).get(statistic))
+def _make_worst_column(name: str, statistic: str) -> CaseColumn:
+    return CaseColumn(name, lambda record: worst_output(record.outputs).get(statistic))
 
 
-def _make_note_column(name: str) -> Column:
-    return Column(name, lambda record: record.notes.get(name))
+def _make_note_column(name: str) -> CaseColumn:
+    return CaseColumn(name, lambda record: record.notes.get(name))
 
 
-def _make_delegation_column(name: str, value: Callable[[Delegation], Any]) -> Column:
-    return Column(name, lambda record: None if (found := Delegation.of(record)) is None else value(found))
+def _make_delegation_column(name: str, value: Callable[[Delegation], Any]) -> CaseColumn:
+    return CaseColumn(name, lambda record: None if (found := Delegation.of(record)) is None else value(found))
 
 
-def _make_timing_column(name: str) -> Column:
-    return Column(name, lambda record: record.timings.get(name))
+def _make_timing_column(name: str) -> CaseColumn:
+    return CaseColumn(name, lambda record: record.timings.get(name))
 
 
-def _make_output_column(index: int, statistic: str) -> Column:
-    return Column(f"output_{index}_{statistic}", lambda record: [*record.outputs, {}, {}][index].get(statistic))
+def _make_output_column(index: int, statistic: str) -> CaseColumn:
+    return CaseColumn(f"output_{index}_{statistic}", lambda record: [*record.outputs, {}, {}][index].get(statistic))
 
 
-COLUMNS: tuple[Column, ...] = (
+COLUMNS: tuple[CaseColumn, ...] = (
     *_make_field_columns(
         "id", "suite", "model", "layer", "op", "flow", "runtime", "board", "hw_type", "outcome", "ended", "stage"
     ),
     *(_make_timing_column(one.name) for one in fields(Timings)),
-    Column("device_p50_ms", lambda record: _convert_to_ms(record.device_p50_ns)),
-    Column("device_p90_ms", lambda record: _convert_to_ms(record.device_p90_ns)),
-    Column("iterations", lambda record: record.iterations or None, title="Iterations", unit="number"),
-    Column("cold", lambda record: record.cold if record.iterations else None),
+    CaseColumn("device_p50_ms", lambda record: _convert_to_ms(record.device_p50_ns)),
+    CaseColumn("device_p90_ms", lambda record: _convert_to_ms(record.device_p90_ns)),
+    CaseColumn("iterations", lambda record: record.iterations or None, title="Iterations", unit="number"),
+    CaseColumn("cold", lambda record: record.cold if record.iterations else None),
     *_make_field_columns("answers", "agentless"),
-    Column("artifact_bytes", lambda record: record.artifact_bytes, title="Size", unit="bytes"),
+    CaseColumn("artifact_bytes", lambda record: record.artifact_bytes, title="Size", unit="bytes"),
     *_make_field_columns("cached"),
     _make_worst_column("worst_output", "name"),
     *(_make_worst_column(one.key, one.key) for one in STATISTICS if one.report),
     _make_worst_column("mismatches", "mismatches"),
-    Column("plain_sqnr_db", lambda record: worst_output(record.plain_outputs).get("sqnr_db")),
+    CaseColumn("plain_sqnr_db", lambda record: worst_output(record.plain_outputs).get("sqnr_db")),
     *_make_field_columns("disagreement", "confirmed", "decided_by"),
-    Column("reference", lambda record: reference_text(vars(record))),
-    Column("unanswered", lambda record: "; ".join(map(unanswered_text, record.unanswered))),
-    Column("evidence", lambda record: "; ".join(evidence_lines(vars(record)))),
-    Column("attempts", lambda record: len(record.attempts)),
+    CaseColumn("reference", lambda record: reference_text(vars(record))),
+    CaseColumn("unanswered", lambda record: "; ".join(map(unanswered_text, record.unanswered))),
+    CaseColumn("evidence", lambda record: "; ".join(evidence_lines(vars(record)))),
+    CaseColumn("attempts", lambda record: len(record.attempts)),
     *_make_field_columns("message"),
 )
 # Compiler reports and test parameters. They are included only if the run contains any.
-COMPILER_COLUMNS: tuple[Column, ...] = (
-    Column("params", lambda record: _dump_sorted(record.params)),
+COMPILER_COLUMNS: tuple[CaseColumn, ...] = (
+    CaseColumn("params", lambda record: _dump_sorted(record.params)),
     _make_delegation_column("delegated", lambda found: found.delegated_nodes > 0),
     _make_note_column("quantise_s"),
     _make_note_column("lower_s"),
@@ -98,7 +98,7 @@ COMPILER_COLUMNS: tuple[Column, ...] = (
 )
 
 
-def columns_of(run: SuiteResults) -> tuple[Column, ...]:
+def columns_of(run: SuiteResults) -> tuple[CaseColumn, ...]:
     """Return the columns of a run's cases."""
     has_notes = any(record.notes or record.params for record in run.records)
     return COLUMNS + (COMPILER_COLUMNS if has_notes else ())

@@ -77,7 +77,7 @@ def build(folder: str) -> None:
     import onnx
 
     for name, builder in BUILDERS.items():
-        graph = networks.Graph(name)
+        graph = networks.GraphBuilder(name)
         builder(graph)
         onnx.save(graph.model(), Path(folder) / f"{name}.onnx")
 

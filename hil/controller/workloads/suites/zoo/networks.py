@@ -17,14 +17,14 @@ from hil.formats.ort_values import ONNX_TYPES
 _Random = np.random.RandomState
 
 
-class Graph:
+class GraphBuilder:
     """Graph under construction. Strings name tensors. Random weights depend only on the model's name.
 
     Args:
         outer: the enclosing graph, if this is a body. The outer tensors may be used here, and names are unique in both.
     """
 
-    def __init__(self, name: str, outer: Graph | None = None) -> None:
+    def __init__(self, name: str, outer: GraphBuilder | None = None) -> None:
         self.name = name
         self.opset = 17
         self.dtype: str = outer.dtype if outer else "float32"  # default for weights and inputs
@@ -75,9 +75,9 @@ class Graph:
         self._nodes.append(helper.make_node(kind, list(inputs), list(outputs), name=node, **attributes))
         return outputs
 
-    def body(self, name: str) -> Graph:
+    def body(self, name: str) -> GraphBuilder:
         """Create a graph for an attribute of a control-flow node. :meth:`proto` returns the attribute's value."""
-        return Graph(name, outer=self)
+        return GraphBuilder(name, outer=self)
 
     def proto(self) -> Any:
         """Return the GraphProto."""
@@ -106,7 +106,9 @@ class Graph:
         return helper.make_tensor_value_info(name, ONNX_TYPES[dtype or self.dtype], list(shape))
 
 
-def _add_conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> str:
+def _add_conv(
+    g: GraphBuilder, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1
+) -> str:
     """Return a convolution with bias that preserves the size (divided by the stride)."""
     return g.op(
         "Conv",
@@ -119,7 +121,7 @@ def _add_conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride:
     )
 
 
-def _add_norm(g: Graph, x: str, channels: int) -> str:
+def _add_norm(g: GraphBuilder, x: str, channels: int) -> str:
     """Return batch normalization in inference mode."""
     scale = g.const(np.linspace(0.8, 1.2, channels, dtype=np.float32))
     variance = g.const(np.linspace(0.5, 1.5, channels, dtype=np.float32))
@@ -127,14 +129,14 @@ def _add_norm(g: Graph, x: str, channels: int) -> str:
     return g.op("BatchNormalization", x, scale, bias, mean, variance)
 
 
-def _add_classifier(g: Graph, x: str, channels: int, classes: int) -> None:
+def _add_classifier(g: GraphBuilder, x: str, channels: int, classes: int) -> None:
     """Add global average pooling and a dense layer that returns logits."""
     flat = g.op("Flatten", g.op("GlobalAveragePool", x))
     g.op("Gemm", flat, g.weight(classes, channels), g.weight(classes, scale=0.1), transB=1, out="logits")
     g.output("logits", 1, classes)
 
 
-def resnet(g: Graph) -> None:
+def resnet(g: GraphBuilder) -> None:
     """Build three residual blocks, including one with a projection."""
     x = g.op("Relu", _add_norm(g, _add_conv(g, g.input("image", 1, 3, 16, 16), 3, 8), 8))
     for ins, outs, stride in ((8, 8, 1), (8, 16, 2), (16, 16, 1)):
@@ -146,7 +148,7 @@ def resnet(g: Graph) -> None:
     _add_classifier(g, x, 16, 10)
 
 
-def mobilenet(g: Graph) -> None:
+def mobilenet(g: GraphBuilder) -> None:
     """Build inverted residuals: expansion, depthwise convolution, projection, with ReLU6."""
 
     def relu6(x: str) -> str:
@@ -162,7 +164,7 @@ def mobilenet(g: Graph) -> None:
     _add_classifier(g, x, 12, 10)
 
 
-def squeeze_excite(g: Graph) -> None:
+def squeeze_excite(g: GraphBuilder) -> None:
     """Build squeeze-and-excite blocks with hard swish, as in MobileNetV3."""
     x = g.op("HardSwish", _add_conv(g, g.input("image", 1, 3, 12, 12), 3, 16))
     for _ in range(2):
@@ -173,7 +175,7 @@ def squeeze_excite(g: Graph) -> None:
     _add_classifier(g, x, 16, 5)
 
 
-def unet(g: Graph) -> None:
+def unet(g: GraphBuilder) -> None:
     """Build a U-Net with two levels.
 
     It upsamples by a transposed convolution and by resizing, with skip connections.
@@ -189,7 +191,7 @@ def unet(g: Graph) -> None:
     g.output(g.op("Sigmoid", _add_conv(g, x, 4, 1, kernel=1), out="mask"), 1, 1, 16, 16)
 
 
-def pooling_mix(g: Graph) -> None:
+def pooling_mix(g: GraphBuilder) -> None:
     """Build grouped convolutions with batch normalization and the common kinds of pooling and padding."""
     x = g.op("LeakyRelu", _add_norm(g, _add_conv(g, g.input("image", 2, 4, 15, 15), 4, 8, groups=4), 8), alpha=0.1)
     x = g.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -201,7 +203,7 @@ def pooling_mix(g: Graph) -> None:
     g.output(g.op("Flatten", g.op("Concat", most, mean, axis=1), out="features"), 2, 16)
 
 
-def siamese(g: Graph) -> None:
+def siamese(g: GraphBuilder) -> None:
     """Build a siamese network: two images use the same weights; two inputs, three outputs."""
     weights = [(g.weight(8, 1, 3, 3), g.weight(8, scale=0.1)), (g.weight(8, 8, 3, 3), g.weight(8, scale=0.1))]
     dense, bias = g.weight(128, 16), g.weight(16, scale=0.1)
@@ -217,7 +219,7 @@ def siamese(g: Graph) -> None:
     g.output(g.op("ReduceL2", g.op("Sub", *ends), axes=[1], keepdims=0, out="distance"), 1)
 
 
-def quantised_cnn(g: Graph) -> None:
+def quantised_cnn(g: GraphBuilder) -> None:
     """Build a quantized network in the form of exporters:
 
     int8 weights per channel, QuantizeLinear, DequantizeLinear.
@@ -249,23 +251,23 @@ def quantised_cnn(g: Graph) -> None:
     g.output(g.op("DequantizeLinear", g.op("QuantizeLinear", x, *ends), *ends, out="logits"), 1, 10)
 
 
-def _add_dense(g: Graph, x: str, ins: int, outs: int, out: str = "") -> str:
+def _add_dense(g: GraphBuilder, x: str, ins: int, outs: int, out: str = "") -> str:
     return g.op(
         "Add", g.op("MatMul", x, g.weight(ins, outs, scale=(3 / ins) ** 0.5)), g.weight(outs, scale=0.1), out=out
     )
 
 
-def _add_layer_norm(g: Graph, x: str, width: int, out: str = "") -> str:
+def _add_layer_norm(g: GraphBuilder, x: str, width: int, out: str = "") -> str:
     ones = g.const(np.linspace(0.9, 1.1, width, dtype=np.float32))
     return g.op("LayerNormalization", x, ones, g.weight(width, scale=0.1), axis=-1, epsilon=1e-5, out=out)
 
 
-def _split_heads(g: Graph, x: str, heads: int, size: int, perm: list[int]) -> str:
+def _split_heads(g: GraphBuilder, x: str, heads: int, size: int, perm: list[int]) -> str:
     """Reshape [batch, time, heads * size] to [batch, heads, ...], for any batch and time."""
     return g.op("Transpose", g.op("Reshape", x, g.const([0, 0, heads, size])), perm=perm)
 
 
-def _add_attention(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
+def _add_attention(g: GraphBuilder, x: str, width: int, heads: int, mask: str = "") -> str:
     size = width // heads
     query = _split_heads(g, _add_dense(g, x, width, width), heads, size, [0, 2, 1, 3])
     key = _split_heads(g, _add_dense(g, x, width, width), heads, size, [0, 2, 3, 1])
@@ -278,20 +280,20 @@ def _add_attention(g: Graph, x: str, width: int, heads: int, mask: str = "") -> 
     return _add_dense(g, joined, width, width)
 
 
-def _add_gelu(g: Graph, x: str) -> str:
+def _add_gelu(g: GraphBuilder, x: str) -> str:
     """Return GELU as separate operators, as exporters for older opsets write it."""
     error = g.op("Erf", g.op("Div", x, g.const(math.sqrt(2))))
     return g.op("Mul", g.op("Mul", x, g.op("Add", error, g.const(1.0))), g.const(0.5))
 
 
-def _add_block(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
+def _add_block(g: GraphBuilder, x: str, width: int, heads: int, mask: str = "") -> str:
     """Return a transformer block with layer normalization before both halves."""
     x = g.op("Add", x, _add_attention(g, _add_layer_norm(g, x, width), width, heads, mask))
     wide = _add_gelu(g, _add_dense(g, _add_layer_norm(g, x, width), width, width * 4))
     return g.op("Add", x, _add_dense(g, wide, width * 4, width))
 
 
-def transformer(g: Graph) -> None:
+def transformer(g: GraphBuilder) -> None:
     """Build two encoder blocks over image patches, as in a vision transformer."""
     patches = g.op(
         "Conv", g.input("image", 1, 3, 16, 16), g.weight(32, 3, 4, 4), g.weight(32, scale=0.1), strides=[4, 4]
@@ -305,7 +307,7 @@ def transformer(g: Graph) -> None:
     g.output("logits", 1, 10)
 
 
-def decoder(g: Graph) -> None:
+def decoder(g: GraphBuilder) -> None:
     """Build a language model: embedded tokens and positions, a causal mask, logits from the embedding weights."""
     table = g.weight(50, 24, scale=0.5)
     x = g.op("Add", g.op("Gather", table, g.input("tokens", 1, 12, dtype="int64")), g.weight(1, 12, 24, scale=0.5))
@@ -316,7 +318,7 @@ def decoder(g: Graph) -> None:
     g.output(g.op("MatMul", x, g.op("Transpose", table, perm=[1, 0]), out="logits"), 1, 12, 50)
 
 
-def dynamic_attention(g: Graph) -> None:
+def dynamic_attention(g: GraphBuilder) -> None:
     """Build a block for any batch and length. Shapes are computed at run time."""
     x = g.input("features", "batch", "time", 16)
     x = _add_block(g, x, 16, 2)
@@ -326,7 +328,7 @@ def dynamic_attention(g: Graph) -> None:
     g.output(g.op("ReduceSum", g.op("Mul", x, weights), g.const([1]), keepdims=0, out="summary"), "batch", 16)
 
 
-def mlp(g: Graph) -> None:
+def mlp(g: GraphBuilder) -> None:
     """Build dense layers with ReLU and a softmax."""
     x = g.input("features", 4, 20)
     for ins, outs in ((20, 32), (32, 32)):
@@ -335,7 +337,7 @@ def mlp(g: Graph) -> None:
     g.output(g.op("Softmax", x, axis=1, out="probabilities"), 4, 5)
 
 
-def mixer(g: Graph) -> None:
+def mixer(g: GraphBuilder) -> None:
     """Build an MLP mixer with LayerNormalization and Gelu operators, alternating between tokens and channels."""
     g.opset = 20
     x = g.input("tokens", 1, 8, 16)
@@ -349,7 +351,7 @@ def mixer(g: Graph) -> None:
     g.output("mixed", 1, 8, 16)
 
 
-def recommender(g: Graph) -> None:
+def recommender(g: GraphBuilder) -> None:
     """Build a recommender: embeddings, their products, and dense features; three inputs, two outputs."""
     user = g.op("Gather", g.weight(40, 8, scale=0.5), g.input("user", 4, dtype="int64"))
     seen = g.op("Gather", g.weight(60, 8, scale=0.5), g.input("items", 4, 6, dtype="int64"))
@@ -362,7 +364,7 @@ def recommender(g: Graph) -> None:
 
 
 def _add_recurrent(
-    g: Graph, kind: str, x: str, ins: int, hidden: int, gates: int, out: tuple[str, ...], **more: Any
+    g: GraphBuilder, kind: str, x: str, ins: int, hidden: int, gates: int, out: tuple[str, ...], **more: Any
 ) -> str:
     """Return a recurrent operator over [time, batch, ins]. The first output is [time, directions, batch, hidden]."""
     ways = 2 if more.get("direction") == "bidirectional" else 1
@@ -371,7 +373,7 @@ def _add_recurrent(
     return g.ops(kind, x, weight, again, bias, out=out, hidden_size=hidden, **more)[0]
 
 
-def lstm(g: Graph) -> None:
+def lstm(g: GraphBuilder) -> None:
     """Build an LSTM over a sequence with a classifier of the last state."""
     _add_recurrent(g, "LSTM", g.input("sequence", 10, 1, 8), 8, 16, 4, ("states", "last", "cell"))
     x = g.op("Squeeze", "last", g.const([0]))
@@ -379,7 +381,7 @@ def lstm(g: Graph) -> None:
     g.output("cell", 1, 1, 16)
 
 
-def gru(g: Graph) -> None:
+def gru(g: GraphBuilder) -> None:
     """Build two stacked GRUs with batch 2."""
     x = _add_recurrent(g, "GRU", g.input("sequence", 8, 2, 6), 6, 12, 3, ("", ""), linear_before_reset=1)
     x = _add_recurrent(g, "GRU", g.op("Squeeze", x, g.const([1])), 12, 12, 3, ("", "last"), linear_before_reset=1)
@@ -387,7 +389,7 @@ def gru(g: Graph) -> None:
     g.output("last", 1, 2, 12)
 
 
-def bidirectional_lstm(g: Graph) -> None:
+def bidirectional_lstm(g: GraphBuilder) -> None:
     """Build a tagger: a bidirectional LSTM with a label per step."""
     embedded = g.op("Gather", g.weight(30, 8, scale=0.5), g.input("tokens", 9, 1, dtype="int64"))
     x = _add_recurrent(g, "LSTM", embedded, 8, 8, 4, ("", "", ""), direction="bidirectional")
@@ -396,7 +398,7 @@ def bidirectional_lstm(g: Graph) -> None:
     g.output(g.op("LogSoftmax", x, axis=1, out="labels"), 9, 5)
 
 
-def wavenet(g: Graph) -> None:
+def wavenet(g: GraphBuilder) -> None:
     """Build gated dilated 1-D convolutions over sound, with residuals and skips."""
     x = g.op("Conv", g.input("sound", 1, 1, 64), g.weight(8, 1, 1), g.weight(8, scale=0.1))
     skips = []
@@ -413,7 +415,7 @@ def wavenet(g: Graph) -> None:
     g.output(g.op("Conv", x, g.weight(4, 8, 1), g.weight(4, scale=0.1), out="next"), 1, 4, 64)
 
 
-def branches(g: Graph) -> None:
+def branches(g: GraphBuilder) -> None:
     """Build an If with branches of different depth. The input's mean selects the branch."""
     x = g.input("features", 2, 8)
     w1, w2, w3 = g.weight(8, 8), g.weight(8, 4), g.weight(8, 4)
@@ -426,7 +428,7 @@ def branches(g: Graph) -> None:
     g.output(g.op("Softplus", chosen, out="answer"), 2, 4)
 
 
-def loop(g: Graph) -> None:
+def loop(g: GraphBuilder) -> None:
     """Build Newton's method for a square root as a Loop with an iteration limit and early exit."""
     x = g.op("Add", g.op("Abs", g.input("numbers", 6)), g.const(0.5))
     body = g.body("step")
@@ -441,7 +443,7 @@ def loop(g: Graph) -> None:
     g.output("root", 6)
 
 
-def scan(g: Graph) -> None:
+def scan(g: GraphBuilder) -> None:
     """Build a tanh recurrent cell as a Scan over time."""
     w, u = g.weight(5, 7), g.weight(7, 7)
     body = g.body("cell")
@@ -457,7 +459,7 @@ def scan(g: Graph) -> None:
     g.output("all", 6, 2, 7)
 
 
-def _build_small_net(g: Graph, dtype: str) -> None:
+def _build_small_net(g: GraphBuilder, dtype: str) -> None:
     """Build dense layers with a residual in a different dtype. Inputs and outputs have that dtype too."""
     g.dtype = dtype
     x = g.input("features", 4, 16)
@@ -466,22 +468,22 @@ def _build_small_net(g: Graph, dtype: str) -> None:
     g.output(g.op("MatMul", g.op("Tanh", x), g.weight(16, 8), out="answer"), 4, 8)
 
 
-def half(g: Graph) -> None:
+def half(g: GraphBuilder) -> None:
     """Build a float16 network."""
     _build_small_net(g, "float16")
 
 
-def bfloat16(g: Graph) -> None:
+def bfloat16(g: GraphBuilder) -> None:
     """Build a bfloat16 network. ONNX Runtime's CPU provider lacks bfloat16 MatMul, so other references are needed."""
     _build_small_net(g, "bfloat16")
 
 
-def double(g: Graph) -> None:
+def double(g: GraphBuilder) -> None:
     """Build a float64 network."""
     _build_small_net(g, "float64")
 
 
-def integers(g: Graph) -> None:
+def integers(g: GraphBuilder) -> None:
     """Build int64 arithmetic: token hashes, remainders, divisions, comparisons, and counts."""
     x = g.input("tokens", 3, 8, dtype="int64")
     mixed = g.op("Add", g.op("Mul", x, g.const(np.int64(6364136223846793))), g.const(np.int64(1442695040888963)))
@@ -495,7 +497,7 @@ def integers(g: Graph) -> None:
     g.output("running", 3, 8, dtype="int64")
 
 
-def beam_step(g: Graph) -> None:
+def beam_step(g: GraphBuilder) -> None:
     """Build a beam search step: add scores to the totals, select the best, and return their beams and tokens."""
     so_far = g.op("Unsqueeze", g.input("so_far", 4), g.const([1]))
     total = g.op("Add", g.op("LogSoftmax", g.input("scores", 4, 20), axis=1), so_far)

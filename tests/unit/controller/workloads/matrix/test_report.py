@@ -32,10 +32,10 @@ from hil.controller.workloads.matrix.report import (
     nothing_of,
     results_of_run,
 )
-from hil.controller.workloads.matrix.targets import Target, targets_of
+from hil.controller.workloads.matrix.targets import MatrixTarget, targets_of
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
@@ -113,7 +113,7 @@ def test_stored_model_run_matches_suite_record(tmp_path: Path):
     stored = {"id": "r", "created": 0.0, "exit_code": 0, "board": {"name": "sim"}, "cases": [case_record(ended, {})]}
     (record,) = results_of_run(Run(tmp_path, json.loads(json.dumps(jsonable(stored))))).records
     spec, task = CaseSpec("net", "net", lambda folder: pytest.fail("it has ended")), Task(ended, board="sim")
-    suites = record_of(spec, task, "", Flow("", "iree"), Request(""), SuiteRun(tmp_path / "suite", {}))
+    suites = record_of(spec, task, "", Flow("", "iree"), SuiteRequest(""), SuiteRun(tmp_path / "suite", {}))
     assert replace(suites, program="", repeat="", folder="net", started=0.0) == record
     assert (record.disagreement, len(record.other_references)) == ("b and c disagree on y", 1)
     assert (record.cached, record.elsewhere, record.notes) == (True, "1 of 2 nodes", {"text": "it"})
@@ -215,7 +215,7 @@ def test_load_matrix_rejects_invalid_file(tmp_path: Path, text: str):
 
 
 def test_matrix_report_includes_earlier_error_during_run(tmp_path: Path):
-    def run(target: Target, folder: Path) -> None:
+    def run(target: MatrixTarget, folder: Path) -> None:
         if target.name == "a":
             raise BoardUnreachable("no answer")
         told.append((tmp_path / "two" / "matrix.md").read_text())

@@ -15,7 +15,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.onnx import read_onnx
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseData
 from hil.core.tensors import Array
@@ -48,7 +48,7 @@ def save_set(model: Path, number: int, inputs: list[tuple[str, Array]], outputs:
 
 
 def data_of(model: Path, case_id: str, context: RunContext, folder: Path, layers: bool = False) -> CaseData:
-    suite = open_suite(Request(str(model), layers=layers), Flow("onnxruntime", "onnxruntime"), context)
+    suite = open_suite(SuiteRequest(str(model), layers=layers), Flow("onnxruntime", "onnxruntime"), context)
     (spec,) = [one for one in suite.cases if one.id == case_id]
     folder.mkdir(parents=True, exist_ok=True)
     return spec.make(folder)
@@ -89,7 +89,7 @@ def test_invalid_data_set_does_not_affect_other_cases(model, context, tmp_path):
         data_of(model, "model_test_data_set_0", context, tmp_path / "bad")
     for name in ("model_test_data_set_1", "model_full_model"):
         assert data_of(model, name, context, tmp_path / name).inputs["a"].tolist() == A.tolist()
-    suite = open_suite(Request(str(model)), Flow("onnxruntime", "onnxruntime"), context)
+    suite = open_suite(SuiteRequest(str(model)), Flow("onnxruntime", "onnxruntime"), context)
     (layer, _) = [one for one in suite.cases if one.layer]
     (tmp_path / "layer").mkdir()
     assert [array.tolist() for array in layer.make(tmp_path / "layer").inputs.values()] == [A.tolist(), B.tolist()]

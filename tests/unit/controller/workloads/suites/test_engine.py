@@ -19,7 +19,7 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.preparing import suite_runner
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, fresh
@@ -36,7 +36,7 @@ def engine(tmp_path):
     with Isolated(1) as isolated:
         context = RunContext(Cache(tmp_path / "cache"), isolated)
         run = SuiteRun(tmp_path / "run", {})
-        yield Engine(Request("s"), load_flow("onnxruntime"), choices, suite_runner(context), run)
+        yield Engine(SuiteRequest("s"), load_flow("onnxruntime"), choices, suite_runner(context), run)
 
 
 def task(name: str, *boards: str) -> Task:

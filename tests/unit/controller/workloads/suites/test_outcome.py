@@ -16,7 +16,7 @@ from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
@@ -34,7 +34,7 @@ def make(folder: Path) -> CaseData:
 def recorded(tmp_path):
     def record(case: Case) -> CaseRecord:
         spec = CaseSpec("c", "m", make, content="of c")
-        return record_of(spec, Task(case, board="b"), "s", FLOW, Request("s"), SuiteRun(tmp_path, {}))
+        return record_of(spec, Task(case, board="b"), "s", FLOW, SuiteRequest("s"), SuiteRun(tmp_path, {}))
 
     return record
 

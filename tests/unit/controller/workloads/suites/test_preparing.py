@@ -15,12 +15,12 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.preparing import begin_case, options_for, suite_runner
 from hil.controller.workloads.suites.request import Settings
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec, ModelFile
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec, SuiteModelFile
 from hil.core.results import Outcome
 
 DATA = CaseData(Path("made/by/recipe.onnx"))
-WHOLE = CaseSpec("net_full_model", "net", lambda folder: DATA, file=ModelFile("models/net.onnx", ""))
-LAYER = CaseSpec("net_layer_Conv", "net", lambda folder: DATA, layer="conv", file=ModelFile("models/net.onnx", ""))
+WHOLE = CaseSpec("net_full_model", "net", lambda folder: DATA, file=SuiteModelFile("models/net.onnx", ""))
+LAYER = CaseSpec("net_layer_Conv", "net", lambda folder: DATA, layer="conv", file=SuiteModelFile("models/net.onnx", ""))
 FLOW = Flow("own", "iree", accept=("logits: top1>=0.9",))
 
 
@@ -48,7 +48,7 @@ def test_model_table_must_name_existing_outputs(
 ) -> None:
     value = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
     data = CaseData(save_onnx([helper.make_node("Neg", ["x"], ["y"])], *value, name="recipe.onnx"))
-    spec = CaseSpec("net_full_model", "net", lambda folder: data, file=ModelFile("models/net.onnx", ""))
+    spec = CaseSpec("net_full_model", "net", lambda folder: data, file=SuiteModelFile("models/net.onnx", ""))
     settings = Settings(per_model={pattern: {"accept": ("yy: argmax",)}})
     case = begin_case(spec, FLOW, suite_runner(RunContext(cache, isolated)), tmp_path / "case", settings)
     assert case.outcome is outcome

@@ -19,7 +19,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.request import Request, Settings
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseData, Suite, model_files
 from hil.errors import ImportFailed, UsageError
@@ -57,7 +57,7 @@ def ids(suite: Suite) -> list[str]:
 
 def test_suite_has_cases_for_model_and_layers(tmp_path, context):
     two_layers(tmp_path / "net.onnx")
-    suite = open_suite(Request(str(tmp_path)), PLAIN, context)
+    suite = open_suite(SuiteRequest(str(tmp_path)), PLAIN, context)
     assert ids(suite) == ["net_full_model", "net_layer_MatMul_mix", "net_layer_Relu_clamp"]
     assert [case.op for case in suite.cases] == ["", "MatMul", "Relu"]
     assert [case.layer for case in suite.cases] == ["", "MatMul_mix", "Relu_clamp"]
@@ -68,8 +68,8 @@ def test_suite_has_cases_for_model_and_layers(tmp_path, context):
 
 def test_suite_options_omit_or_fuse_layers(tmp_path, context):
     path = str(two_layers(tmp_path / "net.onnx"))
-    assert ids(open_suite(Request(path, layers=False), PLAIN, context)) == ["net_full_model"]
-    assert ids(open_suite(Request(path, group="fused"), PLAIN, context)) == [
+    assert ids(open_suite(SuiteRequest(path, layers=False), PLAIN, context)) == ["net_full_model"]
+    assert ids(open_suite(SuiteRequest(path, group="fused"), PLAIN, context)) == [
         "net_full_model",
         "net_layer_MatMul+Relu_mix",
     ]
@@ -86,17 +86,17 @@ def test_merge_option_removes_repeated_layers(tmp_path, context, merge, left):
     ]
     outputs = [(name, TensorProto.FLOAT, [2, 3]) for name in ("first", "again", "second")]
     path = save_model(tmp_path / "net.onnx", nodes, [("x", TensorProto.FLOAT, [2, 3])], outputs, tensors)
-    suite = open_suite(Request(str(path), merge=merge), PLAIN, context)
+    suite = open_suite(SuiteRequest(str(path), merge=merge), PLAIN, context)
     assert ids(suite) == ["net_full_model", *(f"net_layer_MatMul_{name}" for name in left)]
 
 
 def test_suite_rejects_unknown_merge_option(tmp_path, context):
     with pytest.raises(UsageError, match="invalid merge mode 'size'"):
-        open_suite(Request(str(two_layers(tmp_path / "net.onnx")), merge="size"), PLAIN, context)
+        open_suite(SuiteRequest(str(two_layers(tmp_path / "net.onnx")), merge="size"), PLAIN, context)
 
 
 def test_layer_case_uses_reference_activations(tmp_path, context, data_of):
-    suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx"))), PLAIN, context)
+    suite = open_suite(SuiteRequest(str(two_layers(tmp_path / "net.onnx"))), PLAIN, context)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     (hidden,) = clamp.inputs.values()
     np.testing.assert_allclose(hidden, whole.inputs["x"] @ np.array([[1, -1], [2, 0], [0, 3]]), rtol=1e-5)
@@ -104,7 +104,7 @@ def test_layer_case_uses_reference_activations(tmp_path, context, data_of):
 
 
 def test_random_layer_inputs_stay_in_reference_range(tmp_path, context, data_of):
-    suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx")), layer_inputs="random"), PLAIN, context)
+    suite = open_suite(SuiteRequest(str(two_layers(tmp_path / "net.onnx")), layer_inputs="random"), PLAIN, context)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     (hidden,) = clamp.inputs.values()
     real = whole.inputs["x"] @ np.array([[1, -1], [2, 0], [0, 3]], np.float32)
@@ -116,7 +116,7 @@ def test_files_beside_model_give_inputs_and_outputs(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx", batch="N")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((5, 3), np.float32))
     np.savez(tmp_path / "net.expected.npz", y=np.zeros((5, 2), np.float32))
-    suite = open_suite(Request(str(tmp_path)), PLAIN, context)
+    suite = open_suite(SuiteRequest(str(tmp_path)), PLAIN, context)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     assert whole.inputs["x"].shape == (5, 3)
     assert whole.expected["y"].shape == (5, 2)
@@ -126,8 +126,8 @@ def test_files_beside_model_give_inputs_and_outputs(tmp_path, context, data_of):
 def test_open_dimension_raises_error_until_set(tmp_path, context, data_of):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(ImportFailed, match="N"):
-        data_of(open_suite(Request(path), PLAIN, context), "net_full_model")
-    suite = open_suite(Request(path, dims={"N": 7}), PLAIN, context)
+        data_of(open_suite(SuiteRequest(path), PLAIN, context), "net_full_model")
+    suite = open_suite(SuiteRequest(path, dims={"N": 7}), PLAIN, context)
     assert len(suite.cases) == 3
     assert data_of(suite, "net_layer_MatMul_mix").inputs["x"].shape == (7, 3)
 
@@ -136,7 +136,7 @@ def test_range_of_sizes_makes_case_of_every_edge(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx", batch="N")
     two_layers(tmp_path / "fixed.onnx")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((5, 3), np.float32))
-    suite = open_suite(Request(str(tmp_path), dims={"N": "1..3"}), PLAIN, context)
+    suite = open_suite(SuiteRequest(str(tmp_path), dims={"N": "1..3"}), PLAIN, context)
     fixed, sized = [[one for one in ids(suite) if one.startswith(name)] for name in ("fixed", "net")]
     assert len(fixed) == 3
     # The layers are those of the largest size alone.
@@ -152,7 +152,7 @@ def test_project_file_sets_inputs_of_models(tmp_path, context, data_of):
     for name in ("net", "other"):
         two_layers(tmp_path / f"{name}.onnx", batch="N")
     per_model = {"net.*": {"dims": {"N": 4}, "seed": 5, "input_range": (10.0, 11.0)}}
-    request = Request(str(tmp_path), dims={"N": 2}, settings=Settings(per_model=per_model))
+    request = SuiteRequest(str(tmp_path), dims={"N": 2}, settings=Settings(per_model=per_model))
     suite = open_suite(request, PLAIN, context)
     x, other = (data_of(suite, f"{name}_full_model").inputs["x"] for name in ("net", "other"))
     assert (x.shape, other.shape) == ((4, 3), (2, 3))
@@ -167,25 +167,25 @@ def test_project_file_sets_size_range_of_models(tmp_path, context):
     for name in ("net", "other"):
         two_layers(tmp_path / f"{name}.onnx", batch="N")
     settings = Settings(per_model={"net.*": {"dims": {"N": "1..2"}}})
-    request = Request(str(tmp_path), dims={"N": 2}, layers=False, settings=settings)
+    request = SuiteRequest(str(tmp_path), dims={"N": 2}, layers=False, settings=settings)
     suite = open_suite(request, PLAIN, context)
     assert ids(suite) == ["net_N-1_full_model", "net_N-2_full_model", "other_full_model"]
     settings = Settings(per_model={"net.*": {"dims": {"N": 2}}})
-    request = Request(str(tmp_path / "net.onnx"), dims={"N": "1..3"}, layers=False, settings=settings)
+    request = SuiteRequest(str(tmp_path / "net.onnx"), dims={"N": "1..3"}, layers=False, settings=settings)
     assert ids(open_suite(request, PLAIN, context)) == ["net_full_model"]
 
 
 def test_suite_rejects_unknown_dimension(tmp_path, context):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(UsageError, match="dimension not found in ") as caught:
-        open_suite(Request(path, dims={"M": 7}), PLAIN, context)
+        open_suite(SuiteRequest(path, dims={"M": 7}), PLAIN, context)
     assert "N" in caught.value.hint
 
 
 def test_unreadable_model_becomes_failing_case(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
-    suite = open_suite(Request(str(tmp_path)), PLAIN, context)
+    suite = open_suite(SuiteRequest(str(tmp_path)), PLAIN, context)
     assert ids(suite)[:2] == ["broken_full_model", "net_full_model"]
     assert len(suite.cases) == 4
     with pytest.raises(ImportFailed, match=r"broken\.onnx"):
@@ -197,7 +197,7 @@ def test_content_digest_covers_model_flow_and_inputs(tmp_path, context):
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
 
     def content(flow: Flow = PLAIN) -> str:
-        broken, *net = open_suite(Request(str(tmp_path)), flow, context).cases
+        broken, *net = open_suite(SuiteRequest(str(tmp_path)), flow, context).cases
         assert broken.content == "" and len(net) == 3
         (digest,) = {case.content for case in net}
         return digest
@@ -215,7 +215,7 @@ def test_content_digest_covers_model_flow_and_inputs(tmp_path, context):
 def test_mismatched_inputs_file_raises_import_error(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((9, 9), np.float32))
-    suite = open_suite(Request(str(tmp_path)), PLAIN, context)
+    suite = open_suite(SuiteRequest(str(tmp_path)), PLAIN, context)
     assert ids(suite) == ["net_full_model"]
     with pytest.raises(ImportFailed, match="expected 2x3 float32"):
         data_of(suite, "net_full_model")
@@ -223,7 +223,7 @@ def test_mismatched_inputs_file_raises_import_error(tmp_path, context, data_of):
 
 def test_recipe_applies_before_layer_split(tmp_path, context, data_of):
     suite = open_suite(
-        Request(str(DIGITS / "digits_cnn.onnx")), load_flow("onnxruntime-static-int8-per-channel"), context
+        SuiteRequest(str(DIGITS / "digits_cnn.onnx")), load_flow("onnxruntime-static-int8-per-channel"), context
     )
     assert any("QuantizeLinear" in case.op for case in suite.cases)
     whole = data_of(suite, "digits_cnn_full_model")
@@ -232,7 +232,7 @@ def test_recipe_applies_before_layer_split(tmp_path, context, data_of):
 
 
 def test_directory_without_models_gives_empty_suite(tmp_path, context):
-    assert open_suite(Request(str(tmp_path)), PLAIN, context).cases == ()
+    assert open_suite(SuiteRequest(str(tmp_path)), PLAIN, context).cases == ()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_directory_without_models_gives_empty_suite(tmp_path, context):
 )
 def test_missing_source_error_suggests_name(context, source, meant):
     with pytest.raises(UsageError, match=r"suite, model or directory .* not found") as caught:
-        open_suite(Request(source), PLAIN, context)
+        open_suite(SuiteRequest(source), PLAIN, context)
     assert f"did you mean {meant}" in caught.value.hint
 
 
@@ -249,12 +249,12 @@ def test_local_directory_never_selects_built_in_suite(tmp_path, context, monkeyp
     for name in ("models", "operators"):
         (tmp_path / name).mkdir()
         two_layers(tmp_path / name / "net.onnx")
-        suite = open_suite(Request(name, layers=False), PLAIN, context)
+        suite = open_suite(SuiteRequest(name, layers=False), PLAIN, context)
         assert ids(suite) == ["net_full_model"] and suite.expected == Path(name, "expected.toml")
 
 
 def test_built_in_models_have_whole_and_layer_cases(context, data_of):
-    suite = open_suite(Request("@models"), PLAIN, context)
+    suite = open_suite(SuiteRequest("@models"), PLAIN, context)
     found = ids(suite)
     assert len(found) == len(set(found)) > 200
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", name) for name in found)

@@ -9,7 +9,7 @@ import pytest
 from hil.controller.models.flows import flows
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.torch_cases import starts_from_torch
 from hil.errors import UsageError
@@ -30,5 +30,5 @@ def test_int8_flows_have_recipe():
 @pytest.mark.parametrize("suite", ["@operators", "@models"])
 def test_missing_executorch_error_names_extra(suite, isolated, tmp_path):
     with pytest.raises(UsageError, match="requires executorch, which is not installed") as refused:
-        open_suite(Request(suite), flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
+        open_suite(SuiteRequest(suite), flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
     assert refused.value.hint == "pip install 'hil[executorch]'"
