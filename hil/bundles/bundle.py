@@ -70,7 +70,10 @@ class Bundle:
         files = {name: map_file(path) for name, path in sorted(program.files.items())}
         content = Program(program.runtime, program.main, files, program.compiler, tuple(program.flags))
         document, blobs = to_document(content, methods, made or {})
-        text = layout.canonical_json(document)
+        try:
+            text = layout.canonical_json(document)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UsageError(f"cannot store the bundle's metadata as JSON: {error}") from error
         if len(text) > layout.MAX_MANIFEST_BYTES:
             raise UsageError(
                 f"the manifest has {len(text)} bytes, {layout.MAX_MANIFEST_BYTES} are allowed", hint="fewer cases"

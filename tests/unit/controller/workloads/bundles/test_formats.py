@@ -137,6 +137,7 @@ def test_golden_format_separates_similar_method_names(tmp_path, context):
             "is 3x2 float32, the method takes Nx2 float64",
         ),
         (lambda d: d["methods"][0].update(cases=[]), "no test cases"),
+        (lambda d: d["made"].update(speed=float("nan")), "cannot store the bundle's metadata as JSON"),
     ],
 )
 def test_golden_format_rejects_invalid_document(golden, context, change, message):
