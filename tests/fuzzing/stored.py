@@ -83,6 +83,7 @@ def _study(folder: Path) -> Iterator[Attempt]:
     """A study's list of experiments, and the rows that an interrupted one left."""
     from hil.controller.workloads.study.record import LIST, MODEL, Row, exit_code, read_study, summary, taken_over
     from hil.controller.workloads.study.show import failures, markdown, terminal_table
+    from hil.core.bounded_json import parse_json
 
     for name in "ab":
         (folder / name).mkdir()
@@ -99,7 +100,7 @@ def _study(folder: Path) -> Iterator[Attempt]:
             str(error).encode()
             kinds.append(f"list {error.message.rpartition(':')[2][:20]}")
         try:
-            rows = taken_over(json.loads(data), asked)
+            rows = taken_over(parse_json(data), asked)
         except (KeyError, TypeError, ValueError, RecursionError) as error:  # which its reader makes a UsageError
             kinds.append(f"rows {type(error).__name__}")
         else:

@@ -38,8 +38,8 @@ from hil.controller.workloads.study.record import (
 )
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, train
-from hil.core.bounded_json import read_json
-from hil.core.files import copy_file
+from hil.core.bounded_json import parse_json
+from hil.core.files import copy_file, read_file
 from hil.core.results import Model, Outcome
 from hil.core.tensors import Array
 from hil.errors import (
@@ -206,7 +206,7 @@ class _Study:
         if not self.asked.resume:
             raise UsageError(f"{out} already contains a study", hint=f"continue with --resume, or {hint}")
         try:
-            document = read_json(stored)
+            document = parse_json(read_file(stored))
             if document["schema"] != SCHEMA or document["asked"] != self.asked.document():
                 raise UsageError(
                     f"{out} contains a study with different settings", hint=f"{hint}, or the same settings"
