@@ -76,7 +76,7 @@ def test_submit_creates_submission_per_repeated_option(call, tmp_path):
     flows = ("--flow", "iree", "--flow", "onnxruntime")
     suite = call("submit", MODEL.parent, *flows, "--filter", "=digits_cnn_full_model", "--wait")
     assert suite.code == 0, suite.err
-    assert "1 case on 2 targets, none differs" in suite.out
+    assert "1 case on 2 targets, no differences" in suite.out
 
 
 def test_submit_exits_with_job_exit_code(call, tmp_path):
