@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "contributing.md").read_text()
-RECIPES = (ROOT / "docs" / "internals" / "adding.md").read_text()
+RECIPES = "".join((ROOT / "docs/internals" / name).read_text() for name in ("adding.md", "adding-pages.md"))
 
 
 def folders(place: Path) -> set[str]:
