@@ -38,7 +38,7 @@ def test_relative_identity_resolves_beside_board_config(sshd: Sshd, log_in: LogI
 
 
 def test_login_without_methods_suggests_options(log_in: LogIn) -> None:
-    with pytest.raises(BoardRefused, match="refused the login; tried: nothing") as refused:
+    with pytest.raises(BoardRefused, match="refused the login; tried: none") as refused:
         log_in(identity="")
     assert refused.value.exit_code == EXIT_BOARD
     assert "--identity" in refused.value.hint and "HIL_SSH_PASSWORD" in refused.value.hint
