@@ -101,7 +101,7 @@ def read_python(path: Path, is_test: bool) -> dict[str, list[str]]:
 def collect(root: Path) -> dict[str, dict[str, list[str]]]:
     """Return the texts of a checkout: area -> file -> texts."""
     texts: dict[str, dict[str, list[str]]] = {area: collections.defaultdict(list) for area in AREAS}
-    for name in _git(root, "ls-files").splitlines():
+    for name in _list_files(root):
         path = root / name
         if name.endswith(".md") and not name.startswith("tests/"):
             texts["docs"][name].append(plain_markdown(path.read_text(errors="ignore")))
@@ -153,7 +153,7 @@ def show_area(area: str, files: dict[str, list[str]], by_file: bool) -> bool:
 
 def main() -> int:
     """Run the command line. Return 1 if an area is above its limits."""
-    texts = collect(Path(_git(Path.cwd(), "rev-parse", "--show-toplevel").strip()))
+    texts = collect(Path(__file__).parents[1])
     if "--show" in sys.argv:
         area, *patterns = sys.argv[sys.argv.index("--show") + 1 :]
         show_sentences(texts[area], patterns)
@@ -166,7 +166,16 @@ def main() -> int:
 
 
 def _git(root: Path, *command: str) -> str:
-    return subprocess.run(["git", "-C", root, *command], capture_output=True, text=True, check=True).stdout
+    """Return the output of a git command, or "" outside of a repository."""
+    return subprocess.run(["git", "-C", root, *command], capture_output=True, text=True).stdout
+
+
+def _list_files(root: Path) -> list[str]:
+    """List the files of the repository; without git, those in directories whose names do not start with a dot."""
+    if names := _git(root, "ls-files").splitlines():
+        return [name for name in names if (root / name).is_file()]
+    files = [path.relative_to(root) for path in root.rglob("*") if path.suffix in (".md", ".py")]
+    return [str(path) for path in files if path.parts[0] != "build" and not path.parts[0].startswith(".")]
 
 
 if __name__ == "__main__":
