@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board_client import Invocation, Loaded, Target
+from hil.controller.devices.board_client import AgentEndpoint, Invocation, ProgramHandle
 from hil.controller.devices.client import AgentClient
 from hil.core.boards import load_board
 from hil.core.digest import digest_file
@@ -192,7 +192,7 @@ def session(module: str = "hil.agent") -> Iterator[tuple[AgentClient, Peer, Path
         folder = Path(scratch)
         command = [sys.executable, "-m", module, "--listen", f"unix:{folder}/agent", "--store", str(folder / "store")]
         with peer([*command, "--lifeline"]) as agent:
-            client = AgentClient(Target(agent.hello["address"]), "benchmark")
+            client = AgentClient(AgentEndpoint(agent.hello["address"]), "benchmark")
             try:
                 client.describe()
                 client.open_session("benchmark", on_wait=lambda said: None)
@@ -201,7 +201,7 @@ def session(module: str = "hil.agent") -> Iterator[tuple[AgentClient, Peer, Path
                 client.close()
 
 
-def load(client: AgentClient, path: Path, runtime: str = "iree", device: str = "") -> Loaded:
+def load(client: AgentClient, path: Path, runtime: str = "iree", device: str = "") -> ProgramHandle:
     """Push and load a program of one file."""
     name = digest_file(path)
     client.put({one: (path, have) for one, have in client.missing([name]).items()})

@@ -13,10 +13,10 @@ from benchmarks import common
 from benchmarks.ssh_layers import DEVICE
 from benchmarks.ssh_rivals import FOLDER, GCM, BareTunnel, Rival
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.client import AgentClient
-from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
+from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.digest import digest_file
@@ -100,7 +100,7 @@ def tensor_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: 
     into = np.zeros(COUNT, np.float32)
     turn = 0
     shell = open_shell(choice.address, choice.config.connection, board=board.name, base=folder)
-    place = ensure_agent(shell, Recipe.of(["iree"]), folder="", board=board.name, say=print)
+    place = ensure_agent(shell, AgentRecipe.of(["iree"]), folder="", board=board.name, say=print)
     bare = BareTunnel(board, folder, SIZE)
     rows = []
 
@@ -122,7 +122,7 @@ def tensor_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: 
         return [taken]
 
     tunnel = open_tunnel(shell, place.socket)
-    client = AgentClient(Target(tunnel.address), board.name)
+    client = AgentClient(AgentEndpoint(tunnel.address), board.name)
     client.describe()
     client.open_session("benchmark", on_wait=lambda said: None)
     take, give = (common.load(client, programs[name], device=DEVICE) for name in ("take", "give"))

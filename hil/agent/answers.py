@@ -31,7 +31,7 @@ _OVERWRITTEN = "the program or the runtime corrupted the worker's memory, or rep
 
 
 @dataclass(frozen=True)
-class Signature:
+class ProgramSignature:
     """Signature of the loaded program."""
 
     inputs: tuple[TensorSpec, ...]
@@ -106,7 +106,7 @@ class ClockStepped(RunCrashed):
         self.ns = ns
 
 
-Answer: TypeAlias = "Signature | Ran | None"
+Answer: TypeAlias = "ProgramSignature | Ran | None"
 _Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None]"
 
 
@@ -172,11 +172,11 @@ def _error(reported: Any, op: str) -> HilError:
     return from_parts(kind, message, hint, detail, code, among=WORKER_KINDS, otherwise=otherwise)
 
 
-def _signature(found: dict[str, Any]) -> Signature:
+def _signature(found: dict[str, Any]) -> ProgramSignature:
     if isinstance(load_ns := found.get("load_ns"), int) and load_ns < 0:
         raise ClockStepped(-load_ns)
     inputs, outputs, function, load_ns = _take(found, inputs=list, outputs=list, function=str, load_ns=int)
-    return Signature(tuple(map(_spec, inputs)), tuple(map(_spec, outputs)), function, load_ns)
+    return ProgramSignature(tuple(map(_spec, inputs)), tuple(map(_spec, outputs)), function, load_ns)
 
 
 def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:

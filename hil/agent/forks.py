@@ -21,7 +21,7 @@ from hil.agent import ipc
 from hil.core.disk_faults import noexec_folder, noexec_unfit
 from hil.core.named import resolve
 from hil.core.processes import (
-    Ended,
+    ExitStatus,
     ForkedChild,
     adopt_descendants,
     end_children,
@@ -69,8 +69,8 @@ class _News:
     pids: collections.deque[int | str] = field(
         default_factory=collections.deque
     )  # new worker ids, or the error of a failed fork
-    watching: dict[int, Callable[[Ended], None]] = field(default_factory=dict)
-    ended: dict[int, Ended] = field(
+    watching: dict[int, Callable[[ExitStatus], None]] = field(default_factory=dict)
+    ended: dict[int, ExitStatus] = field(
         default_factory=dict
     )  # exit status of workers that ended before on_exit was registered
 
@@ -86,7 +86,7 @@ def read_description(described: Any) -> dict[str, Any]:
     return dict(described)
 
 
-def read_news(body: bytes) -> tuple[int | str, Ended | None]:
+def read_news(body: bytes) -> tuple[int | str, ExitStatus | None]:
     """Parse a fork server's message.
 
     Return the worker's process id, or the error of a failed fork, and the exit status.
@@ -102,7 +102,7 @@ def read_news(body: bytes) -> tuple[int | str, Ended | None]:
         # The agent sends signals to this process id: 1, 0 or a negative number would address other processes.
         if type(pid) is int and 1 < pid < 1 << 31:
             if type(status) is int and type(peak) is int and 0 <= peak < 1 << 62:
-                return pid, Ended(status, peak)
+                return pid, ExitStatus(status, peak)
             if "pid" in news and status is None:
                 return pid, None
     raise ipc.Garbled("missing worker")
@@ -252,7 +252,7 @@ class ForkServer:
             raise
         return ipc.Channel(sock), process
 
-    def fork(self, fds: list[int], on_exit: Callable[[Ended], None]) -> int:
+    def fork(self, fds: list[int], on_exit: Callable[[ExitStatus], None]) -> int:
         """Fork a worker with these file descriptors and return the process id.
 
         ``on_exit`` is called after the worker has ended.
@@ -267,7 +267,7 @@ class ForkServer:
                 raise _import_error(str(described["error"]))
             return self._fork(fds, on_exit)
 
-    def _fork(self, fds: list[int], on_exit: Callable[[Ended], None]) -> int:
+    def _fork(self, fds: list[int], on_exit: Callable[[ExitStatus], None]) -> int:
         with self._lock:
             if self._channel is None or self._process is None:
                 raise self._died()
@@ -372,5 +372,5 @@ class ForkServer:
         for on_exit in orphans.values():
             # Report these workers as killed: the fork server no longer can, and an idle worker would be taken for a
             # live one.
-            on_exit(Ended(-signal.SIGKILL))
+            on_exit(ExitStatus(-signal.SIGKILL))
         channel.close()

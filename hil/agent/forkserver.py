@@ -40,7 +40,7 @@ from hil.core.clock import now_ns
 from hil.core.files import map_file
 from hil.core.guarded import calls_text, error_text
 from hil.core.named import resolve
-from hil.core.processes import Ended, adopt_descendants, children, end_children, peak_memory, signal_group
+from hil.core.processes import ExitStatus, adopt_descendants, children, end_children, peak_memory, signal_group
 from hil.core.results import Placement
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ErrorCode, HilError, LoadFailed, RunFailed, UsageError
@@ -52,7 +52,7 @@ _MOST_ERROR = 4000
 
 def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
     """Execute orders until the agent closes the channel."""
-    worker = _Worker(inputs, outputs)
+    worker = _ForkedWorker(inputs, outputs)
     asked, order = b"", {}
     said: dict[str, Any] = {}
     text = b""
@@ -83,7 +83,7 @@ def _error(
     return {"error": [kind.__name__, message[:_MOST_TEXT], hint[:_MOST_TEXT], detail[-_MOST_TEXT:], code.value]}
 
 
-class _Worker:
+class _ForkedWorker:
     def __init__(self, inputs: Arena, outputs: Arena) -> None:
         self._in = inputs
         self._out = outputs
@@ -334,7 +334,7 @@ def preload(reference: str) -> None:
 
 def _reap(control: ipc.Channel, workers: set[int], helpers: set[int]) -> None:
     """Report workers that have ended, after all their descendants have ended."""
-    ended: dict[int, Ended] = {}
+    ended: dict[int, ExitStatus] = {}
     end_children(workers | helpers, ended)
     for pid in workers & ended.keys():
         workers.discard(pid)

@@ -22,7 +22,7 @@ from hil.agent.answers import Output, Ran, Repeated
 from hil.agent.ipc import Arena, aligned
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
-from hil.agent.supervisor import Supervisor, Worker
+from hil.agent.supervisor import Supervisor, WorkerProcess
 from hil.bundles.layout import MAX_HEAD_BYTES, read_head
 from hil.bundles.manifest import program_files
 from hil.bundles.signature import SEAL, verify
@@ -50,10 +50,10 @@ _HINT = "sign the bundle with a trusted key (hil bundle create --sign KEY) and r
 
 
 @dataclass
-class Loaded:
+class WorkerProgram:
     """Program in a worker."""
 
-    worker: Worker
+    worker: WorkerProcess
     session: Session
     folder: Path
     pinned: list[str]
@@ -78,7 +78,7 @@ class Loaded:
 class Loading:
     """Load in progress, with the worker after the start."""
 
-    worker: Worker | None = None
+    worker: WorkerProcess | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -106,7 +106,7 @@ class Programs:
         self._supervisor = supervisor
         self._sessions = sessions
         self._limit = memory_limit or machine.memory_limit() or 1 << 62
-        self._loaded: dict[str, Loaded] = {}
+        self._loaded: dict[str, WorkerProgram] = {}
         self._loading: set[Loading] = set()
         # Number of programs that the session has loaded, and the last runtime.
         self._loads, self._runtime = 0, ""
@@ -182,7 +182,7 @@ class Programs:
             self._check_memory(size + known, "the program with all inputs and outputs")
             with self._lock:
                 self._sessions.require(session)
-                self._loaded[worker.program_id] = Loaded(worker, session, folder, pinned)
+                self._loaded[worker.program_id] = WorkerProgram(worker, session, folder, pinned)
         except BaseException:
             if worker is not None:
                 worker.close()
@@ -213,7 +213,7 @@ class Programs:
             self._supervisor.refill(request.runtime, request.device)
 
     @contextlib.contextmanager
-    def called(self, session: Session, start: pb.InvokeStart, is_wanted: Callable[[], bool]) -> Iterator[Loaded]:
+    def called(self, session: Session, start: pb.InvokeStart, is_wanted: Callable[[], bool]) -> Iterator[WorkerProgram]:
         """Lock and return the program of a call.
 
         Args:
@@ -249,7 +249,7 @@ class Programs:
         self._sessions.require(session)
         return UsageError("program not loaded in this session", hint="load it first")
 
-    def incoming(self, loaded: Loaded, start: pb.InvokeStart) -> Incoming:
+    def incoming(self, loaded: WorkerProgram, start: pb.InvokeStart) -> InputReceiver:
         """Reserve memory for a call's inputs. Raises RunFailed if they exceed the board's memory."""
 
         def reserve(size: int) -> None:
@@ -265,10 +265,10 @@ class Programs:
                     )
                 loaded.inputs_bytes = size
 
-        return Incoming(loaded.worker.inputs, start, self._store, reserve)
+        return InputReceiver(loaded.worker.inputs, start, self._store, reserve)
 
     def invoke(
-        self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart
+        self, loaded: WorkerProgram, incoming: InputReceiver, start: pb.InvokeStart
     ) -> tuple[pb.InvokeReply, list[memoryview], Callable[[], None]]:
         """Run or profile a program on received inputs.
 
@@ -317,7 +317,7 @@ class Programs:
         return reply, streams, ended
 
     def _answer(
-        self, worker: Worker, ran: Ran, received: int, with_state: bool
+        self, worker: WorkerProcess, ran: Ran, received: int, with_state: bool
     ) -> tuple[pb.InvokeReply, list[memoryview]]:
         """Build the response to a run, and the list of outputs to stream after it."""
         reply = pb.InvokeReply()
@@ -338,7 +338,7 @@ class Programs:
         done.ready_ns = clock.now_ns()
         return reply, streams
 
-    def _tensors(self, worker: Worker, outputs: Sequence[Output], done: pb.InvokeDone) -> list[memoryview]:
+    def _tensors(self, worker: WorkerProcess, outputs: Sequence[Output], done: pb.InvokeDone) -> list[memoryview]:
         """Add outputs to a response, and return those to stream after it.
 
         Raises RunFailed if they exceed the memory limit.
@@ -410,12 +410,12 @@ class Programs:
         freeing.start()
         self._freeing = [one for one in self._freeing if one.is_alive()] + [freeing]
 
-    def _free(self, loaded: Loaded) -> None:
+    def _free(self, loaded: WorkerProgram) -> None:
         """Release a killed program's resources after the current call has ended."""
         with loaded.lock:
             self._release(loaded)
 
-    def _release(self, loaded: Loaded) -> None:
+    def _release(self, loaded: WorkerProgram) -> None:
         loaded.worker.close()
         self._store.unlink_program(loaded.folder, loaded.pinned)
 
@@ -443,7 +443,7 @@ def _timeout(seconds: float) -> float:
     return min(seconds, MAX_TIMEOUT_S) if seconds > 0 else MAX_TIMEOUT_S
 
 
-class Incoming:
+class InputReceiver:
     """Inputs of one call, received into the worker's shared memory.
 
     Args:

@@ -96,7 +96,7 @@ class BlobStore:
         self._held: set[str] = set()
         # Metadata of each file at the time of the last digest check. After a power cut a file may contain
         # anything, so each file is hashed before the first use.
-        self._verified: dict[str, _Look] = {}
+        self._verified: dict[str, _FileStamp] = {}
         # Blobs that a program of this session may have altered unnoticed, at the moment the store changed the file's
         # timestamps.
         self._doubtful: set[str] = set()
@@ -411,7 +411,7 @@ class BlobStore:
         except OSError as error:
             raise disk_unfit(error, self.root) from error
 
-    def _trust(self, digest: str, look: _Look) -> None:
+    def _trust(self, digest: str, look: _FileStamp) -> None:
         self._verified[digest] = look
         if time.time_ns() - look.changed_ns < _TICK_NS:
             self._doubtful.add(digest)
@@ -508,7 +508,7 @@ class Upload:
         self._store._release(self.digest)
 
 
-class _Look(NamedTuple):
+class _FileStamp(NamedTuple):
     """Metadata of a file. A change of content changes ``changed_ns``, which only the kernel can set."""
 
     device: int
@@ -518,7 +518,7 @@ class _Look(NamedTuple):
     changed_ns: int
 
 
-def _look(path: Path) -> _Look | None:
+def _look(path: Path) -> _FileStamp | None:
     """Return the metadata of a regular file, or None."""
     try:
         stat = path.lstat()
@@ -526,7 +526,7 @@ def _look(path: Path) -> _Look | None:
         return None
     if not S_ISREG(stat.st_mode):
         return None
-    return _Look(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return _FileStamp(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def _is_sound(path: Path, digest: str) -> bool:

@@ -20,7 +20,7 @@ from hil.agent.runtimes import RUNTIME_GROUP, is_described_apart, lacking
 from hil.core import clock
 from hil.core.guarded import called, name_package, package_of
 from hil.core.memory_faults import out_of_memory
-from hil.core.processes import Ended, exit_text, signal_group
+from hil.core.processes import ExitStatus, exit_text, signal_group
 from hil.core.runtimes import RUNTIMES
 from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, StageTimeout
 
@@ -118,7 +118,7 @@ class LogBook:
             return [line for line in self._lines if line[0] > number]
 
 
-class Worker:
+class WorkerProcess:
     """Worker process, before and after loading a program.
 
     Args:
@@ -139,7 +139,7 @@ class Worker:
         self._tail: collections.deque[str] = collections.deque(maxlen=_DETAIL_LINES)
         self._logs = logs
         self._exited = threading.Event()
-        self._ended: Ended | None = None
+        self._ended: ExitStatus | None = None
         self._oom_kills = machine.oom_kills()
         # The board's clock and the wall clock at the last order, in nanoseconds.
         self._ordered_ns = (0, 0)
@@ -217,7 +217,7 @@ class Worker:
             error.detail = error.detail or self._last_lines()
             raise
 
-    def load(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.Signature:
+    def load(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.ProgramSignature:
         """Load a program and wait for the response. Raises the errors of :meth:`answer`.
 
         Args:
@@ -240,7 +240,7 @@ class Worker:
             raise _open_error(error, order["device"]) from error
         meanwhile()
         found = self.answer("load", timeout, begun)
-        assert isinstance(found, answers.Signature)
+        assert isinstance(found, answers.ProgramSignature)
         return found
 
     def run(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.Ran:
@@ -283,7 +283,7 @@ class Worker:
         self.inputs.close()
         self._outputs.close()
 
-    def _on_exit(self, ended: Ended) -> None:
+    def _on_exit(self, ended: ExitStatus) -> None:
         self._ended = ended
         self._exited.set()
 
@@ -355,7 +355,7 @@ class Worker:
 class _Spare:
     """Spare worker; None while it is starting."""
 
-    worker: Worker | None = None
+    worker: WorkerProcess | None = None
 
 
 class Supervisor:
@@ -399,7 +399,7 @@ class Supervisor:
             thread.join()
         return {name: server.described for name, server in servers.items()}
 
-    def take(self, runtime: str, device: str) -> Worker:
+    def take(self, runtime: str, device: str) -> WorkerProcess:
         """Return a worker with this runtime: a spare worker if available, else a new worker.
 
         Raises:
@@ -495,10 +495,10 @@ class Supervisor:
     def _installed(self) -> list[str]:
         return sorted(name for name in self._servers if not lacking(name))
 
-    def _start(self, runtime: str, device: str | None) -> Worker:
+    def _start(self, runtime: str, device: str | None) -> WorkerProcess:
         who = called("runtime", RUNTIME_GROUP, runtime) if package_of(RUNTIME_GROUP, runtime) else ""
         try:
-            worker = Worker(self._servers[runtime], self.logs, who)
+            worker = WorkerProcess(self._servers[runtime], self.logs, who)
         except BoardUnfit as error:
             name_package(error, who)
             raise

@@ -17,7 +17,7 @@ from typing import Any
 from hil.agent import runtimes
 from hil.agent.ipc import lay_out
 from hil.agent.machine import machine
-from hil.agent.supervisor import Supervisor, Worker
+from hil.agent.supervisor import Supervisor, WorkerProcess
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase, check_loaded, untested, with_cases
 from hil.bundles.signature import fingerprint, public_keys, verify
@@ -106,7 +106,7 @@ class _MethodRun:
         self._method = method
         self._timeout = timeout
         self._asked = RequestedDevice.of(program.runtime, program.flags, device)
-        self._worker: Worker | None = None
+        self._worker: WorkerProcess | None = None
         self._placement: Placement | None = None
         self._gives: Sequence[TensorSpec] = ()
 
@@ -131,7 +131,7 @@ class _MethodRun:
         finally:
             self._end()
 
-    def _load(self) -> Worker:
+    def _load(self) -> WorkerProcess:
         worker = self._supervisor.take(self._program.runtime, self._order["device"])
         try:
             found = worker.load(self._order, self._timeout, meanwhile=lambda: None)
@@ -142,7 +142,7 @@ class _MethodRun:
         self._worker, self._gives = worker, found.outputs
         return worker
 
-    def _result(self, worker: Worker, case: BundledCase, no_fallback: bool) -> CaseResult:
+    def _result(self, worker: WorkerProcess, case: BundledCase, no_fallback: bool) -> CaseResult:
         outputs, device_ns = self._run(worker, case)
         self._placement = None if self._placement is None else self._asked.mark(self._placement)
         elsewhere = self._asked.check(self._placement, no_fallback=no_fallback)
@@ -170,7 +170,7 @@ class _MethodRun:
             elsewhere=elsewhere,
         )
 
-    def _run(self, worker: Worker, case: BundledCase) -> tuple[list[Array], int]:
+    def _run(self, worker: WorkerProcess, case: BundledCase) -> tuple[list[Array], int]:
         entries, size = lay_out(worker.inputs, case.inputs.items())
         order = {"op": "invoke", "bytes": size, "inputs": entries, "warmup": 0, "iterations": 1}
         ran = worker.run(order, self._timeout, meanwhile=lambda: None)

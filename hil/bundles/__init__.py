@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hil.bundles.bundle import Bundle as Bundle
+    from hil.bundles.cases import BundleProgram as BundleProgram
     from hil.bundles.cases import Method as Method
     from hil.bundles.cases import MethodTestCase as MethodTestCase
     from hil.bundles.cases import MethodTestSuite as MethodTestSuite
-    from hil.bundles.cases import Program as Program
     from hil.bundles.cases import Signature as Signature
 
-__all__ = ["Bundle", "Method", "MethodTestCase", "MethodTestSuite", "Program", "Signature"]
+__all__ = ["Bundle", "BundleProgram", "Method", "MethodTestCase", "MethodTestSuite", "Signature"]
 
 
 def __getattr__(name: str) -> Any:

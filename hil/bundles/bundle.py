@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hil.bundles import layout
-from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
+from hil.bundles.cases import BundleProgram, Method, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.checks import checked_cases
 from hil.bundles.layout import Head
 from hil.bundles.manifest import blob_table, from_document, program_files, to_document
@@ -27,7 +27,7 @@ from hil.formats.executorch_file import Damaged, mapped, read_methods
 class Bundle:
     """A program with its methods and test cases. Create with :meth:`create`, read with :meth:`open`."""
 
-    program: Program
+    program: BundleProgram
     methods: tuple[Method, ...]  # every known entry point, including those without cases
     # Creation record, as JSON: model, target, tool versions. Informational only.
     made: Mapping[str, Any]
@@ -68,7 +68,7 @@ class Bundle:
             Method(name, known[name], checked_cases(name, known[name], cases)) for name, cases in by_method.items()
         )
         files = {name: map_file(path) for name, path in sorted(program.files.items())}
-        content = Program(program.runtime, program.main, files, program.compiler, tuple(program.flags))
+        content = BundleProgram(program.runtime, program.main, files, program.compiler, tuple(program.flags))
         document, blobs = to_document(content, methods, made or {})
         try:
             text = layout.canonical_json(document)

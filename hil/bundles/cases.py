@@ -71,7 +71,7 @@ class BundledCase:
 
 
 @dataclass(frozen=True)
-class Program:
+class BundleProgram:
     """Files that a runtime loads, and how they were compiled."""
 
     runtime: str

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
+from hil.bundles.cases import BundleProgram, Method, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.layout import MAX_BLOBS, CaseBlobs
 from hil.bundles.names import go_together, is_shown
 from hil.core.digest import check, digest_of
@@ -211,7 +211,7 @@ def _parts(document: Mapping[str, Any]) -> list[Any]:
 
 
 def to_document(
-    program: Program, methods: Sequence[Method], made: Mapping[str, Any]
+    program: BundleProgram, methods: Sequence[Method], made: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, memoryview]]:
     """Return the manifest, and its blobs in order of first reference, without duplicates."""
     blobs: dict[str, memoryview] = {}
@@ -266,7 +266,7 @@ def to_document(
 
 def from_document(
     document: Mapping[str, Any], blobs: CaseBlobs
-) -> tuple[Program, list[tuple[Signature, MethodTestSuite]], dict[str, Any]]:
+) -> tuple[BundleProgram, list[tuple[Signature, MethodTestSuite]], dict[str, Any]]:
     """Return the program, the methods with cases, and the creation record from a manifest and its blobs.
 
     Cases are not yet checked against their method.
@@ -299,7 +299,7 @@ def from_document(
         raise refused("blobs", "contains an unused blob")
     if not _WORD.fullmatch(runtime):  # boards receive the runtime's name first
         raise refused("program.runtime", "is not a valid runtime name")
-    content = Program(
+    content = BundleProgram(
         runtime,
         main,
         MappingProxyType(files),

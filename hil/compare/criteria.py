@@ -100,7 +100,7 @@ def parse_accept(
         UsageError: a text does not match the grammar; the message has the position.
         VacuousTolerance: a criterion cannot fail, such as ``top1>=0``.
     """
-    return tuple(_Parser(text, load_function, option).parse() for text in texts)
+    return tuple(_CriterionParser(text, load_function, option).parse() for text in texts)
 
 
 def resolve_files(text: str, folder: Path) -> str:
@@ -137,7 +137,7 @@ def function_files(texts: Sequence[str]) -> list[str]:
     return files
 
 
-class _Parser:
+class _CriterionParser:
     """Parser of one text."""
 
     def __init__(self, text: str, load_function: LoadFunction | None, option: str) -> None:

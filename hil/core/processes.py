@@ -141,14 +141,14 @@ def adopt_descendants() -> bool:
     return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
-class Ended(NamedTuple):
+class ExitStatus(NamedTuple):
     """Exit status of a child."""
 
     code: int  # exit code, or the negative signal number
     peak_bytes: int = 0  # peak resident memory; 0 if unknown
 
 
-def end_children(spared: Collection[int], ended: dict[int, Ended] | None = None) -> None:
+def end_children(spared: Collection[int], ended: dict[int, ExitStatus] | None = None) -> None:
     """Kill all children and their descendants, and record the exit status of ended children.
 
     Args:
@@ -170,11 +170,11 @@ def end_children(spared: Collection[int], ended: dict[int, Ended] | None = None)
         time.sleep(_PAUSE_S)
 
 
-def _reap(ended: dict[int, Ended]) -> None:
+def _reap(ended: dict[int, ExitStatus]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.wait3(os.WNOHANG))[0]:
             pid, status, usage = found
-            ended[pid] = Ended(os.waitstatus_to_exitcode(status), peak_memory(usage))
+            ended[pid] = ExitStatus(os.waitstatus_to_exitcode(status), peak_memory(usage))
 
 
 def peak_memory(usage: resource.struct_rusage) -> int:

@@ -60,7 +60,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Call:
+class InvokeTiming:
     """Invoke request, as seen by host and board."""
 
     kind: str  # ``timed``: the run with compared outputs; ``profiled``: the separate pass that produced the rows
@@ -83,7 +83,7 @@ class Profile:
     rows: Sequence[OpRow]  # ordered by start
     stages: Sequence[Span]  # controller stages, host clock
     transfers: Sequence[Span]  # data transfers over the link, host clock, with ``bytes_out`` and ``bytes_in`` in args
-    calls: Sequence[Call]  # timed call and profiled calls, in order
+    calls: Sequence[InvokeTiming]  # timed call and profiled calls, in order
     counters: Sequence[Sample]
     clock: ClockFit  # board clock relative to the host's, over the whole profile
     notes: Sequence[str] = ()  # errors and missing data, a line each: profile errors never fail the run

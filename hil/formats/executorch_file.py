@@ -157,7 +157,7 @@ _DRAWING = frozenset("bernoulli multinomial native_dropout normal rand rand_like
 
 
 @dataclass(frozen=True)
-class Method:
+class ExecuTorchMethod:
     """Entry point."""
 
     name: str
@@ -217,7 +217,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class BundledCase:
+class BpteCase:
     """Case in a ``.bpte``: tensors, and numbers for scalar inputs."""
 
     inputs: tuple[Array | int | float | bool, ...]
@@ -244,7 +244,7 @@ def program_in(data: memoryview) -> memoryview:
         return _root(data, BUNDLE).data(2)
 
 
-def read_methods(data: memoryview) -> dict[str, Method]:
+def read_methods(data: memoryview) -> dict[str, ExecuTorchMethod]:
     """Return the methods of a ``.pte`` or ``.bpte``, in order. Raises Damaged if the data is invalid."""
     with reading():
         return {method.name: method for method in map(_method, _root(program_in(data), PROGRAM).tables(1))}
@@ -255,7 +255,7 @@ def tensor_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob(f"*{TENSORS_SUFFIX}") if file.is_file())
 
 
-def tensors_beside(program: Path, methods: Mapping[str, Method]) -> Path | None:
+def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Path | None:
     """Return the ``.ptd`` file with a program's external tensors from the program's directory.
 
     The file has the program's name, or is the only file with all external tensors. A file with the program's
@@ -297,24 +297,24 @@ def _tensor_names(file: Path) -> set[str]:
         return {one.text(0) for one in root_table(data).tables(2)}
 
 
-def pick_method(methods: Mapping[str, Method], name: str) -> Method | None:
+def pick_method(methods: Mapping[str, ExecuTorchMethod], name: str) -> ExecuTorchMethod | None:
     """Return the named method; for "", the only method or ``forward``. None if missing."""
     if name:
         return methods.get(name)
     return next(iter(methods.values())) if len(methods) == 1 else methods.get(_DEFAULT_METHOD)
 
 
-def read_cases(data: memoryview) -> dict[str, list[BundledCase]]:
+def read_cases(data: memoryview) -> dict[str, list[BpteCase]]:
     """Return the cases in a ``.bpte`` by method, in order.
 
     Raises:
         Damaged: the data is not a ``.bpte``, is truncated or altered, or a tensor's size does not match its shape.
     """
-    found: dict[str, list[BundledCase]] = {}
+    found: dict[str, list[BpteCase]] = {}
     with reading():
         for suite in _root(data, BUNDLE).tables(1):
             found.setdefault(suite.text(0), []).extend(
-                BundledCase(*(tuple(_bundled(value) for value in case.tables(field)) for field in (0, 1)))
+                BpteCase(*(tuple(_bundled(value) for value in case.tables(field)) for field in (0, 1)))
                 for case in suite.tables(1)
             )
     return found
@@ -331,7 +331,7 @@ def _root(data: memoryview, identifier: bytes) -> Table:
     return root_table(data)
 
 
-def _method(plan: Table) -> Method:
+def _method(plan: Table) -> ExecuTorchMethod:
     values = list(plan.tables(2))
     operators = [".".join(filter(None, (one.text(0), one.text(1)))) for one in plan.tables(6)]
     backends = [one.text(0) for one in plan.tables(7)]
@@ -350,7 +350,7 @@ def _method(plan: Table) -> Method:
     places = plan.integers(3), plan.integers(4)
     if any(not 0 <= place < len(values) for place in (*places[0], *places[1])):
         raise Damaged("corrupt file: a method's values are missing")
-    return Method(
+    return ExecuTorchMethod(
         name=plan.text(0),
         inputs=tuple(_value(values[place], is_fixed=True) for place in places[0]),
         outputs=tuple(_value(values[place], is_fixed=place not in written) for place in places[1]),

@@ -38,7 +38,7 @@ _DELEGATED = "xnnpack"
 _DELEGATE = "DELEGATE"
 
 
-class Signature:
+class LiteRtSignature:
     """Loaded function of a model: a signature, or the main graph if the model has no signatures.
 
     Args:
@@ -178,7 +178,7 @@ class Signature:
         return TensorSpec(name, dtype, tuple(shape))
 
 
-def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threads: int = 0) -> Signature:
+def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threads: int = 0) -> LiteRtSignature:
     """Load a function from a .tflite file.
 
     Args:
@@ -204,7 +204,7 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
             hint="convert the model with built-in TFLite operators only, or use a runtime that has these operators",
         )
     try:
-        return Signature(interpreter, path.name, function, kernels)
+        return LiteRtSignature(interpreter, path.name, function, kernels)
     except UnicodeDecodeError as error:
         raise LoadFailed(f"{path.name} is corrupt: a name is not valid UTF-8") from error
 

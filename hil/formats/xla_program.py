@@ -41,7 +41,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Signature:
+class LibrarySignature:
     """Arguments and results of a library. Results are the outputs, then new values of assigned variables."""
 
     function: str
@@ -86,17 +86,17 @@ def size_of(spec: TensorSpec) -> int:
     return nbytes_of(spec.dtype, shape_of(spec))
 
 
-def write_signature(signature: Signature) -> str:
+def write_signature(signature: LibrarySignature) -> str:
     """Format a signature as ASCII text."""
     return json.dumps({"abi": ABI, **asdict(signature)})
 
 
 # Prefix of the text in a library's file. hil searches for it without loading the library, which may be for another
 # architecture.
-_BEGINNING = write_signature(Signature("", (), ())).partition(str(ABI))[0].encode()
+_BEGINNING = write_signature(LibrarySignature("", (), ())).partition(str(ABI))[0].encode()
 
 
-def find_signature(library: bytes) -> Signature:
+def find_signature(library: bytes) -> LibrarySignature:
     """Return the signature in a library's file. Raises ValueError if it is missing or has another version."""
     begin = library.find(_BEGINNING)
     if begin < 0:
@@ -104,14 +104,14 @@ def find_signature(library: bytes) -> Signature:
     return read_signature(library[begin : library.find(b"\0", begin)].decode(errors="replace"))
 
 
-def read_signature(text: str) -> Signature:
+def read_signature(text: str) -> LibrarySignature:
     """Parse a signature. Raises ValueError if it is invalid or has another version."""
     try:
         found = json.loads(text)
         if found["abi"] != ABI:
             raise ValueError(f"unsupported program interface version {found['abi']}, expected {ABI}")
         arguments = [Argument(_spec(one["spec"]), one["variable"], one["assigned"]) for one in found["arguments"]]
-        return Signature(found["function"], tuple(arguments), tuple(map(_spec, found["outputs"])))
+        return LibrarySignature(found["function"], tuple(arguments), tuple(map(_spec, found["outputs"])))
     except (KeyError, TypeError, AssertionError, RecursionError) as error:
         raise ValueError(f"invalid program signature: {error!r}") from error
 

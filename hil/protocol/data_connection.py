@@ -33,7 +33,7 @@ from hil.protocol.wire import CHUNK, SERVICES
 CALL, READY, MESSAGE, DATA, END = range(1, 6)
 
 
-class Method(NamedTuple):
+class RpcMethod(NamedTuple):
     """Method of the protocol."""
 
     service: str
@@ -43,10 +43,10 @@ class Method(NamedTuple):
     streams_replies: bool
 
 
-def _method(service: str, name: str) -> Method:
+def _method(service: str, name: str) -> RpcMethod:
     found = pb.DESCRIPTOR.services_by_name[service].methods_by_name[name]
     request, reply = GetMessageClass(found.input_type), GetMessageClass(found.output_type)
-    return Method(service, request, reply, found.client_streaming, found.server_streaming)
+    return RpcMethod(service, request, reply, found.client_streaming, found.server_streaming)
 
 
 METHODS = {

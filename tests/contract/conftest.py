@@ -8,7 +8,7 @@ import pytest
 from support.agents import Program
 from support.links import AGENTS, Reached, reach
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
@@ -41,7 +41,7 @@ def connect(address: str) -> Iterator[Callable[[], AgentClient]]:
     clients: list[AgentClient] = []
 
     def make() -> AgentClient:
-        clients.append(AgentClient(Target(address), "contract"))
+        clients.append(AgentClient(AgentEndpoint(address), "contract"))
         return clients[-1]
 
     yield make

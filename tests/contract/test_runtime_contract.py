@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from support.agents import compile_mlir
 from support.tflite_models import save_dynamic_update
 
-from hil.agent.forkserver import _Worker
+from hil.agent.forkserver import _ForkedWorker
 from hil.agent.ipc import Arena, lay_out
 from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, from_bytes
@@ -48,7 +48,7 @@ class Loaded:
 
     def __init__(self, runtime: str, path: Path, device: str = "") -> None:
         self._in, self._out = Arena(), Arena()
-        self._worker = _Worker(self._in, self._out)
+        self._worker = _ForkedWorker(self._in, self._out)
         self._worker.do_prepare({"options": {}, "runtime": RUNTIMES[runtime].agent, "device": device})
         order = {"folder": str(path.parent), "main": path.name, "device": device, "function": ""}
         self.names = [one["name"] for one in self._worker.do_load(order)["inputs"]]

@@ -88,12 +88,12 @@ class Victim:
         self._base_mib = _rss_mib(self._process.pid)
 
     def _open(self) -> None:
-        from hil.controller.devices.board_client import Target
+        from hil.controller.devices.board_client import AgentEndpoint
         from hil.controller.devices.client import AgentClient
 
         if self._client is not None:
             self._client.close()
-        self._client = AgentClient(Target(self.address), "fuzz")
+        self._client = AgentClient(AgentEndpoint(self.address), "fuzz")
         fence = self._client.describe(_ANSWER_S).fence + 1
         self._client.open_session("fuzz", fence=fence, wait_s=_OPEN_S, ttl_s=60.0, on_wait=lambda _: None)
 

@@ -15,7 +15,7 @@ from typing import Any
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
 from hil.agent import answers, forks, ipc
-from hil.core.processes import Ended
+from hil.core.processes import ExitStatus
 from hil.errors import BoardError, HilError, StageError, UsageError
 
 _FRAME = struct.Struct("<I")
@@ -101,9 +101,9 @@ class _Forks:
 
     def __init__(self) -> None:
         self.fds: list[int] = []
-        self.on_exit: Callable[[Ended], None] = lambda code: None
+        self.on_exit: Callable[[ExitStatus], None] = lambda code: None
 
-    def fork(self, fds: list[int], on_exit: Callable[[Ended], None], **_: Any) -> int:
+    def fork(self, fds: list[int], on_exit: Callable[[ExitStatus], None], **_: Any) -> int:
         self.fds, self.on_exit = [os.dup(fd) for fd in fds], on_exit
         return 1 << 30  # the number of no process
 
@@ -114,7 +114,7 @@ def _opened(folder: Path) -> Iterator[Attempt]:
     from hil.agent.programs import Programs
     from hil.agent.session import Journal, Sessions
     from hil.agent.store import BlobStore
-    from hil.agent.supervisor import LogBook, Worker
+    from hil.agent.supervisor import LogBook, WorkerProcess
     from hil.core.digest import digest_of
     from hil.protocol.v1 import agent_pb2 as pb
 
@@ -133,8 +133,8 @@ def _opened(folder: Path) -> Iterator[Attempt]:
         def __init__(self) -> None:
             self.logs = logs
 
-        def take(self, runtime: str, device: str) -> Worker:
-            worker = Worker(hands, logs)  # type: ignore[arg-type]
+        def take(self, runtime: str, device: str) -> WorkerProcess:
+            worker = WorkerProcess(hands, logs)  # type: ignore[arg-type]
             threading.Thread(target=_say, args=(hands.fds, self.data, hands.on_exit), daemon=True).start()
             return worker
 
@@ -181,7 +181,7 @@ def _opened(folder: Path) -> Iterator[Attempt]:
     yield attempt
 
 
-def _say(fds: list[int], data: bytes, on_exit: Callable[[Ended], None]) -> None:
+def _say(fds: list[int], data: bytes, on_exit: Callable[[ExitStatus], None]) -> None:
     """Say all of it, as far as anybody listens, and die."""
     with contextlib.suppress(OSError):
         os.ftruncate(fds[2], 1 << 16)  # what it says of its outputs may be there
@@ -191,7 +191,7 @@ def _say(fds: list[int], data: bytes, on_exit: Callable[[Ended], None]) -> None:
         sock.shutdown(socket.SHUT_WR)
     for fd in fds[1:]:
         os.close(fd)
-    on_exit(Ended(-11))
+    on_exit(ExitStatus(-11))
 
 
 FUZZER = Fuzzer("channel", "what a hostile worker says to the agent", _opened, _seeds, _change, ())

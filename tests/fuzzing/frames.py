@@ -223,7 +223,7 @@ def _controller_kinds(call: int, kind: int) -> type[Message] | None:
 @contextlib.contextmanager
 def _controller(folder: Path) -> Iterator[Attempt]:
     """A client, each of whose calls gets the input as its agent's answer."""
-    from hil.controller.devices.board_client import Target
+    from hil.controller.devices.board_client import AgentEndpoint
     from hil.controller.devices.call import CallFailed
     from hil.controller.devices.client import AgentClient
     from hil.controller.devices.data_call import DataCall, NoDataConnection
@@ -248,7 +248,7 @@ def _controller(folder: Path) -> Iterator[Attempt]:
                 except NoDataConnection as error:
                     raise CallFailed("CANCELLED", str(error)) from error
 
-            client = AgentClient(Target("unix:/nowhere"), "fuzz")
+            client = AgentClient(AgentEndpoint("unix:/nowhere"), "fuzz")
             cancelled = frames.cancel
             client._calls = SimpleNamespace(  # type: ignore[assignment]
                 begin=begin, close=cancelled, cancel=lambda _: cancelled(), is_answered=lambda _: False, fallback=""

@@ -271,7 +271,9 @@ def _board_says(data: bytes) -> Tried:
     kinds.append(f"machine {sorted(scripts.machine(parts))} {len(scripts.readings(text))}")
     json.dumps(scripts.readings(text))
     kinds.append(
-        type(scripts.failure(scripts.Ended("exit", len(data) % 256, 0, (), text), text, "iree-run-module")).__name__
+        type(
+            scripts.failure(scripts.CommandEnd("exit", len(data) % 256, 0, (), text), text, "iree-run-module")
+        ).__name__
     )
     with contextlib.suppress(ValueError):
         kinds.append(f"times {len(times_ns(data))}")

@@ -24,7 +24,7 @@ from support.waiting import eventually
 
 from hil import errors
 from hil.agent.admission import FIRST_MESSAGE_S, SILENT_CALLS
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
@@ -83,7 +83,7 @@ def board(start: Callable[..., Board], module: str) -> Board:
 
 @contextlib.contextmanager
 def client_of(board: Board) -> Iterator[AgentClient]:
-    client = AgentClient(Target(board.address), "attacked")
+    client = AgentClient(AgentEndpoint(board.address), "attacked")
     try:
         yield client
     finally:

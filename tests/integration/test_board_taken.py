@@ -48,7 +48,7 @@ def test_take_updates_build_of_replaced_agent(machine: VirtualBoard, connect):
     ours = board.info["build"]
     other = connect()
     assert other.shell is not None
-    recipe = ensure.Recipe.of(("iree", "onnxruntime"))
+    recipe = ensure.AgentRecipe.of(("iree", "onnxruntime"))
     place = ensure.ensure_agent(other.shell, recipe, folder="", board=machine.name, say=lambda text: None)
     assert place.build != ours
 

@@ -16,11 +16,11 @@ from support.deploying import empty_index
 from support.waiting import eventually
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy import ensure, probe, wheels
-from hil.controller.devices.deploy.ensure import AgentPlace, Recipe
+from hil.controller.devices.deploy.ensure import AgentPlace, AgentRecipe
 from hil.controller.devices.deploy.packages import NoPython, NoWheels
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.shell import Shell
@@ -52,7 +52,7 @@ def log_in() -> Iterator[LogIn]:
 
 
 def put(shell: Shell, *runtimes: str, folder: str = "", say: Callable[[str], None] = print) -> AgentPlace:
-    return ensure.ensure_agent(shell, Recipe.of(runtimes or ["iree"]), folder=folder, board="board", say=say)
+    return ensure.ensure_agent(shell, AgentRecipe.of(runtimes or ["iree"]), folder=folder, board="board", say=say)
 
 
 def on(board: VirtualBoard, command: str) -> str:
@@ -72,7 +72,7 @@ def usable_runtimes(shell: Shell, place: AgentPlace) -> set[str]:
     with ExitStack() as opened:
         tunnel = open_tunnel(shell, place.socket)
         opened.callback(tunnel.close)
-        client = AgentClient(Target(tunnel.address), "board")
+        client = AgentClient(AgentEndpoint(tunnel.address), "board")
         opened.callback(client.close)
         described = client.describe()
         assert described.build == place.build
@@ -228,7 +228,7 @@ def test_deploy_replaces_other_version_after_session_ends(make_board: MakeBoard,
     shell = log_in(board)
     first = put(shell)
     tunnel = open_tunnel(shell, first.socket)
-    client = AgentClient(Target(tunnel.address), "board")
+    client = AgentClient(AgentEndpoint(tunnel.address), "board")
     client.describe()
     client.open_session("somebody", wait_s=10, on_wait=print)
     said: list[str] = []
@@ -307,7 +307,7 @@ def test_clean_refuses_while_agent_in_use(make_board: MakeBoard, log_in: LogIn):
     shell = log_in(board)
     place = put(shell)
     tunnel = open_tunnel(shell, place.socket)
-    client = AgentClient(Target(tunnel.address), "board")
+    client = AgentClient(AgentEndpoint(tunnel.address), "board")
     client.describe()
     client.open_session("somebody", wait_s=10, on_wait=print)
 

@@ -127,10 +127,10 @@ def test_bench_reports_reason_of_lost_lease(farm: FakeFarm, environment: dict[st
     farm.end("lab1-sim-1", "cancelled by an admin")
     eventually(lambda: farm.leases[0].told)
     # When a lease ends, the host takes the session so that other sessions are rejected.
-    from hil.controller.devices.board_client import Target
+    from hil.controller.devices.board_client import AgentEndpoint
     from hil.controller.devices.client import AgentClient
 
-    client = AgentClient(Target(farm.boards["lab1-sim-1"].agent), "host")
+    client = AgentClient(AgentEndpoint(farm.boards["lab1-sim-1"].agent), "host")
     client.describe()
     client.open_session("ended", fence=100, wait_s=5, on_wait=print)
     out, err = process.communicate(timeout=60)

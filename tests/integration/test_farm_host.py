@@ -20,7 +20,7 @@ from support.gateways import Running, running_gateway, token_of
 from support.models import DIGITS
 from support.waiting import eventually
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.controller.farm import lease_session
 from hil.controller.farm.job_files import packed_run
@@ -220,7 +220,7 @@ def test_worker_frozen_past_lease_stops_using_board(lab):
 
 def test_farm_regains_board_after_outside_use(lab):
     lab.ready()
-    client = AgentClient(Target(lab.host.address("lab-sim-2")), "beside")
+    client = AgentClient(AgentEndpoint(lab.host.address("lab-sim-2")), "beside")
     seen = client.describe().fence
     client.open_session("takes it", fence=seen + 50, on_wait=print)
     client.close()
@@ -237,7 +237,7 @@ def test_lease_reaches_agent_only_during_lease(lab, near, monkeypatch):
     with LeaseSession(lab.address, lease_order("simulated", "a test")) as held:
         assert held.wait(20)
         assert (held.address == held.held.card.direct) is near
-        client = AgentClient(Target(held.address), held.held.card.name)
+        client = AgentClient(AgentEndpoint(held.address), held.held.card.name)
         assert client.open_session("mine", fence=held.held.grant.fence, on_wait=print) == held.held.grant.fence
         described = client.describe()
         assert described.holder.purpose == "mine"
@@ -255,7 +255,7 @@ def test_lease_session_rejects_other_fences(lab, near, monkeypatch):
     lab.ready()
     with LeaseSession(lab.address, lease_order("name=lab-sim-1", "an attack")) as held:
         assert held.wait(20)
-        fence, client = held.held.grant.fence, AgentClient(Target(held.address), "lab-sim-1")
+        fence, client = held.held.grant.fence, AgentClient(AgentEndpoint(held.address), "lab-sim-1")
         for other in (2**64 - 1, 2**63, 2**62 - 1, fence + 1, fence - 1, 0):
             with pytest.raises(BoardError, match=f"must use fence {fence}, got {other}"):
                 client.open_session("mine for good", fence=other, on_wait=print)

@@ -15,7 +15,7 @@ from support.models import DIGITS
 from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient
@@ -99,7 +99,7 @@ def test_lease_reaches_ssh_board_through_farm(hosts, farm, monkeypatch):
     monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
     with LeaseSession(FarmAddress((farm[0].address,), farm[1]), lease_order("chip=x", "a test")) as held:
         assert held.wait(20)
-        agent = AgentClient(Target(held.address), "bench")
+        agent = AgentClient(AgentEndpoint(held.address), "bench")
         assert agent.open_session("mine", fence=held.held.grant.fence, on_wait=print)
         agent.close()
 

@@ -14,7 +14,7 @@ from support.models import save_model
 from support.plugin_runs import Project
 from support.waiting import eventually
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
@@ -70,7 +70,7 @@ def test_suite_adds_and_replaces_farm_boards(
     fake_farm.add("lab1-sim-2", slow[2])
     fake_farm.remove("lab1-sim-0", "its host is gone")
     eventually(lambda: any(lease.told for lease in fake_farm.leases))
-    client = AgentClient(Target(slow[0]), "host")
+    client = AgentClient(AgentEndpoint(slow[0]), "host")
     client.describe()
     client.open_session("ended", fence=100, wait_s=5, on_wait=print)
     told = process.communicate(timeout=120)

@@ -90,12 +90,12 @@ def victim(tmp_path_factory, add_programs):
     """Start an agent with a session and a loaded program; return them with the directory around its store."""
     from support.agents import start_process, stop_process
 
-    from hil.controller.devices.board_client import Target
+    from hil.controller.devices.board_client import AgentEndpoint
     from hil.controller.devices.client import AgentClient
 
     folder = tmp_path_factory.mktemp("fuzz")
     process, address = start_process("hil.agent", f"unix:{folder}/a.sock", folder / "store")
-    client = AgentClient(Target(address), "fuzz")
+    client = AgentClient(AgentEndpoint(address), "fuzz")
     client.open_session("fuzz", wait_s=60, on_wait=print)
     add = add_programs["onnxruntime"]
     add.push(client)

@@ -20,7 +20,7 @@ from support.waiting import eventually
 from hil.agent.admission import Room
 from hil.agent.grpc_on_demand import GrpcOnDemand
 from hil.agent.grpc_server import GrpcServer
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.core.digest import digest_of
 from hil.protocol import grpc_calls, wire
@@ -46,7 +46,7 @@ def calling(address: str) -> Iterator[grpc_calls.Stub]:
 
 def test_agent_loads_grpc_only_on_first_use(agent):
     process, address = agent
-    client = AgentClient(Target(address), "test")
+    client = AgentClient(AgentEndpoint(address), "test")
     client.describe()
     client.open_session("test", on_wait=print)
     client.close()

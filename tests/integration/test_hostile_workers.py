@@ -22,7 +22,7 @@ from support.waiting import eventually
 
 from hil import errors
 from hil.agent import confinement
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 
 HOSTILE = Path(hostile.__file__)
@@ -44,7 +44,7 @@ class Board:
         self.client = self.connect()
 
     def connect(self) -> AgentClient:
-        client = AgentClient(Target(self.address), "test")
+        client = AgentClient(AgentEndpoint(self.address), "test")
         client.describe()
         client.open_session("test", wait_s=60, on_wait=print)
         return client

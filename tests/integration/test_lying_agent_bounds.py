@@ -16,7 +16,7 @@ from support.agents import start_process, stop_process
 from support.lying_agent import HONEST, Lie, LyingAgent
 from support.waiting import allowed_s
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.call import CallFailed
 from hil.controller.devices.client import AgentClient
 from hil.errors import BoardError
@@ -140,7 +140,7 @@ def _calls(client: AgentClient, folder: Path) -> dict[str, object]:
 @pytest.mark.parametrize("end", [None, "close"])
 def test_open_call_ends_with_frozen_agent_or_connection(end: str | None, tmp_path: Path) -> None:
     process, address = start_process("hil.agent", f"unix:{tmp_path}/a.sock", tmp_path / "store")
-    client = AgentClient(Target(address), "frozen")
+    client = AgentClient(AgentEndpoint(address), "frozen")
     try:
         client.describe()
         client.open_session("test", on_wait=print)
@@ -161,7 +161,7 @@ def test_open_call_ends_with_frozen_agent_or_connection(end: str | None, tmp_pat
 @pytest.mark.parametrize(("call", "listen"), [("put", "unix:{}/a.sock"), ("invoke", "127.0.0.1:0")])
 def test_client_detects_frozen_agent_within_15_s(call: str, listen: str, tmp_path: Path) -> None:
     process, address = start_process("hil.agent", listen.format(tmp_path), tmp_path / "store")
-    client = AgentClient(Target(address), "frozen")
+    client = AgentClient(AgentEndpoint(address), "frozen")
     try:
         client.describe()
         client.open_session("test", on_wait=print)
@@ -178,7 +178,7 @@ def test_client_detects_frozen_agent_within_15_s(call: str, listen: str, tmp_pat
 
 def test_describe_detects_frozen_agent(tmp_path: Path) -> None:
     process, address = start_process("hil.agent", f"unix:{tmp_path}/a.sock", tmp_path / "store")
-    client = AgentClient(Target(address), "frozen")
+    client = AgentClient(AgentEndpoint(address), "frozen")
     try:
         client.describe()
         os.kill(process.pid, signal.SIGSTOP)
@@ -195,7 +195,7 @@ def test_describe_detects_frozen_agent(tmp_path: Path) -> None:
 def test_open_session_gives_up_on_silent_agent(tmp_path: Path) -> None:
     """The agent keeps the connection and answers gRPC pings, but sends no message."""
     with LyingAgent(f"unix:{tmp_path}/a.sock", {"Hold": Lie(silent=True)}) as agent:
-        client = AgentClient(Target(agent.address), "silent")
+        client = AgentClient(AgentEndpoint(agent.address), "silent")
         start = time.monotonic()
         with pytest.raises(BoardError, match="did not respond for 15 s"):
             client.open_session("test", wait_s=600, on_wait=print)
@@ -206,7 +206,7 @@ def test_open_session_gives_up_on_silent_agent(tmp_path: Path) -> None:
 def test_open_session_timeout_limits_endless_waiting(tmp_path: Path) -> None:
     waiting = Lie((HONEST["Hold"][0].SerializeToString(),), endless=True)
     with LyingAgent(f"unix:{tmp_path}/a.sock", {"Hold": waiting}) as agent:
-        client = AgentClient(Target(agent.address), "waiting")
+        client = AgentClient(AgentEndpoint(agent.address), "waiting")
         start = time.monotonic()
         with pytest.raises(BoardError, match="has the board"):
             client.open_session("test", wait_s=0.5, on_wait=lambda text: None)
@@ -217,7 +217,7 @@ def test_open_session_timeout_limits_endless_waiting(tmp_path: Path) -> None:
 def test_undecodable_error_becomes_board_error(tmp_path: Path) -> None:
     lie = Lie(status=grpc.StatusCode.INTERNAL, error=b"\x0a\x02\xff\xfe")
     with LyingAgent(f"unix:{tmp_path}/a.sock", {"Describe": lie}) as agent:
-        client = AgentClient(Target(agent.address), "liar")
+        client = AgentClient(AgentEndpoint(agent.address), "liar")
         with pytest.raises(BoardError):
             client.describe()
         client.close()

@@ -18,7 +18,7 @@ from support.waiting import eventually
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.client import AgentClient
 from hil.core.boards import load_board
@@ -35,8 +35,8 @@ import sys
 import numpy as np
 from support.agents import program
 from hil.controller.devices.client import AgentClient
-from hil.controller.devices.board_client import Target
-client = AgentClient(Target(sys.argv[1]), "test")
+from hil.controller.devices.board_client import AgentEndpoint
+client = AgentClient(AgentEndpoint(sys.argv[1]), "test")
 client.open_session("test", on_wait=print)
 add = program("iree", __import__("pathlib").Path(sys.argv[2]))
 add.push(client)
@@ -276,7 +276,7 @@ def test_runtime_without_profiler_reports_error_and_runs(tmp_path, monkeypatch, 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     runtimes = {"plain": f"{name}_runtime:Plain"}
     agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store", runtimes=runtimes))
-    client = AgentClient(Target(agent.address), "plain")
+    client = AgentClient(AgentEndpoint(agent.address), "plain")
     try:
         client.open_session("test", on_wait=print)
         (tmp_path / "program").write_text("anything")

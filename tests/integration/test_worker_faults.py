@@ -21,7 +21,7 @@ from support.waiting import eventually
 from hil import errors
 from hil.agent import programs
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -97,7 +97,7 @@ def test_closing_session_stops_workers(start_agent, open_client, add_programs):
 def test_call_without_inputs_frees_program_on_disconnect(tmp_path, add_programs, monkeypatch):
     monkeypatch.setattr(programs, "_LET_GO_S", 0.1)
     agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
-    first, second = (AgentClient(Target(agent.address), "test") for _ in range(2))
+    first, second = (AgentClient(AgentEndpoint(agent.address), "test") for _ in range(2))
     never = queue.SimpleQueue[pb.InvokeRequest | None]()
     try:
         fence = first.open_session("test", on_wait=print)

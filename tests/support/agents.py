@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.core.digest import digest_file
 
@@ -146,7 +146,7 @@ def open_client() -> Iterator[Callable[[str], AgentClient]]:
     clients: list[AgentClient] = []
 
     def make(address: str) -> AgentClient:
-        client = AgentClient(Target(address), "test")
+        client = AgentClient(AgentEndpoint(address), "test")
         clients.append(client)
         client.describe()
         client.open_session("test", wait_s=60, on_wait=print)

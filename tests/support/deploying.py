@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.deploy.ensure import AgentPlace, Recipe, ensure_agent
+from hil.controller.devices.deploy.ensure import AgentPlace, AgentRecipe, ensure_agent
 
-Small = Callable[..., Recipe]
+Small = Callable[..., AgentRecipe]
 
 
 def empty_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def empty_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
 
 
-def put(shell: Any, recipe: Recipe, say: Callable[[str], None] = print, folder: str = "") -> AgentPlace:
+def put(shell: Any, recipe: AgentRecipe, say: Callable[[str], None] = print, folder: str = "") -> AgentPlace:
     return ensure_agent(shell, recipe, folder=folder, board="here", say=say)
 
 

@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from hil import errors
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.controller.farm.lease_session import machine_id
 from hil.controller.farm.messages import BoardCard, Grant, Submission
@@ -274,7 +274,7 @@ def _fence_of(agent: str) -> int:
     """The highest fence that an agent has seen, in an earlier test perhaps."""
     if not Path(agent.removeprefix("unix:")).exists():
         return 0
-    client = AgentClient(Target(agent), "agent")
+    client = AgentClient(AgentEndpoint(agent), "agent")
     try:
         return client.describe(60).fence
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
+from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.board_config import Connection
@@ -95,7 +95,7 @@ def _deployed(board: VirtualBoard, folder: Path) -> Iterator[Reached]:
     """The agent of a board, through a tunnel."""
     connection = Connection(identity=str(board.identity), known_hosts=str(board.known_hosts))
     with open_shell(board.address, connection, board=board.name, base=folder) as shell:
-        place = ensure_agent(shell, Recipe.of(["iree", "onnxruntime"]), folder="", board=board.name, say=print)
+        place = ensure_agent(shell, AgentRecipe.of(["iree", "onnxruntime"]), folder="", board=board.name, say=print)
         tunnel = open_tunnel(shell, place.socket)
         yield Reached(tunnel.address, board.arch, board.address, board.identity, board.known_hosts)
         tunnel.close()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hil.core.clock import ClockFit
-from hil.core.timeline import Call, OpRow, Profile, Sample, Span
+from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
 
 HOUR = 3_600_000_000_000
 MS = 1_000_000
@@ -77,7 +77,7 @@ def run_on(
             windows.append((first, at))
         board_span = Span("run", begun, at + MS)
         received = clock.to_host(at + MS) + delay_ns
-        calls.append(Call(kind, Span("Invoke", sent, received), board_span, 2 * MS, windows))
+        calls.append(InvokeTiming(kind, Span("Invoke", sent, received), board_span, 2 * MS, windows))
         transfers.append(Span("Invoke", sent, received, {"bytes_out": 4096, "bytes_in": 400}))
         sent = received + MS
     stages.append(Span("run", BEGIN + 140 * MS, sent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hil.core.clock import ClockFit
-from hil.core.timeline import Call, OpRow, Profile, Sample, Span
+from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
 
 US = 1000
 START = 5_000_000
@@ -70,6 +70,6 @@ def example(
     )
 
 
-def _call(kind: str, windows: list[tuple[int, int]]) -> Call:
+def _call(kind: str, windows: list[tuple[int, int]]) -> InvokeTiming:
     span = Span("invoke", windows[0][0] - 10 * US, windows[-1][1] + 10 * US) if windows else Span("invoke", 1, 2)
-    return Call(kind, host=span, board=replace(span, name="run"), iterations_ns=windows)
+    return InvokeTiming(kind, host=span, board=replace(span, name="run"), iterations_ns=windows)

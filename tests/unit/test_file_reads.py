@@ -47,7 +47,7 @@ ALLOWED = {
     "controller/analysis/profile/perfetto.py:_messages": _PACKAGE,
     "controller/backends/compilers/iree_failure.py:keep_failure": _OWN,
     "controller/backends/compilers/tfcompile.py:compile_tfcompile": _OWN,
-    "controller/devices/deploy/board_side.py:Place.running": _BOARD,
+    "controller/devices/deploy/board_side.py:BoardDirectory.running": _BOARD,
     "controller/devices/deploy/board_side.py:record": _BOARD,
     "controller/devices/deploy/board_side.py:unpack": _BOARD,
     "controller/devices/deploy/board_side.py:wait_until_up": _BOARD,

@@ -25,7 +25,7 @@ from hil.errors import ErrorCode, HilError, LoadFailed, PartMissing, RunFailed
 from hil.formats.etdump import EXECUTE, FILE, read_etdump
 from hil.formats.executorch_file import (
     Damaged,
-    Method,
+    ExecuTorchMethod,
     Value,
     is_bundle,
     mapped,
@@ -121,7 +121,7 @@ class ExecuTorchProgram:
         tensors: file with external tensors, or None.
     """
 
-    def __init__(self, held: tuple[bytes, Any], method: Method, file: Path, tensors: Path | None) -> None:
+    def __init__(self, held: tuple[bytes, Any], method: ExecuTorchMethod, file: Path, tensors: Path | None) -> None:
         self._held = held
         self._file = file
         self._tensors = tensors
@@ -202,7 +202,7 @@ class ExecuTorchProgram:
         ]
 
 
-def _placement(method: Method) -> Placement:
+def _placement(method: ExecuTorchMethod) -> Placement:
     """Return a part for each backend, and a part for ExecuTorch's kernels (``elsewhere`` if a backend exists)."""
     calls = Counter(backend for backend, _ in method.calls if backend)
     parts = [Part(name, count) for name, count in calls.items()]
@@ -239,7 +239,7 @@ def _find_openvino() -> None:
             os.environ[_OPENVINO] = str(library)
 
 
-def _check_needs(library: Any, main: str, method: Method) -> None:
+def _check_needs(library: Any, main: str, method: ExecuTorchMethod) -> None:
     """Raise PartMissing with the names of missing backends and operators; the library only reports a number."""
     if lacking := [name for name in method.backends if not library._is_available(name)]:
         there = [name for name in library._get_registered_backend_names() if library._is_available(name)]

@@ -12,7 +12,7 @@ from hil.core.installed import version
 from hil.core.results import Placement
 from hil.core.tensors import Array
 from hil.errors import LoadFailed
-from hil.formats.litert import KERNELS, PACKAGE, Signature, open_signature
+from hil.formats.litert import KERNELS, PACKAGE, LiteRtSignature, open_signature
 
 DEFAULT_DEVICE = "xnnpack"
 
@@ -45,7 +45,7 @@ class TfLiteRuntime(Runtime):
 class TfLiteProgram:
     """Loaded signature."""
 
-    def __init__(self, opened: Callable[[], Signature]) -> None:
+    def __init__(self, opened: Callable[[], LiteRtSignature]) -> None:
         self._open = opened
         self._signature = signature = opened()
         self.function = signature.name

@@ -14,7 +14,7 @@ from hil.core.files import MAX_MODEL_BYTES, open_file, read_file
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, from_bytes
 from hil.errors import LoadFailed, RunFailed
-from hil.formats.xla_program import ABI, Signature, read_signature, shape_of, size_of, values_beside
+from hil.formats.xla_program import ABI, LibrarySignature, read_signature, shape_of, size_of, values_beside
 
 DEFAULT_DEVICE = "cpu"
 # Alignment that XLA's code requires for arguments, in bytes.
@@ -74,7 +74,7 @@ class XlaAotProgram:
     the library, or those passed as inputs.
     """
 
-    def __init__(self, library: Any, signature: Signature, values: Path | None) -> None:
+    def __init__(self, library: Any, signature: LibrarySignature, values: Path | None) -> None:
         self._library = library
         self._signature = signature
         outside = values is None

@@ -159,14 +159,14 @@ def _boot_id(choice: BoardChoice) -> str:
 @json_option
 def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     """Deploy hil's agent to a board and start it. An up-to-date agent is not sent."""
-    from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
+    from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
     from hil.controller.devices.deploy.probe import status
 
     choice = chosen_place(settings)
     folder = choice.config.connection.folder
     start = time.monotonic()
     with shell_at(choice) as there:
-        recipe = Recipe.of(runtimes or (choice.config.runtime,))
+        recipe = AgentRecipe.of(runtimes or (choice.config.runtime,))
         place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=say)
         now = status(there, folder, board=choice.name)
         used = now.used_bytes or 0

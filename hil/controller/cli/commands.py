@@ -24,7 +24,7 @@ class RunOption(click.Option):
     """Option of a run with a default that the project file may set."""
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """Command that rejects repeated single-value options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -45,10 +45,10 @@ class Command(click.Command):
         write_options(self.get_params(ctx), ctx, formatter)
 
 
-class Group(click.Group):
+class CliGroup(click.Group):
     """Group of such commands."""
 
-    command_class = Command
+    command_class = CliCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError if a single-value option is repeated."""
@@ -56,12 +56,12 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
 
-def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], Command]:
+def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Return a decorator that creates a command."""
-    return click.command(name, cls=Command, **settings)
+    return click.command(name, cls=CliCommand, **settings)
 
 
-def group(cls: type[Group] = Group, **settings: Any) -> Callable[[Callable[..., Any]], Group]:
+def group(cls: type[CliGroup] = CliGroup, **settings: Any) -> Callable[[Callable[..., Any]], CliGroup]:
     """Return a decorator that creates a group of commands."""
     return click.group(cls=cls, **settings)
 

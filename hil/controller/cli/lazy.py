@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.commands import Group
+from hil.controller.cli.commands import CliGroup
 from hil.errors import did_you_mean
 
 
-class LazyGroup(Group):
+class LazyGroup(CliGroup):
     """Group with a table of commands."""
 
     def __init__(self, *args: Any, commands: Mapping[str, tuple[str, str]], **settings: Any) -> None:

@@ -14,7 +14,7 @@ from hil import errors
 from hil.controller.devices.agentless.signature import check_inputs, fits
 from hil.controller.devices.answers import expected_bytes
 from hil.controller.devices.board_choice import BoardChoice, with_target
-from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
+from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Link
@@ -271,7 +271,7 @@ class Board:
         """
         device = self.config.devices.get(artifact.runtime, "")
 
-        def load() -> Loaded:
+        def load() -> ProgramHandle:
             try:
                 return self.client.load_program(artifact, device=device, timeout=timeout)
             except errors.PartMissing as error:
@@ -365,7 +365,7 @@ class LoadedProgram:
     """Program loaded on the board. As a context manager, it is unloaded at the end."""
 
     def __init__(
-        self, board: Board, client: BoardClient, artifact: Artifact, loaded: Loaded, *, no_fallback: bool
+        self, board: Board, client: BoardClient, artifact: Artifact, loaded: ProgramHandle, *, no_fallback: bool
     ) -> None:
         self._board = board
         self._client = client

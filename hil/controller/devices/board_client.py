@@ -16,7 +16,7 @@ from hil.errors import BoardError
 
 
 @dataclass(frozen=True)
-class Target:
+class AgentEndpoint:
     """Address and credentials of an agent."""
 
     address: str  # ``unix:PATH`` or ``HOST:PORT``
@@ -74,7 +74,7 @@ class Invocation:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ProgramHandle:
     """Program loaded on the board."""
 
     program_id: str
@@ -130,7 +130,7 @@ class BoardClient(Protocol):
         Raises LoadFailed if the board is out of space.
         """
 
-    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
+    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> ProgramHandle:
         """Load a program that was sent. Raises LoadFailed, RunCrashed or StageTimeout."""
 
     def unload(self, program_id: str) -> None:

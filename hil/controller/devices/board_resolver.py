@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice, is_lent
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.agent import AGENT_KIND
 from hil.controller.devices.links.link import Link, LinkKind
 from hil.controller.devices.links.package_links import LENT_KIND, connect_by_package
@@ -56,7 +56,7 @@ def open_link(choice: BoardChoice) -> Link:
     if choice.faults and not (kind and kind.takes_faults):
         raise UsageError("--fault requires a simulator", hint="remove --fault, or use --runtime-hw-type sim")
     if choice.connect is not None:
-        return Link(Target(choice.target), connect=choice.connect)
+        return Link(AgentEndpoint(choice.target), connect=choice.connect)
     # AGENT_KIND reports the error in an invalid address.
     return (kind or AGENT_KIND).connect(choice)
 

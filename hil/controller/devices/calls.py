@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.call import Call, CallFailed
 from hil.controller.devices.data_call import OPEN_S, DataConnections, NoDataConnection
 from hil.errors import UsageError
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from hil.controller.devices.grpc_call import GrpcCalls
 
 
-class Calls:
+class AgentCalls:
     """Calls to the agent at an address. Raises as :func:`hil.controller.devices.grpc_call.agent_channel`.
 
     Attributes:
         fallback: Why the last call used gRPC although a data-connection socket exists; "" if it did not.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: AgentEndpoint) -> None:
         self.fallback = ""
         self._target = target
         is_protected = target.ca or target.cert or target.key

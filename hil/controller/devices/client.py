@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices import answers
-from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass, Target
+from hil.controller.devices.board_client import AgentEndpoint, BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.call import Call, CallFailed, Replies
 from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive, transfer_limit_s
 from hil.core import clock, digest, tensors
@@ -43,7 +43,7 @@ Progress = Callable[[int], None]
 class AgentClient(AgentConnection, BoardClient):
     """Client for a board's agent."""
 
-    def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, target: AgentEndpoint, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         super().__init__(target, board, over=over)
         self._unloading: Call | None = None  # pending Unload call
         self._outputs: dict[str, tuple[str, ...]] = {}
@@ -106,14 +106,14 @@ class AgentClient(AgentConnection, BoardClient):
             raise errors.BoardLost(f"downloaded data does not match {name}", board=self.board)
         return view
 
-    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
+    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> ProgramHandle:
         """Load an artifact that was sent. Raises as :meth:`load`."""
         how: dict[str, Any] = {"runtime": artifact.runtime, "device": device, "function": artifact.function}
         return self.load(artifact.digests, artifact.main, **how, timeout=timeout)
 
     def load(
         self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
-    ) -> Loaded:
+    ) -> ProgramHandle:
         """Load a program from blobs on the board. ``files`` maps names to digests."""
         request = pb.LoadRequest(
             files=[pb.ProgramFile(name=name, digest=value) for name, value in files.items()],
@@ -129,7 +129,7 @@ class AgentClient(AgentConnection, BoardClient):
             answers.check_loaded(reply)
             inputs, outputs = (answers.specs_of(getattr(reply, what), what) for what in ("inputs", "outputs"))
         self._outputs[reply.program_id] = tuple(spec.name for spec in outputs)
-        return Loaded(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid, device)
+        return ProgramHandle(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid, device)
 
     def unload(self, program_id: str) -> None:
         """Start to unload a program. The next call waits until the agent has unloaded it."""

@@ -19,9 +19,9 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices import answers
-from hil.controller.devices.board_client import Invocation, Target
+from hil.controller.devices.board_client import AgentEndpoint, Invocation
 from hil.controller.devices.call import Call, CallFailed
-from hil.controller.devices.calls import Calls
+from hil.controller.devices.calls import AgentCalls
 from hil.controller.devices.data_call import OPEN_S
 from hil.controller.devices.guard import Guard
 from hil.core import clock
@@ -191,7 +191,7 @@ class InvokeStream:
         heard: Called on every sign of life.
 
     Attributes:
-        fallback: Same as in :class:`Calls`, for this call.
+        fallback: Same as in :class:`AgentCalls`, for this call.
     """
 
     def __init__(self, call: Call, heard: Callable[[], None]) -> None:
@@ -333,11 +333,11 @@ _FREE = ("Describe", "Clock")  # methods that need no session
 class AgentConnection:
     """Connection to one agent and the session on it. ``over``: see :class:`Link`."""
 
-    def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, target: AgentEndpoint, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         self.board = board
         self._lease_over = over
         self._target = target
-        self._calls = Calls(target)
+        self._calls = AgentCalls(target)
         self._closed = False
         self._hold: Hold | None = None
         self._invokes: dict[int, InvokeStream] = {}
@@ -449,7 +449,7 @@ class AgentConnection:
         if (hold := self._hold) is not None and (not self.has_session or fence not in (0, hold.fence)):
             self.close_session()
             if hold.silent:  # the silence ended all calls
-                self._calls = Calls(self._target)
+                self._calls = AgentCalls(self._target)
         with self._seam():
             if self._hold is None:
                 opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
@@ -502,7 +502,7 @@ class AgentConnection:
 
         Args:
             limit_s: Initial limit in seconds until the next progress, including the time to accept the call.
-            waits: See :meth:`Calls.begin`.
+            waits: See :meth:`AgentCalls.begin`.
         """
         until = time.monotonic() + limit_s
         call = self._begin(method, limit_s, waits=waits)

@@ -12,7 +12,7 @@ import grpc
 
 from hil import errors
 from hil.controller.devices import answers
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.call import Call, CallFailed
 from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.core.files import read_file
@@ -33,7 +33,7 @@ class GrpcCall:
         settings: Options of the call, such as metadata.
     """
 
-    def __init__(self, called: Any, method: data_connection.Method, **settings: Any) -> None:
+    def __init__(self, called: Any, method: data_connection.RpcMethod, **settings: Any) -> None:
         self._streams_replies, self._settings = method.streams_replies, settings
         # Begin a unary call without waiting: receive() waits for the reply.
         self._called = called if method.streams_replies else called.future
@@ -98,7 +98,7 @@ class GrpcCall:
 class GrpcCalls:
     """Calls to one agent over gRPC. Raises as :func:`agent_channel`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: AgentEndpoint) -> None:
         self._channel = agent_channel(target)
         self._stub = grpc_calls.Stub(InterruptibleChannel(self._channel))
         self._metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
@@ -130,7 +130,7 @@ class GrpcCalls:
         grpc_calls.close_channel(self._channel)
 
 
-def agent_channel(target: Target) -> grpc.Channel:
+def agent_channel(target: AgentEndpoint) -> grpc.Channel:
     """Open a channel to an agent. Nothing is sent before the first call.
 
     Raises UsageError if a TLS file cannot be read, TLS options are incomplete, or the token would be sent unencrypted.

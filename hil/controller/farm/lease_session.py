@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import tomlkit
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.link import Link
 from hil.controller.farm.client import RESTART_S, SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
@@ -402,13 +402,13 @@ class FarmProvider:
                     hint=f"available runtimes: {', '.join(config.devices)}; use a narrower selector",
                 )
 
-            def renew() -> Target:
+            def renew() -> AgentEndpoint:
                 if why := lease.ended(_REASON_S):
                     raise SessionEnded(f"the lease ended: {why}", board=config.name)
-                return Target(lease.address)
+                return AgentEndpoint(lease.address)
 
             over = partial(lease.ended, _REASON_S)
-            return Link(Target(lease.address), lease.close, lease.log, renew, config=config, over=over)
+            return Link(AgentEndpoint(lease.address), lease.close, lease.log, renew, config=config, over=over)
         except BaseException:
             lease.close()
             raise

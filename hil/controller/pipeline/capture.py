@@ -13,7 +13,7 @@ from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.pipeline.options import PROFILED_COUNTS
 from hil.core.clock import ClockFit, now_ns
 from hil.core.tensors import Array
-from hil.core.timeline import Call, Sample, Span
+from hil.core.timeline import InvokeTiming, Sample, Span
 from hil.errors import HilError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Capture:
         self._board = board
         self._watch = board.watch_counters(PERIOD_S)
         # The timed and the profiled run, if they took place and the board has a readable clock.
-        self.calls: list[Call] = []
+        self.calls: list[InvokeTiming] = []
         self.transfers: list[Span] = []  # transfers over the link for these runs, host clock
         self.taken: ProfilePass | None = None  # result of the profiled pass; None without one
         self.clock: ClockFit | None = None  # the board's clock relative to the host's; None if not readable
@@ -63,7 +63,9 @@ class Capture:
         if call.board_ns is not None:
             host = _make_transfer_span("timed run", call.host_ns, _count_bytes(inputs), _count_bytes(outputs))
             self.transfers.append(host)
-            self.calls.append(Call(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns))
+            self.calls.append(
+                InvokeTiming(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns)
+            )
 
     def profile(
         self, program: LoadedProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
@@ -89,7 +91,7 @@ class Capture:
             _make_transfer_span("profiled run", (taken.host.start_ns, taken.host.end_ns), _count_bytes(inputs), size)
         )
         if taken.board is not None:
-            self.calls.append(Call(PROFILED, taken.host, taken.board))
+            self.calls.append(InvokeTiming(PROFILED, taken.host, taken.board))
 
     def __enter__(self) -> Capture:
         # If the board is lost, the run reports it.

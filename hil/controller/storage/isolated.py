@@ -142,8 +142,8 @@ class Isolated:
             raise ValueError("a pool needs at least one worker")
         self._slots = threading.Semaphore(self.workers)
         self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+        self._idle: list[_IsolatedProcess] = []
+        self._busy: set[_IsolatedProcess] = set()
         self.closed = False  # by :meth:`close`, or by Ctrl-C during a call
         # Runs when the pool is garbage-collected or the interpreter exits.
         weakref.finalize(self, _end_all, self._idle, self._busy)
@@ -199,7 +199,7 @@ class Isolated:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _take(self) -> tuple[_Worker, bool]:
+    def _take(self) -> tuple[_IsolatedProcess, bool]:
         """Return a worker, and True if it was just started."""
         with self._lock:
             if self.closed:
@@ -212,11 +212,11 @@ class Isolated:
                     worker = None
             is_new = worker is None
             if worker is None:
-                worker = _Worker()
+                worker = _IsolatedProcess()
             self._busy.add(worker)
             return worker, is_new
 
-    def _give_back(self, worker: _Worker) -> None:
+    def _give_back(self, worker: _IsolatedProcess) -> None:
         with self._lock:
             self._busy.discard(worker)
             if worker.alive and not self.closed:
@@ -234,7 +234,7 @@ class _NeverBegun(IsolatedCrash):
     """The process died before it started the call."""
 
 
-class _Worker:
+class _IsolatedProcess:
     def __init__(self) -> None:
         # A killed worker does not clean up, so the temporary directory is removed here.
         self._scratch = str(new_folder(SCRATCH))
@@ -347,7 +347,7 @@ class _Worker:
                     stream.close()
 
 
-def _end_all(idle: list[_Worker], busy: Collection[_Worker]) -> None:
+def _end_all(idle: list[_IsolatedProcess], busy: Collection[_IsolatedProcess]) -> None:
     for worker in (*idle, *busy):
         worker.kill()
     for worker in idle:

@@ -12,10 +12,10 @@ from support.agents import Program
 from support.sshd import BOTH, LOOPBACK, Sshd, running_sshd, started_with
 from support.waiting import eventually
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.ssh.shell import Shell
-from hil.controller.devices.ssh.tunnel import NoTunnel, TcpRelay, Tunnel, open_any_tunnel
+from hil.controller.devices.ssh.tunnel import NoTunnel, SshTunnel, TcpRelay, open_any_tunnel
 from hil.core.digest import digest_file
 from hil.errors import BoardLost
 
@@ -40,10 +40,10 @@ def hardened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[S
 
 
 @pytest.fixture
-def tunnel_to() -> Iterator[Callable[..., Tunnel]]:
-    opened: list[Tunnel] = []
+def tunnel_to() -> Iterator[Callable[..., SshTunnel]]:
+    opened: list[SshTunnel] = []
 
-    def call(shell: Shell, remote: str, say: Callable[[str], None] = print, python: str = PYTHON) -> Tunnel:
+    def call(shell: Shell, remote: str, say: Callable[[str], None] = print, python: str = PYTHON) -> SshTunnel:
         opened.append(open_any_tunnel(shell, remote.removeprefix("unix:"), python, say))
         return opened[-1]
 
@@ -55,7 +55,7 @@ def tunnel_to() -> Iterator[Callable[..., Tunnel]]:
 def test_hardened_server_falls_back_to_reported_relay(
     hardened: tuple[Sshd, str],
     log_in: LogIn,
-    tunnel_to: Callable[..., Tunnel],
+    tunnel_to: Callable[..., SshTunnel],
     start_agent: Callable[..., str],
     tmp_path: Path,
 ) -> None:
@@ -64,7 +64,7 @@ def test_hardened_server_falls_back_to_reported_relay(
     tunnel = tunnel_to(log_in(server=server), start_agent(), told.append)
     (line,) = told
     assert line.startswith("the board's sshd does not forward Unix sockets (") and line.endswith(way)
-    client = AgentClient(Target(tunnel.address), "b")
+    client = AgentClient(AgentEndpoint(tunnel.address), "b")
     try:
         assert client.describe().protocol
         (tmp_path / "blob").write_bytes(os.urandom(5_000_000))
@@ -78,7 +78,7 @@ def test_hardened_server_falls_back_to_reported_relay(
 
 
 def test_server_with_socket_forwarding_skips_fallback(
-    shell: Shell, tunnel_to: Callable[..., Tunnel], start_agent: Callable[..., str]
+    shell: Shell, tunnel_to: Callable[..., SshTunnel], start_agent: Callable[..., str]
 ) -> None:
     told: list[str] = []
     tunnel_to(shell, start_agent(), told.append)

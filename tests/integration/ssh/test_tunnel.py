@@ -19,7 +19,7 @@ from support.waiting import eventually
 
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.ssh.shell import Shell
-from hil.controller.devices.ssh.tunnel import Tunnel, open_tunnel
+from hil.controller.devices.ssh.tunnel import SshTunnel, open_tunnel
 from hil.core.digest import digest_file
 
 LogIn = Callable[..., Shell]
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.parametrize(*BOTH, indirect=True)
 
 
 @pytest.fixture
-def open_one() -> Iterator[Callable[..., Tunnel]]:
+def open_one() -> Iterator[Callable[..., SshTunnel]]:
     """Open tunnels and close them after the test."""
-    opened: list[Tunnel] = []
+    opened: list[SshTunnel] = []
 
-    def call(shell: Shell, remote: object) -> Tunnel:
+    def call(shell: Shell, remote: object) -> SshTunnel:
         opened.append(open_tunnel(shell, str(remote)))
         return opened[-1]
 
@@ -42,11 +42,11 @@ def open_one() -> Iterator[Callable[..., Tunnel]]:
         tunnel.close()
 
 
-def local_path(tunnel: Tunnel) -> Path:
+def local_path(tunnel: SshTunnel) -> Path:
     return Path(tunnel.address.removeprefix("unix:"))
 
 
-def ask(tunnel: Tunnel, data: bytes) -> bytes:
+def ask(tunnel: SshTunnel, data: bytes) -> bytes:
     """Send data through the tunnel and read the full reply."""
     with socket.socket(socket.AF_UNIX) as near:
         # ssh creates its socket shortly before it listens.
@@ -60,7 +60,7 @@ def ask(tunnel: Tunnel, data: bytes) -> bytes:
 
 def test_tunnel_carries_agent_calls(
     shell: Shell,
-    open_one: Callable[..., Tunnel],
+    open_one: Callable[..., SshTunnel],
     start_agent: Callable[..., str],
     open_client: Callable[[str], AgentClient],
     add_programs: dict[str, Program],

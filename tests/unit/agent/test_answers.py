@@ -55,7 +55,7 @@ def check(answer: answers.Answer, iterations: int) -> None:
 def test_read_reply_decodes_worker_messages():
     assert answers.read(encoded({}), "prepare") is None
     spec = TensorSpec("x", "float32", (1, "n", None))
-    assert answers.read(encoded(LOADED), "load") == answers.Signature((spec,), (), "main", 5)
+    assert answers.read(encoded(LOADED), "load") == answers.ProgramSignature((spec,), (), "main", 5)
     ran = answers.read(encoded(RAN, TOLD["invoke"]), "invoke", 1)
     placement = (Part("cpu", 2, ("a", "b")),)
     assert ran == answers.Ran((answers.Output("y", "float32", (2,), 0, 8),), (1,), (2,), 3, 4, 5, placement)

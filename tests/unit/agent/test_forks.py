@@ -17,7 +17,7 @@ import pytest
 
 from hil.agent import forks, ipc
 from hil.agent.forks import ForkServer
-from hil.core.processes import Ended
+from hil.core.processes import ExitStatus
 from hil.errors import BoardError, BoardUnfit
 
 
@@ -99,8 +99,8 @@ def test_fork_server_discards_late_reply(server: ForkServer, monkeypatch: pytest
 def test_fork_server_reports_worker_exit_before_registration(server: ForkServer):
     # As if both messages had arrived before the requesting thread could continue.
     server._news.pids.append(7)
-    server._news.ended[7] = Ended(3, 5)
-    ended: list[Ended] = []
+    server._news.ended[7] = ExitStatus(3, 5)
+    ended: list[ExitStatus] = []
     with Path(os.devnull).open("r+b") as null:
         assert server.fork([null.fileno()] * 4, ended.append) == 7
     assert ended == [(3, 5)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hil.agent.forkserver import _Worker
+from hil.agent.forkserver import _ForkedWorker
 from hil.agent.ipc import Arena, lay_out
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed
@@ -53,7 +53,7 @@ class CountingProgram:
 def answer(program: CountingProgram, op: str, tmp_path: Path) -> dict[str, Any]:
     given = Arena()
     entries, size = lay_out(given, [("x", GIVEN)])
-    worker = _Worker(given, Arena())
+    worker = _ForkedWorker(given, Arena())
     worker.program, worker._folder = program, tmp_path
     order = {"inputs": entries, "bytes": size, "warmup": 1, "iterations": 4, "tool": "", "limit": 1 << 20}
     found: dict[str, Any] = getattr(worker, f"do_{op}")(order)

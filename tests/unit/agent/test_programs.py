@@ -10,7 +10,7 @@ import pytest
 from support.waiting import eventually
 
 from hil.agent.ipc import Arena
-from hil.agent.programs import MAX_PROGRAMS, Incoming, Loaded, Programs
+from hil.agent.programs import MAX_PROGRAMS, InputReceiver, Programs, WorkerProgram
 from hil.agent.session import Journal, Sessions
 from hil.agent.store import BlobStore
 from hil.core.digest import Hasher, digest_of
@@ -26,7 +26,7 @@ def test_programs_call_raises_cause_if_program_ends_while_queued(
     programs = Programs(Mock(), Mock(), sessions)
     session = sessions.open("somebody", "a test", 60.0, 0, lambda _: None)
     assert session is not None
-    loaded = programs._loaded["p"] = Loaded(Mock(), session, tmp_path, [])
+    loaded = programs._loaded["p"] = WorkerProgram(Mock(), session, tmp_path, [])
 
     def call() -> None:
         with programs.called(session, pb.InvokeStart(program_id="p", iterations=1), lambda: True):
@@ -53,7 +53,7 @@ def test_programs_load_enforces_program_limit(tmp_path: Path) -> None:
     session = sessions.open("somebody", "a test", 60.0, 0, lambda _: None)
     assert session is not None
     for number in range(MAX_PROGRAMS):
-        programs._loaded[str(number)] = Loaded(Mock(), session, tmp_path, [])
+        programs._loaded[str(number)] = WorkerProgram(Mock(), session, tmp_path, [])
     with pytest.raises(LoadFailed, match="512 programs are already loaded"):
         programs.load(session, pb.LoadRequest())
 
@@ -65,7 +65,7 @@ def test_programs_reject_messages_above_part_limit(tmp_path: Path) -> None:
     assert session is not None
     with pytest.raises(UsageError, match="files, maximum 10000"):
         programs.load(session, pb.LoadRequest(files=[pb.ProgramFile()] * 10_001))
-    loaded = programs._loaded["p"] = Loaded(Mock(), session, tmp_path, [])
+    loaded = programs._loaded["p"] = WorkerProgram(Mock(), session, tmp_path, [])
     for inputs in ([pb.Tensor()] * 20_001, [pb.Tensor(shape=[1] * 33)]):
         start = pb.InvokeStart(program_id="p", iterations=1, inputs=inputs)
         # Also while another call uses the program: such messages must not queue.
@@ -110,7 +110,7 @@ def test_programs_verify_inputs_hashed_before_program_writes(monkeypatch: pytest
     monkeypatch.setattr("hil.agent.programs.Hasher", Late)
     start = pb.InvokeStart(inputs=[pb.Tensor(dtype="uint8", shape=[3], streamed=3)])
     arena = Arena()
-    coming = Incoming(arena, start, Mock(), lambda size: None)
+    coming = InputReceiver(arena, start, Mock(), lambda size: None)
     coming.add(memoryview(b"abc"))
     arena.view(3, grow=False)[:] = b"xyz"
     coming.verify([digest_of(b"abc")])

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from support.agents import Program
 from support.models import DIGITS, save_model
 
-from hil.agent.forkserver import _Worker
+from hil.agent.forkserver import _ForkedWorker
 from hil.agent.runtimes import executorch
 from hil.agent.runtimes.onnxruntime import OnnxRuntime
 from hil.core.results import Part
@@ -206,7 +206,7 @@ def test_executorch_placement_reports_missing_delegation():
 
 
 def test_worker_sends_placement_first_and_on_change():
-    worker = _Worker.__new__(_Worker)
+    worker = _ForkedWorker.__new__(_ForkedWorker)
     worker._placed = None
     placements = [(Part("a"),), (Part("a"),), (Part("b"),)]
     worker.program = SimpleNamespace(placement=lambda: placements.pop(0))
@@ -215,7 +215,7 @@ def test_worker_sends_placement_first_and_on_change():
 
 
 def test_worker_ignores_placement_error(capfd):
-    worker = _Worker.__new__(_Worker)
+    worker = _ForkedWorker.__new__(_ForkedWorker)
     worker._placed = None
     worker.program = SimpleNamespace()
     assert worker._news_of_placement() is None

@@ -9,7 +9,7 @@ import pytest
 from support.models import DIGITS
 
 from hil.agent.runtimes import tflite
-from hil.formats.litert import Signature, open_signature
+from hil.formats.litert import LiteRtSignature, open_signature
 
 pytest.importorskip("ai_edge_litert")
 
@@ -60,9 +60,9 @@ def test_open_signature_detects_variable_in_any_signature(assigning: Path) -> No
 def test_tflite_renew_reopens_only_stateful_signatures(
     assigning: Path, monkeypatch: pytest.MonkeyPatch, function: str, opened: int
 ) -> None:
-    made: list[Signature] = []
+    made: list[LiteRtSignature] = []
 
-    def counted(*arguments: object, **options: object) -> Signature:
+    def counted(*arguments: object, **options: object) -> LiteRtSignature:
         made.append(open_signature(*arguments, **options))  # type: ignore[arg-type]
         return made[-1]
 

@@ -13,7 +13,7 @@ from hil.agent.runtimes.xla_aot import XlaAotRuntime
 from hil.core.results import Part
 from hil.core.tensors import TensorSpec
 from hil.errors import LoadFailed, RunFailed
-from hil.formats.xla_program import VALUES, Argument, Signature, write_signature
+from hil.formats.xla_program import VALUES, Argument, LibrarySignature, write_signature
 
 # total += sum(x); count is read-only; the run fails if the sum is negative.
 SOURCE = """
@@ -31,7 +31,7 @@ int hil_xla_run(void* p) {
 }
 void* hil_xla_result(void* p, int i) { return i == 0 ? (void*)&mean : (void*)total; }
 """
-SIGNATURE = Signature(
+SIGNATURE = LibrarySignature(
     "step",
     (
         Argument(TensorSpec("x", "float32", (3,))),

@@ -10,7 +10,7 @@ import pytest
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 
 
@@ -90,9 +90,9 @@ def test_agent_creates_unix_socket_and_store_private_to_owner(tmp_path):
 def test_agent_requires_token_and_tls_from_clients(tmp_path, pki):
     agent = start(tmp_path, "0.0.0.0:0", token="secret", tls_key=pki / "server.key", tls_cert=pki / "server.pem")
     address = f"localhost:{agent.address.rpartition(':')[2]}"
-    clients = [AgentClient(Target(address, token, pki / "ca.pem"), "tls") for token in ("secret", "wrong", "")] + [
-        AgentClient(Target(address), "plain")
-    ]
+    clients = [
+        AgentClient(AgentEndpoint(address, token, pki / "ca.pem"), "tls") for token in ("secret", "wrong", "")
+    ] + [AgentClient(AgentEndpoint(address), "plain")]
     try:
         assert clients[0].describe().machine.arch
         for refused, why in zip(clients[1:3], ("token mismatch", "none was sent"), strict=True):
@@ -111,8 +111,10 @@ def test_agent_with_mutual_tls_requires_client_certificate(tmp_path, pki):
     tls = {"tls_key": pki / "server.key", "tls_cert": pki / "server.pem", "tls_client_ca": pki / "ca.pem"}
     agent = start(tmp_path, "127.0.0.1:0", token="secret", **tls)
     address = f"localhost:{agent.address.rpartition(':')[2]}"
-    known = AgentClient(Target(address, "secret", pki / "ca.pem", pki / "client.pem", pki / "client.key"), "mutual")
-    unknown = AgentClient(Target(address, "secret", pki / "ca.pem"), "mutual")
+    known = AgentClient(
+        AgentEndpoint(address, "secret", pki / "ca.pem", pki / "client.pem", pki / "client.key"), "mutual"
+    )
+    unknown = AgentClient(AgentEndpoint(address, "secret", pki / "ca.pem"), "mutual")
     try:
         assert known.describe().machine.arch
         with pytest.raises(errors.BoardUnreachable):
@@ -129,7 +131,7 @@ def test_agent_refuses_active_socket_and_replaces_stale_socket(tmp_path):
     try:
         with pytest.raises(errors.UsageError, match="is already in use"):
             start(tmp_path / "second", listen)
-        client = AgentClient(Target(listen), "first")
+        client = AgentClient(AgentEndpoint(listen), "first")
         assert client.describe().machine.arch
         client.close()
     finally:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from hil.agent import answers
-from hil.agent.supervisor import LogBook, Supervisor, Worker, explain_step
+from hil.agent.supervisor import LogBook, Supervisor, WorkerProcess, explain_step
 from hil.core import clock
 from hil.errors import BoardUnfit, RunCrashed, SessionEnded
 
@@ -54,7 +54,7 @@ def test_worker_answer_of_ended_session_does_not_wait(monkeypatch: pytest.Monkey
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
         # The server never reports that the process ended.
         server = Mock(fork=lambda files, on_exit: process.pid)
-        worker = Worker(server, LogBook())
+        worker = WorkerProcess(server, LogBook())
         worker.kill(over)
         monkeypatch.setattr(worker._exited, "wait", Mock(side_effect=AssertionError("it waits")))
         with pytest.raises(SessionEnded) as caught:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hil.core.tensors import TensorSpec
-from hil.formats.xla_program import Argument, Signature, read_signature, write_signature
+from hil.formats.xla_program import Argument, LibrarySignature, read_signature, write_signature
 
-SIGNATURE = Signature(
+SIGNATURE = LibrarySignature(
     "step",
     (
         Argument(TensorSpec("x", "float32", (2, 3))),

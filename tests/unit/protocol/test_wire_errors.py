@@ -16,7 +16,7 @@ import pytest
 
 from hil import errors
 from hil.agent.server import BoardService
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway.calls import Calls
@@ -63,7 +63,7 @@ def agent() -> Iterator[tuple[Failing, AgentClient]]:
     server.add_generic_rpc_handlers([grpc_calls.handlers("Board", servicer)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with contextlib.closing(AgentClient(Target(f"127.0.0.1:{port}"), "test")) as client:
+    with contextlib.closing(AgentClient(AgentEndpoint(f"127.0.0.1:{port}"), "test")) as client:
         yield servicer, client
     server.stop(None).wait()
 

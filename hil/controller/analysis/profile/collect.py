@@ -27,7 +27,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core.clock import ClockFit
 from hil.core.scratch import temporary_folder
-from hil.core.timeline import Call, OpRow, Profile, Sample, Span
+from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError, UsageError
 from hil.formats import etdump
 
@@ -165,13 +165,13 @@ def _split_upload(case: Case) -> Iterable[Span]:
         began, before = at, sent
 
 
-def _list_calls(capture: Capture, rows: Sequence[OpRow]) -> list[Call]:
+def _list_calls(capture: Capture, rows: Sequence[OpRow]) -> list[InvokeTiming]:
     """Return the calls. If the board reports no times, the profiled call spans all operations."""
     taken = capture.taken
     if taken is None or taken.board is not None or not rows:
         return capture.calls
     end = max(row.start_ns + row.duration_ns for row in rows)
-    return [*capture.calls, Call(PROFILED, taken.host, Span("run", rows[0].start_ns, end))]
+    return [*capture.calls, InvokeTiming(PROFILED, taken.host, Span("run", rows[0].start_ns, end))]
 
 
 def _fit_clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:

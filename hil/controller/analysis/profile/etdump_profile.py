@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hil.core.clock import ClockFit, by_pairs
-from hil.core.timeline import Call, OpRow, Profile, Span
+from hil.core.timeline import InvokeTiming, OpRow, Profile, Span
 from hil.errors import ImportFailed, UsageError
 from hil.formats.etdump import EXECUTE, EtEvent, read_etdump
 from hil.formats.executorch_file import Damaged, mapped
@@ -89,7 +89,7 @@ def profile_of(path: Path, *, model: str, board: str, unit: str = "ns") -> Profi
         rows=rows,
         stages=[],
         transfers=[],
-        calls=[Call("profiled", whole, whole, iterations_ns=runs)],
+        calls=[InvokeTiming("profiled", whole, whole, iterations_ns=runs)],
         counters=[],
         clock=ClockFit(0, 0.0, 0, 0),
         notes=notes,

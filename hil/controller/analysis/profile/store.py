@@ -18,7 +18,7 @@ from hil.core.bounded_json import read_json
 from hil.core.cancellation import check_cancelled
 from hil.core.clock import ClockFit
 from hil.core.files import open_file
-from hil.core.timeline import Call, OpRow, Profile, Sample, Span
+from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
 from hil.errors import UsageError, did_you_mean
 
 SCHEMA = 1
@@ -135,10 +135,10 @@ def _make_checked(of: type[Made], /, **values: Any) -> Made:
     return made
 
 
-def _parse_call(call: Mapping[str, Any]) -> Call:
+def _parse_call(call: Mapping[str, Any]) -> InvokeTiming:
     sides = {side: _make_checked(Span, **call[side]) for side in ("host", "board")}
     return _make_checked(
-        Call, **{**call, **sides, "iterations_ns": [(start, end) for start, end in call["iterations_ns"]]}
+        InvokeTiming, **{**call, **sides, "iterations_ns": [(start, end) for start, end in call["iterations_ns"]]}
     )
 
 

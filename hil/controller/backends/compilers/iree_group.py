@@ -21,7 +21,7 @@ from hil.controller.backends.compilers.arithmetic import split_flags
 from hil.controller.backends.compilers.iree_program import (
     FUNCTION,
     MAIN,
-    Recipe,
+    CompileSettings,
     check_target,
     fail,
     own_declaration,
@@ -62,7 +62,7 @@ class Together:
 @dataclass(frozen=True)
 class _Member:
     model: Model
-    recipe: Recipe
+    recipe: CompileSettings
     function: str
 
     def order(self) -> dict[str, Any]:

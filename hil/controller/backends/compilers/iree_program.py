@@ -71,7 +71,7 @@ _TO_MLIR = (*ONNX_REWRITING, "controller/backends/compilers/onnx_to_mlir.py")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CompileSettings:
     """Settings for compiling a model."""
 
     key: str  # the program's cache key
@@ -98,7 +98,7 @@ class Source:
 
 
 def source_of(model: Model, flags: Sequence[str]) -> Source:
-    """Return the compilation inputs for a model and the flags of the :class:`Recipe`."""
+    """Return the compilation inputs for a model and the flags of the :class:`CompileSettings`."""
     return Source(
         str(model.path.absolute()),
         model.format,
@@ -153,7 +153,7 @@ def compile_program(
     )
 
 
-def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
+def recipe_of(model: Model, flags: Sequence[str]) -> CompileSettings:
     """Return the settings for compiling a model with flags.
 
     Raises:
@@ -180,7 +180,7 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
     }
     compiler = f"iree {compiler_version}"
     meta = {"model": model.name, "compiler": compiler, "flags": list(all_flags)}
-    return Recipe(Cache.key("artifact", **parts), all_flags, compiler, meta)
+    return CompileSettings(Cache.key("artifact", **parts), all_flags, compiler, meta)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from hil.core.installed import version
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
 from hil.errors import CompileCrashed, CompileFailed, UsageError
-from hil.formats.xla_program import LIBRARY, VALUES, Argument, Signature, write_signature
+from hil.formats.xla_program import LIBRARY, VALUES, Argument, LibrarySignature, write_signature
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -207,11 +207,11 @@ def _key(kind: str, **parts: Any) -> str:
     return Cache.key(kind, tensorflow=needed_version("tensorflow", EXTRA), version=_VERSION, **parts)
 
 
-def signature_of(function: str, graph: Path) -> Signature:
+def signature_of(function: str, graph: Path) -> LibrarySignature:
     """Return the signature that the library of a generated graph contains."""
     ports = tfcompile_graph.read_ports(graph)
     variables = (Argument(port.spec, True, not port.read_only) for port in ports.variables)
-    return Signature(
+    return LibrarySignature(
         function,
         (*(Argument(port.spec) for port in ports.feeds), *variables),
         tuple(port.spec for port in ports.fetches),
@@ -231,7 +231,7 @@ _FAMILY = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
-class Target:
+class TfcompileTarget:
     """Compile target."""
 
     triple: str  # LLVM's target triple
@@ -241,7 +241,7 @@ class Target:
     variables: bool  # whether variables are arguments and results instead of stored in the program
 
 
-def target_of(flags: Sequence[str]) -> Target:
+def target_of(flags: Sequence[str]) -> TfcompileTarget:
     """Parse the flags. Raises UsageError if a flag or the target is unknown."""
     # tfcompile spells this flag --target_triple.
     parted = (flag.partition("=") for flag in flags)
@@ -270,7 +270,7 @@ def target_of(flags: Sequence[str]) -> Target:
             hint=f"set {_TRIPLE} to one of: {', '.join(known for known, _ in _TARGETS.values())}",
         )
     zig = _TARGETS[_FAMILY.get(family, family)][1]
-    return Target(triple, given.get(_CPU, ""), zig, cpp_class, variables == "outside")
+    return TfcompileTarget(triple, given.get(_CPU, ""), zig, cpp_class, variables == "outside")
 
 
 def tfcompile_target(machine: Mapping[str, Any]) -> BoardTarget:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from hil import errors
 from hil.controller.devices.agentless import scripts, signature
-from hil.controller.devices.agentless.scripts import DETAIL, Item, RunFolder, Store
+from hil.controller.devices.agentless.scripts import DETAIL, BoardStore, Item, RunFolder
 from hil.controller.devices.answers import broken, expected_bytes, most_bytes
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
+from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -56,7 +56,7 @@ class _Program:
 
     program_id: str
     artifact: Artifact
-    signature: signature.Signature
+    signature: signature.CommandSignature
     files: Mapping[str, str]
     command: str
     device: str
@@ -77,7 +77,7 @@ class CommandClient(BoardClient):
 
     def __init__(self, shell: Shell, choice: BoardChoice, *, board: str) -> None:
         self.payload_bytes_sent = 0
-        self.store = Store(shell)
+        self.store = BoardStore(shell)
         self._config = choice.config
         self._command = command = choice.config.command
         # Name, version if known, and unmeasured values. Commands other than IREE's do not measure device time.
@@ -190,7 +190,7 @@ class CommandClient(BoardClient):
 
     # ---- programs
 
-    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
+    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> ProgramHandle:
         """Register a pushed program and read the signature on the host.
 
         Load errors on the board appear at the first run.
@@ -206,7 +206,9 @@ class CommandClient(BoardClient):
         device = device or _DEFAULT_DEVICES.get(artifact.runtime, "")
         program_id = str(next(self._numbers))
         self._programs[program_id] = _Program(program_id, artifact, taken, files, command, device)
-        return Loaded(program_id, taken.function, taken.inputs, taken.outputs, device=device, version=self._version)
+        return ProgramHandle(
+            program_id, taken.function, taken.inputs, taken.outputs, device=device, version=self._version
+        )
 
     def find(self) -> str:
         """Return the board's path of the config's program, or "" if hil installs the program.

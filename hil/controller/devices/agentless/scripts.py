@@ -205,7 +205,7 @@ class Item:
         return not found[1] or digest_file(self.path, "sha256") == f"sha256:{found[1]}"
 
 
-class Store:
+class BoardStore:
     """hil's directory on the board. After :meth:`open`, ``folder`` is the absolute path."""
 
     def __init__(self, shell: Shell) -> None:
@@ -330,7 +330,7 @@ class RunFolder:
     local: Path
     remote: str
     _shell: Shell
-    _store: Store
+    _store: BoardStore
 
     def send(self, files: Sequence[str]) -> None:
         """Create the remote directory and send input files from the local directory."""
@@ -354,7 +354,7 @@ class RunFolder:
 
     def command(
         self, argv: Sequence[str], files: Sequence[str], *, limit_s: int, wait_s: int, environment: Mapping[str, str]
-    ) -> tuple[Ended, str, float]:
+    ) -> tuple[CommandEnd, str, float]:
         """Run a command (see :func:`run`). Return the end, stderr, and wall time in seconds."""
         whole = run(self.remote, files, argv, limit_s=limit_s, wait_s=wait_s, environment=environment)
         start = time.monotonic()
@@ -408,7 +408,7 @@ def free_bytes(text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandEnd:
     """End of a command on the board."""
 
     # ``exit`` (see ``code``), ``late`` (time limit exceeded), ``busy`` (another run uses the board) or ``gone`` (the
@@ -442,7 +442,7 @@ def run(
     return ["sh", "-c", MEMORY_FUNCTIONS + _RUN, "hil-run", str(limit_s), str(wait_s), folder, *outputs, "--", *whole]
 
 
-def ended(text: str) -> Ended | None:
+def ended(text: str) -> CommandEnd | None:
     """Parse the output of :func:`run`. Return None if the end is missing."""
     lines = text.split("\n")
     while lines and lines[0] == ".":
@@ -450,7 +450,7 @@ def ended(text: str) -> Ended | None:
     found, lines = split_memory(lines)
     head = lines[0].split(" ") if lines else []
     if head in ([_MARK, "busy"], [_MARK, "gone"]):
-        return Ended(head[1], 0, 0, (), "")
+        return CommandEnd(head[1], 0, 0, (), "")
     if len(head) != 3 or head[0] != _MARK or _MARK not in lines[1:]:
         return None
     end = lines.index(_MARK, 1)
@@ -458,7 +458,9 @@ def ended(text: str) -> Ended | None:
     late = head[1] == "late"
     try:
         sizes = tuple(None if line.strip() == "-" else _whole(line.strip()) for line in lines[1:end])
-        return Ended("late" if late else "exit", 0 if late else _whole(head[1]), _whole(head[2]), sizes, out, found)
+        return CommandEnd(
+            "late" if late else "exit", 0 if late else _whole(head[1]), _whole(head[2]), sizes, out, found
+        )
     except ValueError:
         return None
 
@@ -516,7 +518,7 @@ def _natural(text: str) -> list[Any]:
 # ---- errors of failed commands
 
 
-def failure(ended: Ended, err: str, program: str, *, loads: bool = False) -> errors.HilError:
+def failure(ended: CommandEnd, err: str, program: str, *, loads: bool = False) -> errors.HilError:
     """Return the error for a command's nonzero exit code.
 
     ``loads`` means that the program is known to load on the board, so an IREE error means that the run failed.

@@ -30,7 +30,7 @@ _READ_S = 60.0
 
 
 @dataclass(frozen=True)
-class Signature:
+class CommandSignature:
     """Signature of a function for a command."""
 
     function: str
@@ -39,7 +39,7 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
 
 
-def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own: bool) -> Signature:
+def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own: bool) -> CommandSignature:
     """Return a program's signature: from the IREE module if this host can read it, else from the import.
 
     Reads the module in an isolated process, because a damaged file may crash that process. With ``needs_own``, an
@@ -52,17 +52,17 @@ def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own
     try:
         described = isolated.call(read_functions, {"path": path}, timeout=_READ_S, log=log)
         chosen = choose_function(functions_in(described), artifact.function)
-        return Signature(chosen.name, *chosen.signature())
+        return CommandSignature(chosen.name, *chosen.signature())
     except (IsolatedError, LoadFailed) as error:
         if not needs_own and artifact.inputs is not None and artifact.outputs is not None:
-            return Signature(artifact.function, tuple(artifact.inputs), tuple(artifact.outputs))
+            return CommandSignature(artifact.function, tuple(artifact.inputs), tuple(artifact.outputs))
         if isinstance(error, LoadFailed):
             raise
         what = f"IREE cannot read the program {artifact.main}: {error.message}"
         raise LoadFailed(what, detail=error.detail) from error
 
 
-def check_signature(signature: Signature, command: RuntimeCommand) -> None:
+def check_signature(signature: CommandSignature, command: RuntimeCommand) -> None:
     """Check before the run that the command supports all tensors. Raises LoadFailed otherwise."""
     tensors.check_names(signature.inputs, signature.outputs)
     for spec in (*signature.inputs, *signature.outputs):
@@ -103,7 +103,7 @@ def fits(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> bool:
 
 
 def write_inputs(
-    signature: Signature, inputs: Mapping[str, Array], command: RuntimeCommand, local: Path, remote: str
+    signature: CommandSignature, inputs: Mapping[str, Array], command: RuntimeCommand, local: Path, remote: str
 ) -> tuple[list[str], list[str]]:
     """Write inputs as files into a local directory. Return an argument per input, and the file names."""
     arguments: list[str] = []
@@ -117,7 +117,7 @@ def write_inputs(
     return arguments, files
 
 
-def output_files(signature: Signature, command: RuntimeCommand) -> list[str]:
+def output_files(signature: CommandSignature, command: RuntimeCommand) -> list[str]:
     """Return the file names of the outputs, in order."""
     return [f"o{position}.{_extension(spec, command)}" for position, spec in enumerate(signature.outputs)]
 

@@ -70,7 +70,7 @@ class Frame:
         return data
 
 
-class Place:
+class BoardDirectory:
     """hil's directory on the board."""
 
     def __init__(self, folder: Path) -> None:
@@ -164,7 +164,7 @@ def unpack(frame: Frame, folder: Path) -> None:
         pass
 
 
-def install(place: Place, stream: BufferedReader, frames: list[dict[str, Any]]) -> None:
+def install(place: BoardDirectory, stream: BufferedReader, frames: list[dict[str, Any]]) -> None:
     """Unpack the sent packages, each atomically."""
     for left in place.packages.glob(".new-*"):
         shutil.rmtree(left)
@@ -189,7 +189,7 @@ def install(place: Place, stream: BufferedReader, frames: list[dict[str, Any]]) 
     sync(place.packages)
 
 
-def make_way(place: Place, build: str) -> int:
+def make_way(place: BoardDirectory, build: str) -> int:
     """Stop an agent of a different build. Return the PID of a running agent of this build, or 0."""
     pid, old = place.running()
     if pid and old != build:
@@ -204,7 +204,7 @@ def make_way(place: Place, build: str) -> int:
     return pid
 
 
-def start(place: Place, order: dict[str, Any]) -> subprocess.Popen[bytes]:
+def start(place: BoardDirectory, order: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Start the agent in a new process session, without open files of this connection."""
     for stale in (place.socket, place.pid_file):
         stale.unlink(missing_ok=True)
@@ -231,7 +231,7 @@ def start(place: Place, order: dict[str, Any]) -> subprocess.Popen[bytes]:
     return process
 
 
-def wait_until_up(place: Place, process: subprocess.Popen[bytes] | None) -> None:
+def wait_until_up(place: BoardDirectory, process: subprocess.Popen[bytes] | None) -> None:
     """Wait until the agent accepts connections. ``process`` is the new agent, or None if it already ran."""
     deadline = time.monotonic() + START_S
     while not place.accepts():
@@ -247,7 +247,7 @@ def wait_until_up(place: Place, process: subprocess.Popen[bytes] | None) -> None
         time.sleep(0.02)
 
 
-def record(place: Place, order: dict[str, Any]) -> None:
+def record(place: BoardDirectory, order: dict[str, Any]) -> None:
     """Record the installed agent, and remove files that neither it nor the previous agent needs."""
     facts = {"recipe": order["recipe"], "python": sys.executable}
     facts.update({key: " ".join(order[key]) for key in ("runtimes", "packages")})
@@ -274,7 +274,7 @@ def carry_out(stream: BufferedReader) -> dict[str, Any]:
     signal.alarm(0)
     os.umask(0o077)
     try:
-        place = Place(Path(order["folder"]))
+        place = BoardDirectory(Path(order["folder"]))
         place.lock()
         install(place, stream, order["frames"])
         missing = [name for name in order["packages"] if not (place.packages / name).is_dir()]

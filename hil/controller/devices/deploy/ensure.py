@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.devices.deploy import packages as packing
 from hil.controller.devices.deploy.packages import File, Interpreter, NoAgentHere, NoWheels, Package, megabytes
 from hil.controller.devices.deploy.probe import AgentBuild, Seen, ask
-from hil.controller.devices.deploy.wheels import Group, agent_group, packages_for, runtime_group
+from hil.controller.devices.deploy.wheels import WheelGroup, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
 from hil.core.disk_faults import FULL, disk_unfit
@@ -76,7 +76,7 @@ def install(
                 shutil.copyfileobj(source, stream, 1 << 20)
         stream.flush()
         total = stream.tell()
-        progress = packing.Progress(say, "pushing")
+        progress = packing.ProgressPrinter(say, "pushing")
         timeout = _BASE_S + total / _SLOWEST_BYTES_S
         count: dict[str, Any] = {"progress": lambda size: progress.more(size, total)}
         done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False, **count)
@@ -126,18 +126,18 @@ class AgentPlace:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class AgentRecipe:
     """Contents of an agent for any board: hil's files, the agent's packages, and the requested runtimes."""
 
     files: dict[str, File]
-    agent: Group
-    runtimes: tuple[Group, ...]
+    agent: WheelGroup
+    runtimes: tuple[WheelGroup, ...]
 
     @staticmethod
-    def of(runtimes: Sequence[str]) -> Recipe:
+    def of(runtimes: Sequence[str]) -> AgentRecipe:
         """Return the recipe of this hil with these runtimes."""
         groups = tuple(map(runtime_group, dict.fromkeys(runtimes)))
-        return Recipe(packing.own_files(), agent_group(), groups)
+        return AgentRecipe(packing.own_files(), agent_group(), groups)
 
     @property
     def digest(self) -> str:
@@ -155,14 +155,14 @@ class Recipe:
         """Names of the runtimes, with the version if it is pinned: ``iree=3.13.0``."""
         return tuple(sorted(group.name for group in self.runtimes))
 
-    def joined(self, others: Sequence[str]) -> Recipe:
+    def joined(self, others: Sequence[str]) -> AgentRecipe:
         """Return the recipe plus the board's installed runtimes, so that users do not remove each other's runtimes."""
         have = {group.name.partition("=")[0] for group in self.runtimes}
         names = [name for name in (one.partition("=")[0] for one in others) if name not in have]
         return replace(self, runtimes=self.runtimes + tuple(runtime_group(name) for name in names))
 
 
-def ensure_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
+def ensure_agent(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
     """Ensure that an agent of a recipe runs on a board. If it already runs, this takes one round trip.
 
     Args:
@@ -181,7 +181,7 @@ def ensure_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: 
         return _put(shell, recipe, folder=folder, board=board, say=say)
 
 
-def _put(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
+def _put(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
     # Start time of the wait for each status. Never reset, because two statuses may alternate.
     since: dict[str, float] = {}
     pushed_bytes = 0
@@ -220,7 +220,7 @@ def _wait(status: str, since: dict[str, float], say: TextSink) -> None:
     time.sleep(_POLL_S)
 
 
-def _plan(seen: Seen, recipe: Recipe, own: Path, say: TextSink) -> tuple[AgentBuild, list[Package]]:
+def _plan(seen: Seen, recipe: AgentRecipe, own: Path, say: TextSink) -> tuple[AgentBuild, list[Package]]:
     """Return the agent to install and the packages. The packages are empty if everything is installed."""
     _check_folder(seen)
     if seen.complete and seen.installed:
@@ -234,7 +234,7 @@ def _plan(seen: Seen, recipe: Recipe, own: Path, say: TextSink) -> tuple[AgentBu
     return AgentBuild(build, recipe.digest, recipe.runtime_names, interpreter.path, names), packages
 
 
-def _choose(seen: Seen, recipe: Recipe, say: TextSink) -> tuple[Interpreter, list[Package]]:
+def _choose(seen: Seen, recipe: AgentRecipe, say: TextSink) -> tuple[Interpreter, list[Package]]:
     """Return the board's best Python with available packages, and these packages."""
     groups = (recipe.agent, *recipe.runtimes)
     refused: list[NoWheels] = []

@@ -197,7 +197,7 @@ def own_files() -> dict[str, File]:
 _EVERY_S = 10.0
 
 
-class Progress:
+class ProgressPrinter:
     """Progress reporter that prints at most every ten seconds. Shorter operations print nothing."""
 
     def __init__(self, say: Callable[[str], None], what: str) -> None:

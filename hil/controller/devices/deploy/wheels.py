@@ -17,7 +17,14 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path, PurePosixPath
 
 from hil.controller.devices.deploy import packages
-from hil.controller.devices.deploy.packages import COMMAND_HINT, Interpreter, NoWheels, Package, Progress, platform_tags
+from hil.controller.devices.deploy.packages import (
+    COMMAND_HINT,
+    Interpreter,
+    NoWheels,
+    Package,
+    ProgressPrinter,
+    platform_tags,
+)
 from hil.controller.storage.cache import Cache
 from hil.core import installed
 from hil.core.files import copy_file
@@ -52,7 +59,7 @@ _UNFETCHED = re.compile(r"Could not fetch URL (?!.*404 Client Error)")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WheelRequirement:
     """Distribution that a board needs."""
 
     name: str
@@ -72,20 +79,20 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Group:
+class WheelGroup:
     """Distributions that are fetched together: those of the agent, or of a runtime."""
 
     name: str  # identifies the contents: groups with the same name are interchangeable
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WheelRequirement, ...]
 
 
-def agent_group() -> Group:
+def agent_group() -> WheelGroup:
     """Return the distributions that every agent needs."""
     wanted = (*sorted(_requirements()["agent"].items()), *((name, "") for name in _BESIDES))
-    return Group("agent", tuple(Wanted(name, allowed, _installed(name)) for name, allowed in wanted))
+    return WheelGroup("agent", tuple(WheelRequirement(name, allowed, _installed(name)) for name, allowed in wanted))
 
 
-def runtime_group(runtime: str) -> Group:
+def runtime_group(runtime: str) -> WheelGroup:
     """Return the distributions that a runtime adds to an agent.
 
     The group is empty for runtimes without known packages, such as a vendor's runtime. These must already be on the
@@ -96,11 +103,11 @@ def runtime_group(runtime: str) -> Group:
     wheels = RUNTIMES[runtime].wheels if runtime in RUNTIMES else ()
     wanted = tuple(_of_runtime(wheel, allowed.get(wheel.name, "")) for wheel in wheels)
     pins = [one.loose for one in wanted if one.pinned]
-    return Group("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
+    return WheelGroup("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
 
 
 def packages_for(
-    interpreter: Interpreter, groups: Iterable[Group], *, say: Callable[[str], None], cache: Cache
+    interpreter: Interpreter, groups: Iterable[WheelGroup], *, say: Callable[[str], None], cache: Cache
 ) -> list[Package]:
     """Return the packages of groups for a board's Python, from the cache or fetched with pip.
 
@@ -123,11 +130,11 @@ def packages_for(
         )
         meta = {"packages": group.name, "for": interpreter.text}
 
-        def make(folder: Path, group: Group = group) -> None:
+        def make(folder: Path, group: WheelGroup = group) -> None:
             what = f"fetching {group.name.partition('=')[0]} for {interpreter.text}"
             say(what)
             with temporary_folder("hil-wheels-") as place:
-                _fetch(interpreter, group, Path(place), _FETCH_S, Progress(say, what))
+                _fetch(interpreter, group, Path(place), _FETCH_S, ProgressPrinter(say, what))
                 packages.write_wheels(sorted(Path(place).glob("*.whl")), folder)
 
         folder, _ = cache.get_or_make(key, meta, make)
@@ -136,7 +143,7 @@ def packages_for(
 
 
 def _fetch(
-    interpreter: Interpreter, group: Group, folder: Path, limit_s: float, progress: Progress | None = None
+    interpreter: Interpreter, group: WheelGroup, folder: Path, limit_s: float, progress: ProgressPrinter | None = None
 ) -> None:
     """Fetch a group's wheels in this machine's versions.
 
@@ -197,7 +204,7 @@ def _not_had(name: str, requirement: str, printed: str, interpreter: Interpreter
     return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, detail=detail)
 
 
-def _call(command: Sequence[str], limit_s: float, progress: Progress | None) -> tuple[int, str]:
+def _call(command: Sequence[str], limit_s: float, progress: ProgressPrinter | None) -> tuple[int, str]:
     """Run pip. Return its exit code (negative after a timeout) and the error output."""
     searched: list[str] = []
     with (
@@ -225,13 +232,13 @@ def _call(command: Sequence[str], limit_s: float, progress: Progress | None) -> 
         return code, "".join(searched) + printed.read()
 
 
-def _of_runtime(wheel: Wheel, allowed: str) -> Wanted:
+def _of_runtime(wheel: Wheel, allowed: str) -> WheelRequirement:
     here = _installed(wheel.name)
     if wheel.cpu_build:
         least = _LEAST.search(allowed)
         release = here.partition("+")[0] or (least[1] if least else "")
-        return Wanted(wheel.name, f"=={release}+cpu", f"{release}+cpu")
-    return Wanted(wheel.name, allowed, here, wheel.same_version)
+        return WheelRequirement(wheel.name, f"=={release}+cpu", f"{release}+cpu")
+    return WheelRequirement(wheel.name, allowed, here, wheel.same_version)
 
 
 def _installed(name: str) -> str:
@@ -323,7 +330,7 @@ def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Pa
     # The tools do not depend on Python, so the package for this host's Python version is sufficient.
     python = Interpreter("", sys.version_info[:2], arch, libc)
     try:
-        _fetch(python, Group(PACKAGE, (Wanted(PACKAGE, "", wanted, pinned=True),)), folder, _TOOL_S)
+        _fetch(python, WheelGroup(PACKAGE, (WheelRequirement(PACKAGE, "", wanted, pinned=True),)), folder, _TOOL_S)
     except BoardError as error:
         raise BoardError(
             f"cannot fetch the package {PACKAGE} {wanted} for {arch}, {libc.replace('-', ' ')}",

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.link import Link, LinkKind
 from hil.controller.storage.paths import located
 from hil.core.board_config import BoardConfig
@@ -46,7 +46,7 @@ def connect(address: str, config: BoardConfig) -> Link:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the token file of board {config.name}: {error}") from error
     _check(address, config.name if address == settings.address else address)
-    return Link(Target(address, token, ca, cert, key))
+    return Link(AgentEndpoint(address, token, ca, cert, key))
 
 
 def _check(address: str, board: str) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.controller.devices.board_client import Target
-from hil.controller.devices.calls import Calls
+from hil.controller.devices.board_client import AgentEndpoint
+from hil.controller.devices.calls import AgentCalls
 from hil.controller.devices.links import simulator_process
 from hil.core.board_config import BoardConfig
 from hil.core.digest import digest_of
@@ -122,7 +122,7 @@ def _answers(folder: Path) -> bool:
     if not simulator_process.is_served(folder):
         return False
     address = simulator_process.address_in(folder)
-    with contextlib.closing(Calls(Target(address))) as calls:
+    with contextlib.closing(AgentCalls(AgentEndpoint(address))) as calls:
         if calls.is_answered(_ANSWER_S):
             return True
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asked:

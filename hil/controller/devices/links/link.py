@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import BoardClient, Target
+from hil.controller.devices.board_client import AgentEndpoint, BoardClient
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class Link:
     """Open connection to a board."""
 
-    target: Target
+    target: AgentEndpoint
     close: Callable[[], None] = field(default=lambda: None)
     # Return the output of the remote process so far, for an error's detail.
     log: Callable[[], str] = field(default=lambda: "")
-    renew: Callable[[], Target] | None = (
+    renew: Callable[[], AgentEndpoint] | None = (
         None  # reconnects after a break and returns the new target; None if not supported
     )
     shell: Shell | None = None

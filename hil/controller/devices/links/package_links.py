@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_lent
-from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
+from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link, LinkKind
 from hil.controller.storage.packages import load, where
 from hil.core.board_config import BoardConfig
@@ -142,7 +142,7 @@ _CLIENT: Mapping[str, Callable[[Any], None]] = {
     "pings": is_a(list, tuple),
     "tools": is_a(Mapping),
     "missing": is_a(Mapping),
-    "load_program": is_a(Loaded),
+    "load_program": is_a(ProgramHandle),
     "invoke": is_a(Invocation),
     "profile": is_a(ProfilePass),
     "logs": is_a(list, tuple),

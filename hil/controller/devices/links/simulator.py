@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links import kept_simulators, simulator_process
 from hil.controller.devices.links.link import Link, LinkKind
 from hil.core.board_config import BoardConfig
@@ -45,7 +45,7 @@ def _kept(config: BoardConfig) -> Link | None:
     loan = kept_simulators.borrow(config)
     if loan is None:
         return None
-    return Link(Target(simulator_process.address_in(loan.folder)), loan.give_back, loan.printed)
+    return Link(AgentEndpoint(simulator_process.address_in(loan.folder)), loan.give_back, loan.printed)
 
 
 def _own(config: BoardConfig, faults: tuple[str, ...], faulty: bool) -> Link:
@@ -64,7 +64,7 @@ def _own(config: BoardConfig, faults: tuple[str, ...], faulty: bool) -> Link:
         wait_or_kill(process, _END_S)
         remove_tree(folder)
 
-    target = Target(simulator_process.address_in(folder), faults=faulty)
+    target = AgentEndpoint(simulator_process.address_in(folder), faults=faulty)
     return Link(target, close, lambda: read_end(simulator_process.log_of(folder)))
 
 

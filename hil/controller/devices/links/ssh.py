@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import BoardClient, Target
+from hil.controller.devices.board_client import AgentEndpoint, BoardClient
 from hil.controller.devices.links.link import Link, LinkKind
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.errors import BoardError, BoardLost, UsageError
@@ -22,9 +22,9 @@ class _SshLink:
         self._choice = choice
         self._board = board
         self._kept = contextlib.ExitStack()
-        self.link = Link(Target(""), self._close, renew=self._renew)
+        self.link = Link(AgentEndpoint(""), self._close, renew=self._renew)
 
-    def _renew(self) -> Target:
+    def _renew(self) -> AgentEndpoint:
         self._close()
         self.open()
         return self.link.target
@@ -71,7 +71,7 @@ class _AgentLink(_SshLink):
         return retrying(self._open)
 
     def _open(self) -> Link:
-        from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
+        from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
         from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
         from hil.controller.devices.ssh.tunnel import NoTunnel, open_any_tunnel
 
@@ -79,7 +79,7 @@ class _AgentLink(_SshLink):
         say, folder = choice.say, choice.config.connection.folder
         shell = self._log_in()
         try:
-            recipe = Recipe.of([choice.runtime or choice.config.runtime])
+            recipe = AgentRecipe.of([choice.runtime or choice.config.runtime])
             place = ensure_agent(shell, recipe, folder=folder, board=self._board, say=say)
             tunnel = open_any_tunnel(shell, place.socket, place.python, say)
         except BaseException as error:
@@ -88,7 +88,7 @@ class _AgentLink(_SshLink):
                 raise NoAgentHere(error.message, board=self._board, hint=COMMAND_HINT) from error
             raise
         self._kept.callback(tunnel.close)
-        link.target, link.log, link.build = Target(tunnel.address), tunnel.log, place.build
+        link.target, link.log, link.build = AgentEndpoint(tunnel.address), tunnel.log, place.build
         link.pushed_bytes += place.pushed_bytes
         return link
 

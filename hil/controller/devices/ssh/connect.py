@@ -12,7 +12,7 @@ from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.address import Address, parse_address
 from hil.controller.devices.ssh.errors import LoginSlow, TurnedAway
 from hil.controller.devices.ssh.shell import Shell
-from hil.controller.devices.ssh.transport import SLOW_LOGIN_ALIVE_COUNT, SLOW_LOGIN_CONNECT_S, Place, Transport
+from hil.controller.devices.ssh.transport import SLOW_LOGIN_ALIVE_COUNT, SLOW_LOGIN_CONNECT_S, SshDestination, Transport
 from hil.controller.storage.paths import located
 from hil.core.board_config import Connection
 
@@ -46,7 +46,7 @@ def open_shell(address: str, connection: Connection, *, board: str, base: Path, 
     return Shell(retrying(_log_in, place, settings, board, timeout), place, board)
 
 
-def look_up(address: str) -> Place:
+def look_up(address: str) -> SshDestination:
     """Resolve an address with the ssh config, without connecting. Raises UsageError if the address is invalid."""
     place = parse_address(address)
     if openssh.is_usable():
@@ -55,7 +55,7 @@ def look_up(address: str) -> Place:
 
     found = read_settings(place)
     proxy = ", ".join(map(str, found.jumps)) or found.proxy_command
-    return Place(found.address.host, found.address.port, proxy)
+    return SshDestination(found.address.host, found.address.port, proxy)
 
 
 def _log_in(address: Address, settings: Connection, board: str, timeout: float) -> Transport:

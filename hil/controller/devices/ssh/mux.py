@@ -29,7 +29,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class MuxSession:
-    """Running command on the board; see :class:`hil.controller.devices.ssh.transport.Session`."""
+    """Running command on the board; see :class:`hil.controller.devices.ssh.transport.CommandSession`."""
 
     def __init__(self, control: _Control, stdin: socket.socket, stdout: socket.socket, stderr: socket.socket) -> None:
         self._control = control

@@ -29,9 +29,9 @@ from hil.controller.devices.ssh.transport import (
     ALIVE_INTERVAL_S,
     FAST_CIPHERS,
     FAST_KEX,
+    CommandSession,
     Forward,
-    Place,
-    Session,
+    SshDestination,
 )
 from hil.core.board_config import Connection
 from hil.core.processes import wait_or_kill
@@ -121,7 +121,7 @@ class OpenSsh:
             self._questions.close()
         self.user, self.port, self.fingerprint = self._log.user, self._log.port, self._log.fingerprint
 
-    def start(self, command: str, timeout: float) -> Session:
+    def start(self, command: str, timeout: float) -> CommandSession:
         """Run a command line in the login shell."""
         return mux.open_session(self._socket, command, timeout)
 
@@ -239,7 +239,7 @@ class _Forward:
         return not self._transport.has_ended()
 
 
-def look_up(address: Address) -> Place:
+def look_up(address: Address) -> SshDestination:
     """Resolve an address with the ssh config. Raises UsageError if the config is invalid."""
     folder = new_folder("hil-ssh-")
     try:
@@ -252,7 +252,7 @@ def look_up(address: Address) -> Place:
         raise config_error(done.stderr)
     found = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     proxies = [value for key in ("proxyjump", "proxycommand") if (value := found.get(key, "none")) != "none"]
-    return Place(found.get("hostname", address.host), int(found.get("port", SSH_PORT)), *proxies[:1])
+    return SshDestination(found.get("hostname", address.host), int(found.get("port", SSH_PORT)), *proxies[:1])
 
 
 def _destination(address: Address) -> list[str]:

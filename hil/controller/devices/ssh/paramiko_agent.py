@@ -24,7 +24,7 @@ class AgentKey(InMemoryPrivateKey):
         return f"the agent's key {self.pkey.fingerprint}"
 
 
-class Agent(paramiko.Agent):
+class KeyAgent(paramiko.Agent):
     """Client for the agent at SSH_AUTH_SOCK, if set.
 
     Attributes:

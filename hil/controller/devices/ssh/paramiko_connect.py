@@ -25,7 +25,7 @@ from hil.controller.devices.ssh.address import Address, name_of
 from hil.controller.devices.ssh.errors import NoSuchHost, ProxyFailed, TurnedAway
 from hil.controller.devices.ssh.paramiko_hosts import KnownHosts, user_files
 from hil.controller.devices.ssh.paramiko_login import PATIENCE_S, Login
-from hil.controller.devices.ssh.paramiko_transport import END_S, Hop, ParamikoLogin, Transport, close_hops
+from hil.controller.devices.ssh.paramiko_transport import END_S, Hop, ParamikoLogin, TunedTransport, close_hops
 from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE
 from hil.controller.devices.ssh.transport import SLOW_LOGIN_CONNECT_S
 from hil.core.board_config import Connection
@@ -146,9 +146,9 @@ class _MachineLogin:
             raise translated from error
         return Hop(connection, proxy)
 
-    def _make_transport(self, sock: Any, **options: Any) -> Transport:
+    def _make_transport(self, sock: Any, **options: Any) -> TunedTransport:
         """Make a transport that prefers host key types with a pinned key."""
-        transport = Transport(sock, **options)
+        transport = TunedTransport(sock, **options)
         place = self._host.address
         security = transport.get_security_options()
         kinds = tuple(security.key_types)

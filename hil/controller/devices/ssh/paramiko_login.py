@@ -32,7 +32,7 @@ from paramiko.auth_strategy import (
 from paramiko.pkey import UnknownKeyType
 
 from hil.controller.devices.ssh.errors import LoginRefused
-from hil.controller.devices.ssh.paramiko_agent import Agent, AgentKey
+from hil.controller.devices.ssh.paramiko_agent import AgentKey, KeyAgent
 from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE
 from hil.controller.storage import prompts
 from hil.core.files import read_file, read_text
@@ -77,7 +77,7 @@ class GivenPassword(AuthSource):
         return transport.auth_password(self.username, self.password, fallback=False)
 
 
-class Questions(AuthSource):
+class PromptAuth(AuthSource):
     """Prompts of the server, such as for a password or a code.
 
     ``answer`` returns the response to a prompt; "" cancels the authentication.
@@ -227,7 +227,7 @@ class Login:
 
     def _methods(self) -> Iterator[tuple[str, Callable[[], AuthSource | None]]]:
         """Yield SSH's name of each method with a function that prepares it. Preparing may prompt the user."""
-        agent = Agent()
+        agent = KeyAgent()
         self._agent_fault = agent.fault
         try:
             offered = {key.blob: AgentKey(self._user, key) for key in agent.get_keys()}
@@ -298,9 +298,9 @@ class Login:
         self._silent = not password or password == self._password
         return GivenPassword(self._user, password, prompt) if password else None
 
-    def _questions(self) -> Questions | None:
+    def _questions(self) -> PromptAuth | None:
         answerable = self._password or prompts.can_ask()
-        return Questions(self._user, self._answer) if answerable else None
+        return PromptAuth(self._user, self._answer) if answerable else None
 
     def _answer(self, prompt: str, echo: bool) -> str:
         """Answer a prompt of the server. The configured password answers the first hidden prompt."""

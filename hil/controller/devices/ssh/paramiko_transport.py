@@ -78,7 +78,7 @@ def _handle_request(channel: Any, message: paramiko.Message) -> None:
 class _Authentication(AuthHandler):
     """Authentication attempt. A failed signature ends only this attempt, so that the next key can be tried."""
 
-    transport: Transport
+    transport: TunedTransport
     auth_event: threading.Event
 
     def _parse_service_accept(self, message: paramiko.Message) -> None:
@@ -90,7 +90,7 @@ class _Authentication(AuthHandler):
             self.auth_event.set()
 
 
-class Transport(paramiko.Transport):
+class TunedTransport(paramiko.Transport):
     """Transport that sends small packets immediately, prefers hardware ciphers, and closes silent connections.
 
     It overrides methods that paramiko's type stubs omit and passes a wrapped socket, hence the ignores.
@@ -198,10 +198,10 @@ class Hop:
     proxy: subprocess.Popen[bytes] | None = None
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> TunedTransport:
         """Open transport of the hop."""
         transport = self.connection.transport
-        assert isinstance(transport, Transport)
+        assert isinstance(transport, TunedTransport)
         return transport
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ def _plain_errors() -> Iterator[None]:
 
 
 class ChannelSession:
-    """Running command on the board; see :class:`hil.controller.devices.ssh.transport.Session`."""
+    """Running command on the board; see :class:`hil.controller.devices.ssh.transport.CommandSession`."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from hil.controller.devices.ssh.address import Address
-from hil.controller.devices.ssh.transport import CommandReplaced, Session, SessionRefused, TooMuch, Transport
+from hil.controller.devices.ssh.transport import CommandReplaced, CommandSession, SessionRefused, TooMuch, Transport
 from hil.core.files import open_file, replacing
 from hil.errors import BoardError, BoardLost, BoardRefused, StorageError
 
@@ -85,7 +85,7 @@ def execute(
         return session.wait(left()), errors.decode(errors="replace")
 
 
-def open_session(transport: Transport, timeout: float) -> Session:
+def open_session(transport: Transport, timeout: float) -> CommandSession:
     """Start a POSIX shell that reads its script from stdin, so that the login shell never parses hil's scripts.
 
     Retries if the server refuses another session (MaxSessions), until open sessions end. Raises SessionRefused,
@@ -101,7 +101,7 @@ def open_session(transport: Transport, timeout: float) -> Session:
             time.sleep(_AGAIN_S)
 
 
-def begin(session: Session, line: str, left: Callable[[], float | None]) -> Iterator[bytes]:
+def begin(session: CommandSession, line: str, left: Callable[[], float | None]) -> Iterator[bytes]:
     """Run a line in a shell, and wait until it starts. Return an iterator over stdout.
 
     Drops output of the login itself, such as from .bashrc. The caller may write to stdin only after this call: a shell
@@ -143,7 +143,7 @@ def begin(session: Session, line: str, left: Callable[[], float | None]) -> Iter
     raise CommandReplaced(before.decode(errors="replace").strip(), session.wait(left() or _PATIENCE_S))
 
 
-def _read_errors(session: Session, kept: bytearray) -> None:
+def _read_errors(session: CommandSession, kept: bytearray) -> None:
     """Read a command's stderr continuously so that the command never blocks. Retain only the end."""
     with contextlib.suppress(OSError):
         while piece := session.recv_stderr(_LAST_OF_ERR):
@@ -151,7 +151,7 @@ def _read_errors(session: Session, kept: bytearray) -> None:
             del kept[:-_LAST_OF_ERR]
 
 
-def _feed(session: Session, source: IO[bytes], progress: Progress | None) -> None:
+def _feed(session: CommandSession, source: IO[bytes], progress: Progress | None) -> None:
     # A command that exits early closes stdin; the exit code shows the result. The source may also be closed by
     # then, which raises ValueError.
     with contextlib.suppress(OSError, EOFError, ValueError):

@@ -47,7 +47,7 @@ class CommandReplaced(OSError):
 
 
 @dataclass(frozen=True)
-class Place:
+class SshDestination:
     """Destination of an address in the ssh config: host, port, and jump hosts or proxy command ("" for none)."""
 
     host: str
@@ -55,7 +55,7 @@ class Place:
     proxy: str = ""
 
 
-class Session(Protocol):
+class CommandSession(Protocol):
     """Running command on the board: like a socket, but it ends with an exit code."""
 
     def settimeout(self, seconds: float | None) -> None:
@@ -106,7 +106,7 @@ class Transport(Protocol):
     port: int
     fingerprint: str
 
-    def start(self, command: str, timeout: float) -> Session:
+    def start(self, command: str, timeout: float) -> CommandSession:
         """Run a command line in the login shell. Raises SessionRefused or TimeoutError."""
 
     def refusal(self, remote: str | int) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from hil.controller.devices.ssh.board_relay import NO_AGENT
 from hil.controller.devices.ssh.shell import Shell, begin, open_session
-from hil.controller.devices.ssh.transport import Forward, Session, TooMuch, Transport
+from hil.controller.devices.ssh.transport import CommandSession, Forward, TooMuch, Transport
 from hil.core.scratch import new_folder
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost
@@ -54,7 +54,7 @@ class NoAgent(NoRelay):
     """The helper could not connect to the agent's socket."""
 
 
-class Tunnel:
+class SshTunnel:
     """Tunnel to a socket on a board.
 
     Attributes:
@@ -85,7 +85,7 @@ class Tunnel:
         self._kept.close()
 
 
-def open_tunnel(shell: Shell, remote_socket: str) -> Tunnel:
+def open_tunnel(shell: Shell, remote_socket: str) -> SshTunnel:
     """Open a tunnel to a Unix socket on a board. The socket may be created later.
 
     Raises:
@@ -100,7 +100,7 @@ def open_tunnel(shell: Shell, remote_socket: str) -> Tunnel:
     return tunnel
 
 
-def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink) -> Tunnel:
+def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink) -> SshTunnel:
     """Open a tunnel to a listening Unix socket on a board, with the best method that sshd allows.
 
     Raises:
@@ -135,9 +135,9 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink
 
 
 @contextlib.contextmanager
-def _opening(shell: Shell) -> Iterator[Tunnel]:
+def _opening(shell: Shell) -> Iterator[SshTunnel]:
     """Provide a tunnel that is closed if the block fails."""
-    tunnel = Tunnel(new_folder("hil-ssh-", for_sockets=True))
+    tunnel = SshTunnel(new_folder("hil-ssh-", for_sockets=True))
     try:
         yield tunnel
     except (EOFError, OSError) as error:
@@ -266,7 +266,9 @@ def _read_to_end(pieces: Iterator[bytes]) -> None:
             pass
 
 
-def _start_helper(transport: Transport, python: str, remote: str, token: str) -> tuple[Session, str, Iterator[bytes]]:
+def _start_helper(
+    transport: Transport, python: str, remote: str, token: str
+) -> tuple[CommandSession, str, Iterator[bytes]]:
     """Start a helper. Return the session, the first line, and an iterator over further output."""
     script = _SCRIPT.read_bytes()
     deadline: float | None = time.monotonic() + _RELAY_START_S
@@ -297,7 +299,7 @@ def _start_helper(transport: Transport, python: str, remote: str, token: str) ->
     return session, first.decode(errors="replace"), itertools.chain([rest] if rest else [], pieces)
 
 
-def _helper_error(session: Session) -> NoRelay:
+def _helper_error(session: CommandSession) -> NoRelay:
     """Return the error for a helper that exited before the first line."""
     said = session.recv_stderr(_LAST_OF_ERR).decode(errors="replace").strip().rpartition("\n")[2]
     code = session.wait(_RELAY_START_S)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.json_format import MessageToDict
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.links.link import Link
@@ -72,7 +72,7 @@ class BoardConnection:
         )
 
     @property
-    def target(self) -> Target | None:
+    def target(self) -> AgentEndpoint | None:
         """Address of the agent, or None without an agent or a connection."""
         return self._link.target if self._link else None
 

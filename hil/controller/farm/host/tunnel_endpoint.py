@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.grpc_call import agent_channel
 from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.controller.farm.client import open_channel, pass_on, pieces_from
@@ -104,7 +104,7 @@ _OPTIONS = (
 class LeaseGuard(grpc.GenericRpcHandler):
     """Server that gives a lease holder access to the agent, on a Unix socket that only this user can open."""
 
-    def __init__(self, target: Target, fence: int, path: Path) -> None:
+    def __init__(self, target: AgentEndpoint, fence: int, path: Path) -> None:
         self._fence = fence
         self._channel = agent_channel(target)
         self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="lease-guard")

@@ -38,7 +38,7 @@ def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, fl
     are bounded by the number of elements, quantised values by scale and zero point, and clipped values by the clip's
     limits.
     """
-    look = _Look(graph)
+    look = _GraphIndex(graph)
     ranges: dict[str, tuple[float, float]] = {}
     for name in inputs:
         bounds = [bound for bound in look.bounds(name) if bound[0] <= bound[1]]
@@ -49,7 +49,7 @@ def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, fl
     return ranges
 
 
-class _Look:
+class _GraphIndex:
     def __init__(self, graph: Any) -> None:
         nodes = list(nodes_of(graph.node))
         graphs = [graph, *(inner for node in nodes for inner in graphs_of(node))]

@@ -21,9 +21,9 @@ from hil.core.tensors import Array, dtype_name, shape_text
 from hil.errors import UsageError
 from hil.formats.executorch_file import (
     TENSORS_SUFFIX,
-    BundledCase,
+    BpteCase,
     Damaged,
-    Method,
+    ExecuTorchMethod,
     Value,
     is_bundle,
     mapped,
@@ -122,7 +122,7 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
                 path.with_suffix(TENSORS_SUFFIX).write_bytes(tensors)
 
 
-def _check_own(methods: Mapping[str, Method], given: BundleMethod) -> None:
+def _check_own(methods: Mapping[str, ExecuTorchMethod], given: BundleMethod) -> None:
     """Raise UsageError if the program lacks the method or has other numbers of inputs or outputs than the bundle."""
     if given.name not in methods:
         raise UsageError(f"the bundle's program has no method {given.name!r}", hint=f"methods: {', '.join(methods)}")
@@ -135,12 +135,12 @@ def _check_own(methods: Mapping[str, Method], given: BundleMethod) -> None:
         )
 
 
-def _signature(method: Method) -> Signature:
+def _signature(method: ExecuTorchMethod) -> Signature:
     inputs, outputs = method.input_specs(), method.output_specs()
     return Signature(tuple(spec for _, spec in inputs), tuple(spec for _, spec in outputs))
 
 
-def _case(path: Path, method: Method, number: int, case: BundledCase) -> MethodTestCase:
+def _case(path: Path, method: ExecuTorchMethod, number: int, case: BpteCase) -> MethodTestCase:
     where = f"{path}: method {method.name!r}, case {number}"
     inputs, outputs = ([place for place, _ in specs] for specs in (method.input_specs(), method.output_specs()))
     given = _of_places(where, "input", method.inputs, case.inputs, inputs)
@@ -179,7 +179,7 @@ def _tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
     return rtol, min([_ATOL, *(size for size in sizes if size > 0)])
 
 
-def _saved(method: Method, cases: Sequence[Any], folder: Path) -> Iterator[dict[str, Any]]:
+def _saved(method: ExecuTorchMethod, cases: Sequence[Any], folder: Path) -> Iterator[dict[str, Any]]:
     """Save cases for the isolated process: directories with tensors, and the kind and memory order of all values."""
     for number, case in enumerate(cases):
         sides = {

@@ -20,7 +20,7 @@ from hil.controller.backends.references import (
 from hil.controller.backends.references.control import measure_control
 from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_choice import BoardChoice, knows_target
-from hil.controller.devices.board_client import Loaded
+from hil.controller.devices.board_client import ProgramHandle
 from hil.controller.models.dimensions import check_known, own_sizes
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
@@ -98,7 +98,7 @@ def create_bundle(
     with temporary_folder("hil-bundle-") as folder:
         artifact, target = _compiled(request, models[0], choice, context, Path(folder), connect)
 
-        def ask(program: Artifact) -> Loaded:
+        def ask(program: Artifact) -> ProgramHandle:
             session = connect()
             session.board.push(artifact)
             loaded = session.load(program, timeout=DEFAULT_TIMEOUT_S)[0].loaded

@@ -12,7 +12,7 @@ import numpy as np
 from hil.bundles import MethodTestSuite, Signature
 from hil.bundles.cases import Values
 from hil.controller.devices.agentless.signature import signature_of
-from hil.controller.devices.board_client import Loaded
+from hil.controller.devices.board_client import ProgramHandle
 from hil.controller.models.importers import import_model, importers, mlir
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.run_context import RunContext
@@ -108,7 +108,7 @@ def _is_mlir(path: Path) -> bool:
 
 
 def signatures_of(
-    artifact: Artifact, models: Sequence[Model], context: RunContext, *, ask: Callable[[Artifact], Loaded]
+    artifact: Artifact, models: Sequence[Model], context: RunContext, *, ask: Callable[[Artifact], ProgramHandle]
 ) -> dict[str, Signature]:
     """Return the signatures of a program's methods, from the model, the program's file, or a board, in this order.
 
@@ -180,7 +180,7 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
     return TensorSpec(spec.name, dtype_name(arrays[0].dtype), shape)
 
 
-def no_board(program: Artifact) -> Loaded:
+def no_board(program: Artifact) -> ProgramHandle:
     """Raise UsageError. Used as ``ask`` without a board."""
     raise UsageError(
         "only a board can determine the signatures of this program",

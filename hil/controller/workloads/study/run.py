@@ -36,7 +36,7 @@ from hil.controller.workloads.study.record import (
     exit_code,
     taken_over,
 )
-from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
+from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, StepProgram, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, train
 from hil.core.bounded_json import parse_json
 from hil.core.files import copy_file, read_file
@@ -291,7 +291,7 @@ class _Study:
         within["accept"] = load_rules(asked.accept)
         stage(MATCH, lambda: match_steps(row, results, expected_of, **within))
 
-    def _keep(self, program: Program, folder: Path) -> Model:
+    def _keep(self, program: StepProgram, folder: Path) -> Model:
         """Copy a program's files from the cache, which may evict them.
 
         Return the program as a model for repeated runs.
@@ -304,7 +304,7 @@ class _Study:
         return import_model(main, isolated=self.isolated, cache=self.cache)
 
     def _run_steps(
-        self, row: Row, loaded: LoadedProgram, program: Program, trained: Path, stored: Model
+        self, row: Row, loaded: LoadedProgram, program: StepProgram, trained: Path, stored: Model
     ) -> list[dict[str, Array]]:
         """Run all steps and return their outputs.
 

@@ -38,7 +38,7 @@ _OUTSIDE = "--variables=outside"
 
 
 @dataclass(frozen=True)
-class Program:
+class StepProgram:
     """A compiled training step."""
 
     artifact: Artifact
@@ -85,7 +85,7 @@ class Making:
         }
 
 
-def by_tfcompile(making: Making) -> Program:
+def by_tfcompile(making: Making) -> StepProgram:
     """Compile with tfcompile, in three steps."""
     # The board may have been opened for IREE.
     config, _ = with_target(making.config, tfcompile.RUNTIME, making.machine)
@@ -105,7 +105,7 @@ def by_tfcompile(making: Making) -> Program:
     artifact = steps.artifact(graph, library)
     signature = tfcompile.signature_of(model.function, graph)
     values = signature.values(read_file(graph / TFCOMPILE_VALUES, MAX_MODEL_BYTES))
-    return Program(
+    return StepProgram(
         artifact,
         _names([spec.name for spec in artifact.inputs or ()], len(signature.inputs(variables=False))),
         tuple(spec.name for spec in artifact.outputs or ()),
@@ -113,7 +113,7 @@ def by_tfcompile(making: Making) -> Program:
     )
 
 
-def by_iree(making: Making) -> Program:
+def by_iree(making: Making) -> StepProgram:
     """Compile with StableHLO and IREE."""
 
     def lowered() -> Path:
@@ -138,7 +138,7 @@ def by_iree(making: Making) -> Program:
     described = json.loads(read_file(folder / SIGNATURE))
     state = [one["spec"]["name"] for one in described["state"]]
     assigned = sorted((one for one in described["state"] if one["result"] is not None), key=lambda one: one["result"])
-    return Program(
+    return StepProgram(
         artifact,
         _names([*described["inputs"], *state], len(described["inputs"])),
         _names([*described["outputs"], *(one["spec"]["name"] for one in assigned)], len(described["outputs"])),
@@ -154,7 +154,7 @@ class Way:
     missing. ``runtime`` is the programs' runtime, and ``stages`` are the stages before the load.
     """
 
-    make: Callable[[Making], Program]
+    make: Callable[[Making], StepProgram]
     compiler: Callable[[], str]
     runtime: str
     stages: tuple[str, ...]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from hil.controller.cli.commands import Command, Group
+from hil.controller.cli.commands import CliCommand, CliGroup
 from hil.controller.cli.help_sections import MIN_OPTIONS, SECTIONS
 from hil.controller.cli.main import cli
 from hil.errors import UsageError
@@ -51,7 +51,7 @@ def test_single_value_options_are_found():
 @pytest.mark.parametrize("name", [name for name, flags in SINGLE.items() if flags])
 def test_commands_reject_repeated_single_value_option(name: str):
     command = COMMANDS[name]
-    assert isinstance(command, Command)
+    assert isinstance(command, CliCommand)
     for flag in SINGLE[name]:
         assert refused(command, flag, "1", flag, "1") == f"{flag} is specified 2 times, but accepts a single value"
 
@@ -69,7 +69,7 @@ def test_command_accepts_repeated_flag():
 
 
 def test_group_creates_hil_commands():
-    assert isinstance(cli, Group) and Group.command_class is Command
+    assert isinstance(cli, CliGroup) and CliGroup.command_class is CliCommand
 
 
 def helps(command: click.Command, name: str = "hil", parent: click.Context | None = None) -> Iterator[tuple[str, str]]:

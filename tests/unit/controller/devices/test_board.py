@@ -15,7 +15,7 @@ from support.lying_agent import impatient
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.link import Link
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder, remove_tree
@@ -57,13 +57,13 @@ class Lab:
         self._open: list[Board] = []
 
     def open(self, build: str = "", *, can_renew: bool = True, wait_s: float = 1.0) -> Board:
-        link = Link(Target(self.agent.address), build=build, log=lambda: "the far side's last words")
+        link = Link(AgentEndpoint(self.agent.address), build=build, log=lambda: "the far side's last words")
         link.renew = (lambda: self._renew(link)) if can_renew else None
         config = BoardConfig("lab", "lab", runtime=RUNTIME)
         self._open.append(Board(BoardChoice(config, purpose="a test", wait_s=wait_s, say=self.said.append), link))
         return self._open[-1]
 
-    def _renew(self, link: Link) -> Target:
+    def _renew(self, link: Link) -> AgentEndpoint:
         self.renewed += 1
         self.on_renew()
         return link.target

@@ -13,7 +13,7 @@ from hil.agent import server
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.supervisor import Supervisor
 from hil.controller.devices import connection
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.call import CallFailed
 from hil.controller.devices.connection import AgentConnection
 from hil.errors import (
@@ -37,7 +37,7 @@ def test_describe_waits_for_agent_importing_runtimes(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Supervisor, "describe", slow)
     agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
-    connection = AgentConnection(Target(agent.address), "board")
+    connection = AgentConnection(AgentEndpoint(agent.address), "board")
     try:
         assert [one.version for one in connection.describe(timeout=1).runtimes] == ["7"]
     finally:
@@ -106,7 +106,7 @@ def test_hung_agent_raises_unreachable_soon(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(str(tmp_path / "a.sock"))
         hung.listen()
-        connection = AgentConnection(Target(f"unix:{tmp_path}/a.sock"), "board")
+        connection = AgentConnection(AgentEndpoint(f"unix:{tmp_path}/a.sock"), "board")
         start = time.monotonic()
         with pytest.raises(BoardUnreachable, match="no agent responds"):
             connection.describe(timeout=1)
@@ -116,7 +116,7 @@ def test_hung_agent_raises_unreachable_soon(tmp_path: Path) -> None:
 
 def test_describe_rejects_agent_of_other_protocol(tmp_path: Path) -> None:
     with FakeAgent(tmp_path / "a.sock", protocol=wire.PROTOCOL + 1) as agent:
-        connection = AgentConnection(Target(agent.address), "rpi5")
+        connection = AgentConnection(AgentEndpoint(agent.address), "rpi5")
         with pytest.raises(VersionMismatch, match=rf"hil 1 \(agent protocol {wire.PROTOCOL + 1}\)"):
             connection.describe()
         connection.close()
@@ -137,7 +137,7 @@ def reset(error: int) -> CallFailed:
     ],
 )
 def test_refusing_agent_raises_busy_or_refused(tmp_path: Path, error: CallFailed, kind: type[BoardError]) -> None:
-    connection = AgentConnection(Target(f"unix:{tmp_path}/nobody.sock"), "board")
+    connection = AgentConnection(AgentEndpoint(f"unix:{tmp_path}/nobody.sock"), "board")
     try:
         told = connection._translated(error)
         assert type(told) is kind

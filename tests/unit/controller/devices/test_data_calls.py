@@ -20,9 +20,9 @@ from hil.agent import admission, data_server
 from hil.agent.admission import Admission
 from hil.agent.data_server import DataServer
 from hil.agent.session import Journal, Session, Sessions
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.call import CallFailed
-from hil.controller.devices.calls import Calls
+from hil.controller.devices.calls import AgentCalls
 from hil.controller.devices.data_call import OPEN_S, DataCall, DataConnections, NoDataConnection
 from hil.controller.devices.grpc_call import GrpcCall
 from hil.core.scratch import new_folder, remove_tree
@@ -310,7 +310,7 @@ def test_calls_use_new_connections_without_idle_slots(folder, sessions, session,
 
 
 def test_calls_fall_back_to_grpc_without_data_socket(folder):
-    with contextlib.closing(Calls(Target(f"unix:{folder}/nothing"))) as calls:
+    with contextlib.closing(AgentCalls(AgentEndpoint(f"unix:{folder}/nothing"))) as calls:
         assert isinstance(calls.begin("Put", "token"), GrpcCall)
         assert not calls.is_answered(0.2)
 
@@ -331,7 +331,10 @@ def test_unknown_data_method_falls_back_to_grpc(folder, monkeypatch):
         frames.send(END, error.SerializeToString())
 
     for method, session in (("Describe", ""), ("Counters", "token")):
-        with peer(folder, refuse) as path, contextlib.closing(Calls(Target(f"unix:{folder}/agent"))) as calls:
+        with (
+            peer(folder, refuse) as path,
+            contextlib.closing(AgentCalls(AgentEndpoint(f"unix:{folder}/agent"))) as calls,
+        ):
             monkeypatch.setattr(calls, "_data", DataConnections(path, ""))
             assert isinstance(calls.begin(method, session), GrpcCall)
 
@@ -341,7 +344,7 @@ def test_refusing_agent_counts_as_answering(folder, monkeypatch):
         frames.begin()
         frames.send(END, wire_errors.to_message(errors.BoardBusy("too many calls")).SerializeToString())
 
-    with peer(folder, refuse) as path, contextlib.closing(Calls(Target(f"unix:{folder}/agent"))) as calls:
+    with peer(folder, refuse) as path, contextlib.closing(AgentCalls(AgentEndpoint(f"unix:{folder}/agent"))) as calls:
         monkeypatch.setattr(calls, "_data", DataConnections(path, ""))
         assert calls.is_answered(5.0)
 
@@ -350,7 +353,7 @@ def test_silent_agent_raises_deadline_exceeded(folder):
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(f"{folder}/hung.data")
         hung.listen()
-        calls = Calls(Target(f"unix:{folder}/hung"))
+        calls = AgentCalls(AgentEndpoint(f"unix:{folder}/hung"))
         assert not calls.is_answered(0.2)
         with pytest.raises(CallFailed) as caught:
             calls.begin("Describe", within_s=0.2)
@@ -381,7 +384,7 @@ def test_cancelled_grpc_call_raises_call_failed():
 
 
 def test_grpc_call_on_closed_channel_raises_call_failed():
-    calls = Calls(Target("127.0.0.1:1"))
+    calls = AgentCalls(AgentEndpoint("127.0.0.1:1"))
     calls.close()
     call = calls.begin("Describe")
     with pytest.raises(CallFailed, match="closed"):
@@ -389,7 +392,7 @@ def test_grpc_call_on_closed_channel_raises_call_failed():
 
 
 def test_grpc_fallback_records_cause(folder):
-    with contextlib.closing(Calls(Target(f"unix:{folder}/agent"))) as calls:
+    with contextlib.closing(AgentCalls(AgentEndpoint(f"unix:{folder}/agent"))) as calls:
         calls.begin("Put", "token")
         assert calls.fallback == "", "there is no socket for data connections"
         Path(f"{folder}/agent.data").touch()
@@ -398,7 +401,7 @@ def test_grpc_fallback_records_cause(folder):
 
 
 def test_cancel_ends_calls_of_given_session(path, sessions, session):
-    with contextlib.closing(Calls(Target(f"unix:{path.removesuffix('.data')}"))) as calls:
+    with contextlib.closing(AgentCalls(AgentEndpoint(f"unix:{path.removesuffix('.data')}"))) as calls:
         call = calls.begin("Put", session.token)
         calls.cancel("another")
         call.send(START)

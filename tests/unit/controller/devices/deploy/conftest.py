@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hil.controller.devices.deploy import probe
-from hil.controller.devices.deploy.ensure import Recipe
+from hil.controller.devices.deploy.ensure import AgentRecipe
 from hil.controller.devices.deploy.packages import File
-from hil.controller.devices.deploy.wheels import Group
+from hil.controller.devices.deploy.wheels import WheelGroup
 from hil.errors import BoardError
 
 # Accepts connections like an agent, and stops on request unless its store marks the device as in use.
@@ -96,12 +96,14 @@ def shells(tmp_path: Path) -> Iterator[Callable[..., LocalShell]]:
 
 
 @pytest.fixture(scope="session")
-def small() -> Callable[..., Recipe]:
+def small() -> Callable[..., AgentRecipe]:
     """Recipes of an agent without packages; different texts give different builds."""
 
-    def make(text: str = "", main: str = SMALL_AGENT) -> Recipe:
+    def make(text: str = "", main: str = SMALL_AGENT) -> AgentRecipe:
         files = {"hil/__init__.py": f"# {text}", "hil/agent/__init__.py": "", "hil/agent/__main__.py": main}
-        return Recipe({name: File.of(content.encode()) for name, content in files.items()}, Group("agent", ()), ())
+        return AgentRecipe(
+            {name: File.of(content.encode()) for name, content in files.items()}, WheelGroup("agent", ()), ()
+        )
 
     return make
 

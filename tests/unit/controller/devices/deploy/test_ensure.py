@@ -19,10 +19,10 @@ import pytest
 from support.deploying import Small, accepts, put
 from support.waiting import eventually
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy import ensure, probe
-from hil.controller.devices.deploy.ensure import AgentPlace, Recipe, install
+from hil.controller.devices.deploy.ensure import AgentPlace, AgentRecipe, install
 from hil.controller.devices.deploy.packages import File, Package, write_package
 from hil.controller.devices.deploy.probe import AgentBuild, ask
 from hil.errors import BoardBusy, BoardError
@@ -57,15 +57,15 @@ def lock_held(folder: Path) -> Iterator[Callable[[], None]]:
 def test_ensure_agent_deploys_once_and_cleans_up(shell: Any):
     said: list[str] = []
 
-    first = ensure.ensure_agent(shell, Recipe.of(["iree"]), folder="", board="here", say=said.append)
+    first = ensure.ensure_agent(shell, AgentRecipe.of(["iree"]), folder="", board="here", say=said.append)
     before = len(shell.commands)
-    second = ensure.ensure_agent(shell, Recipe.of(["iree"]), folder="", board="here", say=said.append)
+    second = ensure.ensure_agent(shell, AgentRecipe.of(["iree"]), folder="", board="here", say=said.append)
 
     assert len(shell.commands) == before + 1
     assert second == AgentPlace(first.socket, first.folder, first.build, first.python, 0)
     assert first.pushed_bytes > 10e6
     assert any("numpy" in text and "MB" in text for text in said)
-    client = AgentClient(Target(f"unix:{first.socket}"), "here")
+    client = AgentClient(AgentEndpoint(f"unix:{first.socket}"), "here")
     described = client.describe()
     client.close()
     assert described.build == first.build
@@ -88,13 +88,13 @@ def test_ensure_agent_deploys_once_and_cleans_up(shell: Any):
 
 def test_ensure_agent_accumulates_runtimes(shell: Any):
     settings: dict[str, Any] = {"folder": "", "board": "here", "say": print}
-    ensure.ensure_agent(shell, Recipe.of(("vendors",)), **settings)
+    ensure.ensure_agent(shell, AgentRecipe.of(("vendors",)), **settings)
 
-    joined = ensure.ensure_agent(shell, Recipe.of(("iree",)), **settings)
+    joined = ensure.ensure_agent(shell, AgentRecipe.of(("iree",)), **settings)
 
     assert [name.partition("=")[0] for name in probe.status(shell, "").agent.runtimes] == ["iree", "vendors"]
     for runtimes in (("vendors",), ("iree",), ("iree", "vendors")):
-        again = ensure.ensure_agent(shell, Recipe.of(runtimes), **settings)
+        again = ensure.ensure_agent(shell, AgentRecipe.of(runtimes), **settings)
         assert (again.build, again.pushed_bytes) == (joined.build, 0)
 
 

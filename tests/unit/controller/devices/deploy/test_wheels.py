@@ -15,7 +15,7 @@ from support.deploying import empty_index
 
 from hil.controller.devices.deploy import packages
 from hil.controller.devices.deploy.packages import Interpreter, NoAgentHere, NoWheels, Package
-from hil.controller.devices.deploy.wheels import Group, Wanted, agent_group, packages_for, runtime_group
+from hil.controller.devices.deploy.wheels import WheelGroup, WheelRequirement, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.errors import BoardError, StorageError
 
@@ -37,8 +37,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fetch(tmp_path: Path) -> Fetch:
-    def make(wanted: Wanted, interpreter: Interpreter = ARM) -> list[Package]:
-        groups = [Group("some", (wanted,))]
+    def make(wanted: WheelRequirement, interpreter: Interpreter = ARM) -> list[Package]:
+        groups = [WheelGroup("some", (wanted,))]
         return packages_for(interpreter, groups, say=lambda text: None, cache=Cache(tmp_path / "cache"))
 
     return make
@@ -63,7 +63,7 @@ def test_packages_prefer_local_version(index: Path, fetch: Fetch):
     for version in ("1.4", "1.5", "1.6"):
         publish(index, "thing", version)
 
-    assert titles(fetch(Wanted("thing", ">=1,<2", "1.5"))) == ["thing 1.5"]
+    assert titles(fetch(WheelRequirement("thing", ">=1,<2", "1.5"))) == ["thing 1.5"]
 
 
 def test_packages_fall_back_to_newest_compatible_version(index: Path, fetch: Fetch):
@@ -74,14 +74,14 @@ def test_packages_fall_back_to_newest_compatible_version(index: Path, fetch: Fet
     publish(index, "thing", "1.8", "cp311-cp311-manylinux_2_34_aarch64")
     publish(index, "thing", "2.0")
 
-    assert titles(fetch(Wanted("thing", ">=1,<2", "1.9"))) == ["thing 1.5"]
+    assert titles(fetch(WheelRequirement("thing", ">=1,<2", "1.9"))) == ["thing 1.5"]
 
 
 def test_pinned_runtime_requires_local_version(index: Path, fetch: Fetch):
     publish(index, "iree_base_runtime", "3.12.0")
 
     with pytest.raises(NoWheels, match=r"iree-base-runtime==3\.13\.0") as caught:
-        fetch(Wanted("iree-base-runtime", ">=3.10", "3.13.0", pinned=True))
+        fetch(WheelRequirement("iree-base-runtime", ">=3.10", "3.13.0", pinned=True))
 
     assert isinstance(caught.value, NoAgentHere)
     assert 'runtime.kind = "command"' in caught.value.hint
@@ -90,17 +90,17 @@ def test_pinned_runtime_requires_local_version(index: Path, fetch: Fetch):
 
 def test_unknown_libc_raises_wheels_error(index: Path, fetch: Fetch):
     with pytest.raises(NoWheels, match=r"Python 3\.11 on riscv64"):
-        fetch(Wanted("thing", "", "1.0"), Interpreter("/usr/bin/python3", (3, 11), "riscv64", ""))
+        fetch(WheelRequirement("thing", "", "1.0"), Interpreter("/usr/bin/python3", (3, 11), "riscv64", ""))
 
 
 def test_packages_are_cached(index: Path, fetch: Fetch):
     wheel = publish(index, "thing", "1.5")
-    first = fetch(Wanted("thing", "", "1.5"))
+    first = fetch(WheelRequirement("thing", "", "1.5"))
     wheel.unlink()
 
-    assert fetch(Wanted("thing", "", "1.5")) == first
+    assert fetch(WheelRequirement("thing", "", "1.5")) == first
     with pytest.raises(NoWheels):
-        fetch(Wanted("thing", "", "1.5"), Interpreter("/usr/bin/python3", (3, 12), "aarch64", "glibc-2.31"))
+        fetch(WheelRequirement("thing", "", "1.5"), Interpreter("/usr/bin/python3", (3, 12), "aarch64", "glibc-2.31"))
 
 
 @pytest.mark.parametrize("runtime", ["executorch", "tflite"])
@@ -126,7 +126,7 @@ def test_slow_download_reports_progress(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
-        group = [Group("some", (Wanted("large", "", "1.0"),))]
+        group = [WheelGroup("some", (WheelRequirement("large", "", "1.0"),))]
         packages_for(ARM, group, say=said.append, cache=Cache(tmp_path / "cache"))
         server.shutdown()
 
@@ -147,14 +147,14 @@ def test_full_local_disk_raises_storage_error(index: Path, fetch: Fetch, tmp_pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(full))
         with pytest.raises(StorageError, match=r"not enough disk space in .* for the board's packages"):
-            fetch(Wanted("thing", "", "1.5"))
+            fetch(WheelRequirement("thing", "", "1.5"))
 
 
 def test_unreachable_index_raises_board_error(index: Path, fetch: Fetch, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
 
     with pytest.raises(BoardError, match="could not fetch") as caught:
-        fetch(Wanted("thing", "", "1.5"))
+        fetch(WheelRequirement("thing", "", "1.5"))
 
     assert not isinstance(caught.value, NoAgentHere)
     assert "index" in caught.value.hint and caught.value.detail
@@ -165,9 +165,9 @@ def test_missing_index_error_does_not_claim_unpublished(index: Path, fetch: Fetc
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     publish(index, "thing", "1.4")
 
-    assert titles(fetch(Wanted("thing", ">=1,<2", "1.5"))) == ["thing 1.4"]
+    assert titles(fetch(WheelRequirement("thing", ">=1,<2", "1.5"))) == ["thing 1.4"]
     with pytest.raises(BoardError, match=r"other>=1 for Python 3\.11 on aarch64, glibc 2\.31 is not cached") as caught:
-        fetch(Wanted("other", ">=1", "1.5"))
+        fetch(WheelRequirement("other", ">=1", "1.5"))
 
     assert not isinstance(caught.value, NoAgentHere), "a board that is served without an agent, for want of an index"
     assert "published" not in caught.value.message
@@ -190,7 +190,7 @@ def test_refused_index_request_raises_board_error(
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
         monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
         with pytest.raises(BoardError) as caught:
-            fetch(Wanted("thing", "", "1.5"))
+            fetch(WheelRequirement("thing", "", "1.5"))
         server.shutdown()
 
     assert type(caught.value) is kind
@@ -202,4 +202,4 @@ def test_agent_group_lists_declared_dependencies():
     assert {"grpcio", "protobuf", "numpy", "ml-dtypes", "blake3"} <= names
     assert not names & {"onnx", "onnxruntime", "iree-base-compiler", "paramiko"}
     assert runtime_group("iree").name.startswith("iree=")
-    assert runtime_group("vendors-own") == Group("vendors-own", ())
+    assert runtime_group("vendors-own") == WheelGroup("vendors-own", ())

@@ -9,7 +9,7 @@ import pytest
 from support.deploying import empty_index
 
 from hil.controller.devices.deploy.packages import Interpreter, NoWheels, wheel_files
-from hil.controller.devices.deploy.wheels import Group, packages_for, runtime_group
+from hil.controller.devices.deploy.wheels import WheelGroup, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 
 ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
@@ -28,7 +28,7 @@ def test_missing_torch_error_names_index(tmp_path: Path, monkeypatch: pytest.Mon
     empty_index(tmp_path, monkeypatch)
     torch = runtime_group("executorch").wanted[1]
     with pytest.raises(NoWheels, match=r"torch==2\.[0-9.]+\+cpu is not published for Python 3\.11 on aarch64") as error:
-        packages_for(ARM, [Group("g", (torch,))], say=lambda text: None, cache=Cache(tmp_path / "cache"))
+        packages_for(ARM, [WheelGroup("g", (torch,))], say=lambda text: None, cache=Cache(tmp_path / "cache"))
     assert "PIP_EXTRA_INDEX_URL" in error.value.hint
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.waiting import allowed_s
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.links import agent
@@ -107,6 +107,6 @@ def test_client_refuses_cleartext_token_to_remote_host(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("files", [{"cert": "c.pem"}, {"key": "c.key"}, {"cert": "c.pem", "key": "c.key"}])
 def test_client_rejects_incomplete_tls_config(files: dict[str, str], tmp_path: Path) -> None:
-    target = Target("127.0.0.1:7700", **{name: tmp_path / file for name, file in files.items()})
+    target = AgentEndpoint("127.0.0.1:7700", **{name: tmp_path / file for name, file in files.items()})
     with pytest.raises(UsageError, match="TLS"):
         AgentClient(target, "bench")

@@ -10,7 +10,7 @@ import pytest
 from support.waiting import eventually
 
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.client import AgentClient
 from hil.controller.farm.host import board_connection as ways
@@ -63,7 +63,7 @@ def test_card_includes_agent_labels_after_look(agent, way, tmp_path):
 
 def test_take_ends_session_with_lower_fence(agent, way, tmp_path):
     agent()
-    older = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
+    older = AgentClient(AgentEndpoint(f"unix:{tmp_path}/a.sock"), "bench")
     older.open_session("older", fence=4, on_wait=print)
     assert not way.is_held(4)
     way.look()
@@ -77,7 +77,7 @@ def test_take_ends_session_with_lower_fence(agent, way, tmp_path):
 
 def test_take_reads_newer_fence_from_board_when_refused(agent, way, tmp_path):
     agent()
-    other = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
+    other = AgentClient(AgentEndpoint(f"unix:{tmp_path}/a.sock"), "bench")
     other.open_session("by hand", fence=90, on_wait=print)
     other.close()
     with pytest.raises(BoardBusy):
@@ -143,7 +143,7 @@ def test_job_takes_board_back_after_silent_period(agent, way):
 def test_job_fails_when_newer_fence_took_board(agent, way, tmp_path):
     agent()
     way.take(grant(7))
-    newer = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
+    newer = AgentClient(AgentEndpoint(f"unix:{tmp_path}/a.sock"), "bench")
     newer.open_session("newer", fence=8, on_wait=print)
     eventually(lambda: not way._client.has_session)
     with open_board(way.choice(grant(7))) as board, pytest.raises(BoardBusy, match="stale fence"):

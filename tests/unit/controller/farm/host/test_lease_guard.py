@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard
 from hil.protocol import wire
 
@@ -18,7 +18,7 @@ def test_lease_guard_rejects_oversized_message(tmp_path: Path):
     silent = socket.socket(socket.AF_UNIX)
     silent.bind(f"{tmp_path}/agent.sock")
     silent.listen()
-    guard = LeaseGuard(Target(f"unix:{tmp_path}/agent.sock"), 7, tmp_path / "guard.sock")
+    guard = LeaseGuard(AgentEndpoint(f"unix:{tmp_path}/agent.sock"), 7, tmp_path / "guard.sock")
     try:
         with silent, grpc.insecure_channel(guard.address, [("grpc.max_send_message_length", -1)]) as channel:
             put = channel.stream_stream("/hil.v1.Blobs/Put")

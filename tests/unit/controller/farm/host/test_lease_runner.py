@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.farm.host import job_attempt, lease_runner
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind
@@ -25,7 +25,7 @@ GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, JobSpec(Kind.RUN))
 class BoardConnection:
     """Board that is available or raises an error."""
 
-    def __init__(self, folder: Path, error: HilError | None = None, target: Target | None = None) -> None:
+    def __init__(self, folder: Path, error: HilError | None = None, target: AgentEndpoint | None = None) -> None:
         self.site, self.post = (
             SimpleNamespace(files=folder / "files", sockets=folder, farm=FarmAddress(("unix:g",), "t")),
             SimpleNamespace(name="rpi5", folder=folder),
@@ -130,7 +130,7 @@ def test_runner_brings_runtime_of_job(do, tmp_path):
     assert way.brought == "tflite"
 
 
-@pytest.mark.parametrize("target", [None, Target("lab:7700", token="secret")], ids=["no agent", "a token"])
+@pytest.mark.parametrize("target", [None, AgentEndpoint("lab:7700", token="secret")], ids=["no agent", "a token"])
 def test_lease_fails_when_agent_excludes_other_clients(target, do, tmp_path):
     result, _ = do(BoardConnection(tmp_path, target=target), grant=replace(GRANT, spec=JobSpec(Kind.LEASE)))
     assert (result.exit_code, result.infrastructure) == (2, False) and "rpi5 cannot be leased" in result.reason
@@ -159,7 +159,7 @@ def test_farm_call_retries_unreachable_gateway(monkeypatch):
 
 
 def test_lease_serves_connections_before_reporting_start(tmp_path):
-    made: Any = LeaseRunner(BoardConnection(tmp_path, target=Target("unix:/a.sock")), lambda: None, 1, passed)
+    made: Any = LeaseRunner(BoardConnection(tmp_path, target=AgentEndpoint("unix:/a.sock")), lambda: None, 1, passed)
     attendance: Any = GatewayStream()
     attendance.started = lambda lease, direct: attendance.told.append((made.serving.lease, direct))
     result = made.do(replace(GRANT, spec=JobSpec(Kind.LEASE), timeout_s=0.05), attendance)

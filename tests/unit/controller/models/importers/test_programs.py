@@ -11,7 +11,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, UsageError
-from hil.formats.xla_program import VALUES, Argument, Signature, write_signature
+from hil.formats.xla_program import VALUES, Argument, LibrarySignature, write_signature
 
 FILES = Path(__file__).parents[3] / "executorch_files"
 
@@ -91,7 +91,7 @@ def test_import_digests_each_file_once(monkeypatch):
     assert read.count("outside.ptd") == read.count("outside.pte") == 1
 
 
-LIBRARY = Signature(
+LIBRARY = LibrarySignature(
     "step",
     (
         Argument(TensorSpec("x", "float32", (3,))),
