@@ -128,6 +128,6 @@ def _end(host: subprocess.Popen[bytes]) -> None:
 
 def embedded_url(home: Path) -> str:
     """The URL of the database of a farm's home."""
-    from hil.controller.farm.store.embedded_database import Embedded
+    from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 
-    return Embedded(home / "postgres").url
+    return EmbeddedDatabase(home / "postgres").url

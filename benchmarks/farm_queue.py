@@ -24,7 +24,7 @@ from benchmarks.common import Row, timed
 from benchmarks.web_pages import P95, percentile
 from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role
 from hil.controller.farm.store.database import migrate
-from hil.controller.farm.store.embedded_database import Embedded
+from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 
 P50, P99 = 0.5, 0.99
 KINDS, USERS, MODELS = 5, 8, 200
@@ -40,7 +40,7 @@ def main() -> None:
     from support.farm_desks import open_desk
 
     with tempfile.TemporaryDirectory(prefix="hil-bench-") as folder:
-        database = Embedded(Path(folder) / "postgres")
+        database = EmbeddedDatabase(Path(folder) / "postgres")
         url = database.start()
         try:
             asyncio.run(migrate(url))

@@ -120,7 +120,7 @@ def _answers(folder: Path) -> Iterator[Attempt]:
 
     def attempt(data: bytes) -> Tried:
         client = FarmClient.__new__(FarmClient)
-        client._repeat = lambda method, request: pb.Answer(answer=pb.Json(text=data))  # type: ignore[method-assign]
+        client._call_with_retry = lambda method, request: pb.Answer(answer=pb.Json(text=data))  # type: ignore[method-assign]
         client.download = lambda digest, *places: None  # type: ignore[method-assign, assignment]
         kinds = []
 

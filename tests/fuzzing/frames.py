@@ -375,7 +375,7 @@ def _uplink(folder: Path) -> Iterator[Attempt]:
     async def linked() -> Any:
         yield _Link(channel, "unix:gateway")
 
-    uplink._linked = linked  # type: ignore[method-assign]
+    uplink._use_link = linked  # type: ignore[method-assign]
     stream = GatewayStream(folder / "uplink", "w", _Listener())
 
     async def serve(data: bytes) -> bytes:
@@ -393,7 +393,7 @@ def _uplink(folder: Path) -> Iterator[Attempt]:
             kinds = []
             for message in call.replies():
                 if method == "Attend":
-                    stream._pass_on(message, call.gateway)
+                    stream._dispatch_message(message, call.gateway)
                 kinds.append(message.WhichOneof("kind") if method == "Attend" else "reply")
             return sorted({str(kind) for kind in kinds})
 

@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 from hil.controller.devices.power import switch
 from hil.controller.devices.ssh.connect import open_shell
-from hil.controller.farm.labgrid import Place, borrowed
+from hil.controller.farm.labgrid import LabgridPlace, borrowed
 from hil.core import boards
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
@@ -123,7 +123,7 @@ def test_labgrid_rejects_place_of_other_user(config: BoardConfig, lab: Labgrid) 
 
 @pytest.mark.slow
 def test_restarted_host_reacquires_labgrid_place(config: BoardConfig, lab: Labgrid) -> None:
-    Place(config.labgrid, "bench-1", config.name).acquire()  # simulate a host that dies after acquire
+    LabgridPlace(config.labgrid, "bench-1", config.name).acquire()  # simulate a host that dies after acquire
     with pytest.raises(BoardBusy), borrowed(config, "bench-2"):
         pass
     with borrowed(config, "bench-1") as board:
@@ -134,7 +134,7 @@ def test_restarted_host_reacquires_labgrid_place(config: BoardConfig, lab: Labgr
 
 @pytest.mark.slow
 def test_labgrid_detects_kicked_place(config: BoardConfig, lab: Labgrid) -> None:
-    place = Place(config.labgrid, "bench", config.name)
+    place = LabgridPlace(config.labgrid, "bench", config.name)
     with borrowed(config, "bench") as board:
         assert place.held()
         lab.client("-p", "rpi5", "release", "--kick")

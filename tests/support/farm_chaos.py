@@ -27,7 +27,7 @@ from hil.controller.farm.messages import Priority, Role, Submission
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.store.access import add_token
 from hil.controller.farm.store.database import Database, migrate
-from hil.controller.farm.store.embedded_database import Embedded
+from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 from hil.core.boards import load_board
 from hil.errors import BoardError, FarmError
 from support import farm_chaos_verdict as verdict
@@ -74,7 +74,7 @@ class Farm:
     folder: Path
     size: Size
     keeper: Keeper
-    database: Embedded
+    database: EmbeddedDatabase
     tokens: dict[str, str] = field(default_factory=dict)
     gateways: list[int] = field(default_factory=list)
     relays: list[list[Relay]] = field(default_factory=list)
@@ -107,7 +107,7 @@ def running(size: Size, faults: Mapping[int, str] = MappingProxyType({})) -> Ite
         # What the database starts is marked as well.
         os.environ[MARK] = folder.name
         stack.callback(os.environ.pop, MARK, None)
-        database = stack.enter_context(Embedded(folder / "postgres", settings={"fsync": "off"}))
+        database = stack.enter_context(EmbeddedDatabase(folder / "postgres", settings={"fsync": "off"}))
         keeper = stack.enter_context(Keeper(folder.name, folder / "logs"))
         farm = Farm(folder, size, keeper, database)
         farm.tokens = asyncio.run(_prepare(database.url))
@@ -126,7 +126,7 @@ def running(size: Size, faults: Mapping[int, str] = MappingProxyType({})) -> Ite
         yield farm
 
 
-def _up_again(database: Embedded) -> None:
+def _up_again(database: EmbeddedDatabase) -> None:
     # It may be killed while it starts: then it is started again at the next look.
     with suppress(FarmError):
         database.start()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from hil.controller.farm.store.embedded_database import Embedded
+    from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 
 SYSTEM = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 TEMPLATE = "farm_template"
@@ -29,10 +29,10 @@ class Server:
     """A PostgreSQL server on which databases are made. Nothing is kept safe from a crash of the machine."""
 
     def __init__(self, folder: Path, binaries: Path | None = None) -> None:
-        from hil.controller.farm.store.embedded_database import Embedded
+        from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 
         settings = {"fsync": "off", "max_connections": "300"}
-        self.embedded: Embedded = Embedded(folder, binaries=binaries, settings=settings)
+        self.embedded: EmbeddedDatabase = EmbeddedDatabase(folder, binaries=binaries, settings=settings)
         self._has_template = False
 
     def url(self, name: str) -> str:

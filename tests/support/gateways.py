@@ -95,7 +95,7 @@ def simple_order(**settings: Any) -> Submission:
 def report(farm: FarmClient, lease: int, worker: str, result: JobResult, fence: int = 0) -> pb.ReportReply:
     """Say how a job ended, again and again while the farm is away."""
     request = pb.ReportRequest(lease=lease, worker=worker, result=result_message(result), fence=fence)
-    return farm._repeat("Report", request)
+    return farm._call_with_retry("Report", request)
 
 
 class BareBoard:

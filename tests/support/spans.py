@@ -60,10 +60,10 @@ def receiving() -> Iterator[Receiver]:
     receiver = Receiver()
     try:
         with mock.patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}):
-            telemetry._provider.cache_clear()
+            telemetry._get_provider.cache_clear()
             yield receiver
-            if (provider := telemetry._provider()) is not None:
+            if (provider := telemetry._get_provider()) is not None:
                 provider.shutdown()
     finally:
-        telemetry._provider.cache_clear()
+        telemetry._get_provider.cache_clear()
         receiver.stop()

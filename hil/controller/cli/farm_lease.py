@@ -83,7 +83,7 @@ def lease(
         LeaseSession(farm_address(), order, wait_s=wait_s, say=say) as holding,
         temporary_folder("hil-lease-") as at,
     ):
-        holding.wait_told(wait_s, say)
+        holding.wait_with_progress(wait_s, say)
         held = holding.held
         config = Path(at) / f"{held.card.name}.toml"
         config.write_text(holding.config.text)

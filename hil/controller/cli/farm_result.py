@@ -21,7 +21,7 @@ from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 if TYPE_CHECKING:
     from hil.controller.farm.client import FarmClient
     from hil.controller.farm.results import EndedJob
-    from hil.controller.farm.submitting import Submitted
+    from hil.controller.farm.submitting import SubmitReceipt
     from hil.protocol.v1 import farm_pb2 as pb
 
 _job = click.argument("job", metavar="JOB")
@@ -95,7 +95,7 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
     return _show(farm, str(submission), out=None, as_json=as_json)
 
 
-def wait_for_targets(farm: FarmClient, sent: Mapping[str, Submitted], *, logs: bool, as_json: bool) -> int:
+def wait_for_targets(farm: FarmClient, sent: Mapping[str, SubmitReceipt], *, logs: bool, as_json: bool) -> int:
     """Follow the jobs of all targets, and show a table with the results. Raises as :func:`wait_for` does."""
     jobs = [job for one in sent.values() for job in one.jobs]
     numbers = " ".join(str(one.submission) for one in sent.values())

@@ -35,7 +35,7 @@ from hil.controller.pipeline.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.farm.submitting import Submitted
+    from hil.controller.farm.submitting import SubmitReceipt
 
 schedule_options = options(
     selects_option,
@@ -160,7 +160,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     )
 
 
-def _answer_targets(as_json: bool, sent: Mapping[str, Submitted]) -> int:
+def _answer_targets(as_json: bool, sent: Mapping[str, SubmitReceipt]) -> int:
     rows = [
         {"name": name, "submission": one.submission, "jobs": one.jobs, "uploaded_bytes": one.sent}
         for name, one in sent.items()

@@ -47,31 +47,31 @@ def invalid_answer(error: Exception) -> FarmError:
     return FarmError(f"invalid response from the farm: {what}", hint="check that the gateway has the same hil version")
 
 
-def _text(value: Any) -> None:
+def _check_text(value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError("expected a string")
 
 
-def _flag(value: Any) -> None:
+def _check_bool(value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError("expected true or false")
 
 
-def _number(value: Any) -> None:
+def _check_number(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("expected a number")
     if not (abs(value) < _MAX_NUMBER and math.isfinite(value)):
         raise ValueError("number out of range")
 
 
-def _whole(value: Any) -> None:
+def _check_integer(value: Any) -> None:
     if not isinstance(value, int):
         raise TypeError("expected a whole number")
-    _number(value)
+    _check_number(value)
 
 
-def _time(value: Any) -> None:
-    _text(value)
+def _check_time(value: Any) -> None:
+    _check_text(value)
     # Local time conversion fails for years before 1 or after 9999.
     time = datetime.fromisoformat(value)
     if not 1970 <= time.year < 9999:
@@ -80,22 +80,22 @@ def _time(value: Any) -> None:
         raise ValueError("missing time zone")
 
 
-def _job_name(value: Any) -> None:
-    _text(value)
+def _check_job_name(value: Any) -> None:
+    _check_text(value)
     parse_job(value)
 
 
-def _label(value: Any) -> None:
+def _check_label(value: Any) -> None:
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, str):
-            _number(int(one) if isinstance(one, bool) else one)
+            _check_number(int(one) if isinstance(one, bool) else one)
 
 
-def _any(value: Any) -> None:
+def _accept_any(value: Any) -> None:
     pass
 
 
-def _optional(check: Check) -> Check:
+def _allow_none(check: Check) -> Check:
     def check_optional(value: Any) -> None:
         if value is not None:
             check(value)
@@ -103,7 +103,7 @@ def _optional(check: Check) -> Check:
     return check_optional
 
 
-def _each(kind: type[list[Any]] | type[dict[str, Any]], text: str, check: Check) -> Check:
+def _make_items_check(kind: type[list[Any]] | type[dict[str, Any]], text: str, check: Check) -> Check:
     def check_each(value: Any) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"expected {text}")
@@ -113,15 +113,15 @@ def _each(kind: type[list[Any]] | type[dict[str, Any]], text: str, check: Check)
     return check_each
 
 
-def _list(check: Check) -> Check:
-    return _each(list, "a list", check)
+def _make_list_check(check: Check) -> Check:
+    return _make_items_check(list, "a list", check)
 
 
-def _mapping(check: Check) -> Check:
-    return _each(dict, "an object", check)
+def _make_mapping_check(check: Check) -> Check:
+    return _make_items_check(dict, "an object", check)
 
 
-def _record(fields: Mapping[str, Check], absent: Mapping[str, Check] | None = None) -> Check:
+def _make_record_check(fields: Mapping[str, Check], absent: Mapping[str, Check] | None = None) -> Check:
     """Return a check of an object's fields.
 
     Args:
@@ -149,58 +149,101 @@ def _check_field(name: str, check: Check, value: Any) -> None:
         raise ValueError(f"{name}: {error}") from error
 
 
-_TURN: dict[str, Check] = {"position": _whole, "why": _text}
+_TURN: dict[str, Check] = {"position": _check_integer, "why": _check_text}
 _JOB: dict[str, Check] = {
-    **dict.fromkeys(("title", "kind", "project", "priority", "selector", "state", "user", "board", "outcome"), _text),
-    **{"name": _job_name, "submission": _whole, "attempts": _whole, "queued_at": _time, "reason": _text},
-    **{"started_at": _optional(_time), "finished_at": _optional(_time), "exit_code": _optional(_whole)},
+    **dict.fromkeys(
+        ("title", "kind", "project", "priority", "selector", "state", "user", "board", "outcome"), _check_text
+    ),
+    "name": _check_job_name,
+    "submission": _check_integer,
+    "attempts": _check_integer,
+    "queued_at": _check_time,
+    "reason": _check_text,
+    "started_at": _allow_none(_check_time),
+    "finished_at": _allow_none(_check_time),
+    "exit_code": _allow_none(_check_integer),
 }
 _ATTEMPT: dict[str, Check] = {
-    **{"lease": _whole, "board": _text, "fence": _whole, "granted_at": _time, "reason": _text},
-    **{"started_at": _optional(_time), "ended_at": _optional(_time)},
+    "lease": _check_integer,
+    "board": _check_text,
+    "fence": _check_integer,
+    "granted_at": _check_time,
+    "reason": _check_text,
+    "started_at": _allow_none(_check_time),
+    "ended_at": _allow_none(_check_time),
 }
 _BOARD: dict[str, Check] = {
-    **dict.fromkeys(("name", "site", "host", "hw_type", "reason", "state", "job", "user"), _text),
-    **{"labels": _mapping(_label), "failures": _whole, "since": _optional(_time), "checked_at": _optional(_time)},
+    **dict.fromkeys(("name", "site", "host", "hw_type", "reason", "state", "job", "user"), _check_text),
+    "labels": _make_mapping_check(_check_label),
+    "failures": _check_integer,
+    "since": _allow_none(_check_time),
+    "checked_at": _allow_none(_check_time),
 }
 _EVENT: dict[str, Check] = {
-    **{"id": _whole, "at": _time, "what": _text, "board": _text, "job": _text, "reason": _text},
-    "lease": _optional(_whole),
+    "id": _check_integer,
+    "at": _check_time,
+    "what": _check_text,
+    "board": _check_text,
+    "job": _check_text,
+    "reason": _check_text,
+    "lease": _allow_none(_check_integer),
 }
 _USER: dict[str, Check] = {
-    **{"user": _text, "project": _text, "running": _whole, "queued": _whole, "board_s": _number},
+    "user": _check_text,
+    "project": _check_text,
+    "running": _check_integer,
+    "queued": _check_integer,
+    "board_s": _check_number,
 }
 _STATS: dict[str, Check] = {
-    **{"jobs": _mapping(_whole), "boards": _mapping(_whole), "queue": _mapping(_whole)},
-    "waiting_s": _record({"p50": _optional(_number), "p95": _optional(_number)}),
-    "users": _list(_record(_USER)),
+    "jobs": _make_mapping_check(_check_integer),
+    "boards": _make_mapping_check(_check_integer),
+    "queue": _make_mapping_check(_check_integer),
+    "waiting_s": _make_record_check({"p50": _allow_none(_check_number), "p95": _allow_none(_check_number)}),
+    "users": _make_list_check(_make_record_check(_USER)),
 }
 _TOKEN: dict[str, Check] = {
-    **{"id": _whole, "user": _text, "project": _text, "role": _text, "note": _text, "made_at": _time, "good": _flag},
-    **{"expires_at": _optional(_time), "revoked_at": _optional(_time)},
+    "id": _check_integer,
+    "user": _check_text,
+    "project": _check_text,
+    "role": _check_text,
+    "note": _check_text,
+    "made_at": _check_time,
+    "good": _check_bool,
+    "expires_at": _allow_none(_check_time),
+    "revoked_at": _allow_none(_check_time),
 }
 _AUDIT: dict[str, Check] = {
-    **{"id": _whole, "at": _time, "user": _text, "role": _text, "peer": _text, "action": _text, "object": _text},
-    **{"allowed": _flag, "detail": _mapping(_any)},
+    "id": _check_integer,
+    "at": _check_time,
+    "user": _check_text,
+    "role": _check_text,
+    "peer": _check_text,
+    "action": _check_text,
+    "object": _check_text,
+    "allowed": _check_bool,
+    "detail": _make_mapping_check(_accept_any),
 }
-_CASE: dict[str, Check] = dict.fromkeys(("job", "name", "outcome", "reason"), _text)
+_CASE: dict[str, Check] = dict.fromkeys(("job", "name", "outcome", "reason"), _check_text)
 # `hil.controller.farm.results` validates the contents of a job's result.
 _ANSWERS: dict[str, Check] = {
-    "jobs": _list(_record(_JOB, {"pinned": _text})),
-    "job": _record({**_JOB, "attempts_made": _list(_record(_ATTEMPT))}, {"pinned": _text}),
-    "result": _list(_record({"name": _job_name, "state": _text})),
-    "boards": _list(_record(_BOARD)),
-    "events": _list(_record(_EVENT, {"host": _text})),
-    "audit": _list(_record(_AUDIT)),
-    "stats": _record(_STATS, {"matching": _whole}),
-    "tokens": _list(_record(_TOKEN)),
-    "logs": _list(_record({"number": _whole, "job": _text, "text": _text})),
-    "me": _record({"user": _text, "role": _text}),
-    "queue": _list(_record({**_JOB, **_TURN}, {"pinned": _text})),
-    "cases": _record({"total": _whole, "cases": _list(_record(_CASE))}),
-    "cancel": _record({"cancelled": _list(_text)}),
-    "forget": _record({"ended": _list(_text)}),
-    "token": _record({"token": _text}),
-    "revoke": _record({"user": _text}),
-    "gc": _record({"counts": _mapping(_whole), "bytes": _whole}),
+    "jobs": _make_list_check(_make_record_check(_JOB, {"pinned": _check_text})),
+    "job": _make_record_check(
+        {**_JOB, "attempts_made": _make_list_check(_make_record_check(_ATTEMPT))}, {"pinned": _check_text}
+    ),
+    "result": _make_list_check(_make_record_check({"name": _check_job_name, "state": _check_text})),
+    "boards": _make_list_check(_make_record_check(_BOARD)),
+    "events": _make_list_check(_make_record_check(_EVENT, {"host": _check_text})),
+    "audit": _make_list_check(_make_record_check(_AUDIT)),
+    "stats": _make_record_check(_STATS, {"matching": _check_integer}),
+    "tokens": _make_list_check(_make_record_check(_TOKEN)),
+    "logs": _make_list_check(_make_record_check({"number": _check_integer, "job": _check_text, "text": _check_text})),
+    "me": _make_record_check({"user": _check_text, "role": _check_text}),
+    "queue": _make_list_check(_make_record_check({**_JOB, **_TURN}, {"pinned": _check_text})),
+    "cases": _make_record_check({"total": _check_integer, "cases": _make_list_check(_make_record_check(_CASE))}),
+    "cancel": _make_record_check({"cancelled": _make_list_check(_check_text)}),
+    "forget": _make_record_check({"ended": _make_list_check(_check_text)}),
+    "token": _make_record_check({"token": _check_text}),
+    "revoke": _make_record_check({"user": _check_text}),
+    "gc": _make_record_check({"counts": _make_mapping_check(_check_integer), "bytes": _check_integer}),
 }

@@ -149,17 +149,21 @@ class FarmClient:
             UsageError: the selector or the submission is invalid.
             AccessRefused: the token lacks permission.
         """
-        reply = self._repeat("Submit", pb.SubmitRequest(submission=submission_message(submission), trace=trace))
+        reply = self._call_with_retry(
+            "Submit", pb.SubmitRequest(submission=submission_message(submission), trace=trace)
+        )
         return reply.submission, list(reply.jobs)
 
     def ask(self, what: str, **arguments: Any) -> Any:
         """Run a query (see ``Ask`` in the protocol), with retries while the gateway is unavailable."""
-        return parse_answer(self._repeat("Ask", _filled(pb.AskRequest, what, arguments)).answer, what)
+        return parse_answer(self._call_with_retry("Ask", _build_request(pb.AskRequest, what, arguments)).answer, what)
 
     def do(self, action: str, **arguments: Any) -> Any:
         """Run an action (see ``Do`` in the protocol). Sent once, never retried."""
         with seam():
-            return parse_answer(self._call("Do", _filled(pb.DoRequest, action, arguments)).answer, action)
+            return parse_answer(
+                self._call_gateway("Do", _build_request(pb.DoRequest, action, arguments)).answer, action
+            )
 
     def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
         """Yield job events while any job is active. Resumes at the last log line after a lost gateway."""
@@ -172,7 +176,7 @@ class FarmClient:
             return stream, replies, next(replies, None)
 
         while True:
-            stream, replies, reply = self._patiently(begin)
+            stream, replies, reply = self._retry_while_away(begin)
             try:
                 while reply is not None:
                     kind = reply.WhichOneof("kind")
@@ -213,18 +217,18 @@ class FarmClient:
                         yield pb.FilePiece(data=data)
 
         def once() -> None:
-            if lacking := list(self._call("Lacks", pb.LacksRequest(digests=list(files))).digests):
+            if lacking := list(self._call_gateway("Lacks", pb.LacksRequest(digests=list(files))).digests):
                 # A blocking call would never return if the connection broke during the upload.
                 upload = self.stub.Upload.future(pieces(lacking), metadata=self.metadata)
                 try:
-                    with _watched(upload, _SILENT_FILE_S, lambda: sent):
+                    with _cancel_when_stalled(upload, _SILENT_FILE_S, lambda: sent):
                         upload.result()
                 except grpc.FutureCancelledError as error:
                     raise errors.FarmUnreachable(
                         f"upload stalled: the farm accepted no data for {_SILENT_FILE_S:g} s"
                     ) from error
 
-        self._patiently(once)
+        self._retry_while_away(once)
         return sent
 
     def download(
@@ -248,7 +252,7 @@ class FarmClient:
                         on_bytes(len(piece.data))
                         file.write(piece.data)
 
-            self._patiently(once)
+            self._retry_while_away(once)
             if digest_file(part, digest.partition(":")[0]) != digest:
                 raise errors.FarmError(
                     f"digest mismatch in a file from the farm's store: expected {digest}",
@@ -258,13 +262,13 @@ class FarmClient:
             other.parent.mkdir(parents=True, exist_ok=True)
             copy_file(to, other)
 
-    def _call(self, method: str, request: object) -> Any:
+    def _call_gateway(self, method: str, request: object) -> Any:
         return getattr(self.stub, method)(request, timeout=self._call_s, metadata=self.metadata)
 
-    def _repeat(self, method: str, request: object) -> Any:
-        return self._patiently(lambda: self._call(method, request))
+    def _call_with_retry(self, method: str, request: object) -> Any:
+        return self._retry_while_away(lambda: self._call_gateway(method, request))
 
-    def _patiently(self, call: Callable[[], T]) -> T:
+    def _retry_while_away(self, call: Callable[[], T]) -> T:
         """Run an idempotent call. While the gateway is unavailable, reconnect to any gateway and retry."""
 
         def reconnect(state: tenacity.RetryCallState) -> None:
@@ -293,7 +297,7 @@ def reading_answer() -> Iterator[None]:
         raise invalid_answer(error) from error
 
 
-def _filled(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
+def _build_request(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
     """Return the request message of a query or an action."""
     try:
         return kind(**{what: arguments})
@@ -305,7 +309,7 @@ def gateways_that_listen(address: FarmAddress) -> Iterator[str]:
     """Yield the gateways with a listening socket, each probed on demand. Raises UsageError like check_way."""
     for gateway in address.gateways:
         check_way(gateway, address.ca)
-        if _listens(gateway):
+        if _accepts_connections(gateway):
             yield gateway
 
 
@@ -337,14 +341,14 @@ def open_channel(gateway: str, ca: Path | None, api: Any = grpc) -> Any:
 def heard(stream: Any, limit_s: float) -> Generator[Any, None, None]:
     """Yield the replies of a stream. Cancel the stream after ``limit_s`` seconds without a reply."""
     count = 0
-    with _watched(stream, limit_s, lambda: count):
+    with _cancel_when_stalled(stream, limit_s, lambda: count):
         for reply in stream:
             count += 1
             yield reply
 
 
 @contextlib.contextmanager
-def _watched(call: Any, limit_s: float, progress: Callable[[], int]) -> Iterator[None]:
+def _cancel_when_stalled(call: Any, limit_s: float, progress: Callable[[], int]) -> Iterator[None]:
     """Cancel a call after ``limit_s`` seconds without progress."""
     over = threading.Event()
 
@@ -363,7 +367,7 @@ def _watched(call: Any, limit_s: float, progress: Callable[[], int]) -> Iterator
         over.set()
 
 
-def _listens(gateway: str) -> bool:
+def _accepts_connections(gateway: str) -> bool:
     """Return True if an address accepts connections. gRPC itself only fails after the connection timeout."""
     try:
         if gateway.startswith("unix:"):
@@ -426,7 +430,7 @@ class FarmTunnel:
         self._folder = new_folder("hil-farm-", for_sockets=True)
         path = self._folder / "agent.sock"
         self.address = f"unix:{path}"  # in a directory that only this user can read
-        self._socket = LocalSocket(path, self._carry, "hil-farm-tunnel")
+        self._socket = LocalSocket(path, self._forward_connection, "hil-farm-tunnel")
 
     def log(self) -> str:
         """Return the reasons for failed connections."""
@@ -437,7 +441,7 @@ class FarmTunnel:
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _carry(self, near: socket.socket) -> None:
+    def _forward_connection(self, near: socket.socket) -> None:
         try:
             pass_on(self._dial(pieces_from(near)), near)
         except HilError as error:

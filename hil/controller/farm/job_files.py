@@ -109,7 +109,7 @@ def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
     job = for_model(job, model.path)
     main = parcel.add_model(model, "model")
     options = {
-        **_plain(job),
+        **_select_portable_fields(job),
         "needs": runtime_for(model.format, job.runtime),
         "models": [main],
         "inputs": [parcel.add_tensor(text, "inputs") for text in job.inputs],
@@ -131,7 +131,7 @@ def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | No
     (path,) = job.models
     job = for_model(job, path)
     main = parcel.add(path, f"bundle/{path.name}")
-    options = {**_plain(job), "models": [main], "inputs": [], "expected": [], "methods": list(methods)}
+    options = {**_select_portable_fields(job), "models": [main], "inputs": [], "expected": [], "methods": list(methods)}
     options["needs"] = runtime
     options["key"] = parcel.add(key, f"key/{key.name}") if key else ""
     digests = parcel.digests()
@@ -144,7 +144,7 @@ def affinity(*parts: str) -> str:
 
 
 @contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
+def _convert_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -155,14 +155,14 @@ def _reading(what: str) -> Iterator[None]:
 def job_of(options: Mapping[str, Any], folder: Path) -> Job:
     """Rebuild the job from a spec's options, on the host that has the files."""
     known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES}
-    with _reading("job"):
+    with _convert_errors("job"):
         job = Job.of_record({name: value for name, value in options.items() if name in known})
         refuse_functions(job)
         job = replace(
             job,
             models=tuple(inside(folder, path) for path in options["models"]),
-            inputs=tuple(_placed(parts, folder) for parts in options.get("inputs", ())),
-            expected=tuple(_placed(parts, folder) for parts in options.get("expected", ())),
+            inputs=tuple(_rebuild_tensor_text(parts, folder) for parts in options.get("inputs", ())),
+            expected=tuple(_rebuild_tensor_text(parts, folder) for parts in options.get("expected", ())),
         )
         check_fields(job)
         return job
@@ -189,7 +189,7 @@ def typed_request(options: Mapping[str, Any]) -> SuiteRequest:
 
 def request_of(options: Mapping[str, Any], folder: Path) -> SuiteRequest:
     """Rebuild and validate the suite request from a spec's options, on the host that has the files."""
-    with _reading("suite"):
+    with _convert_errors("suite"):
         request = typed_request(options)
         refuse_functions(request.settings)
         check_fields(request)
@@ -222,7 +222,7 @@ def _check_flagfiles(folder: Path) -> None:
                 raise UsageError(f"file {str(file)[:80]!r} of {path.name} is missing in the job's files")
 
 
-def _plain(job: Job) -> dict[str, Any]:
+def _select_portable_fields(job: Job) -> dict[str, Any]:
     """Return the job fields that are valid on any machine."""
     left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
     refuse_functions(job)
@@ -230,7 +230,7 @@ def _plain(job: Job) -> dict[str, Any]:
     return plain | {"origin": origin_of(job.labels)}
 
 
-def _placed(parts: Sequence[str], folder: Path) -> str:
+def _rebuild_tensor_text(parts: Sequence[str], folder: Path) -> str:
     """Rebuild the ``--input`` text from the parts that :meth:`JobFiles.add_tensor` returned."""
     if len(parts) == 1:
         before, file, after = parts[0], "", ""

@@ -65,7 +65,7 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
     if not config.labgrid.place:
         yield config
         return
-    place = Place(config.labgrid, holder, config.name)
+    place = LabgridPlace(config.labgrid, holder, config.name)
     place.acquire()
     try:
         _, resources = place.show()
@@ -81,7 +81,7 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
 
 
 @dataclass(frozen=True)
-class Place:
+class LabgridPlace:
     """Place of a labgrid coordinator, accessed with ``labgrid-client``."""
 
     labgrid: Labgrid
@@ -91,22 +91,22 @@ class Place:
     def acquire(self) -> None:
         """Acquire the place, unless this holder already has it. Raises BoardBusy if another user has it."""
         try:
-            self._call("acquire")
+            self._run_client("acquire")
         except BoardBusy:
             if not self.held():
                 raise
 
     def release(self) -> None:
         """Release the place."""
-        self._call("release")
+        self._run_client("release")
 
     def held(self) -> bool:
         """Return True if this holder still has the place. A labgrid admin can release any place."""
-        return self.show()[0] == self._me
+        return self.show()[0] == self._holder_name
 
     def show(self) -> tuple[str, dict[str, Resource]]:
         """Return the place's holder ("" if free) and resources by name. Raises UsageError for an unknown place."""
-        lines = self._call("show").splitlines()
+        lines = self._run_client("show").splitlines()
         # labgrid-client accepts a part of a name and shows a different place.
         if lines[:1] != [f"Place '{self.labgrid.place}':"]:
             raise UsageError(
@@ -115,7 +115,7 @@ class Place:
                 hint="list all places: labgrid-client places",
             )
         owner = next((line.partition(": ")[2] for line in lines if line.startswith("  acquired: ")), "None")
-        return "" if owner == "None" else owner, _resources(lines)
+        return "" if owner == "None" else owner, _parse_resources(lines)
 
     def address(self, resources: Mapping[str, Resource]) -> str:
         """Return ``USER@HOST:PORT`` of the place's ``NetworkService``."""
@@ -139,32 +139,33 @@ class Place:
         """Return hooks for the table ``[power]`` that call labgrid; empty if the place has no power port."""
         if not any("Power" in str(one.get("cls")) for one in resources.values()):
             return {}
-        settings = [f"{name}={value}" for name, value in self._settings.items()]
+        settings = [f"{name}={value}" for name, value in self._client_environment.items()]
         return {
-            action: Command(("env", *settings, *self._command, "power", action)) for action in ("on", "off", "cycle")
+            action: Command(("env", *settings, *self._client_command, "power", action))
+            for action in ("on", "off", "cycle")
         }
 
     @property
-    def _settings(self) -> dict[str, str]:
+    def _client_environment(self) -> dict[str, str]:
         """Environment variables for labgrid-client: host and user names, and the coordinator."""
-        host, user = self._me.split("/")
+        host, user = self._holder_name.split("/")
         where = {"LG_COORDINATOR": self.labgrid.coordinator} if self.labgrid.coordinator else {}
         return {"LG_HOSTNAME": host, "LG_USERNAME": user, **where}
 
     @property
-    def _me(self) -> str:
-        return f"{_word(socket.gethostname())}/hil-farm-{_word(self.holder)}"
+    def _holder_name(self) -> str:
+        return f"{_clean_name_part(socket.gethostname())}/hil-farm-{_clean_name_part(self.holder)}"
 
     @property
-    def _command(self) -> list[str]:
+    def _client_command(self) -> list[str]:
         return [*shlex.split(self.labgrid.client), "-p", self.labgrid.place]
 
-    def _call(self, action: str) -> str:
-        command = [*self._command, action]
+    def _run_client(self, action: str) -> str:
+        command = [*self._client_command, action]
         try:
             done = subprocess.run(
                 command,
-                env={**os.environ, **self._settings},
+                env={**os.environ, **self._client_environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -181,11 +182,11 @@ class Place:
         except subprocess.TimeoutExpired as error:
             raise BoardUnreachable(f"{shlex.join(command)} timed out after {_CALL_S:g} s", board=self.board) from error
         if done.returncode:
-            raise _meaning(done.stdout, action, self.labgrid.place, self.board)
+            raise _parse_error(done.stdout, action, self.labgrid.place, self.board)
         return done.stdout
 
 
-def _meaning(output: str, action: str, place: str, board: str) -> BoardError | UsageError:
+def _parse_error(output: str, action: str, place: str, board: str) -> BoardError | UsageError:
     for text, kind, hint in _MEANS:
         if text in output:
             line = next(one for one in output.splitlines() if text in one)
@@ -195,7 +196,7 @@ def _meaning(output: str, action: str, place: str, board: str) -> BoardError | U
     return BoardError(f"labgrid could not {action} place {place}", board=board, detail=output[-_SHOWN:])
 
 
-def _resources(lines: list[str]) -> dict[str, Resource]:
+def _parse_resources(lines: list[str]) -> dict[str, Resource]:
     """Parse the resources in the output of ``labgrid-client show``: a name line, then an indented Python literal."""
     found: dict[str, Resource] = {}
     name, block = "", ""
@@ -226,6 +227,6 @@ def _ssh_address(params: Mapping[str, Any], board: str) -> str:
     return f"{user}@{host}:{port}" if port else f"{user}@{host}"
 
 
-def _word(text: str) -> str:
+def _clean_name_part(text: str) -> str:
     """Replace characters that labgrid does not allow in a name part: it splits names at slashes."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-") or "host"

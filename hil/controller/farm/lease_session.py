@@ -65,7 +65,7 @@ class LeaseSession:
         self._over: HilError | None = None
         self._stream: Any = None
         self._tunnel: FarmTunnel | None = None
-        self._thread = threading.Thread(target=self._keep, daemon=True, name="hil-farm-lease")
+        self._thread = threading.Thread(target=self._keep_stream, daemon=True, name="hil-farm-lease")
         self._thread.start()
 
     @property
@@ -94,8 +94,8 @@ class LeaseSession:
             queued = self._client.ask("jobs", state=[JobState.QUEUED.value], limit=_QUEUE_MOST)
         except HilError:
             return f"job {mine.name} is queued"
-        own = _turn(mine.priority, mine.submission)
-        ahead = sum(_turn(job["priority"], job["submission"]) < own for job in queued)
+        own = _make_sort_key(mine.priority, mine.submission)
+        ahead = sum(_make_sort_key(job["priority"], job["submission"]) < own for job in queued)
         return f"{ahead} ahead of you" if ahead else "you are next"
 
     def wait(self, seconds: float) -> bool:
@@ -107,7 +107,7 @@ class LeaseSession:
         """
         return self._wait_for(lambda: self._held is not None, seconds)
 
-    def wait_told(self, seconds: float, say: TextSink) -> None:
+    def wait_with_progress(self, seconds: float, say: TextSink) -> None:
         """Wait for a board and report the progress.
 
         Args:
@@ -135,7 +135,7 @@ class LeaseSession:
             if text and text != last:
                 say(f"waiting for a farm board: {text}")
             last, look = text, _LOOK_S
-        place = _place(self.held.card)
+        place = _format_location(self.held.card)
         say(f"farm board {self.name}" + (f" ({place})" if place else ""))
 
     def ended(self, seconds: float) -> str:
@@ -152,7 +152,7 @@ class LeaseSession:
         path = card.direct.removeprefix("unix:")
         if path != card.direct and card.machine == machine_id() and os.access(path, os.W_OK):
             return card.direct
-        self._tunnel = FarmTunnel(self._dial)
+        self._tunnel = FarmTunnel(self._dial_agent)
         return self._tunnel.address
 
     @property
@@ -205,19 +205,19 @@ class LeaseSession:
                 raise self._over
             return come()
 
-    def _keep(self) -> None:
+    def _keep_stream(self) -> None:
         """Keep a stream to the farm while the lease lasts."""
         pause, longest = _PAUSE_S
         while True:
             began = time.monotonic()
             try:
-                self._talk()
-                self._end(FarmError("the farm ended the lease"))
+                self._run_stream()
+                self._record_end(FarmError("the farm ended the lease"))
             except Exception as error:
                 if isinstance(error, grpc.RpcError) and not is_away(error):
-                    self._end(translated(error))
+                    self._record_end(translated(error))
                 elif not is_away(error):
-                    self._end(FarmError(f"invalid response from the farm: {error}"))
+                    self._record_end(FarmError(f"invalid response from the farm: {error}"))
             if self._over is not None or self._closing.is_set():
                 return
             pause = _PAUSE_S[0] if time.monotonic() - began > longest else min(pause * 2, longest)
@@ -225,29 +225,29 @@ class LeaseSession:
             with contextlib.suppress(HilError):
                 self._client.connect()
 
-    def _talk(self) -> None:
+    def _run_stream(self) -> None:
         """Open or resume the lease on a stream, and process the replies."""
         if self._held is None:
             opening = pb.LeaseRequest(open=submission_message(self._order))
         else:
             opening = pb.LeaseRequest(resume=pb.ResumeLease(lease=self._held.grant.lease, key=self._held.key))
         ended = threading.Event()
-        self._stream = self._client.stub.Lease(self._requests(opening, ended), metadata=self._client.metadata)
+        self._stream = self._client.stub.Lease(self._yield_requests(opening, ended), metadata=self._client.metadata)
         try:
             for reply in heard(self._stream, SILENT_S):
                 self._there.set()
-                self._heard(reply)
+                self._handle_reply(reply)
         finally:
             self._there.clear()
             ended.set()
 
-    def _requests(self, opening: pb.LeaseRequest, ended: threading.Event) -> Iterator[pb.LeaseRequest]:
+    def _yield_requests(self, opening: pb.LeaseRequest, ended: threading.Event) -> Iterator[pb.LeaseRequest]:
         yield opening
         # Ending the requests ends the stream: the farm takes the board back.
         while not self._closing.wait(_BEAT_S) and not ended.is_set():
             yield pb.LeaseRequest(beat=pb.Beat())
 
-    def _heard(self, reply: pb.LeaseReply) -> None:
+    def _handle_reply(self, reply: pb.LeaseReply) -> None:
         kind = reply.WhichOneof("kind")
         with self._changed:
             if kind == "waiting":
@@ -256,17 +256,17 @@ class LeaseSession:
                 granted = reply.granted
                 self._held = GrantedLease(grant_of(granted.grant), card_of(granted.card), granted.key)
             elif kind == "over":
-                self._end(FarmError(reply.over or "the lease has ended"))
+                self._record_end(FarmError(reply.over or "the lease has ended"))
             self._changed.notify_all()
 
-    def _end(self, error: HilError) -> None:
+    def _record_end(self, error: HilError) -> None:
         with self._changed:
             # Ignore errors after a local close.
             if not self._closing.is_set():
                 self._over = self._over or error
             self._changed.notify_all()
 
-    def _dial(self, pieces: Iterator[pb.Piece]) -> Any:
+    def _dial_agent(self, pieces: Iterator[pb.Piece]) -> Any:
         """Open a stream to the agent. Waits for a gateway that is temporarily unavailable."""
         self._there.wait(_DIAL_S)
         held = self.held
@@ -277,7 +277,7 @@ class LeaseSession:
             raise FarmUnreachable("no farm gateway responds") from error
 
 
-def _turn(priority: str, submission: int) -> tuple[int, int]:
+def _make_sort_key(priority: str, submission: int) -> tuple[int, int]:
     """Return a sort key for queued jobs: by priority class, then by submission."""
     classes = [one.value for one in Priority]
     # A gateway of a newer release may have more priority classes.
@@ -361,13 +361,13 @@ def _is_safe(flag: str) -> bool:
     return bool(_TARGET_FLAG.fullmatch(flag) or _PLAIN_VALUE.fullmatch(flag))
 
 
-def _place(card: BoardCard) -> str:
+def _format_location(card: BoardCard) -> str:
     return " at ".join(part for part in (card.host, card.site) if part)
 
 
 def describe_lease(card: BoardCard, grant: Grant) -> str:
     """Identify the lease for stored results: ``job 17, lease 5, lab1-host at lab1``."""
-    return ", ".join(part for part in (f"job {grant.job}", f"lease {grant.lease}", _place(card)) if part)
+    return ", ".join(part for part in (f"job {grant.job}", f"lease {grant.lease}", _format_location(card)) if part)
 
 
 def machine_id() -> str:
@@ -393,7 +393,7 @@ class FarmProvider:
         """Lease a board and return the link to it. Closing the link returns the board."""
         lease = LeaseSession(farm_address(), lease_order(selector, purpose), wait_s=wait_s, say=say)
         try:
-            lease.wait_told(wait_s, say)
+            lease.wait_with_progress(wait_s, say)
             config = lease.config
             if runtime and config.devices and runtime not in config.devices:
                 raise NoSuchBoard(

@@ -158,7 +158,7 @@ class LocalFarm:
         except OSError as error:
             raise StorageError(f"{self.home} cannot be written: {error}") from error
         try:
-            self._start()
+            self._start_services()
         except BaseException:
             self.stop()
             raise
@@ -167,32 +167,32 @@ class LocalFarm:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _start(self) -> None:
+    def _start_services(self) -> None:
         self._write_sheet(serving=False)
         for note in (self.home / LOGS).glob("*.pid"):
             end_noted(note)
         url = self.wishes.db or os.environ.get(DB_VARIABLE, "")
         if not url:
-            from hil.controller.farm.store.embedded_database import Embedded
+            from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 
-            self._database = Embedded(self.home / "postgres")
+            self._database = EmbeddedDatabase(self.home / "postgres")
             url = self._database.start()
             self._say(f"database  {self._database.folder}")
-        self._check_over()
-        asyncio.run(_prepare(url, token_file(self.home)))
+        self._check_stopped()
+        asyncio.run(_prepare_database(url, token_file(self.home)))
         arguments = ["--listen", f"unix:{socket_of(self.home)}", *self.wishes.gateway_arguments()]
-        gateway = self._keep("gateway", *arguments, **{DB_VARIABLE: url})
+        gateway = self._start_process("gateway", *arguments, **{DB_VARIABLE: url})
         self._wait_until_serving(gateway)
         self._say(f"gateway   unix:{socket_of(self.home)}" + (f", {self.wishes.listen}" * bool(self.wishes.listen)))
         if self.wishes.count:
-            self._keep("host", *self.wishes.host_arguments())
+            self._start_process("host", *self.wishes.host_arguments())
         self._write_sheet(ready=not self.wishes.count)
 
-    def _check_over(self) -> None:
+    def _check_stopped(self) -> None:
         if self._over.is_set():
             raise KeyboardInterrupt
 
-    def _keep(self, name: str, *arguments: str, **more: str) -> SupervisedProcess:
+    def _start_process(self, name: str, *arguments: str, **more: str) -> SupervisedProcess:
         """Start and supervise a process of the farm: ``hil farm NAME ARGUMENTS``."""
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
@@ -205,13 +205,13 @@ class LocalFarm:
 
     def _wait_until_serving(self, gateway: SupervisedProcess) -> None:
         deadline = time.monotonic() + _SERVE_S
-        while not socket_of(self.home).exists() or not self._answers():
-            self._check_over()
+        while not socket_of(self.home).exists() or not self._is_serving():
+            self._check_stopped()
             if gateway.pid is None or time.monotonic() > deadline:
                 raise FarmError("the farm's gateway failed to start", hint=f"see {gateway.log}", detail=gateway.tail())
             time.sleep(0.05)
 
-    def _answers(self) -> bool:
+    def _is_serving(self) -> bool:
         with contextlib.suppress(FarmError, AccessRefused):
             ask(self.home, "boards")
             return True
@@ -232,9 +232,9 @@ class LocalFarm:
             for kept in self._kept:
                 kept.look()
             if time.monotonic() >= next_ask:
-                known, next_ask = self._tell_boards(known), time.monotonic() + 1.0
+                known, next_ask = self._report_boards(known), time.monotonic() + 1.0
 
-    def _tell_boards(self, known: dict[str, str]) -> dict[str, str]:
+    def _report_boards(self, known: dict[str, str]) -> dict[str, str]:
         """Report changed board states. The farm is ready when all boards have been checked."""
         if not self.wishes.count:
             return known
@@ -270,7 +270,7 @@ class LocalFarm:
         self._lock.release()
 
 
-async def _prepare(url: str, token: Path) -> None:
+async def _prepare_database(url: str, token: Path) -> None:
     """Migrate the database, and create an admin token if the stored token is missing or invalid."""
     from hil.controller.farm.store.access import add_token, principal_of
     from hil.controller.farm.store.database import Database, migrate

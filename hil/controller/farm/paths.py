@@ -71,7 +71,7 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
                 hint=f"run hil farm up, or set {FARM_VARIABLE}=HOST:PORT",
             )
     gateways = tuple(part.strip() for part in named.split(",") if part.strip())
-    token = token or _own_token(home, gateways)
+    token = token or _read_own_token(home, gateways)
     for gateway in gateways:
         check_way(gateway, ca)
     return FarmAddress(gateways, token, ca)
@@ -91,10 +91,10 @@ def own_address() -> FarmAddress:
     gateway = f"unix:{socket_of(home)}"
     if not is_there(socket_of(home)):
         raise UsageError(f"no farm is running in {home}", hint="start it with hil farm up")
-    return FarmAddress((gateway,), _own_token(home, [gateway]))
+    return FarmAddress((gateway,), _read_own_token(home, [gateway]))
 
 
-def _own_token(home: Path, gateways: Sequence[str]) -> str:
+def _read_own_token(home: Path, gateways: Sequence[str]) -> str:
     """Return the token of this machine's farm, only for the farm's Unix socket: no other user can serve it."""
     hint = f"set {TOKEN_VARIABLE}; an admin creates tokens with hil farm token add"
     if any(gateway != f"unix:{socket_of(home)}" for gateway in gateways):

@@ -83,7 +83,7 @@ class SupervisedProcess:
         """Restart a dead process after the delay. Returns True if it runs."""
         if self._process is None:
             if time.monotonic() >= self._next:
-                self._start_again()
+                self._try_restart()
         elif (code := self._process.poll()) is not None:
             lived = time.monotonic() - self._began
             self._pause_s = _FIRST_PAUSE_S if lived > _STEADY_S else min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -91,7 +91,7 @@ class SupervisedProcess:
             self._process, self._next = None, time.monotonic() + self._pause_s
         return self.pid is not None
 
-    def _start_again(self) -> None:
+    def _try_restart(self) -> None:
         try:
             self.start()
         except OSError as error:  # disk full or too many processes: temporary
@@ -102,7 +102,7 @@ class SupervisedProcess:
     def stop(self) -> None:
         """Stop the process and all children."""
         if self._process is not None:
-            _end(self._process.pid, self._process.poll)
+            _terminate_session(self._process.pid, self._process.poll)
             self._process = None
         self._note.unlink(missing_ok=True)
 
@@ -119,7 +119,7 @@ def end_noted(note: Path) -> None:
         noted = json.loads(read_file(note))
         pid, was = int(noted["pid"]), str(noted["born"])
         if was and start_time(pid) == was:
-            _end(pid, lambda: None if start_time(pid) == was else 0)
+            _terminate_session(pid, lambda: None if start_time(pid) == was else 0)
     note.unlink(missing_ok=True)
 
 
@@ -135,7 +135,7 @@ def start_time(pid: int) -> str:
     return done.stdout.strip()
 
 
-def _end(pid: int, poll: Callable[[], int | None]) -> None:
+def _terminate_session(pid: int, poll: Callable[[], int | None]) -> None:
     """Terminate a session's leader, then kill the process group."""
     for how, wait_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -204,15 +204,15 @@ class PreforkSupervisor:
                 selector.register(self._wake_read, selectors.EVENT_READ)
                 while not self._stopping:
                     self._start_due()
-                    selector.select(self._next_s())
-                    self._reap()
+                    selector.select(self._seconds_to_next_start())
+                    self._reap_ended()
         finally:
-            self._stop()
+            self._stop_children()
 
     def _on_signal(self, *_: object) -> None:
         self._stopping = True
 
-    def _next_s(self) -> float | None:
+    def _seconds_to_next_start(self) -> float | None:
         waiting = [child.due for child in self._children if child.process is None]
         return max(min(waiting) - time.monotonic(), 0.0) if waiting else None
 
@@ -220,9 +220,9 @@ class PreforkSupervisor:
         for child in self._children:
             if child.process is None and time.monotonic() >= child.due and not self._stopping:
                 child.began = time.monotonic()
-                child.process = ForkedChild(functools.partial(self._become, child))
+                child.process = ForkedChild(functools.partial(self._run_child, child))
 
-    def _reap(self) -> None:
+    def _reap_ended(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._wake_read.recv(4096):
                 pass
@@ -240,7 +240,7 @@ class PreforkSupervisor:
         child.pause_s = _FORK_PAUSE_S if lived > _FORK_STEADY_S else min(child.pause_s * 2, child.most_pause_s)
         child.due = time.monotonic() + child.pause_s
 
-    def _stop(self) -> None:
+    def _stop_children(self) -> None:
         for rank in sorted({child.rank for child in self._children}):
             running = [(one, one.process) for one in self._children if one.process is not None and one.rank == rank]
             for how, wait_s in ((signal.SIGTERM, self._stop_s), (signal.SIGKILL, 5.0)):
@@ -256,7 +256,7 @@ class PreforkSupervisor:
                     time.sleep(0.01)
         signal.set_wakeup_fd(-1)
 
-    def _become(self, child: ForkedProcess) -> None:
+    def _run_child(self, child: ForkedProcess) -> None:
         """In the forked child: create a session, then run the child's main function."""
         os.setsid()
         with contextlib.suppress(OSError):  # name for ps and top, on Linux

@@ -58,10 +58,10 @@ def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
     """
     rows = farm.ask("result", name=name, specs=True)
     with reading_answer():
-        return _ended(name, rows)
+        return _parse_ended_jobs(name, rows)
 
 
-def _ended(name: str, rows: Sequence[Mapping[str, Any]]) -> list[EndedJob]:
+def _parse_ended_jobs(name: str, rows: Sequence[Mapping[str, Any]]) -> list[EndedJob]:
     if not rows:
         raise LookupError(f"job {name} not found")
     if going := [row for row in rows if row["state"] not in ENDED]:
@@ -82,7 +82,7 @@ def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:
     """
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", hint="use a different --out")
-    _fetch(farm, one.result.files, folder)
+    _download_files(farm, one.result.files, folder)
 
 
 def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -> SuiteRun:
@@ -100,7 +100,7 @@ def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -
     run = merge(ended, folder)
     for one in ended:
         cases = {at: digest for at, digest in one.result.files.items() if PurePosixPath(at).parts[0] == "cases"}
-        _fetch(farm, cases, folder)
+        _download_files(farm, cases, folder)
     return run
 
 
@@ -131,7 +131,7 @@ def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) 
             continue
         for one in ended if out else ():
             fetch_run(farm, one, place if len(ended) == 1 else place / one.name)
-        targets.append(_side(target, ended, place))
+        targets.append(_combine_jobs(target, ended, place))
     named = (one["suite"] for one in suites) if suites else (one.run.suite for one in targets if one.run.suite)
     title = ", ".join(dict.fromkeys(named)) or "farm"
     report = MatrixReport(title, targets)
@@ -143,7 +143,7 @@ def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) 
     return folder, report
 
 
-def _side(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults:
+def _combine_jobs(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults:
     """Combine the jobs of a model or bundle submission into one column."""
     files = [(one.spec.options.get("models") or [one.name])[0] for one in ended]
     labels = numbered([safe_name(PurePosixPath(file).stem) for file in files])
@@ -153,7 +153,7 @@ def _side(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults
             failed.append(one)
             continue
         run = results_of_run(Run(folder, dict(one.result.record)))
-        runs.append(_of_several(run, one, label) if len(ended) > 1 else run)
+        runs.append(_rename_cases(run, one, label) if len(ended) > 1 else run)
     whole = replace(
         nothing_of(folder),
         suite=", ".join(run.suite for run in runs if run.suite),
@@ -163,10 +163,10 @@ def _side(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults
         missing=tuple(case for run in runs for case in run.missing),
         interrupted=any(run.interrupted for run in runs),
     )
-    return TargetResults(target, whole, _error_of(failed) if failed else None)
+    return TargetResults(target, whole, _describe_failures(failed) if failed else None)
 
 
-def _error_of(failed: Sequence[EndedJob]) -> dict[str, Any]:
+def _describe_failures(failed: Sequence[EndedJob]) -> dict[str, Any]:
     """Describe the jobs without case results. Outcome and exit code are those of the worst job."""
     code = gravest([one.result.exit_code for one in failed])
     worst = next((one for one in failed if one.result.exit_code == code), failed[0])
@@ -174,7 +174,7 @@ def _error_of(failed: Sequence[EndedJob]) -> dict[str, Any]:
     return {"outcome": worst.result.outcome, "message": "; ".join(reasons), "hint": "", "exit_code": code}
 
 
-def _of_several(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
+def _rename_cases(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
     """Rename the cases of a job to unique names in the submission."""
 
     def name(case: str) -> str:
@@ -184,7 +184,7 @@ def _of_several(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
     return replace(run, records=tuple(records), missing=tuple(map(name, run.missing)))
 
 
-def _fetch(farm: FarmClient, files: Mapping[str, str], folder: Path) -> None:
+def _download_files(farm: FarmClient, files: Mapping[str, str], folder: Path) -> None:
     """Download files in parallel, each digest once.
 
     Args:
@@ -215,14 +215,14 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     """
     with reading_answer():
         heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
-        head = _head(parts, heads, folder)
+        head = _build_head(parts, heads, folder)
         request = SuiteRequest.of_json(head["request"])
         check_fields(request)
     run = SuiteRun.create(folder, head)
     found: dict[str, CaseRecord] = {}
     with reading_answer():
         for part in parts:
-            found |= {record.id: record for record in _records(part, run, request)}
+            found |= {record.id: record for record in _read_records(part, run, request)}
         outcomes = [Outcome(record.outcome) for record in found.values()]
         started = min([head["started"] for head in heads if head.get("started")], default=run.head["started"])
         ended = max([head["finished"] for head in heads if head.get("finished")], default=time.time())
@@ -243,7 +243,7 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     return run
 
 
-def _head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+def _build_head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
     options = parts[0].spec.options
     typed = options["typed"]
     asked = replace(typed_request(options), source=typed["source"], flow=typed["flow"], filters=tuple(typed["filters"]))
@@ -271,7 +271,7 @@ def _head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder:
     }
 
 
-def _records(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterable[CaseRecord]:
+def _read_records(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterable[CaseRecord]:
     """Yield a part's records, adjusted as if the cases had run on this machine."""
     was = str(part.result.record.get("folder", ""))
     ended = {}
@@ -286,10 +286,10 @@ def _records(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterable[C
         if case[0] in ended:
             yield ended[case[0]]
         elif not cancelled:
-            yield _lost(case, part.result, run, request)
+            yield _make_lost_record(case, part.result, run, request)
 
 
-def _lost(case: Sequence[str], result: JobResult, run: SuiteRun, request: SuiteRequest) -> CaseRecord:
+def _make_lost_record(case: Sequence[str], result: JobResult, run: SuiteRun, request: SuiteRequest) -> CaseRecord:
     """Return the record of a case without a result."""
     known = {outcome.value for outcome in Outcome if outcome.exit_code}
     outcome = result.outcome if result.outcome in known and not result.infrastructure else Outcome.BOARD_LOST.value

@@ -65,7 +65,7 @@ class FarmStub:
 
 
 @contextlib.contextmanager
-def _converting(what: str) -> Iterator[None]:
+def _convert_errors(what: str) -> Iterator[None]:
     """Raise UsageError for values that do not fit their fields."""
     try:
         yield
@@ -105,30 +105,30 @@ def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[s
     return value
 
 
-def _same(source: Any, message: type[Message], *others: str) -> dict[str, Any]:
+def _copy_shared_fields(source: Any, message: type[Message], *others: str) -> dict[str, Any]:
     """Return the fields that a document and a message share. ``others`` are fields that differ."""
     return {name: getattr(source, name) for name in message.DESCRIPTOR.fields_by_name if name not in others}
 
 
 def spec_message(spec: JobSpec) -> pb.JobSpec:
     """Convert a job's spec to a message."""
-    with _converting("job"):
+    with _convert_errors("job"):
         options = json_message(dict(spec.options))
-        same = _same(spec, pb.JobSpec, "kind", "options")
+        same = _copy_shared_fields(spec, pb.JobSpec, "kind", "options")
         return pb.JobSpec(kind=spec.kind.value, options=options, **same)
 
 
 def spec_of(message: pb.JobSpec) -> JobSpec:
     """Convert a message to a job's spec."""
     options = json_object(message.options, "options")
-    with _converting("job"):
+    with _convert_errors("job"):
         return JobSpec(Kind(message.kind), options, dict(message.files), message.affinity, message.title)
 
 
 def submission_message(submission: Submission) -> pb.Submission:
     """Convert a submission to a message."""
-    with _converting("submission"):
-        same = _same(submission, pb.Submission, "specs", "priority")
+    with _convert_errors("submission"):
+        same = _copy_shared_fields(submission, pb.Submission, "specs", "priority")
         specs = map(spec_message, submission.specs)
         return pb.Submission(**same, specs=specs, priority=submission.priority.value)
 
@@ -136,8 +136,8 @@ def submission_message(submission: Submission) -> pb.Submission:
 def submission_of(message: pb.Submission) -> Submission:
     """Convert a message to a submission, and validate text fields and file paths."""
     specs = tuple(map(spec_of, message.specs))
-    with _converting("submission"):
-        submission = Submission(**_same(message, pb.Submission, "specs"), specs=specs)
+    with _convert_errors("submission"):
+        submission = Submission(**_copy_shared_fields(message, pb.Submission, "specs"), specs=specs)
     _check_texts(submission, "title", "selector", "board", "project")
     if not _KEY.fullmatch(submission.key):
         raise UsageError("the submission's key must be 8 to 200 printable characters")
@@ -150,26 +150,28 @@ def submission_of(message: pb.Submission) -> Submission:
 def result_message(result: JobResult) -> pb.JobResult:
     """Convert a result to a message. Replaces lone surrogates in text fields, so that the result is not lost."""
     begin_ns, end_ns = result.board_ns
-    with _converting("result"):
+    with _convert_errors("result"):
         return pb.JobResult(
-            **_same(result, pb.JobResult, "outcome", "reason", "record", "files", "board_begin_ns", "board_end_ns"),
-            outcome=_encodable(result.outcome),
-            reason=_encodable(result.reason),
+            **_copy_shared_fields(
+                result, pb.JobResult, "outcome", "reason", "record", "files", "board_begin_ns", "board_end_ns"
+            ),
+            outcome=_replace_surrogates(result.outcome),
+            reason=_replace_surrogates(result.reason),
             record=json_message(dict(result.record)),
-            files={_encodable(path): name for path, name in result.files.items()},
+            files={_replace_surrogates(path): name for path, name in result.files.items()},
             board_begin_ns=begin_ns,
             board_end_ns=end_ns,
         )
 
 
-def _encodable(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
 def result_of(message: pb.JobResult) -> JobResult:
     """Convert a message to a result. The record may contain NaN, which the store replaces."""
     result = JobResult(
-        **_same(message, pb.JobResult, "record", "files", "timings", "board_begin_ns", "board_end_ns"),
+        **_copy_shared_fields(message, pb.JobResult, "record", "files", "timings", "board_begin_ns", "board_end_ns"),
         record=json_object(message.record, "the record", storable=False),
         files=dict(message.files),
         timings=dict(message.timings),
@@ -185,19 +187,19 @@ def result_of(message: pb.JobResult) -> JobResult:
 
 def grant_message(grant: Grant) -> pb.Grant:
     """Convert a grant to a message."""
-    return pb.Grant(**_same(grant, pb.Grant, "spec"), spec=spec_message(grant.spec))
+    return pb.Grant(**_copy_shared_fields(grant, pb.Grant, "spec"), spec=spec_message(grant.spec))
 
 
 def grant_of(message: pb.Grant) -> Grant:
     """Convert a message to a grant."""
-    return Grant(**_same(message, pb.Grant, "spec"), spec=spec_of(message.spec))
+    return Grant(**_copy_shared_fields(message, pb.Grant, "spec"), spec=spec_of(message.spec))
 
 
 def card_message(card: BoardCard) -> pb.BoardCard:
     """Convert a board description to a message."""
-    with _converting("board card"):
+    with _convert_errors("board card"):
         labels = {name: _label_message(name, value) for name, value in card.labels.items()}
-        return pb.BoardCard(**_same(card, pb.BoardCard, "labels"), labels=labels)
+        return pb.BoardCard(**_copy_shared_fields(card, pb.BoardCard, "labels"), labels=labels)
 
 
 def _label_message(name: str, value: Any) -> pb.Label:
@@ -216,7 +218,7 @@ def _label_message(name: str, value: Any) -> pb.Label:
 def card_of(message: pb.BoardCard) -> BoardCard:
     """Convert a message to a board description, and validate it."""
     labels = {name: _label_of(label) for name, label in message.labels.items()}
-    card = BoardCard(**_same(message, pb.BoardCard, "labels"), labels=labels)
+    card = BoardCard(**_copy_shared_fields(message, pb.BoardCard, "labels"), labels=labels)
     _check_texts(card, "name", "site", "host", "hw_type", "direct", "machine")
     if len(card.config) > _MOST_CONFIG or "\0" in card.config:
         raise UsageError("the board card's config must be TOML of at most 1 MiB")

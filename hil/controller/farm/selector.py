@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeAlias
 from hil.errors import UsageError
 
 Labels: TypeAlias = Mapping[str, Any]
-Selector: TypeAlias = "Term | Group"
+Selector: TypeAlias = "Term | TermGroup"
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -47,19 +47,19 @@ class Term:
 
     def matches(self, labels: Labels) -> bool:
         """Return whether a board with these labels matches."""
-        return self._holds(labels.get(self.label)) is not self.negated
+        return self._is_satisfied(labels.get(self.label)) is not self.negated
 
-    def _holds(self, value: Any) -> bool:
+    def _is_satisfied(self, value: Any) -> bool:
         if self.op == "exists":
             return is_there(value)
         elements = value if isinstance(value, (list, tuple, set, frozenset)) else () if value is None else (value,)
         if self.op in _ORDER:
             return any(above(one, self.values[0], _ORDER[self.op]) for one in elements)
-        return any(map(self._wanted.has, elements))
+        return any(map(self._value_set.has, elements))
 
     @cached_property
-    def _wanted(self) -> Wanted:
-        return Wanted(self.values)
+    def _value_set(self) -> ValueSet:
+        return ValueSet(self.values)
 
     def misses(self, labels: Labels) -> list[str]:
         """Return the reasons for a mismatch, such as ``chip is a72, not a53``; empty if the board matches."""
@@ -87,7 +87,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Group:
+class TermGroup:
     """Conjunction or disjunction of conditions. An empty conjunction always matches."""
 
     parts: tuple[Selector, ...] = ()
@@ -104,11 +104,11 @@ class Group:
             return [miss for some in misses for miss in some]
         return [", or ".join(" and ".join(some) for some in misses)] if all(misses) else []
 
-    def __invert__(self) -> Group:
-        return Group(tuple(~part for part in self.parts), not self.any)
+    def __invert__(self) -> TermGroup:
+        return TermGroup(tuple(~part for part in self.parts), not self.any)
 
     def __str__(self) -> str:
-        texts = [f"({part})" if isinstance(part, Group) else str(part) for part in self.parts]
+        texts = [f"({part})" if isinstance(part, TermGroup) else str(part) for part in self.parts]
         return (" or " if self.any else ", ").join(texts)
 
 
@@ -119,7 +119,7 @@ def parse(text: str) -> Selector:
     Raises:
         UsageError: the selector is invalid; the message contains the position.
     """
-    return _Parser(text).selector()
+    return _SelectorParser(text).selector()
 
 
 def nearest(selector: Selector, boards: Mapping[str, Labels], most: int = 3) -> list[tuple[str, list[str]]]:
@@ -145,7 +145,7 @@ class _Token(NamedTuple):
     at: int
 
 
-class _Parser:
+class _SelectorParser:
     """Recursive descent parser of a selector, with a method for each grammar rule."""
 
     def __init__(self, text: str) -> None:
@@ -156,15 +156,15 @@ class _Parser:
             raise UsageError(f"selector has {len(text):,} characters, maximum {_LONGEST:,}", hint=_HINT)
         for at, character in enumerate(text):
             if not (character.isprintable() or character.isspace()):
-                raise self._error(f"invalid character {character!r}", at)
+                raise self._make_error(f"invalid character {character!r}", at)
         for found in _TOKEN.finditer(text):
-            self._tokens.append(self._token(found))
+            self._tokens.append(self._make_token(found))
 
-    def _token(self, found: re.Match[str]) -> _Token:
+    def _make_token(self, found: re.Match[str]) -> _Token:
         kind, text = str(found.lastgroup), found[0]
         if kind == "bad":
             what = "unclosed quote" if text in "\"'" else "use && or a comma for `and`, || for `or`"
-            raise self._error(what, found.start())
+            raise self._make_error(what, found.start())
         if kind == "quoted":
             text = re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
         elif text.lower() in _KEYWORDS:
@@ -173,105 +173,105 @@ class _Parser:
 
     def selector(self) -> Selector:
         """Parse the whole text."""
-        tree = self._either(0) if self._tokens else Group()
-        if self._next is not None:
-            raise self._error("unexpected text after the condition")
+        tree = self._parse_disjunction(0) if self._tokens else TermGroup()
+        if self._next_token is not None:
+            raise self._make_error("unexpected text after the condition")
         return tree
 
-    def _either(self, depth: int) -> Selector:
+    def _parse_disjunction(self, depth: int) -> Selector:
         ways, joints = [], set()
         while True:
-            parts = [self._one(depth)]
-            while found := self._takes(",", "and", "&&"):
+            parts = [self._parse_condition(depth)]
+            while found := self._accept_mark(",", "and", "&&"):
                 joints.add(found.text)
-                parts.append(self._one(depth))
-            ways.append(_joined(parts, any=False))
-            if not self._takes("or", "||"):
+                parts.append(self._parse_condition(depth))
+            ways.append(_join_parts(parts, any=False))
+            if not self._accept_mark("or", "||"):
                 break
         if "," in joints and len(ways) > 1:
-            raise self._error("mixing a comma and `or` requires parentheses: (a or b), c")
-        return _joined(ways, any=True)
+            raise self._make_error("mixing a comma and `or` requires parentheses: (a or b), c")
+        return _join_parts(ways, any=True)
 
-    def _one(self, depth: int) -> Selector:
+    def _parse_condition(self, depth: int) -> Selector:
         if depth > _DEEPEST:
-            raise self._error(f"nesting exceeds {_DEEPEST} levels")
-        if self._takes("!", "not"):
-            return ~self._one(depth + 1)
-        if self._takes("("):
-            tree = self._either(depth + 1)
-            self._expects(")", "unclosed parenthesis")
+            raise self._make_error(f"nesting exceeds {_DEEPEST} levels")
+        if self._accept_mark("!", "not"):
+            return ~self._parse_condition(depth + 1)
+        if self._accept_mark("("):
+            tree = self._parse_disjunction(depth + 1)
+            self._expect_mark(")", "unclosed parenthesis")
             return tree
-        return self._term()
+        return self._parse_term()
 
-    def _term(self) -> Term:
-        label = self._value("label name").text
-        if self._takes("=", "=="):
-            return Term(label, "=", (self._value("value").text,))
-        if self._takes("!="):
-            return Term(label, "=", (self._value("value").text,), negated=True)
-        if found := self._takes(*_ORDER):
-            return Term(label, found.text, (self._magnitude(found.text),))
-        if self._takes("in"):
-            return Term(label, "in", self._values())
-        if self._takes("not"):
-            self._expects("in", "expected `in` after `not`")
-            return Term(label, "in", self._values(), negated=True)
+    def _parse_term(self) -> Term:
+        label = self._parse_value("label name").text
+        if self._accept_mark("=", "=="):
+            return Term(label, "=", (self._parse_value("value").text,))
+        if self._accept_mark("!="):
+            return Term(label, "=", (self._parse_value("value").text,), negated=True)
+        if found := self._accept_mark(*_ORDER):
+            return Term(label, found.text, (self._parse_magnitude(found.text),))
+        if self._accept_mark("in"):
+            return Term(label, "in", self._parse_values())
+        if self._accept_mark("not"):
+            self._expect_mark("in", "expected `in` after `not`")
+            return Term(label, "in", self._parse_values(), negated=True)
         return Term(label)
 
-    def _values(self) -> tuple[str, ...]:
-        self._expects("(", "`in` requires values in parentheses")
-        values = [self._value("value").text]
-        while self._takes(","):
-            values.append(self._value("value").text)
-        self._expects(")", "unclosed parenthesis")
+    def _parse_values(self) -> tuple[str, ...]:
+        self._expect_mark("(", "`in` requires values in parentheses")
+        values = [self._parse_value("value").text]
+        while self._accept_mark(","):
+            values.append(self._parse_value("value").text)
+        self._expect_mark(")", "unclosed parenthesis")
         return tuple(values)
 
-    def _magnitude(self, op: str) -> str:
-        _, text, at = self._value("number or version")
+    def _parse_magnitude(self, op: str) -> str:
+        _, text, at = self._parse_value("number or version")
         if quantity(text)[0] is None:
             if version(text) is None:
-                raise self._error(f"{op} requires a number or version, got {text!r}", at)
+                raise self._make_error(f"{op} requires a number or version, got {text!r}", at)
             if unit := re.fullmatch("[0-9]+([A-Za-z]+)", text):
-                raise self._error(f"unknown unit {unit[1]}: expected B, KB, KiB, MB, MiB, ...", at)
+                raise self._make_error(f"unknown unit {unit[1]}: expected B, KB, KiB, MB, MiB, ...", at)
         return text
 
     @property
-    def _next(self) -> _Token | None:
+    def _next_token(self) -> _Token | None:
         return self._tokens[self._index] if self._index < len(self._tokens) else None
 
-    def _takes(self, *marks: str) -> _Token | None:
+    def _accept_mark(self, *marks: str) -> _Token | None:
         """Consume the next token if it is one of these marks or keywords."""
-        token = self._next
+        token = self._next_token
         if token is None or token.kind != "mark" or token.text not in marks:
             return None
         self._index += 1
         return token
 
-    def _expects(self, mark: str, else_: str) -> None:
-        if not self._takes(mark):
-            raise self._error(else_)
+    def _expect_mark(self, mark: str, else_: str) -> None:
+        if not self._accept_mark(mark):
+            raise self._make_error(else_)
 
-    def _value(self, what: str) -> _Token:
+    def _parse_value(self, what: str) -> _Token:
         """Consume a word or a quoted string. Raises UsageError if the next token is neither."""
-        token = self._next
+        token = self._next_token
         if token is None or token.kind == "mark":
-            raise self._error(f"missing {what}")
+            raise self._make_error(f"missing {what}")
         self._index += 1
         return token
 
-    def _error(self, what: str, at: int | None = None) -> UsageError:
+    def _make_error(self, what: str, at: int | None = None) -> UsageError:
         """Return a syntax error at a position; the default is the next token."""
         if at is None:
-            at = self._next.at if self._next else len(self._text.rstrip())
+            at = self._next_token.at if self._next_token else len(self._text.rstrip())
         return UsageError(f"selector {self._text!r}, character {at + 1}: {what}", hint=_HINT)
 
 
-def _joined(parts: Sequence[Selector], *, any: bool) -> Selector:
+def _join_parts(parts: Sequence[Selector], *, any: bool) -> Selector:
     """Combine conditions, and flatten single parts and nested groups of the same kind."""
     flat: list[Selector] = []
     for part in parts:
-        flat += part.parts if isinstance(part, Group) and part.any is any else (part,)
-    return flat[0] if len(flat) == 1 else Group(tuple(flat), any)
+        flat += part.parts if isinstance(part, TermGroup) and part.any is any else (part,)
+    return flat[0] if len(flat) == 1 else TermGroup(tuple(flat), any)
 
 
 def quoted(text: str) -> str:
@@ -293,7 +293,7 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
 _SAID = 4
 
 
-class Wanted:
+class ValueSet:
     """Set of accepted values of a label. Uses sets for lookup, because labels may have many elements."""
 
     def __init__(self, values: Sequence[str]) -> None:

@@ -54,7 +54,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmitReceipt:
     """Submission accepted by the farm."""
 
     submission: int
@@ -101,7 +101,7 @@ def load_models(job: Job) -> Workload:
             one = replace(job, dims=own_sizes(job.dims, own), dim_ranges=own_sizes(job.dim_ranges, own))
             work: dict[str, Any] = {"isolated": isolated, "cache": context.cache}
             found.append((one, import_model(path, function=job.function, dims=one.dims, **work)))
-    return _loaded(job, [packed_run(replace(one, models=(model.path,)), model) for one, model in found])
+    return _build_workload(job, [packed_run(replace(one, models=(model.path,)), model) for one, model in found])
 
 
 def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload:
@@ -110,17 +110,17 @@ def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload
 
     opened = [(path, open_bundle(path, key).program.runtime) for path in job.models]
     packed = [packed_bundle(replace(job, models=(path,)), runtime, methods, key) for path, runtime in opened]
-    return _loaded(job, packed)
+    return _build_workload(job, packed)
 
 
-def _loaded(job: Job, packed: Sequence[tuple[JobSpec, JobFiles]]) -> Workload:
+def _build_workload(job: Job, packed: Sequence[tuple[JobSpec, JobFiles]]) -> Workload:
     names = [path.parent.name if path.name == SAVED_MODEL else path.stem for path in job.models]
     uploads = {digest: file for _, parcel in packed for digest, file in parcel.uploads().items()}
     specs = tuple(replace(spec, title=name) for (spec, _), name in zip(packed, names, strict=True))
-    return Workload(_title_of(names), specs, uploads)
+    return Workload(_format_title(names), specs, uploads)
 
 
-def _title_of(names: Sequence[str]) -> str:
+def _format_title(names: Sequence[str]) -> str:
     """Return a title for models: the name of the first, and the number of remaining models."""
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
@@ -134,7 +134,7 @@ def matching(farm: FarmClient, selector: str, board: str = "") -> int:
     )
 
 
-def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callable[[str], None]) -> Submitted:
+def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callable[[str], None]) -> SubmitReceipt:
     """Upload missing files and queue the jobs.
 
     Args:
@@ -152,7 +152,7 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
             say(f"uploading {size / 1e6:,.0f} MB, except files that the farm already has")
         sent = farm.upload(load.uploads)
         submission, jobs = farm.submit(order, trace=stage.traceparent)
-    return Submitted(submission, jobs, sent)
+    return SubmitReceipt(submission, jobs, sent)
 
 
 # Several parts per board, so that the slowest part does not delay the suite. A minimum size, because each part loads
@@ -173,7 +173,7 @@ def split(cases: Sequence[CaseSpec], parts: int) -> list[tuple[CaseSpec, ...]]:
     groups: dict[str, list[CaseSpec]] = {}
     for case in cases:
         groups.setdefault(case.model, []).append(case)
-    pieces = [piece for group in groups.values() for piece in _cut(group, -(-len(group) // most))]
+    pieces = [piece for group in groups.values() for piece in _split_evenly(group, -(-len(group) // most))]
     bins: list[list[CaseSpec]] = [[] for _ in range(parts)]
     for piece in sorted(pieces, key=len, reverse=True):
         min(bins, key=len).extend(piece)
@@ -182,7 +182,7 @@ def split(cases: Sequence[CaseSpec], parts: int) -> list[tuple[CaseSpec, ...]]:
     return sorted(made, key=lambda part: order[part[0].id])
 
 
-def _cut(group: list[CaseSpec], pieces: int) -> list[list[CaseSpec]]:
+def _split_evenly(group: list[CaseSpec], pieces: int) -> list[list[CaseSpec]]:
     """Split a list into pieces of similar length."""
     ends = [len(group) * number // pieces for number in range(pieces + 1)]
     return [group[start:end] for start, end in itertools.pairwise(ends)]
@@ -206,8 +206,8 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
         context = RunContext(Cache(), isolated)
         suite = open_suite(request, flow, context)
         parcel = JobFiles()
-        source = _packed_source(request, suite, context, parcel)
-    options = {**jsonable(request.to_json()), **source, **_packed_flow(request, parcel)}
+        source = _pack_source(request, suite, context, parcel)
+    options = {**jsonable(request.to_json()), **source, **_pack_flow(request, parcel)}
     options["origin"] = origin_of(request.settings.labels)
     typed = {
         **{"source": request.source, "flow": request.flow, "filters": list(request.filters)},
@@ -232,14 +232,14 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
             },
             digests,
             warm,
-            f"{suite.name} {flow.name}: {_title_of(list(dict.fromkeys(case.model for case in part)))}",
+            f"{suite.name} {flow.name}: {_format_title(list(dict.fromkeys(case.model for case in part)))}",
         )
         for part in chosen
     ]
     return Workload(f"{suite.name} {flow.name}", tuple(specs), parcel.uploads())
 
 
-def _packed_source(request: SuiteRequest, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
+def _pack_source(request: SuiteRequest, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
     """Add the models at a user's path under the directory's name, which is also the suite's name."""
     if suite.source in BUILT_IN:
         return {}
@@ -247,15 +247,15 @@ def _packed_source(request: SuiteRequest, suite: Suite, context: RunContext, par
     root = path if path.is_dir() else path.parent
     below = f"suite/{root.resolve().name or 'models'}"
     for model in look(path).models:
-        for file in (*_files_of(model, context), *model.beside):
+        for file in (*_list_model_files(model, context), *model.beside):
             if file.is_file():
-                parcel.add(file, f"{below}/{_below(file, root)}")
+                parcel.add(file, f"{below}/{_locate_in_suite(file, root)}")
     if suite.expected and suite.expected.is_file():
         parcel.add(suite.expected, f"{below}/{suite.expected.name}")
     return {"source": below if path.is_dir() else f"{below}/{path.name}"}
 
 
-def _below(file: Path, root: Path) -> Path:
+def _locate_in_suite(file: Path, root: Path) -> Path:
     """Return a file's path relative to the suite's directory; it is the same on the board's host."""
     hint = "import it as a bundle, which includes all files: hil bundle import DIR --from flagfile"
     if is_flagfile(file.name) and re.search(
@@ -268,7 +268,7 @@ def _below(file: Path, root: Path) -> Path:
     return here.relative_to(suite)
 
 
-def _files_of(model: SuiteModel, context: RunContext) -> Iterable[Path]:
+def _list_model_files(model: SuiteModel, context: RunContext) -> Iterable[Path]:
     """Return a model's file and its data files. If the import fails, only the model: the case reports the error."""
     if model.path.name == SAVED_MODEL:
         return [file for file in sorted(model.path.parent.rglob("*")) if file.is_file()]
@@ -280,7 +280,7 @@ def _files_of(model: SuiteModel, context: RunContext) -> Iterable[Path]:
         return [model.path]
 
 
-def _packed_flow(request: SuiteRequest, parcel: JobFiles) -> dict[str, Any]:
+def _pack_flow(request: SuiteRequest, parcel: JobFiles) -> dict[str, Any]:
     """Add a flow's file to the job. Flows of hil and of installed packages exist on the hosts."""
     beside = Path(BESIDE)
     name, text = request.flow, request.flow

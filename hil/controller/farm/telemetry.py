@@ -24,7 +24,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 NAME = "hil.farm"
 
 
-class Span:
+class TraceSpan:
     """Running stage. ``traceparent`` is the W3C parent for child spans, or "" without tracing."""
 
     def __init__(self, traceparent: str = "", inner: Any = None) -> None:
@@ -34,22 +34,22 @@ class Span:
     def set(self, **attributes: Any) -> None:
         """Add attributes to the span."""
         if self._inner is not None:
-            self._inner.set_attributes(_attributes(attributes))
+            self._inner.set_attributes(_prefix_attributes(attributes))
 
 
 @contextlib.contextmanager
-def span(name: str, parent: str = "", **attributes: Any) -> Iterator[Span]:
+def span(name: str, parent: str = "", **attributes: Any) -> Iterator[TraceSpan]:
     """Record a stage for the duration of the context. The span records an exception and re-raises it.
 
     Args:
         parent: W3C ``traceparent`` of the parent span; "" begins a trace.
     """
-    tracer = _tracer()
+    tracer = _get_tracer()
     if tracer is None:
-        yield Span(parent)
+        yield TraceSpan(parent)
         return
-    with tracer.start_as_current_span(name, _context(parent), attributes=_attributes(attributes)) as inner:
-        yield Span(_traceparent(inner), inner)
+    with tracer.start_as_current_span(name, _parse_context(parent), attributes=_prefix_attributes(attributes)) as inner:
+        yield TraceSpan(_format_traceparent(inner), inner)
 
 
 def record(name: str, parent: str, start_s: float, end_s: float, **attributes: Any) -> None:
@@ -58,48 +58,48 @@ def record(name: str, parent: str, start_s: float, end_s: float, **attributes: A
     Args:
         start_s, end_s: seconds since 1970.
     """
-    tracer = _tracer() if parent else None
+    tracer = _get_tracer() if parent else None
     if tracer is not None:
         inner = tracer.start_span(
-            name, _context(parent), attributes=_attributes(attributes), start_time=int(start_s * 1e9)
+            name, _parse_context(parent), attributes=_prefix_attributes(attributes), start_time=int(start_s * 1e9)
         )
         inner.end(int(end_s * 1e9))
 
 
 def is_on() -> bool:
     """Return True if tracing is on."""
-    return _provider() is not None
+    return _get_provider() is not None
 
 
 def flush() -> None:
     """Send pending spans. OpenTelemetry also does this when the program exits."""
-    if (provider := _provider()) is not None:
+    if (provider := _get_provider()) is not None:
         provider.force_flush(5_000)
 
 
-def _attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _prefix_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {f"hil.{name}": value for name, value in attributes.items() if value not in ("", None)}
 
 
-def _traceparent(inner: Any) -> str:
+def _format_traceparent(inner: Any) -> str:
     context = inner.get_span_context()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
-def _context(parent: str) -> Any:
+def _parse_context(parent: str) -> Any:
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     return TraceContextTextMapPropagator().extract({"traceparent": parent}, Context())
 
 
-def _tracer() -> Any:
-    provider = _provider()
+def _get_tracer() -> Any:
+    provider = _get_provider()
     return None if provider is None else provider.get_tracer(NAME)
 
 
 @functools.cache
-def _provider() -> Any:
+def _get_provider() -> Any:
     """Return the tracer provider, or None if tracing is off."""
     if (
         not any(os.environ.get(name) for name in _ENDPOINTS)

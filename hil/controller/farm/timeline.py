@@ -64,7 +64,7 @@ def board_use(
 
 
 @dataclass(frozen=True)
-class Waits:
+class QueueTimes:
     """Queue times of jobs that started in one interval."""
 
     since: float
@@ -74,7 +74,7 @@ class Waits:
     most: float | None = None
 
 
-def queue_times(jobs: Iterable[Row], since: float, until: float, parts: int) -> list[Waits]:
+def queue_times(jobs: Iterable[Row], since: float, until: float, parts: int) -> list[QueueTimes]:
     """Return the queue times of jobs that started in each of ``parts`` equal intervals."""
     width = (until - since) / parts
     waited: list[list[float]] = [[] for _ in range(parts)]
@@ -83,10 +83,11 @@ def queue_times(jobs: Iterable[Row], since: float, until: float, parts: int) -> 
         if queued is not None and begun is not None and since <= begun <= until:
             waited[min(parts - 1, int((begun - since) / width))].append(max(0.0, begun - queued))
     return [
-        Waits(since + part * width, len(one), _within(one, 0.5), _within(one, 0.95)) for part, one in enumerate(waited)
+        QueueTimes(since + part * width, len(one), _compute_quantile(one, 0.5), _compute_quantile(one, 0.95))
+        for part, one in enumerate(waited)
     ]
 
 
-def _within(values: Sequence[float], share: float) -> float | None:
+def _compute_quantile(values: Sequence[float], share: float) -> float | None:
     """Return the quantile ``share`` (nearest rank), or None without values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None

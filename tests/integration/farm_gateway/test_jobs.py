@@ -125,7 +125,7 @@ def test_follow_and_lease_show_drain_reason(client: Client, board: BareBoard) ->
     assert next(iter(followed)).job.blocked == f"{board.name} is drained by ann: new cable"
     with LeaseSession(farm.address, lease_order("", "a test")) as waiting:
         with pytest.raises(BoardBusy, match="is drained by ann: new cable"):
-            waiting.wait_told(1.0, print)
+            waiting.wait_with_progress(1.0, print)
         admin.do("resume", name=board.name)
         status = next(reply.job for reply in followed if reply.job.name and not reply.job.blocked)
         assert status.name == job

@@ -277,7 +277,7 @@ def test_clients_detect_frozen_gateway(farm_db: str, tmp_path: Path) -> None:
                 process.send_signal(signal.SIGSTOP)
                 begin = time.monotonic()
                 with pytest.raises(BoardBusy, match="no farm board became available within 3 s"):
-                    waiting.wait_told(3.0, print)
+                    waiting.wait_with_progress(3.0, print)
                 assert time.monotonic() - begin < 20
                 with pytest.raises(FarmUnreachable):
                     list(followed)

@@ -19,7 +19,7 @@ from hil.agent.server import BoardService
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.gateway.calls import Calls
+from hil.controller.farm.gateway.calls import HandlerFactory
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.paths import FarmAddress
@@ -93,7 +93,7 @@ def gateway() -> Iterator[tuple[Any, FarmClient]]:
     async def serve() -> None:
         address.loop, address.over = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(options=grpc_calls.GRPC_OPTIONS)
-        server.add_generic_rpc_handlers([Calls(Everybody(), Metrics()).handlers("Farm", servicer)])
+        server.add_generic_rpc_handlers([HandlerFactory(Everybody(), Metrics()).handlers("Farm", servicer)])
         address.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         there.set()

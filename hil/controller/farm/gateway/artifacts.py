@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hil.controller.farm.gateway.calls import Call
+from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.store import access
 from hil.controller.farm.store.database import Database
 from hil.core import digest
@@ -29,7 +29,7 @@ _INCOMING = ".incoming"
 _AT_ONCE = 16
 
 
-class Store:
+class ArtifactStore:
     """Content-addressed store in a directory, or at an fsspec URL. All methods may block: call them in a thread."""
 
     def __init__(self, where: str) -> None:
@@ -47,36 +47,36 @@ class Store:
         self._incoming: Path | None = None
         if isinstance(self._fs, LocalFileSystem):
             self._incoming = Path(self._root) / _INCOMING
-            with _storage(where):
+            with _convert_store_errors(where):
                 self._incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def lacks(self, digests: Iterable[str]) -> list[str]:
         """Return the digests that are not in the store, without duplicates. Raises UsageError for an invalid digest."""
         wanted = [digest.check(one) for one in dict.fromkeys(digests)]
         if self._incoming is not None or len(wanted) < 2:
-            return [one for one in wanted if not self._has(one)]
+            return [one for one in wanted if not self._has_file(one)]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return [one for one, has in zip(wanted, pool.map(self._has, wanted), strict=True) if not has]
+            return [one for one, has in zip(wanted, pool.map(self._has_file, wanted), strict=True) if not has]
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes. Raises FarmError if the store does not have it."""
-        with self._there(name):
-            return int(self._fs.info(self._path(name))["size"])
+        with self._require_file(name):
+            return int(self._fs.info(self._build_path(name))["size"])
 
-    def receive(self, name: str, size: int) -> Incoming:
+    def receive(self, name: str, size: int) -> ArtifactUpload:
         """Begin to store a file. The caller adds the data, then calls ``finish``."""
-        return Incoming(self, digest.check(name), size, self._incoming)
+        return ArtifactUpload(self, digest.check(name), size, self._incoming)
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield the content of a file. Raises FarmError if the store does not have it."""
-        with self._there(name), self._fs.open(self._path(name), "rb") as file:
+        with self._require_file(name), self._fs.open(self._build_path(name), "rb") as file:
             while data := file.read(CHUNK):
                 yield data
 
     def delete(self, name: str) -> None:
         """Delete a file. A missing file is not an error."""
-        with contextlib.suppress(FileNotFoundError), _storage(self.where):
-            self._fs.rm_file(self._path(name))
+        with contextlib.suppress(FileNotFoundError), _convert_store_errors(self.where):
+            self._fs.rm_file(self._build_path(name))
 
     def sweep(self, older_than_s: float, now: float) -> int:
         """Delete leftovers of interrupted uploads and return their number."""
@@ -88,44 +88,44 @@ class Store:
                     gone += 1
         return gone
 
-    def _keep(self, name: str, part: Path) -> None:
-        path = self._path(name)
-        with _storage(self.where):
+    def _commit_file(self, name: str, part: Path) -> None:
+        path = self._build_path(name)
+        with _convert_store_errors(self.where):
             if self._incoming is not None:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 part.replace(path)
             else:
                 self._fs.put_file(str(part), path)
 
-    def _has(self, name: str) -> bool:
-        with _storage(self.where):
-            return bool(self._fs.exists(self._path(name)))
+    def _has_file(self, name: str) -> bool:
+        with _convert_store_errors(self.where):
+            return bool(self._fs.exists(self._build_path(name)))
 
-    def _path(self, name: str) -> str:
+    def _build_path(self, name: str) -> str:
         algorithm, _, figures = digest.check(name).partition(":")
         return f"{self._root}/{algorithm}/{figures[:2]}/{figures}"
 
     @contextlib.contextmanager
-    def _there(self, name: str) -> Iterator[None]:
+    def _require_file(self, name: str) -> Iterator[None]:
         try:
-            with _storage(self.where):
+            with _convert_store_errors(self.where):
                 yield
         except FileNotFoundError as error:
             raise FarmError(f"{name} not found in the farm's store", hint="it was deleted; resubmit the job") from error
 
 
-class Incoming:
+class ArtifactUpload:
     """File being stored. A context manager that removes the temporary file."""
 
-    def __init__(self, store: Store, name: str, size: int, folder: Path | None) -> None:
+    def __init__(self, store: ArtifactStore, name: str, size: int, folder: Path | None) -> None:
         self._store, self.name, self.size = store, name, size
         self._hasher, self._got = digest.Hasher(digest.algorithm_of(name)), 0
-        with _storage(store.where):
+        with _convert_store_errors(store.where):
             handle, path = tempfile.mkstemp(prefix="upload-", dir=folder)
         self._part = Path(path)
         self._file = os.fdopen(handle, "wb")
 
-    def __enter__(self) -> Incoming:
+    def __enter__(self) -> ArtifactUpload:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,7 +139,7 @@ class Incoming:
         if self._got > self.size:
             raise UsageError(f"{self.name} exceeds the announced size of {self.size} bytes")
         self._hasher.update(data)
-        with _storage(self._store.where):
+        with _convert_store_errors(self._store.where):
             self._file.write(data)
 
     def finish(self) -> None:
@@ -150,15 +150,15 @@ class Incoming:
             raise UsageError(
                 f"digest mismatch: expected {self.name}, got {found}", hint="the file changed during the upload"
             )
-        with _storage(self._store.where):
+        with _convert_store_errors(self._store.where):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        self._store._keep(self.name, self._part)
+        self._store._commit_file(self.name, self._part)
 
 
 @contextlib.contextmanager
-def _storage(where: str) -> Iterator[None]:
+def _convert_store_errors(where: str) -> Iterator[None]:
     """Convert errors of the store to StorageError, except a missing file."""
     try:
         yield
@@ -180,10 +180,10 @@ _AGAIN = "update hil.artifacts set used_at = now() where digest = any(%s)"
 class ArtifactService:
     """Methods of the service."""
 
-    def __init__(self, db: Database, store: Store) -> None:
+    def __init__(self, db: Database, store: ArtifactStore) -> None:
         self._db, self._store = db, store
 
-    async def lacks(self, request: pb.LacksRequest, call: Call) -> pb.LacksReply:
+    async def lacks(self, request: pb.LacksRequest, call: GatewayCall) -> pb.LacksReply:
         """Return the digests that the store lacks. Files in the store are protected from `gc` like new uploads."""
         if len(request.digests) > MOST_DIGESTS:
             raise UsageError(f"at most {MOST_DIGESTS} digests per request")
@@ -195,11 +195,11 @@ class ArtifactService:
         lacking = await asyncio.to_thread(self._store.lacks, list(request.digests))
         return pb.LacksReply(digests=lacking)
 
-    async def upload(self, requests: AsyncIterator[pb.FilePiece], call: Call) -> pb.UploadReply:
+    async def upload(self, requests: AsyncIterator[pb.FilePiece], call: GatewayCall) -> pb.UploadReply:
         """Store files. Each is verified before it becomes readable."""
         stored: dict[str, int] = {}
         try:
-            await self._receive(requests, call, stored)
+            await self._receive_files(requests, call, stored)
         finally:
             # Also after an error: `gc` would never delete a file without a row.
             if stored:
@@ -209,14 +209,16 @@ class ArtifactService:
                     await access.note_audit(tx, call.who, call.name, next(iter(stored)), True, fields)
         return pb.UploadReply(stored=list(stored))
 
-    async def _receive(self, requests: AsyncIterator[pb.FilePiece], call: Call, stored: dict[str, int]) -> None:
+    async def _receive_files(
+        self, requests: AsyncIterator[pb.FilePiece], call: GatewayCall, stored: dict[str, int]
+    ) -> None:
         """Store the received files, and add the size of each complete file to ``stored``."""
-        incoming: Incoming | None = None
+        incoming: ArtifactUpload | None = None
         try:
             async for piece in requests:
                 await call.still_good()
                 if piece.WhichOneof("kind") == "start":
-                    await self._finish(incoming, stored)
+                    await self._finish_file(incoming, stored)
                     incoming = None
                     if piece.start.size > MOST_BYTES or len(stored) >= MOST_DIGESTS:
                         raise UsageError(f"uploads are limited to {MOST_DIGESTS} files of {MOST_BYTES >> 30} GiB")
@@ -226,13 +228,13 @@ class ArtifactService:
                     raise UsageError("an upload must begin with a start message")
                 else:
                     await asyncio.to_thread(incoming.add, piece.data)
-            await self._finish(incoming, stored)
+            await self._finish_file(incoming, stored)
             incoming = None
         finally:
             if incoming is not None:
                 incoming.__exit__(None, None, None)
 
-    async def download(self, request: pb.DownloadRequest, call: Call) -> None:
+    async def download(self, request: pb.DownloadRequest, call: GatewayCall) -> None:
         """Send a file's header, then the data."""
         name = digest.check(request.digest)
         size = await asyncio.to_thread(self._store.size, name)
@@ -242,7 +244,7 @@ class ArtifactService:
             await call.still_good()
             await call.send(pb.FilePiece(data=data))
 
-    async def _finish(self, incoming: Incoming | None, stored: dict[str, int]) -> None:
+    async def _finish_file(self, incoming: ArtifactUpload | None, stored: dict[str, int]) -> None:
         if incoming is not None:
             with incoming:
                 # Add it before the call: the file may exist even if this task is cancelled.

@@ -90,7 +90,7 @@ class AttachedWorker:
         self.outgoing.put_nowait(pb.ToBoard(dial=pb.DialIn(id=id, lease=lease, gateway=gateway)))
 
 
-class Dispatch:
+class Dispatcher:
     """Registry of attached workers. Sends grants and lease ends to them, and stores their heartbeats."""
 
     def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, metrics: Metrics) -> None:
@@ -124,9 +124,9 @@ class Dispatch:
 
     def owner(self, board: str) -> AttachedWorker | None:
         """Return the owner of a board if it is attached here."""
-        return next((one for one in self._owners() if one.board == board), None)
+        return next((one for one in self._list_owners() if one.board == board), None)
 
-    def _owners(self) -> list[AttachedWorker]:
+    def _list_owners(self) -> list[AttachedWorker]:
         """Return the live owners of boards. A silent owner may have been replaced by the standby worker."""
         since = time.monotonic() - self._settings.owner_s
         return [one for one in self._here.values() if one.owner and one.heard_at > since]
@@ -161,7 +161,7 @@ class Dispatch:
                 await asyncio.wait_for(self._poked.wait(), _LOOK_S)
             self._poked.clear()
             try:
-                await self._send()
+                await self._send_grants()
             except DatabaseAway:
                 await asyncio.sleep(_AWAY_S)
                 self._poked.set()
@@ -192,8 +192,8 @@ class Dispatch:
                 fields = {name: row[name] for name in ("job", "board", "attempt", "priority")}
                 telemetry.record("queue", row["trace"], queued, granted, **fields)
 
-    async def _send(self) -> None:
-        owned = [one.board for one in self._owners()]
+    async def _send_grants(self) -> None:
+        owned = [one.board for one in self._list_owners()]
         if owned:
             self._fetched += await self._engine.fetch(owned)
         while self._fetched:
@@ -241,11 +241,11 @@ class Dispatch:
             now = [one for one in list(self._here.values()) if one.beaten]
             try:
                 if now:
-                    await self._beats(now)
+                    await self._store_beats(now)
             except DatabaseAway as error:
                 _LOG.warning("database.away", extra={"task": "beats", "reason": error.message})
 
-    async def _beats(self, now: list[AttachedWorker]) -> None:
+    async def _store_beats(self, now: list[AttachedWorker]) -> None:
         known = [lease for one in now for lease in one.leases]
         heard = [leases.WorkerBeat(one.board, one.worker, sorted(one.leases)) for one in now]
         async with self._db.transaction() as tx:

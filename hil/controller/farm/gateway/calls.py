@@ -31,10 +31,10 @@ _RECHECK_S, _BROKEN_S = 2.0, 0.1
 _MOST_OF_USER, _REQUEST_S = 1000, 60.0
 
 
-class Call:
+class GatewayCall:
     """Call in progress: method (``Farm.Submit``), caller, and stream to the caller."""
 
-    def __init__(self, name: str, who: Principal, context: Any, access: Access) -> None:
+    def __init__(self, name: str, who: Principal, context: Any, access: Authenticator) -> None:
         self.name, self.who = name, who
         self.doing = name
         self.leaving = False
@@ -74,10 +74,10 @@ class Call:
                 admit(self.who, self.name)
 
 
-class Calls:
+class HandlerFactory:
     """Factory of gRPC handlers. A service is an object with a coroutine per method, named in lower case."""
 
-    def __init__(self, access: Access, metrics: Metrics) -> None:
+    def __init__(self, access: Authenticator, metrics: Metrics) -> None:
         self._access, self._metrics = access, metrics
         self._stopping = asyncio.Event()
         self._open: Counter[str] = Counter()
@@ -93,35 +93,39 @@ class Calls:
             # Read a unary request as a stream of length one, so that the caller is authenticated before the request is
             # read.
             make = getattr(grpc, f"stream_{kind.rpartition('_')[2]}_rpc_method_handler")
-            serve = self._served(f"{service}.{name}", getattr(servicer, name.lower()), kind)
+            serve = self._make_handler(f"{service}.{name}", getattr(servicer, name.lower()), kind)
             table[name] = make(
-                serve, request_deserializer=_decoder(asked), response_serializer=lambda sent: sent.SerializeToString()
+                serve,
+                request_deserializer=_make_decoder(asked),
+                response_serializer=lambda sent: sent.SerializeToString(),
             )
         return grpc.method_handlers_generic_handler(f"{wire.PACKAGE}.{service}", table)
 
-    def _served(self, name: str, behaviour: Callable[..., Awaitable[Any]], kind: str) -> Callable[..., Awaitable[Any]]:
+    def _make_handler(
+        self, name: str, behaviour: Callable[..., Awaitable[Any]], kind: str
+    ) -> Callable[..., Awaitable[Any]]:
         streams_in = kind.startswith("stream")
 
         async def serve(requests: Any, context: Any) -> Any:
             began, code = time.perf_counter(), "OK"
-            call: Call | None = None
+            call: GatewayCall | None = None
             try:
-                call = Call(name, await self._access.bearer(context), context, self._access)
+                call = GatewayCall(name, await self._access.bearer(context), context, self._access)
                 check_farm_caller(call.metadata.get(FARM_KEY, ""))
                 admit(call.who, name)
-                with self._counted(call):
-                    asked = _checked(requests) if streams_in else await _only(requests)
+                with self._count_call(call):
+                    asked = _check_requests(requests) if streams_in else await _read_unary_request(requests)
                     if kind == "unary_unary":
                         return await behaviour(asked, call)
-                    return await self._streamed(behaviour, asked, call)
+                    return await self._serve_stream(behaviour, asked, call)
             except asyncio.CancelledError:
                 code = "CANCELLED"
                 raise
             except Exception as error:
                 if isinstance(error, errors.AccessRefused):
-                    who, doing = (call.who, call.doing) if call else (_nobody(context), name)
+                    who, doing = (call.who, call.doing) if call else (_make_anonymous_caller(context), name)
                     await self._access.refused(who, doing, error.message)
-                code = await _abort(name, error, context)
+                code = await _abort_call(name, error, context)
             finally:
                 # Do not measure streams: the caller determines their duration.
                 self._metrics.called(name, code, time.perf_counter() - began if kind == "unary_unary" else None)
@@ -129,7 +133,7 @@ class Calls:
         return serve
 
     @contextlib.contextmanager
-    def _counted(self, call: Call) -> Iterator[None]:
+    def _count_call(self, call: GatewayCall) -> Iterator[None]:
         """Count a call against the user's limit."""
         user = call.who.user
         if self._open[user] >= _MOST_OF_USER and not call.name.startswith("Hosts."):
@@ -144,7 +148,7 @@ class Calls:
             if not self._open[user]:
                 del self._open[user]
 
-    async def _streamed(self, behaviour: Callable[..., Awaitable[Any]], request: Any, call: Call) -> Any:
+    async def _serve_stream(self, behaviour: Callable[..., Awaitable[Any]], request: Any, call: GatewayCall) -> Any:
         """Serve a stream. A shutdown of this gateway ends it."""
         work = asyncio.ensure_future(behaviour(request, call))
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -166,7 +170,7 @@ class Leaving(errors.FarmUnreachable):
     """the gateway is shutting down; retry to reach another gateway"""
 
 
-def _decoder(kind: Any) -> Callable[[bytes], Any]:
+def _make_decoder(kind: Any) -> Callable[[bytes], Any]:
     """Return a decoder that maps invalid bytes to None. The handler then reports them, and the stream survives."""
 
     def decode(raw: bytes) -> Any:
@@ -177,26 +181,26 @@ def _decoder(kind: Any) -> Callable[[bytes], Any]:
     return decode
 
 
-def _known(request: Any) -> Any:
+def _require_valid(request: Any) -> Any:
     if request is None:
         raise errors.UsageError("invalid request: not a message of this protocol")
     return request
 
 
-async def _only(requests: Any) -> Any:
+async def _read_unary_request(requests: Any) -> Any:
     """Return the message of a unary request."""
     try:
-        return _known(await asyncio.wait_for(anext(aiter(requests), None), _REQUEST_S))
+        return _require_valid(await asyncio.wait_for(anext(aiter(requests), None), _REQUEST_S))
     except (TimeoutError, asyncio.TimeoutError):
         raise errors.UsageError(f"no request received within {_REQUEST_S:g} s") from None
 
 
-async def _checked(requests: Any) -> AsyncIterator[Any]:
+async def _check_requests(requests: Any) -> AsyncIterator[Any]:
     async for request in requests:
-        yield _known(request)
+        yield _require_valid(request)
 
 
-async def _abort(name: str, error: Exception, context: Any) -> str:
+async def _abort_call(name: str, error: Exception, context: Any) -> str:
     """End a call with the gRPC status of an error. Returns the name of the status."""
     trailing: tuple[tuple[str, bytes], ...] = ()
     if isinstance(error, Unauthenticated):
@@ -253,7 +257,7 @@ class Unauthenticated(errors.AccessRefused):
     """the farm requires a valid token"""
 
 
-class Access:
+class Authenticator:
     """Authenticates callers and records refusals."""
 
     def __init__(self, db: Database) -> None:
@@ -266,10 +270,10 @@ class Access:
         """Return the authenticated caller. Raises Unauthenticated for a missing or invalid token."""
         given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
         scheme, _, token = str(given).partition(" ")
-        who = await self._bearer_of(token.strip()) if scheme.lower() == "bearer" and token else None
+        who = await self._look_up_token(token.strip()) if scheme.lower() == "bearer" and token else None
         if who is None:
             raise Unauthenticated("invalid, expired or revoked token" if given else "missing token")
-        return replace(who, peer=_peer_of(context))
+        return replace(who, peer=_get_peer(context))
 
     async def refused(self, who: Principal, action: str, reason: str) -> None:
         """Record a refused call in the audit. Repeated refusals are only counted for a while."""
@@ -293,7 +297,7 @@ class Access:
         """Drop all cached tokens, because a token was revoked. Lookups in progress store into the dropped cache."""
         self._known = {}
 
-    async def _bearer_of(self, token: str) -> Principal | None:
+    async def _look_up_token(self, token: str) -> Principal | None:
         if len(token) > _LONGEST_TOKEN:
             return None
         known = self._known
@@ -323,11 +327,11 @@ def admit(who: Principal, call: str, what: str | None = None) -> None:
         )
 
 
-def _nobody(context: Any) -> Principal:
+def _make_anonymous_caller(context: Any) -> Principal:
     """Return an unauthenticated caller, for the audit."""
-    return Principal(user="", role=Role.VIEWER, peer=_peer_of(context))
+    return Principal(user="", role=Role.VIEWER, peer=_get_peer(context))
 
 
-def _peer_of(context: Any) -> str:
+def _get_peer(context: Any) -> str:
     """Return the peer address of a call."""
     return str(context.peer() or "")[:200]

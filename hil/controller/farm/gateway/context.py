@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from hil.controller.farm.gateway.artifacts import Store
-from hil.controller.farm.gateway.attached_workers import Dispatch
-from hil.controller.farm.gateway.calls import Access
+from hil.controller.farm.gateway.artifacts import ArtifactStore
+from hil.controller.farm.gateway.attached_workers import Dispatcher
+from hil.controller.farm.gateway.calls import Authenticator
 from hil.controller.farm.gateway.log_buffer import LogBuffer
 from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.gateway.tunnel import Tunnels
+from hil.controller.farm.gateway.tunnel import TunnelRegistry
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.database import Database
 from hil.controller.farm.store.lease_queue import LeaseQueue
@@ -21,14 +21,14 @@ from hil.controller.farm.store.notifications import PubSub
 class GatewayContext:
     """Components of one gateway."""
 
-    def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, store: Store) -> None:
+    def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, store: ArtifactStore) -> None:
         self.db, self.engine, self.settings, self.store = db, engine, settings, store
-        self.access = Access(db)
+        self.access = Authenticator(db)
         self.pubsub = PubSub()
         self.metrics = Metrics()
-        self.dispatch = Dispatch(db, engine, settings, self.metrics)
+        self.dispatch = Dispatcher(db, engine, settings, self.metrics)
         self.log_buffer = LogBuffer(db)  # buffers job output for the database
-        self.tunnels = Tunnels()  # connections to agents of leased boards
+        self.tunnels = TunnelRegistry()  # connections to agents of leased boards
         self.advertise = ""  # address of this gateway for hosts
         self.name = ""  # name of this gateway in events
         self.tasks: set[asyncio.Task[None]] = set()  # background tasks that outlive their call

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from hil.controller.farm import telemetry
-from hil.controller.farm.gateway.calls import Call
+from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.lease_holder import LeaseHolder
 from hil.controller.farm.messages import ENDED, Priority, Role, parse_job
@@ -41,7 +41,7 @@ class FarmService:
         self._context = context
         self._actions = AdminActions(context)
 
-    async def submit(self, request: pb.SubmitRequest, call: Call) -> pb.SubmitReply:
+    async def submit(self, request: pb.SubmitRequest, call: GatewayCall) -> pb.SubmitReply:
         """Queue jobs, and assign free boards."""
         context, wanted = self._context, submission_of(request.submission)
         trace = request.trace if len(request.trace) <= 100 and request.trace.isprintable() else ""
@@ -57,24 +57,26 @@ class FarmService:
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **fields})
         return pb.SubmitReply(submission=done.submission, jobs=done.jobs)
 
-    async def ask(self, request: pb.AskRequest, call: Call) -> pb.Answer:
+    async def ask(self, request: pb.AskRequest, call: GatewayCall) -> pb.Answer:
         """Run a query."""
         what = request.WhichOneof("question") or "nothing"
         call.admit(what)
         try:
             async with self._context.db.transaction() as tx:
-                answer = await queries.ask(tx, what, _fields(getattr(request, what)), self._context.settings, call.who)
+                answer = await queries.ask(
+                    tx, what, _read_fields(getattr(request, what)), self._context.settings, call.who
+                )
         except psycopg.DataError as error:
             raise UsageError(f"invalid arguments for {what!r}: {str(error)[:200]}") from error
         return pb.Answer(answer=json_message(answer))
 
-    async def do(self, request: pb.DoRequest, call: Call) -> pb.Answer:
+    async def do(self, request: pb.DoRequest, call: GatewayCall) -> pb.Answer:
         """Run an action."""
         action = request.WhichOneof("action") or "nothing"
         call.admit(action)
         return pb.Answer(answer=json_message(await self._actions.do(action, getattr(request, action), call)))
 
-    async def follow(self, request: pb.FollowRequest, call: Call) -> None:
+    async def follow(self, request: pb.FollowRequest, call: GatewayCall) -> None:
         """Stream the states and logs of jobs."""
         if len(request.jobs) > MOST_NAMES:
             raise UsageError(f"at most {MOST_NAMES} names can be followed per call", hint="use the submission's name")
@@ -82,11 +84,11 @@ class FarmService:
             raise UsageError("missing names of jobs to follow")
         await JobFollower(self._context, call, logs=request.logs, after=request.after).run(list(request.jobs))
 
-    async def lease(self, requests: AsyncIterator[pb.LeaseRequest], call: Call) -> None:
+    async def lease(self, requests: AsyncIterator[pb.LeaseRequest], call: GatewayCall) -> None:
         """Lease a board to the caller."""
         await LeaseHolder(self._context, call).run(requests)
 
-    async def dial(self, requests: AsyncIterator[pb.Piece], call: Call) -> None:
+    async def dial(self, requests: AsyncIterator[pb.Piece], call: GatewayCall) -> None:
         """Connect the caller to the agent of a board that it leases."""
         context, given = self._context, call.metadata.get(LEASE_KEY, "")
         if not given.isdecimal() or len(given) > 18:
@@ -112,20 +114,20 @@ class AdminActions:
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
-        self._known: dict[str, Callable[[Tx, Any, Call], Awaitable[Any]]] = {
-            "cancel": self._cancel,
-            "priority": self._priority,
-            "drain": self._drain,
-            "resume": self._resume,
-            "forget": self._forget,
-            "token": self._token,
-            "revoke": self._revoke,
-            "gc": self._gc,
+        self._known: dict[str, Callable[[Tx, Any, GatewayCall], Awaitable[Any]]] = {
+            "cancel": self._cancel_jobs,
+            "priority": self._set_priority,
+            "drain": self._drain_board,
+            "resume": self._resume_board,
+            "forget": self._forget_board,
+            "token": self._add_token,
+            "revoke": self._revoke_token,
+            "gc": self._collect_garbage,
         }
 
-    async def do(self, action: str, request: Any, call: Call) -> Any:
+    async def do(self, action: str, request: Any, call: GatewayCall) -> Any:
         """Run an action in a transaction and record it in the audit."""
-        context, arguments = self._context, _fields(request)
+        context, arguments = self._context, _read_fields(request)
         async with context.db.transaction() as tx:
             answer = await self._known[action](tx, request, call)
             detail = {key: value for key, value in arguments.items() if key not in ("name", "user")}
@@ -137,40 +139,42 @@ class AdminActions:
         _LOG.info("done", extra={"action": action, "object": thing, "user": call.who.user})
         return answer
 
-    async def _cancel(self, tx: Tx, request: pb.NameQuestion, call: Call) -> Any:
-        name, context = _text(request, "name"), self._context
+    async def _cancel_jobs(self, tx: Tx, request: pb.NameQuestion, call: GatewayCall) -> Any:
+        name, context = _read_text(request, "name"), self._context
         return {"cancelled": await submissions.cancel(tx, context.engine, call.who, name, context.settings)}
 
-    async def _priority(self, tx: Tx, request: pb.PriorityAction, call: Call) -> Any:
-        priority = _chosen(Priority, "priority", request.priority)
-        return {"jobs": await submissions.prioritise(tx, call.who, _text(request, "name"), priority)}
+    async def _set_priority(self, tx: Tx, request: pb.PriorityAction, call: GatewayCall) -> Any:
+        priority = _parse_choice(Priority, "priority", request.priority)
+        return {"jobs": await submissions.prioritise(tx, call.who, _read_text(request, "name"), priority)}
 
-    async def _drain(self, tx: Tx, request: pb.DrainAction, call: Call) -> Any:
-        await boards.drain(tx, call.who, _text(request, "name"), _text(request, "reason", optional=True))
+    async def _drain_board(self, tx: Tx, request: pb.DrainAction, call: GatewayCall) -> Any:
+        await boards.drain(tx, call.who, _read_text(request, "name"), _read_text(request, "reason", optional=True))
         return {}
 
-    async def _resume(self, tx: Tx, request: pb.NameQuestion, call: Call) -> Any:
-        await boards.resume(tx, self._context.engine, call.who, _text(request, "name"), self._context.settings)
+    async def _resume_board(self, tx: Tx, request: pb.NameQuestion, call: GatewayCall) -> Any:
+        await boards.resume(tx, self._context.engine, call.who, _read_text(request, "name"), self._context.settings)
         return {}
 
-    async def _forget(self, tx: Tx, request: pb.NameQuestion, call: Call) -> Any:
-        return {"ended": await boards.forget(tx, call.who, _text(request, "name"), self._context.settings)}
+    async def _forget_board(self, tx: Tx, request: pb.NameQuestion, call: GatewayCall) -> Any:
+        return {"ended": await boards.forget(tx, call.who, _read_text(request, "name"), self._context.settings)}
 
-    async def _token(self, tx: Tx, request: pb.TokenAction, call: Call) -> Any:
-        role = _chosen(Role, "role", request.role)
-        seconds = _number("expires_s", request.expires_s, _MOST_DAYS * _DAY_S)
+    async def _add_token(self, tx: Tx, request: pb.TokenAction, call: GatewayCall) -> Any:
+        role = _parse_choice(Role, "role", request.role)
+        seconds = _check_number("expires_s", request.expires_s, _MOST_DAYS * _DAY_S)
         until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds) if seconds else None
-        project, note = (_text(request, name, optional=True) for name in ("project", "note"))
-        return {"token": await access.add_token(tx, _text(request, "user"), role, project, note, until)}
+        project, note = (_read_text(request, name, optional=True) for name in ("project", "note"))
+        return {"token": await access.add_token(tx, _read_text(request, "user"), role, project, note, until)}
 
-    async def _revoke(self, tx: Tx, request: pb.RevokeAction, call: Call) -> Any:
+    async def _revoke_token(self, tx: Tx, request: pb.RevokeAction, call: GatewayCall) -> Any:
         if not 0 < request.id < 1 << 62:
             raise UsageError(f"id must be a token number, got {request.id}", hint="hil farm token list")
         return {"user": await access.revoke(tx, request.id)}
 
-    async def _gc(self, tx: Tx, request: pb.GcAction, call: Call) -> Any:
+    async def _collect_garbage(self, tx: Tx, request: pb.GcAction, call: GatewayCall) -> Any:
         context, dry_run = self._context, request.dry_run
-        days = _number("days", request.days if request.HasField("days") else context.settings.keep_days, _MOST_DAYS)
+        days = _check_number(
+            "days", request.days if request.HasField("days") else context.settings.keep_days, _MOST_DAYS
+        )
 
         async def delete(digests: list[str]) -> None:
             for digest in digests:
@@ -187,7 +191,7 @@ class AdminActions:
         return {"counts": cleaned.counts, "bytes": cleaned.bytes}
 
 
-def _chosen(kind: type[E], what: str, value: str) -> E:
+def _parse_choice(kind: type[E], what: str, value: str) -> E:
     try:
         return kind(value)
     except ValueError as error:
@@ -195,7 +199,7 @@ def _chosen(kind: type[E], what: str, value: str) -> E:
         raise UsageError(f"unknown {what} {value[:50]!r}", hint=hint) from error
 
 
-def _fields(message: Any) -> dict[str, Any]:
+def _read_fields(message: Any) -> dict[str, Any]:
     """Return the fields of a flat message, without unset optional fields."""
     found = {}
     for field in message.DESCRIPTOR.fields:
@@ -205,7 +209,7 @@ def _fields(message: Any) -> dict[str, Any]:
     return found
 
 
-def _text(request: Any, name: str, *, optional: bool = False) -> str:
+def _read_text(request: Any, name: str, *, optional: bool = False) -> str:
     value: str = getattr(request, name)
     if len(value) > _LONGEST_TEXT or (not value and not optional):
         missing = "" if value else ", not empty"
@@ -213,7 +217,7 @@ def _text(request: Any, name: str, *, optional: bool = False) -> str:
     return value
 
 
-def _number(name: str, value: float, most: float) -> float:
+def _check_number(name: str, value: float, most: float) -> float:
     if not (math.isfinite(value) and 0 <= value <= most):
         raise UsageError(f"{name} must be a number from 0 to {most:g}, got {value}")
     return value
@@ -232,7 +236,7 @@ _FEW = 16
 class JobFollower:
     """Stream of the states and logs of some jobs. ``after`` is the number of the last log line that the client has."""
 
-    def __init__(self, context: GatewayContext, call: Call, *, logs: bool, after: int) -> None:
+    def __init__(self, context: GatewayContext, call: GatewayCall, *, logs: bool, after: int) -> None:
         self._context, self._call, self._logs, self._after = context, call, logs, after
         self._names: dict[int, str] = {}
         self._told: dict[str, pb.JobStatus] = {}
@@ -242,9 +246,9 @@ class JobFollower:
         """Stream while any job is active."""
         with self._context.pubsub.subscribed() as queue:
             async with self._context.db.transaction() as tx:
-                await self._find(tx, names)
+                await self._find_jobs(tx, names)
             self._open = set(self._names.values())
-            await self._look(None)
+            await self._send_updates(None)
             loop = asyncio.get_running_loop()
             looked = whole = loop.time()
             while self._open:
@@ -252,21 +256,21 @@ class JobFollower:
                 await asyncio.sleep(looked + _GATHER_S - loop.time())
                 changes, looked = await drained(queue, _LOOK_S), loop.time()
                 await self._call.still_good()
-                touched = self._touched(changes)
+                touched = self._find_changed_jobs(changes)
                 # Poll board states, which change often but rarely affect a job.
                 if looked - whole >= _LOOK_S:
                     touched = None
                 whole = looked if touched is None else whole
                 if touched is None or touched:
-                    await self._look(touched)
+                    await self._send_updates(touched)
                 if touched is None:
                     await self._call.send(pb.FollowReply())  # keepalive
             if self._logs:
                 # A job's last output is stored separately from the result, and may arrive a little later.
                 await asyncio.sleep(_LATE_S)
-                await self._look(set())
+                await self._send_updates(set())
 
-    def _touched(self, changes: list[Change]) -> set[str] | None:
+    def _find_changed_jobs(self, changes: list[Change]) -> set[str] | None:
         """Return the names of changed jobs; "" stands for log output. None means that all jobs must be read."""
         if not changes or any(change["kind"] == "again" for change in changes):
             return None
@@ -278,7 +282,7 @@ class JobFollower:
                 touched.add("")
         return touched
 
-    async def _find(self, tx: Tx, names: Collection[str]) -> None:
+    async def _find_jobs(self, tx: Tx, names: Collection[str]) -> None:
         """Find the requested jobs. A submission's name selects all of the jobs."""
         wanted = {(*parse_job(name), name) for name in names}
         query = f"select job.id, job.submission, job.number, {NAME} as name from {JOBS} where job.submission = any(%s)"
@@ -291,10 +295,10 @@ class JobFollower:
                 raise UsageError(f"at most {_MOST_JOBS} jobs can be followed per call")
             self._names |= {row["id"]: row["name"] for row in found}
 
-    async def _look(self, touched: set[str] | None) -> None:
+    async def _send_updates(self, touched: set[str] | None) -> None:
         """Read changed jobs and send updates. Reads states before logs, so that output is sent before a job's end."""
         async with self._context.db.transaction() as tx:
-            found = await self._jobs(tx, touched)
+            found = await self._read_jobs(tx, touched)
             hopeless = await unrunnable(tx, found)
             waiting = await blocked(tx, found, self._context.settings)
             printed = await event_log.output_after(tx, list(self._names), self._after) if self._logs else []
@@ -313,7 +317,7 @@ class JobFollower:
             if job["state"] in ENDED:
                 self._open.discard(name)
 
-    async def _jobs(self, tx: Tx, touched: set[str] | None) -> list[Mapping[str, Any]]:
+    async def _read_jobs(self, tx: Tx, touched: set[str] | None) -> list[Mapping[str, Any]]:
         named = self._open if touched is None else touched & self._open
         if len(named) <= _FEW:
             return [await queries.job(tx, name) for name in sorted(named)]

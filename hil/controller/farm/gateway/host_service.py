@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
-from hil.controller.farm.gateway.calls import Call
+from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.log_buffer import Case
 from hil.controller.farm.rpc import DIAL_KEY, card_of, result_of
@@ -37,7 +37,7 @@ class HostService:
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
 
-    async def attend(self, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
+    async def attend(self, requests: AsyncIterator[pb.FromBoard], call: GatewayCall) -> None:
         """Serve the stream of a board's worker.
 
         If the worker ends the stream, the board is set offline. After a broken connection, the board waits for the
@@ -46,9 +46,9 @@ class HostService:
         first = await anext(aiter(requests), pb.FromBoard())
         if first.WhichOneof("kind") != "hello":
             raise UsageError("expected a hello message first")
-        attending = await self._hello(first.hello, call, None)
-        writing = asyncio.create_task(self._write(attending, call))
-        hearing = asyncio.create_task(self._hear(attending, requests, call))
+        attending = await self._attach_worker(first.hello, call, None)
+        writing = asyncio.create_task(self._send_messages(attending, call))
+        hearing = asyncio.create_task(self._read_messages(attending, requests, call))
         try:
             await asyncio.wait({writing, hearing}, return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
@@ -61,9 +61,9 @@ class HostService:
             self._context.dispatch.leave(attending)
             await end_tasks(writing, hearing)
 
-    async def report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:
+    async def report(self, request: pb.ReportRequest, call: GatewayCall) -> pb.ReportReply:
         """Record the result of a job."""
-        context, result, worker = self._context, result_of(request.result), _worker(request.worker)
+        context, result, worker = self._context, result_of(request.result), _check_worker_name(request.worker)
         await context.log_buffer.flush(request.lease)
         context.dispatch.reported(request.lease, worker)
         began = time.time()
@@ -82,16 +82,16 @@ class HostService:
             context.metrics.results.labels(result.outcome or "NONE").inc()
         return pb.ReportReply(recorded=recorded, reason=reason)
 
-    async def accept(self, requests: AsyncIterator[pb.Piece], call: Call) -> None:
+    async def accept(self, requests: AsyncIterator[pb.Piece], call: GatewayCall) -> None:
         """Serve the host's side of a connection that a lease holder opened."""
         await self._context.tunnels.find(call.metadata.get(DIAL_KEY, "")).join(requests, call)
 
-    async def _hello(self, hello: pb.Hello, call: Call, before: AttachedWorker | None) -> AttachedWorker:
-        card, worker = card_of(hello.card), _worker(hello.worker)
+    async def _attach_worker(self, hello: pb.Hello, call: GatewayCall, before: AttachedWorker | None) -> AttachedWorker:
+        card, worker = card_of(hello.card), _check_worker_name(hello.worker)
         if before is not None and (before.board, before.worker) != (card.name, worker):
             raise UsageError("an attached worker cannot change the name or the board")
         attending = before or AttachedWorker(card, worker)
-        attending.card, attending.leases = card, set(_few(hello.leases))
+        attending.card, attending.leases = card, set(_check_leases(hello.leases))
         if before is None:
             self._context.dispatch.enter(attending)
         try:
@@ -101,7 +101,9 @@ class HostService:
             raise
         return attending
 
-    async def _hear(self, attending: AttachedWorker, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
+    async def _read_messages(
+        self, attending: AttachedWorker, requests: AsyncIterator[pb.FromBoard], call: GatewayCall
+    ) -> None:
         context = self._context
         async for message in requests:
             attending.heard_at = time.monotonic()
@@ -110,9 +112,9 @@ class HostService:
                 raise UsageError("the worker does not read incoming messages")
             kind = message.WhichOneof("kind")
             if kind == "hello":
-                await self._hello(message.hello, call, attending)
+                await self._attach_worker(message.hello, call, attending)
             elif kind == "beat":
-                attending.leases, attending.beaten = set(_few(message.beat.leases)), True
+                attending.leases, attending.beaten = set(_check_leases(message.beat.leases)), True
             elif kind == "started":
                 lease, direct = message.started.lease, message.started.direct[:1000].replace("\0", "")
                 async with context.db.transaction() as tx:
@@ -121,27 +123,27 @@ class HostService:
                 # Only accept output of leases of this worker's board.
                 if attending.has_had(message.printed.lease):
                     said = message.printed
-                    await context.log_buffer.add(said.lease, said.text[:_MOST_TEXT], _ended(said.cases))
+                    await context.log_buffer.add(said.lease, said.text[:_MOST_TEXT], _truncate_cases(said.cases))
             else:
                 raise UsageError("empty message from the worker")
 
-    async def _write(self, attending: AttachedWorker, call: Call) -> None:
+    async def _send_messages(self, attending: AttachedWorker, call: GatewayCall) -> None:
         while True:
             await call.send(await attending.outgoing.get())
 
 
-def _ended(cases: Iterable[pb.CaseEnded]) -> tuple[Case, ...]:
+def _truncate_cases(cases: Iterable[pb.CaseEnded]) -> tuple[Case, ...]:
     cut = ((one.name[:LONGEST], one.outcome[:LONGEST], one.reason[:LONGEST]) for one in cases)
     return tuple(itertools.islice(cut, _MOST_CASES))
 
 
-def _worker(name: str) -> str:
+def _check_worker_name(name: str) -> str:
     if not 1 <= len(name) <= 200 or not name.isprintable():
         raise UsageError("worker name must have 1 to 200 printable characters")
     return name
 
 
-def _few(numbers: Iterable[int]) -> list[int]:
+def _check_leases(numbers: Iterable[int]) -> list[int]:
     held = list(numbers)
     if len(held) > _MOST_LEASES:
         raise UsageError(f"a worker can have at most {_MOST_LEASES} leases")

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from hil.controller.farm.gateway.calls import Call
+from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.messages import ENDED, JobState, Kind
 from hil.controller.farm.rpc import card_message, grant_message, status_message, submission_of
@@ -35,7 +35,7 @@ _BEAT, _LEFT = {"kind": "beat"}, {"kind": "left"}
 class LeaseHolder:
     """Stream of a lease holder."""
 
-    def __init__(self, context: GatewayContext, call: Call) -> None:
+    def __init__(self, context: GatewayContext, call: GatewayCall) -> None:
         self._context, self._call = context, call
         self._lease, self._key = 0, ""
         # Needed in addition to the queue entry: the queue drops entries when it is full.
@@ -45,21 +45,21 @@ class LeaseHolder:
         """Serve the holder's stream up to the end of the lease."""
         first = await anext(aiter(requests), pb.LeaseRequest())
         with self._context.pubsub.subscribed() as queue:
-            hearing = asyncio.create_task(self._read(requests, queue))
+            hearing = asyncio.create_task(self._read_beats(requests, queue))
             try:
                 kind = first.WhichOneof("kind")
                 if kind == "open":
-                    await self._queue(first.open, queue)
+                    await self._queue_lease(first.open, queue)
                 elif kind == "resume":
-                    await self._resume(first.resume)
+                    await self._resume_lease(first.resume)
                 else:
                     raise UsageError("expected an open or resume message first")
                 if self._lease:
-                    await self._keep(queue)
+                    await self._keep_lease(queue)
             finally:
                 await end_tasks(hearing)
 
-    async def _read(self, requests: AsyncIterator[pb.LeaseRequest], queue: asyncio.Queue[Change]) -> None:
+    async def _read_beats(self, requests: AsyncIterator[pb.LeaseRequest], queue: asyncio.Queue[Change]) -> None:
         async for request in requests:
             if request.WhichOneof("kind") == "beat":
                 await queue.put(_BEAT)
@@ -67,7 +67,7 @@ class LeaseHolder:
             self._left = True
             await queue.put(_LEFT)
 
-    async def _queue(self, wanted: pb.Submission, queue: asyncio.Queue[Change]) -> None:
+    async def _queue_lease(self, wanted: pb.Submission, queue: asyncio.Queue[Change]) -> None:
         """Queue a lease job and wait for a board. If the stream breaks, cancel the job after a while."""
         context, call, order = self._context, self._call, submission_of(wanted)
         if [spec.kind for spec in order.specs] != [Kind.LEASE]:
@@ -80,14 +80,14 @@ class LeaseHolder:
         context.dispatch.poke()
         [name] = done.jobs
         try:
-            await self._wait(name, row["id"], queue)
+            await self._wait_for_board(name, row["id"], queue)
         except BaseException:  # cancelled, or the error of a cancelled query
             if not self._lease and not call.leaving:
                 # The holder may reconnect with the same submission key. A job without a holder is cancelled.
-                context.spawn(self._call_off(name, row["id"]))
+                context.spawn(self._cancel_unless_resumed(name, row["id"]))
             raise
 
-    async def _wait(self, name: str, job: int, queue: asyncio.Queue[Change]) -> None:
+    async def _wait_for_board(self, name: str, job: int, queue: asyncio.Queue[Change]) -> None:
         context, call = self._context, self._call
         sent: pb.JobStatus | None = None
         look_s = min(_LOOK_S, context.settings.holder_s / 4)
@@ -96,11 +96,11 @@ class LeaseHolder:
             async with context.db.transaction() as tx:
                 found = await queries.job(tx, name)
                 lease = await leases.lease_of_job(tx, job)
-                granted = await self._granted(tx, lease) if lease is not None else None
+                granted = await self._read_grant(tx, lease) if lease is not None else None
                 if lease is not None and granted is None:
                     await leases.wait_for_start(tx, lease, context.settings)
                 waiting = await queries.blocked(tx, [found], context.settings)
-                if _of(changes, "holder?", job):
+                if _has_change(changes, "holder?", job):
                     await tell(tx, {"kind": "holder", "job": job})
             if granted is not None and lease is not None:
                 self._lease, self._key = lease, granted.key
@@ -117,7 +117,7 @@ class LeaseHolder:
             looked = time.monotonic()
             while True:
                 changes = await drained(queue, look_s)
-                if _concerns(changes, job) or time.monotonic() - looked >= look_s:
+                if _has_relevant_change(changes, job) or time.monotonic() - looked >= look_s:
                     break
                 await call.still_good()
             if self._left:
@@ -125,7 +125,7 @@ class LeaseHolder:
                     await submissions.cancel(tx, context.engine, call.who, name, context.settings)
                 return
 
-    async def _granted(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
+    async def _read_grant(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
         """Return the grant for the holder, or None while the board's host has not prepared it."""
         held = await leases.holding(tx, lease)
         grant = await leases.grant_of(tx, lease, self._context.settings)
@@ -134,12 +134,12 @@ class LeaseHolder:
         card = replace(held.card, direct=held.direct)
         return pb.LeaseGranted(grant=grant_message(grant), card=card_message(card), key=held.key)
 
-    async def _resume(self, asked: pb.ResumeLease) -> None:
+    async def _resume_lease(self, asked: pb.ResumeLease) -> None:
         """Resume a lease for a holder that presents the key."""
         async with self._context.db.transaction() as tx:
             known = asked.key.isprintable()
             held = known and await leases.renew_holder(tx, asked.lease, asked.key, self._context.settings)
-            granted = await self._granted(tx, asked.lease) if held else None
+            granted = await self._read_grant(tx, asked.lease) if held else None
             why = await leases.end_of(tx, asked.lease, asked.key) if known and not held else None
         if why is not None:
             await self._call.send(pb.LeaseReply(over=why))
@@ -149,7 +149,7 @@ class LeaseHolder:
         self._lease, self._key = asked.lease, asked.key
         await self._call.send(pb.LeaseReply(granted=granted))
 
-    async def _keep(self, queue: asyncio.Queue[Change]) -> None:
+    async def _keep_lease(self, queue: asyncio.Queue[Change]) -> None:
         """Renew the lease on each heartbeat. Release it when the holder leaves."""
         context, call = self._context, self._call
         while True:
@@ -166,11 +166,11 @@ class LeaseHolder:
                     await call.send(pb.LeaseReply(over=change["reason"]))
                     return
             # A heartbeat may find the lease ended before the notification arrives.
-            if _BEAT in changes and (why := await self._beat()):
+            if _BEAT in changes and (why := await self._renew_lease()):
                 await call.send(pb.LeaseReply(over=why))
                 return
 
-    async def _beat(self) -> str:
+    async def _renew_lease(self) -> str:
         """Renew the lease. Returns the reason if it has ended, otherwise "".
 
         While the database is unavailable, heartbeats are not acknowledged and no lease expires.
@@ -185,19 +185,19 @@ class LeaseHolder:
             await self._call.send(pb.LeaseReply(beat=pb.Beat()))
         return why
 
-    async def _call_off(self, name: str, job: int) -> None:
+    async def _cancel_unless_resumed(self, name: str, job: int) -> None:
         """Cancel a job unless the holder reconnects to any gateway in time."""
         await asyncio.sleep(self._context.settings.holder_s)
         # If this fails, the job is granted later and the lease expires without a holder.
         with contextlib.suppress(HilError):
-            if await self._is_waited_for(job):
+            if await self._has_holder(job):
                 return
             async with self._context.db.transaction() as tx:
                 found = await queries.job(tx, name)
                 if found["state"] == JobState.QUEUED.value:
                     await submissions.cancel(tx, self._context.engine, self._call.who, name, self._context.settings)
 
-    async def _is_waited_for(self, job: int) -> bool:
+    async def _has_holder(self, job: int) -> bool:
         """Return True if any gateway serves a holder of the job."""
         with self._context.pubsub.subscribed() as queue:
             changes = [AGAIN]
@@ -207,18 +207,18 @@ class LeaseHolder:
                         await tell(tx, {"kind": "holder?", "job": job})
                     deadline = time.monotonic() + _ANSWER_S
                 changes = await drained(queue, max(deadline - time.monotonic(), 0.0))
-                if _of(changes, "holder", job):
+                if _has_change(changes, "holder", job):
                     return True
                 if time.monotonic() >= deadline and AGAIN not in changes:
                     return False
 
 
-def _of(changes: list[Change], kind: str, job: int) -> bool:
+def _has_change(changes: list[Change], kind: str, job: int) -> bool:
     return any(change["kind"] == kind and change["job"] == job for change in changes)
 
 
-def _concerns(changes: list[Change], job: int) -> bool:
+def _has_relevant_change(changes: list[Change], job: int) -> bool:
     """Return True if changes may concern a job, the holder, or the end of this stream."""
     return any(change["kind"] in ("again", "started", "left") for change in changes) or any(
-        _of(changes, kind, job) for kind in ("job", "holder?")
+        _has_change(changes, kind, job) for kind in ("job", "holder?")
     )

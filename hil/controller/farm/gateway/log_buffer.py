@@ -42,17 +42,17 @@ class LogBuffer:
         else:
             self._texts.append((lease, text, cases))
             self._growing = True
-        self._size += _size(text, cases)
+        self._size += _measure_size(text, cases)
         self._some.set()
 
     async def flush(self, lease: int | None = None) -> None:
         """Wait for the output of a lease's job to be written; None waits for all output."""
-        if self._waits(lease):
+        if self._has_waiting(lease):
             self._urgent.set()
             async with self._written:
-                await self._written.wait_for(lambda: not self._waits(lease))
+                await self._written.wait_for(lambda: not self._has_waiting(lease))
 
-    def _waits(self, lease: int | None) -> bool:
+    def _has_waiting(self, lease: int | None) -> bool:
         return any(lease in (one, None) for one, *_ in self._texts)
 
     async def run(self) -> None:
@@ -63,12 +63,12 @@ class LogBuffer:
                 await asyncio.wait_for(self._urgent.wait(), _GATHER_S)
             self._some.clear()
             self._urgent.clear()
-            count, size = len(self._texts), sum(_size(text, cases) for _, text, cases in self._texts)
+            count, size = len(self._texts), sum(_measure_size(text, cases) for _, text, cases in self._texts)
             now = self._texts[:count]
             # Output that arrives during the write starts a new entry.
             self._growing = False
             try:
-                await self._write(now)
+                await self._write_texts(now)
             except DatabaseAway:
                 await asyncio.sleep(_AWAY_S)
                 self._some.set()
@@ -81,7 +81,7 @@ class LogBuffer:
                 self._size -= size
                 self._written.notify_all()
 
-    async def _write(self, texts: list[tuple[int, str, tuple[Case, ...]]]) -> None:
+    async def _write_texts(self, texts: list[tuple[int, str, tuple[Case, ...]]]) -> None:
         async with self._db.transaction() as tx:
             for lease, text, cases in texts:
                 # Cases first: clients read them when they are notified of output.
@@ -91,5 +91,5 @@ class LogBuffer:
                     await event_log.append_output(tx, lease, text.replace("\0", "\ufffd"))
 
 
-def _size(text: str, cases: tuple[Case, ...]) -> int:
+def _measure_size(text: str, cases: tuple[Case, ...]) -> int:
     return len(text) + sum(len(part) for case in cases for part in case)

@@ -65,7 +65,7 @@ class Metrics:
         Raises:
             UsageError: the address cannot be used.
         """
-        self.registry.register(_Farm(asyncio.get_running_loop(), read))
+        self.registry.register(_FarmCollector(asyncio.get_running_loop(), read))
         host, port = host_port(listen, what="metrics address", hint="--metrics HOST:PORT")
         host = host or _LOOPBACK
         try:
@@ -84,7 +84,7 @@ class Metrics:
             self._server = None
 
 
-class _Farm:
+class _FarmCollector:
     """The farm's state as gauges. Collected in the HTTP server's thread, read in the gateway's event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[Stats]]) -> None:

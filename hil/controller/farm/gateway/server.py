@@ -15,8 +15,8 @@ from typing import Any
 
 import grpc
 
-from hil.controller.farm.gateway.artifacts import ArtifactService, Store
-from hil.controller.farm.gateway.calls import Calls
+from hil.controller.farm.gateway.artifacts import ArtifactService, ArtifactStore
+from hil.controller.farm.gateway.calls import HandlerFactory
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.farm_service import FarmService
 from hil.controller.farm.gateway.host_service import HostService
@@ -63,7 +63,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, context: GatewayContext) -> None:
         self._config, self.context = config, context
-        self._calls = Calls(context.access, context.metrics)
+        self._calls = HandlerFactory(context.access, context.metrics)
         self._tasks: list[asyncio.Task[None]] = []
         options = (
             *(one for one in grpc_calls.GRPC_OPTIONS if one[0] != "grpc.max_receive_message_length"),
@@ -92,7 +92,7 @@ class Gateway:
         context.advertise = config.advertise or self.addresses[0]
         context.name = f"{os.uname().nodename} {context.advertise}"
         if config.metrics:
-            self.metrics = context.metrics.serve(config.metrics, self._stats)
+            self.metrics = context.metrics.serve(config.metrics, self._read_stats)
         beside: dict[str, Callable[[], Any]] = {
             "dispatch": context.dispatch.run,
             "measure": context.dispatch.measure,
@@ -106,7 +106,7 @@ class Gateway:
         }
         async with context.db.transaction() as tx:
             await presence.gateway_started(tx, context.name)
-        self._tasks = [asyncio.create_task(_for_ever(name, run), name=name) for name, run in beside.items()]
+        self._tasks = [asyncio.create_task(_run_forever(name, run), name=name) for name, run in beside.items()]
         await self._server.start()
 
     async def stop(self) -> None:
@@ -124,7 +124,7 @@ class Gateway:
         async with self.context.db.transaction() as tx:
             await presence.gateway_stopped(tx, self.context.name)
 
-    async def _stats(self) -> Any:
+    async def _read_stats(self) -> Any:
         async with self.context.db.transaction() as tx:
             return await queries.stats(tx, self.context.settings)
 
@@ -137,11 +137,11 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         UsageError: an address cannot be used, or requires TLS.
         DatabaseAway: the database is unavailable.
     """
-    _check(config)
+    _check_addresses(config)
     take_descriptors()
-    store = Store(config.artifacts)
+    store = ArtifactStore(config.artifacts)
     async with contextlib.AsyncExitStack() as stack:
-        db = await _connected(config)
+        db = await _connect_database(config)
         stack.push_async_callback(db.close)
         engine = LeaseQueue(db)
         await engine.open()
@@ -152,7 +152,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         yield gateway
 
 
-async def _connected(config: GatewayConfig) -> Database:
+async def _connect_database(config: GatewayConfig) -> Database:
     """Connect to the database and migrate the schema. Retries while the database starts."""
     deadline = time.monotonic() + config.patience_s
     while True:
@@ -166,7 +166,7 @@ async def _connected(config: GatewayConfig) -> Database:
             await asyncio.sleep(_AGAIN_S)
 
 
-def _check(config: GatewayConfig) -> None:
+def _check_addresses(config: GatewayConfig) -> None:
     """Validate the listening addresses before opening anything."""
     check_tls_files(cert=config.tls_cert, key=config.tls_key, ca_needs_cert=True, listens=config.listen)
     for listen in config.listen:
@@ -176,7 +176,7 @@ def _check(config: GatewayConfig) -> None:
             refuse_if_served(listen[len("unix:") :])
 
 
-async def _for_ever(name: str, run: Callable[[], Any]) -> None:
+async def _run_forever(name: str, run: Callable[[], Any]) -> None:
     """Restart a background task when it fails, and log the error."""
     while True:
         try:
@@ -215,22 +215,22 @@ class SweepTimer:
                 # This process was frozen or waited for the database, so it received no heartbeats.
                 heard_since = math.inf
             try:
-                await self._tick(heard_since)
+                await self._run_sweep(heard_since)
                 # Heartbeats count from here: the sweep may have waited long for the database.
                 heard_since = min(heard_since, time.monotonic())
             except DatabaseAway:
                 heard_since = math.inf
-                await self._thaw()
+                await self._release_locks()
             last = time.time()
             await asyncio.sleep(_TICK_S)
 
-    async def _thaw(self) -> None:
+    async def _release_locks(self) -> None:
         """Open a separate connection and release locks of a frozen gateway, in case all connections wait for them."""
         with contextlib.suppress(DatabaseAway), seam():
             async with await connect(self._context.db.url) as beside:
                 await sweeper.thaw(beside)
 
-    async def _tick(self, heard_since: float) -> None:
+    async def _run_sweep(self, heard_since: float) -> None:
         context = self._context
         async with context.db.transaction() as tx:
             has_heard = time.monotonic() - heard_since >= presence.LOST_S

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from hil.controller.farm.gateway.calls import Call
+from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.store.database import end_tasks
 from hil.controller.farm.store.notifications import PubSub, drained
 from hil.errors import FarmError, UsageError
@@ -22,14 +22,14 @@ _ACCEPT_S, _PAUSE_S = 10.0, 5.0
 Pieces = AsyncIterator[pb.Piece]
 
 
-class Tunnel:
+class LeaseTunnel:
     """Connection between a lease holder and a worker. Ends with the lease."""
 
     def __init__(self, lease: int) -> None:
         self.id, self.lease = secrets.token_hex(16), lease  # the worker passes the id to Accept
         self._moved = self._sending = 0
         loop = asyncio.get_running_loop()
-        self._joined: asyncio.Future[tuple[Pieces, Call]] = loop.create_future()
+        self._joined: asyncio.Future[tuple[Pieces, GatewayCall]] = loop.create_future()
         self._over: asyncio.Future[str] = loop.create_future()
 
     def end(self, reason: str) -> None:
@@ -37,7 +37,7 @@ class Tunnel:
         if not self._over.done():
             self._over.set_result(reason)
 
-    async def join(self, pieces: Pieces, call: Call) -> None:
+    async def join(self, pieces: Pieces, call: GatewayCall) -> None:
         """Attach the worker's stream and wait for the connection's end. Raises UsageError if already attached."""
         if self._joined.done():
             raise UsageError("connection already accepted")
@@ -47,19 +47,19 @@ class Tunnel:
         finally:
             self.end("the board's host ended the connection")
 
-    async def serve(self, pieces: Pieces, call: Call) -> None:
+    async def serve(self, pieces: Pieces, call: GatewayCall) -> None:
         """Serve the holder's stream: wait for the worker, then copy data in both directions."""
         both: list[asyncio.Task[None]] = []
         try:
-            await _first(self._joined, self._over, timeout_s=_ACCEPT_S)
+            await _wait_for_first(self._joined, self._over, timeout_s=_ACCEPT_S)
             if not self._joined.done():
                 reason = self._over.result() if self._over.done() else f"no response within {_ACCEPT_S:g} s"
                 raise FarmError(f"cannot connect to the board's host: {reason}")
             far_pieces, far = self._joined.result()
-            both = [asyncio.create_task(self._copy(*way)) for way in ((pieces, far), (far_pieces, call))]
-            await _first(*both, self._over)
+            both = [asyncio.create_task(self._copy_pieces(*way)) for way in ((pieces, far), (far_pieces, call))]
+            await _wait_for_first(*both, self._over)
             if not self._over.done():
-                await self._linger(both)
+                await self._finish_other_direction(both)
             if self._over.done() and not all(one.done() for one in both):
                 raise FarmError(f"the connection to the board ended: {self._over.result()}")
             for one in both:
@@ -69,15 +69,15 @@ class Tunnel:
             await end_tasks(*both)
             self.end("the holder ended the connection")
 
-    async def _copy(self, pieces: Pieces, to: Call) -> None:
+    async def _copy_pieces(self, pieces: Pieces, to: GatewayCall) -> None:
         """Copy all pieces, then send an empty piece. Waits while the receiver does not read."""
         async for piece in pieces:
-            await self._send(piece, to)
+            await self._send_piece(piece, to)
             if not piece.data:
                 return
-        await self._send(pb.Piece(), to)
+        await self._send_piece(pb.Piece(), to)
 
-    async def _send(self, piece: pb.Piece, to: Call) -> None:
+    async def _send_piece(self, piece: pb.Piece, to: GatewayCall) -> None:
         self._moved += 1
         self._sending += 1
         try:
@@ -85,32 +85,32 @@ class Tunnel:
         finally:
             self._sending -= 1
 
-    async def _linger(self, both: list[asyncio.Task[None]]) -> None:
+    async def _finish_other_direction(self, both: list[asyncio.Task[None]]) -> None:
         """After the end of a direction, copy the other up to a pause: it may never end. Waits for slow readers."""
         moved = -1
         whole: asyncio.Future[Any] = asyncio.gather(*both, return_exceptions=True)
         while (moved != self._moved or self._sending) and not whole.done() and not self._over.done():
             moved = self._moved
-            await _first(whole, self._over, timeout_s=_PAUSE_S)
+            await _wait_for_first(whole, self._over, timeout_s=_PAUSE_S)
 
 
-class Tunnels:
+class TunnelRegistry:
     """Open tunnels of this gateway."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Tunnel] = {}
+        self._open: dict[str, LeaseTunnel] = {}
 
     @contextlib.contextmanager
-    def opened(self, lease: int) -> Iterator[Tunnel]:
+    def opened(self, lease: int) -> Iterator[LeaseTunnel]:
         """Create a tunnel, registered inside the context."""
-        tunnel = Tunnel(lease)
+        tunnel = LeaseTunnel(lease)
         self._open[tunnel.id] = tunnel
         try:
             yield tunnel
         finally:
             del self._open[tunnel.id]
 
-    def find(self, id: str) -> Tunnel:
+    def find(self, id: str) -> LeaseTunnel:
         """Return a registered tunnel. Raises UsageError if it does not exist."""
         if (tunnel := self._open.get(id)) is None:
             raise UsageError("unknown or expired connection")
@@ -127,6 +127,6 @@ class Tunnels:
                                 one.end(f"the lease has ended: {change['reason']}")
 
 
-async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+async def _wait_for_first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
     """Wait for the first future to be done."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

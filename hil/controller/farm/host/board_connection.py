@@ -85,9 +85,9 @@ class BoardConnection:
     def look(self) -> None:
         """Connect if necessary, and read the board's description."""
         if self.agentless:
-            self._borrow()
+            self._acquire_place()
             return
-        seen = self._mending(lambda: self._open().describe())
+        seen = self._call_with_reconnect(lambda: self._open_client().describe())
         self.info = MessageToDict(seen, preserving_proto_field_name=True)
         fence = int(self.info.get("fence", 0))
         if fence >= MOST_FENCE:
@@ -97,7 +97,7 @@ class BoardConnection:
                 hint=f"reset it with hil board reset-fence {self.post.name}",
             )
 
-    def _mending(self, call: Callable[[], T]) -> T:
+    def _call_with_reconnect(self, call: Callable[[], T]) -> T:
         """Call the board, and retry once on a new connection if the old one broke."""
         try:
             return call()
@@ -120,7 +120,7 @@ class BoardConnection:
         if not runtime or self._link is None or runtime in has or not is_ssh_address(self.config.connection.address):
             return False
         self.close()
-        self._open(runtime, say)
+        self._open_client(runtime, say)
         self.look()
         return True
 
@@ -131,14 +131,14 @@ class BoardConnection:
             if self._link is None:
                 self.look()
             purpose = f"farm job {grant.job}"
-            self._open().open_session(purpose, fence=grant.fence, wait_s=_HOLD_S, on_wait=lambda text: None)
+            self._open_client().open_session(purpose, fence=grant.fence, wait_s=_HOLD_S, on_wait=lambda text: None)
 
         if self._link is None:
             self.look()
         if self.agentless:
             return
         try:
-            self._mending(take)
+            self._call_with_reconnect(take)
         except BoardBusy:
             with contextlib.suppress(HilError):
                 self.look()
@@ -153,7 +153,7 @@ class BoardConnection:
         """Return True if a session with this fence is open."""
         if self._link is None:
             return False
-        seen = self._open().describe()
+        seen = self._open_client().describe()
         return seen.HasField("holder") and seen.holder.fence == fence
 
     def choice(self, grant: Grant) -> BoardChoice:
@@ -186,14 +186,14 @@ class BoardConnection:
         self._borrowed = False
         self.config = self.post.load()
 
-    def _borrow(self) -> None:
+    def _acquire_place(self) -> None:
         if not self._borrowed:
             self.config = self._held.enter_context(borrowed(self.config, self.site.host))
             self._borrowed = True
 
-    def _open(self, runtime: str = "", say: TextSink | None = None) -> AgentClient:
+    def _open_client(self, runtime: str = "", say: TextSink | None = None) -> AgentClient:
         if self._link is None:
-            self._borrow()
+            self._acquire_place()
             self._link = open_link(BoardChoice(self.config, runtime=runtime, say=say or self.say))
         if self._client is None:
             self._client = AgentClient(self._link.target, self.post.name)

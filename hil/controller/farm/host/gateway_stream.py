@@ -60,7 +60,7 @@ class GatewayStream:
         self._begun = False
         self._problem = ""  # last reported connection problem
         self.owner = False  # True for the owner, False for a standby worker
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._attend, self._beat)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._run_stream, self._send_beats)]
 
     def start(self) -> bool:
         """Start the threads. Returns False if they were started before."""
@@ -75,7 +75,7 @@ class GatewayStream:
         """Leave the farm: it sets the board offline."""
         self._closed.set()
         self.send_lines()
-        self._send(None)
+        self._queue_message(None)
         self._wake.set()
         if self._begun:
             self._threads[0].join(wait_s)
@@ -83,26 +83,26 @@ class GatewayStream:
 
     def present(self) -> None:
         """Present the board after a change of the description."""
-        self._send(self._hello())
+        self._queue_message(self._build_hello())
 
     def started(self, lease: int, direct: str) -> None:
         """Report that a job's board session is open."""
         with self._lock:
             self._started[lease] = direct
             if self._outgoing is not None:
-                self._outgoing.put(_started(lease, direct))
+                self._outgoing.put(_make_started_message(lease, direct))
 
     def printed(self, lease: int, text: str) -> None:
         """Queue a line of a job's output."""
         with self._lock:
             lines = self._lines.setdefault(lease, [])
-            lines.append(_sendable(text))
+            lines.append(_replace_surrogates(text))
             del lines[:-_MOST_LINES]
         self._wake.set()
 
     def case_ended(self, lease: int, *told: str) -> None:
         """Queue the name, outcome and reason of a finished case."""
-        name, outcome, reason = map(_sendable, told)
+        name, outcome, reason = map(_replace_surrogates, told)
         with self._lock:
             cases = self._cases.setdefault(lease, [])
             cases.append(pb.CaseEnded(name=name, outcome=outcome, reason=reason))
@@ -117,12 +117,12 @@ class GatewayStream:
 
     # ---- the stream
 
-    def _attend(self) -> None:
+    def _run_stream(self) -> None:
         pause = _AGAIN_S[0]
         while not self._closed.is_set():
             began, refused = time.monotonic(), False
             try:
-                self._talk()
+                self._exchange_messages()
                 problem = "the gateway closed the connection; retrying"
             except HilError as error:
                 refused = isinstance(error, (AccessRefused, VersionMismatch)) and not self._is_silent
@@ -138,7 +138,7 @@ class GatewayStream:
             self._closed.wait(_REFUSED_S if refused else pause)
             pause = min(pause * 2, _AGAIN_S[1])
 
-    def _talk(self) -> None:
+    def _exchange_messages(self) -> None:
         self._is_silent = False
         outgoing: queue.SimpleQueue[pb.FromBoard | None] = queue.SimpleQueue()
         stream = UplinkCall(self._uplink, "Attend")
@@ -149,16 +149,16 @@ class GatewayStream:
         try:
             # Atomic: no message can get between the initial state and later changes.
             with self._lock:
-                outgoing.put(self._hello())
+                outgoing.put(self._build_hello())
                 for lease, direct in self._started.items():
-                    outgoing.put(_started(lease, direct))
+                    outgoing.put(_make_started_message(lease, direct))
                 self._outgoing = outgoing
             if self._closed.is_set():
                 outgoing.put(None)
             self._wake.set()
             for message in stream.replies():
                 self._heard_at = time.monotonic()
-                self._pass_on(message, stream.gateway)
+                self._dispatch_message(message, stream.gateway)
         finally:
             with self._lock:
                 self._outgoing = None
@@ -168,7 +168,7 @@ class GatewayStream:
             sending.join()
             stream.close()
 
-    def _pass_on(self, message: pb.ToBoard, gateway: str) -> None:
+    def _dispatch_message(self, message: pb.ToBoard, gateway: str) -> None:
         kind = message.WhichOneof("kind")
         if kind == "beat":
             self._silent_s = _SILENT_S
@@ -188,11 +188,11 @@ class GatewayStream:
         elif kind == "dial":
             self._listener.dialled(message.dial, gateway)
 
-    def _hello(self) -> pb.FromBoard:
+    def _build_hello(self) -> pb.FromBoard:
         card = card_message(self._listener.card())
         return pb.FromBoard(hello=pb.Hello(card=card, worker=self._worker, leases=self._listener.leases()))
 
-    def _send(self, message: pb.FromBoard | None) -> bool:
+    def _queue_message(self, message: pb.FromBoard | None) -> bool:
         with self._lock:
             if self._outgoing is None:
                 return False
@@ -201,7 +201,7 @@ class GatewayStream:
 
     # ---- heartbeats, in a separate thread
 
-    def _beat(self) -> None:
+    def _send_beats(self) -> None:
         due = time.monotonic()
         while not self._closed.is_set():
             if self._wake.wait(max(due - time.monotonic(), 0.0)):
@@ -211,7 +211,7 @@ class GatewayStream:
             if time.monotonic() < due:
                 continue
             due = _next_beat(time.monotonic(), self._beat_s)
-            sent = self._send(pb.FromBoard(beat=pb.BoardBeat(leases=self._listener.leases())))
+            sent = self._queue_message(pb.FromBoard(beat=pb.BoardBeat(leases=self._listener.leases())))
             if sent and time.monotonic() - self._heard_at > _SILENT_BEATS * self._beat_s + self._silent_s:
                 self._is_silent, self._silent_s = True, min(2 * self._silent_s, _SLOW_S)
                 self._cancel()
@@ -242,12 +242,12 @@ def _next_beat(now: float, every_s: float) -> float:
     return (now // every_s + 1) * every_s
 
 
-def _sendable(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Return a text without lone surrogates, which protobuf rejects."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _started(lease: int, direct: str) -> pb.FromBoard:
+def _make_started_message(lease: int, direct: str) -> pb.FromBoard:
     return pb.FromBoard(started=pb.Started(lease=lease, direct=direct))
 
 

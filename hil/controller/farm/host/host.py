@@ -74,14 +74,14 @@ def serve(
         FarmError: a host of this name is already running on this machine.
         StorageError: the host's directory cannot be written.
     """
-    name = checked(name) if name else _own_name(home)
+    name = checked(name) if name else _make_host_name(home)
     folder = home / "hosts" / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / "files").mkdir(exist_ok=True)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
-    with _exclusive(folder, name), contextlib.ExitStack() as afterwards:
+    with _lock_folder(folder, name), contextlib.ExitStack() as afterwards:
         place = HostInfo(name, site, farm, folder, sockets_for(folder))
         afterwards.callback(shutil.rmtree, place.sockets, ignore_errors=True)
         posts = make_simulators(place, simulators, faults) if simulators else []
@@ -95,18 +95,18 @@ def serve(
         place = replace(place, boards=len(posts))
         for post in posts:
             post.folder.mkdir(parents=True, exist_ok=True)
-        _preload(simulators > 0)
-        say(f"host {name}: {len(posts)} board{'s' * (len(posts) > 1)}: {_few(posts)}")
+        _preload_modules(simulators > 0)
+        say(f"host {name}: {len(posts)} board{'s' * (len(posts) > 1)}: {_format_names(posts)}")
         listening = afterwards.enter_context(uplink.listen(place.uplink))
-        children = [_uplink(place, listening), *(child for post in posts for child in _children_of(post, place))]
+        children = [_make_uplink(place, listening), *(child for post in posts for child in _make_children(post, place))]
         PreforkSupervisor(children, say).run()
 
 
-def _children_of(post: BoardEntry, site: HostInfo) -> list[ForkedProcess]:
-    return [_simulator(post), _worker(post, site)] if post.simulator else [_worker(post, site)]
+def _make_children(post: BoardEntry, site: HostInfo) -> list[ForkedProcess]:
+    return [_make_simulator(post), _make_worker(post, site)] if post.simulator else [_make_worker(post, site)]
 
 
-def _uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
+def _make_uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
     """Uplink process. Stops after the workers, which send their last reports over it."""
 
     def work() -> None:
@@ -117,25 +117,25 @@ def _uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
     return ForkedProcess("uplink", work, rank=1, most_pause_s=_UPLINK_PAUSE_S)
 
 
-def _worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
+def _make_worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
     def run() -> None:
         end_with_parent()
         from hil.controller.farm.host.job_attempt import use_board
-        from hil.controller.farm.host.worker import Worker, scratch_folder
+        from hil.controller.farm.host.worker import BoardWorker, scratch_folder
 
         with scratch_folder(post, site):
-            Worker(post, site, use_board).serve()
+            BoardWorker(post, site, use_board).serve()
 
     return ForkedProcess(post.name, run)
 
 
-def _simulator(post: BoardEntry) -> ForkedProcess:
+def _make_simulator(post: BoardEntry) -> ForkedProcess:
     """Agent process of a simulated board. It ends when stdin closes."""
     main = module_main(_SIMULATOR, [*post.simulator, "--lifeline", "--fork-ahead"])
     return ForkedProcess(f"simulator {post.name}", main, post.folder / "agent.log", rank=1)
 
 
-def _preload(simulates: bool) -> None:
+def _preload_modules(simulates: bool) -> None:
     os.environ[_THREADS] = "1"
     for module in _PRELOADED:
         importlib.import_module(module)
@@ -143,12 +143,12 @@ def _preload(simulates: bool) -> None:
         importlib.import_module(_SIMULATOR).preload_runtimes()
 
 
-def _few(posts: Sequence[BoardEntry]) -> str:
+def _format_names(posts: Sequence[BoardEntry]) -> str:
     names = [post.name for post in posts]
     return ", ".join(names if len(names) <= _SHOWN else [*names[: _SHOWN - 1], "...", names[-1]])
 
 
-def _own_name(home: Path) -> str:
+def _make_host_name(home: Path) -> str:
     """Return the machine's name with a suffix stored in the home, because machines may share a name (raspberrypi)."""
     mark = home / "hosts" / "mark"
     try:
@@ -164,7 +164,7 @@ def _own_name(home: Path) -> str:
 
 
 @contextlib.contextmanager
-def _exclusive(folder: Path, name: str) -> Iterator[None]:
+def _lock_folder(folder: Path, name: str) -> Iterator[None]:
     """Lock the host's directory. Raises FarmError if a host of this name is already running."""
     lock = filelock.FileLock(folder / "lock", timeout=_LOCK_S, thread_local=False)
     try:

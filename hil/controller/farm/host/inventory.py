@@ -64,7 +64,7 @@ class BoardEntry:
 def find_boards(site: HostInfo, named: Sequence[str]) -> list[BoardEntry]:
     """Return the boards given by name or config file; by default all configured boards with an address."""
     found: dict[str, BoardEntry] = {}
-    for name in named or _reachable():
+    for name in named or _find_reachable_boards():
         config = load_board(name)
         typed = is_file(name) or is_trusted_place(find_board(name))
         if not config.connection.address and not config.labgrid.place:
@@ -106,7 +106,7 @@ def sockets_for(folder: Path) -> Path:
     return place
 
 
-def _reachable() -> list[str]:
+def _find_reachable_boards() -> list[str]:
     """Return the names of configured boards with an address or a labgrid place."""
     configs = {name: read_board(path) for name, path in known_boards().items()}
     return [name for name, one in configs.items() if one.connection.address or one.labgrid.place]
@@ -134,7 +134,7 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
 
 def public_text(config: BoardConfig) -> str:
     """Return the config without connection, keys and power settings, as TOML."""
-    document = _document(config)
+    document = _read_document(config)
     for table in ("connection", "power", "recover"):
         document.pop(table, None)
     return tomlkit.dumps(document)
@@ -142,13 +142,13 @@ def public_text(config: BoardConfig) -> str:
 
 def sim_text(config: BoardConfig, name: str, address: str) -> str:
     """Return the config of a simulated board of the same type as ``config``, as TOML."""
-    document = _document(config)
+    document = _read_document(config)
     document["board"]["name"] = name
     document["connection"] = {"address": address}
     return tomlkit.dumps(document)
 
 
-def _document(config: BoardConfig) -> dict[str, Any]:
+def _read_document(config: BoardConfig) -> dict[str, Any]:
     """Return the config's tables as read, with resolved name and hardware type."""
     document: dict[str, Any] = tomlkit.parse(config.text).unwrap()
     board = document.setdefault("board", {})

@@ -68,18 +68,18 @@ def use_board(attempt: Attempt) -> JobResult:
     work, out = attempt.folder / "files", attempt.folder / "out"
     work.mkdir(parents=True)
     with timed("fetch"):
-        _heard(lambda: Files(attempt.site.files).lay_out(spec, work, farm()))
+        _retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
     origin = spec.options.get("origin")
     with timed("run"), coming_from(origin if isinstance(origin, dict) else {}):
-        record, place = _call(attempt, work, out)
+        record, place = _execute_job(attempt, work, out)
     with timed("upload"):
-        stored = _heard(lambda: upload_folder(place, farm()))
+        stored = _retry_until_reachable(lambda: upload_folder(place, farm()))
     for case in record["cases"] if spec.kind is not Kind.SUITE else ():
         attempt.print(f"{case['name']}: {case['outcome']} {case.get('reason') or ''}".strip())
-    return _result(record, stored)
+    return _build_result(record, stored)
 
 
-def _call(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
+def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
     """Run the job. Returns the record and the run directory."""
     options, progress = attempt.grant.spec.options, LineProgress(attempt.print, attempt.case_ended)
     if attempt.grant.spec.kind is Kind.SUITE:
@@ -104,7 +104,7 @@ def _call(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path
     return record, Path(record["folder"] or out)
 
 
-def _heard(call: Callable[[], T]) -> T:
+def _retry_until_reachable(call: Callable[[], T]) -> T:
     """Retry a farm call while all gateways are unavailable. The end of the lease interrupts it."""
     while True:
         try:
@@ -113,7 +113,7 @@ def _heard(call: Callable[[], T]) -> T:
             time.sleep(AGAIN_S)  # without a listening gateway, calls fail immediately
 
 
-def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
+def _build_result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
     cases: Sequence[Mapping[str, Any]] = record["cases"]
     code = int(record["exit_code"])
     worst: Mapping[str, Any] = next((one for one in cases if exit_code_of([Outcome(one["outcome"])]) == code), {})
@@ -143,7 +143,7 @@ def check_health(attempt: Attempt) -> JobResult:
     is_large = check_needs(board, runtime, attempt.folder, attempt.print)
     if runtime not in RUNTIMES or not RUNTIMES[runtime].from_onnx:
         return JobResult(0, "PASS", f"the board responds; hil has no test program for {runtime}")
-    model = _model(attempt.site.folder, attempt.isolated, attempt.folder, weights=is_large)
+    model = _get_check_model(attempt.site.folder, attempt.isolated, attempt.folder, weights=is_large)
     job = Job((model,), board=board.name, out=attempt.folder / "out", timeout=_CHECK_RUN_S)
     record = run_job(job, screen=LineProgress(attempt.print), isolated=attempt.isolated, choice=board)
     (case,) = record["cases"]
@@ -158,7 +158,7 @@ def make_model(path: str, weights: bool) -> None:
     write_model(Path(path), weights=weights)
 
 
-def _model(kept: Path, isolated: Isolated, folder: Path, *, weights: bool) -> Path:
+def _get_check_model(kept: Path, isolated: Isolated, folder: Path, *, weights: bool) -> Path:
     path = kept / ("small.onnx" if weights else "tiny.onnx")
     if path.exists():
         return path
@@ -182,7 +182,7 @@ _MOST_BYTES = 8 << 30
 _TRIES = 3
 
 
-class Files:
+class FileCache:
     """Size-limited cache of files from the farm's store, shared by a host's workers."""
 
     def __init__(self, folder: Path, most_bytes: int = _MOST_BYTES) -> None:
@@ -195,13 +195,13 @@ class Files:
         for name, digest in spec.files.items():
             target = inside(folder, name)
             try:
-                fetched = self._put(digest, target, client) or fetched
+                fetched = self._put_file(digest, target, client) or fetched
             except (FileExistsError, NotADirectoryError, IsADirectoryError, ValueError) as error:
                 raise UsageError(f"cannot create the job's file {name!r}: {error}") from error
         if fetched:
             self.tidy()
 
-    def _put(self, digest: str, target: Path, client: FarmClient) -> bool:
+    def _put_file(self, digest: str, target: Path, client: FarmClient) -> bool:
         """Copy a file. Returns True if it was downloaded."""
         target.parent.mkdir(parents=True, exist_ok=True)
         kept = self._folder / check(digest).replace(":", "-")

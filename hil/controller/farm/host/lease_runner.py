@@ -91,7 +91,7 @@ class LeaseRunner:
         check = replace(grant, spec=JobSpec(Kind.HEALTH))
         try:
             self.way.take(grant)
-            return self._use(check, lambda text: None, lambda name, outcome, reason: None, {})
+            return self._run_on_board(check, lambda text: None, lambda name, outcome, reason: None, {})
         except Exception as error:
             return failed(error)
         finally:
@@ -113,14 +113,14 @@ class LeaseRunner:
             try:
                 before = self.way.card()
                 with telemetry.span("open", span.traceparent):
-                    self._take(grant, tell)
+                    self._take_board(grant, tell)
                 timings["open"] = (time.monotonic_ns() - begun) / 1e9
                 begun = time.monotonic_ns()
-                with self._served(grant):
+                with self._serve_holder(grant):
                     attendance.started(grant.lease, self.serving.address if self.serving else "")
                     if replace(self.way.card(), fence=before.fence) != before:
                         attendance.present()
-                    return self._use(replace(grant, trace=span.traceparent), tell, ended, timings)
+                    return self._run_on_board(replace(grant, trace=span.traceparent), tell, ended, timings)
             except Exception as error:
                 if not isinstance(error, HilError):
                     print(f"job {grant.job}: {report_crash(error)}", file=sys.stderr, flush=True)
@@ -129,11 +129,11 @@ class LeaseRunner:
                 self.way.release()
 
         with telemetry.span("job", grant.trace, job=grant.job, board=grant.board, attempt=grant.attempt) as span:
-            result = self._recover(attempt, tell) if grant.spec.kind is Kind.HEALTH else attempt()
+            result = self._check_with_recovery(attempt, tell) if grant.spec.kind is Kind.HEALTH else attempt()
             span.set(exit_code=result.exit_code, outcome=result.outcome)
         return replace(result, timings=timings, board_ns=(begun, time.monotonic_ns()))
 
-    def _recover(self, check: Callable[[], JobResult], tell: TextSink) -> JobResult:
+    def _check_with_recovery(self, check: Callable[[], JobResult], tell: TextSink) -> JobResult:
         """Check the board. While the check fails, run the next configured recovery step and repeat it."""
         results: list[JobResult] = []
 
@@ -176,7 +176,7 @@ class LeaseRunner:
             self._isolated.close()
             self._isolated = None
 
-    def _take(self, grant: Grant, tell: Callable[[str], None]) -> None:
+    def _take_board(self, grant: Grant, tell: Callable[[str], None]) -> None:
         try:
             self.way.take(grant)
             if self.way.bring(str(grant.spec.options.get("needs", "")), tell):
@@ -185,7 +185,7 @@ class LeaseRunner:
             # The board's config or a file of it is invalid: not the job's fault.
             raise BoardError(error.message, board=self.way.post.name, hint=error.hint) from error
 
-    def _use(
+    def _run_on_board(
         self,
         grant: Grant,
         tell: Callable[[str], None],
@@ -199,14 +199,14 @@ class LeaseRunner:
             return JobResult(EXIT_OK, reason="time limit reached")
         folder = emptied(self.way.post.folder / "job")
         way, board = self.way, self.way.choice(grant)
-        lent = way.config.runtime, way.site, folder, tell, ended, self._pool(), self._farm, timings
+        lent = way.config.runtime, way.site, folder, tell, ended, self._get_pool(), self._farm, timings
         try:
             return self._use_board(Attempt(grant, board, *lent))
         finally:
             remove_tree(folder)
 
     @contextlib.contextmanager
-    def _served(self, grant: Grant) -> Iterator[None]:
+    def _serve_holder(self, grant: Grant) -> Iterator[None]:
         """Serve the holder's connections to an interactive lease. Starts before the board is reported as ready."""
         if grant.spec.kind is not Kind.LEASE:
             yield
@@ -225,7 +225,7 @@ class LeaseRunner:
             self.serving = None
             guard.close()
 
-    def _pool(self) -> Isolated:
+    def _get_pool(self) -> Isolated:
         if self._isolated is None or self._isolated.closed:
             self._isolated = Isolated(self._workers)
         return self._isolated

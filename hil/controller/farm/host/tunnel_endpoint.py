@@ -51,7 +51,7 @@ class TunnelEndpoint:
         Args:
             gateway: address to connect to if the dial does not contain one.
         """
-        threading.Thread(target=self._carry, args=(dial, gateway), daemon=True, name="farm-dial").start()
+        threading.Thread(target=self._forward_connection, args=(dial, gateway), daemon=True, name="farm-dial").start()
 
     def close(self) -> None:
         """Close all connections at the end of the lease, and refuse new ones."""
@@ -63,7 +63,7 @@ class TunnelEndpoint:
             with contextlib.suppress(OSError):
                 near.shutdown(socket.SHUT_RDWR)
 
-    def _carry(self, dial: pb.DialIn, gateway: str) -> None:
+    def _forward_connection(self, dial: pb.DialIn, gateway: str) -> None:
         metadata = [*self._farm.metadata, (DIAL_KEY, dial.id)]
         try:
             channel = open_channel(dial.gateway or gateway, self._farm.ca)
@@ -132,19 +132,19 @@ class LeaseGuard(grpc.GenericRpcHandler):
             return None
 
         def pass_on(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            return self._pass_on(method, requests, context)
+            return self._forward_call(method, requests, context)
 
         # On the wire, every call is a bidirectional stream.
         return grpc.stream_stream_rpc_method_handler(grpc_calls.guard_stream(pass_on))
 
-    def _pass_on(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _forward_call(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         refused: list[HilError] = []
 
         def checked() -> Iterator[bytes]:
             try:
                 for request in requests:
                     if method == _HOLD:
-                        self._check(request)
+                        self._check_fence(request)
                     yield request
             except HilError as error:
                 refused.append(error)
@@ -168,7 +168,7 @@ class LeaseGuard(grpc.GenericRpcHandler):
             context.set_trailing_metadata(tuple((one.key, one.value) for one in error.trailing_metadata() or ()))
             context.abort(error.code(), error.details() or "")
 
-    def _check(self, request: bytes) -> None:
+    def _check_fence(self, request: bytes) -> None:
         """Refuse to open a session with a fence other than the lease's."""
         try:
             asked = agent_pb.HoldRequest.FromString(request)

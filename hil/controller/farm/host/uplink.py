@@ -80,13 +80,13 @@ def run(farm: FarmAddress, listening: socket.socket) -> None:
     """
 
     async def serve() -> None:
-        await asyncio.gather(Uplink(farm).serve(listening), _be_alive())
+        await asyncio.gather(Uplink(farm).serve(listening), _feed_watchdog())
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     asyncio.run(serve())
 
 
-async def _be_alive() -> None:
+async def _feed_watchdog() -> None:
     while True:
         signal.setitimer(signal.ITIMER_REAL, _STUCK_S)
         await asyncio.sleep(_STUCK_S / 6)
@@ -108,14 +108,14 @@ class Uplink:
     async def _serve_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(_HungUp, ConnectionError):
-                await _send_frame(writer, END, await self._carried(reader, writer))
+                await _send_frame(writer, END, await self._try_forward_call(reader, writer))
         finally:
             writer.close()
 
-    async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    async def _try_forward_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         """Forward a call. Returns the serialized error for the END frame; empty on success."""
         try:
-            await self._carry(reader, writer)
+            await self._forward_call(reader, writer)
             return b""
         except (_HungUp, ConnectionError):
             raise
@@ -123,18 +123,18 @@ class Uplink:
             known = error if isinstance(error, HilError) else FarmUnreachable(f"{type(error).__name__}: {error}")
             return wire_errors.to_message(known).SerializeToString()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kind, name = await _read_frame(reader)
         path = _PATHS.get(name.decode(errors="replace")) if kind == CALL else None
         if path is None:
             raise UsageError(f"unsupported uplink call; supported: {', '.join(_PATHS)}")
-        async with self._linked() as link:
+        async with self._use_link() as link:
             await _send_frame(writer, READY, link.gateway.encode())
             # On the wire, every call is a bidirectional stream.
             call: Any = link.channel.stream_stream(path)(metadata=self._farm.metadata)
-            ends = _Ends(call)
-            asking = asyncio.create_task(_ask(reader, call, gathers=name == _ATTEND))
-            answering = asyncio.create_task(_answer(call, writer))
+            ends = _CallStatuses(call)
+            asking = asyncio.create_task(_forward_messages(reader, call, gathers=name == _ATTEND))
+            answering = asyncio.create_task(_forward_replies(call, writer))
             try:
                 await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
                 await (answering if answering.done() else asking)
@@ -148,33 +148,33 @@ class Uplink:
                 await asyncio.gather(asking, answering, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def _linked(self) -> AsyncIterator[_Link]:
+    async def _use_link(self) -> AsyncIterator[_Link]:
         """Yield the connection for a call. A failed connection is not reused, and closes after the last call."""
         if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect())
+            self._connecting = asyncio.create_task(self._open_link())
         connecting = self._connecting
         try:
             link = await asyncio.shield(connecting)
         except Exception:
-            self._leave(connecting)
+            self._drop_link(connecting)
             raise
         link.calls += 1
         try:
             yield link
         except (FarmUnreachable, _HungUp):
             # A worker may cancel a call because the gateway is silent.
-            self._leave(connecting)
+            self._drop_link(connecting)
             raise
         finally:
             link.calls -= 1
             if not link.calls and self._connecting is not connecting:
                 await link.channel.close()
 
-    def _leave(self, connecting: asyncio.Task[_Link]) -> None:
+    def _drop_link(self, connecting: asyncio.Task[_Link]) -> None:
         if self._connecting is connecting:
             self._connecting = None
 
-    async def _connect(self) -> _Link:
+    async def _open_link(self) -> _Link:
         listening = gateways_that_listen(self._farm)
         while (gateway := await asyncio.to_thread(next, listening, None)) is not None:
             channel = open_channel(gateway, self._farm.ca, grpc.aio)
@@ -199,7 +199,7 @@ class _HungUp(Exception):
     """The worker closed the connection before the end of the call."""
 
 
-async def _ask(reader: asyncio.StreamReader, call: Any, *, gathers: bool) -> None:
+async def _forward_messages(reader: asyncio.StreamReader, call: Any, *, gathers: bool) -> None:
     """Forward a worker's messages to the gateway. Raises _HungUp when the worker closes the connection.
 
     While the gateway accepts no data, a closed connection is not detected. This wait is limited to the time for which a
@@ -208,16 +208,16 @@ async def _ask(reader: asyncio.StreamReader, call: Any, *, gathers: bool) -> Non
     Args:
         gathers: delay heartbeats to the common send time of all workers. The worker's next message ends the delay.
     """
-    reading = _start(_read_frame(reader))
+    reading = _start_task(_read_frame(reader))
     try:
         while True:
             kind, content = await reading
-            reading = _start(_read_frame(reader))
+            reading = _start_task(_read_frame(reader))
             if kind not in (MESSAGE, END):
                 continue
             if gathers and kind == MESSAGE and _is_beat(content):
-                await asyncio.wait({reading}, timeout=_until_together(asyncio.get_running_loop().time()))
-            sending = _start(call.write(content) if kind == MESSAGE else call.done_writing())
+                await asyncio.wait({reading}, timeout=_time_to_next_send(asyncio.get_running_loop().time()))
+            sending = _start_task(call.write(content) if kind == MESSAGE else call.done_writing())
             # Not `wait_for`: before Python 3.12 it loses a cancellation that arrives together with the result.
             if not (await asyncio.wait({sending}, timeout=SILENT_S))[0]:
                 raise _HungUp
@@ -232,24 +232,24 @@ def _is_beat(content: bytes) -> bool:
         return False
 
 
-def _until_together(now: float) -> float:
+def _time_to_next_send(now: float) -> float:
     """Return the seconds to the next common send time."""
     return _TOGETHER_S - now % _TOGETHER_S
 
 
-def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+def _start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Start a task and ignore errors: an ended call accepts no messages, and the reply is already on the way."""
     task = asyncio.create_task(work)
-    task.add_done_callback(_heed)
+    task.add_done_callback(_ignore_error)
     return task
 
 
-def _heed(done: asyncio.Task[T]) -> None:
+def _ignore_error(done: asyncio.Task[T]) -> None:
     if not done.cancelled():
         done.exception()
 
 
-class _Ends:
+class _CallStatuses:
     """Final statuses of a call.
 
     There may be two: the gateway's, and gRPC's if a message could not be sent to an ending call. The call object only
@@ -258,7 +258,7 @@ class _Ends:
 
     def __init__(self, call: Any) -> None:
         self._told: list[grpc.aio.AioRpcError] = []
-        call.add_done_callback(self._note)
+        call.add_done_callback(self._record_status)
 
     async def error(self) -> grpc.RpcError | None:
         """Return the gateway's error, or None if the call succeeded."""
@@ -268,12 +268,12 @@ class _Ends:
             await asyncio.sleep(_LOOK_S)
         return self._told[0]
 
-    def _note(self, call: Any) -> None:
+    def _record_status(self, call: Any) -> None:
         parts = call.code(), call.initial_metadata(), call.trailing_metadata(), call.details()
-        self._told.append(grpc.aio.AioRpcError(*map(_returned, parts)))
+        self._told.append(grpc.aio.AioRpcError(*map(_run_to_end, parts)))
 
 
-def _returned(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
@@ -282,7 +282,7 @@ def _returned(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise RuntimeError("it waits")
 
 
-async def _answer(call: Any, writer: asyncio.StreamWriter) -> None:
+async def _forward_replies(call: Any, writer: asyncio.StreamWriter) -> None:
     async for reply in call:
         await _send_frame(writer, MESSAGE, reply)
 

@@ -48,9 +48,9 @@ class UplinkCall:
             raise FarmUnreachable(f"the host is not connected to the farm: {error.strerror or error}") from error
         self._frames = Frames(connected)
         try:
-            with _broken():
+            with _convert_errors():
                 self._frames.send(CALL, method.encode())
-            self.gateway = (self._read(READY) or b"").decode(errors="replace")  # the gateway's address
+            self.gateway = (self._read_content(READY) or b"").decode(errors="replace")  # the gateway's address
         except BaseException:
             self.close()
             raise
@@ -58,7 +58,7 @@ class UplinkCall:
 
     def send(self, message: Any) -> None:
         """Send a message; None ends the requests."""
-        with _broken():
+        with _convert_errors():
             if message is None:
                 self._frames.send(END)
             else:
@@ -66,7 +66,7 @@ class UplinkCall:
 
     def replies(self) -> Iterator[Any]:
         """Yield the gateway's messages."""
-        while (content := self._read(MESSAGE)) is not None:
+        while (content := self._read_content(MESSAGE)) is not None:
             try:
                 reply = parse_message(self._reply, content, MAX_FARM_FIELDS)
             except DecodeError as error:
@@ -85,9 +85,9 @@ class UplinkCall:
         """End the call and close the socket."""
         self._frames.close()
 
-    def _read(self, wanted: int) -> bytes | None:
+    def _read_content(self, wanted: int) -> bytes | None:
         """Return the content of the next frame of this type, or None at the end of the call."""
-        with _broken():
+        with _convert_errors():
             while (began := self._frames.begin()) is not None:
                 kind, size = began
                 if size > _MAX_MESSAGE:
@@ -117,7 +117,7 @@ def ask(uplink: Path, method: str, request: Any, limit_s: float) -> Any:
 
 
 @contextlib.contextmanager
-def _broken() -> Iterator[None]:
+def _convert_errors() -> Iterator[None]:
     try:
         yield
     except ConnectionBroken as error:

@@ -51,7 +51,7 @@ _STOPPED = "the board's host was stopped"
 _STOPPED_RESULT = JobResult(EXIT_BOARD, Outcome.BOARD_LOST.value, _STOPPED, infrastructure=True)
 
 
-class Worker:
+class BoardWorker:
     """Serves a board. SIGTERM stops it. Create it in the main thread.
 
     Args:
@@ -62,7 +62,7 @@ class Worker:
         self.post, self.site = post, site
         self.id = f"{site.host}/{post.name}/{secrets.token_hex(6)}"
         self._way = BoardConnection(post, site, self.say)
-        self._duty = LeaseRunner(self._way, self._client, max(1, (os.cpu_count() or 1) // site.boards), use)
+        self._duty = LeaseRunner(self._way, self._get_client, max(1, (os.cpu_count() or 1) // site.boards), use)
         self._work = CancellableTask(_END_S, self._give_up)
         self._grants: queue.SimpleQueue[Grant | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -80,18 +80,18 @@ class Worker:
         early = threading.Timer(_EARLY_S, self._attendance.start)
         early.daemon = True
         early.start()
-        self._work.run(0, self._look)
+        self._work.run(0, self._inspect_board)
         early.cancel()
         if not self._attendance.start():
             self._attendance.present()
         try:
             while not self._stopping:
-                self._next()
+                self._run_next_job()
         finally:
             self._attendance.close(_LEAVE_S)
             self._duty.rest()
             self._way.close()
-            self._hang_up()
+            self._close_client()
             telemetry.flush()
 
     # ---- listener of the gateway stream
@@ -115,7 +115,7 @@ class Worker:
 
     def ended(self, lease: int, reason: str) -> None:
         """Cancel the job of an ended lease. The board is not accessed any more."""
-        self._forget(lease, reason)
+        self._mark_ended(lease, reason)
         self._work.end(lease, reason)
         self._work.end(_probe_key(lease), reason)
 
@@ -131,7 +131,7 @@ class Worker:
 
     # ---- jobs, in the main thread
 
-    def _look(self) -> None:
+    def _inspect_board(self) -> None:
         """Inspect the board. A board that does not respond is presented anyway, and then checked."""
         if self._way.is_borrowed:
             return  # only the owner may access it, and the farm decides the owner
@@ -145,7 +145,7 @@ class Worker:
                     return self.say(str(error))
             time.sleep(_LOOK_S)
 
-    def _next(self) -> None:
+    def _run_next_job(self) -> None:
         try:
             grant = self._grants.get(timeout=_REST_S)
         except queue.Empty:
@@ -155,15 +155,15 @@ class Worker:
             return
         if grant is None:
             return
-        result = self._work.run(grant.lease, lambda: self._do(grant))
+        result = self._work.run(grant.lease, lambda: self._run_job(grant))
         if self._work.why:
-            result = self._was_ended(grant)
+            result = self._handle_cancelled(grant)
         if result is not None:
-            self._report(grant, self._checked(grant, result))
-        self._forget(grant.lease, "done")
+            self._report_result(grant, self._check_after_job(grant, result))
+        self._mark_ended(grant.lease, "done")
         self._attendance.finished(grant.lease)
 
-    def _do(self, grant: Grant) -> JobResult | None:
+    def _run_job(self, grant: Grant) -> JobResult | None:
         if grant.lease in self._over:
             return None
         too_long = f"time limit of {grant.timeout_s:g} s exceeded"
@@ -176,7 +176,7 @@ class Worker:
         finally:
             late.cancel()
 
-    def _checked(self, grant: Grant, result: JobResult) -> JobResult:
+    def _check_after_job(self, grant: Grant, result: JobResult) -> JobResult:
         """Check the board after a job that failed or hung. Returns the job's result, or ``BOARD_UNFIT``."""
         if not is_suspicious(grant.spec.kind, result) or grant.lease in self._over:
             return result
@@ -188,7 +188,7 @@ class Worker:
         probe = self._work.run(key, lambda: self._duty.probe(grant))
         late.cancel()
         if self._work.why:
-            self._hang_up()
+            self._close_client()
             if not self._duty.clear_away(grant.fence):
                 self._give_up()
             probe = JobResult(EXIT_STAGE, Outcome.TIMEOUT.value, too_long)
@@ -198,11 +198,11 @@ class Worker:
             return result  # the end of the lease ended the check
         return result if probe is None else after_probe(result, probe)
 
-    def _was_ended(self, grant: Grant) -> JobResult:
+    def _handle_cancelled(self, grant: Grant) -> JobResult:
         """Return the result of a job cancelled by the farm, a shutdown or the time limit."""
         why = self._work.why
         self.say(f"job {grant.job} stopped: {why}")
-        self._hang_up()  # the job may have been cancelled in the middle of a call
+        self._close_client()  # the job may have been cancelled in the middle of a call
         # A frozen holder may keep the session: the fence of the next lease ends it.
         if grant.spec.kind is not Kind.LEASE and not self._duty.clear_away(grant.fence):
             self._give_up()
@@ -210,7 +210,7 @@ class Worker:
             return _STOPPED_RESULT
         return JobResult(EXIT_STAGE, "TIMEOUT", why)
 
-    def _report(self, grant: Grant, result: JobResult) -> None:
+    def _report_result(self, grant: Grant, result: JobResult) -> None:
         """Report a job's result, with retries while the lease lasts."""
         self._attendance.send_lines()
         fence = self._way.fence if result.infrastructure else 0
@@ -234,17 +234,17 @@ class Worker:
                 self.say(f"the result of job {grant.job} was ignored: {reply.reason}")
             return
 
-    def _client(self) -> FarmClient:
+    def _get_client(self) -> FarmClient:
         if self._farm is None:
             self._farm = FarmClient(self.site.farm, patience_s=_LEAVE_S if self._stopping else 30.0)
         return self._farm
 
-    def _hang_up(self) -> None:
+    def _close_client(self) -> None:
         farm, self._farm = self._farm, None
         if farm is not None:
             farm.close()
 
-    def _forget(self, lease: int, why: str) -> None:
+    def _mark_ended(self, lease: int, why: str) -> None:
         with self._lock:
             self._held.discard(lease)
             self._over.setdefault(lease, why)
@@ -315,7 +315,7 @@ class CancellableTask:
             if self._key != key or self.why:
                 return
             self._ended = (key, why)
-        watch = threading.Timer(self._patience_s, self._look, [key])
+        watch = threading.Timer(self._patience_s, self._give_up_if_running, [key])
         watch.daemon = True
         watch.start()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -332,7 +332,7 @@ class CancellableTask:
             self._raised = True
             raise KeyboardInterrupt
 
-    def _look(self, key: int) -> None:
+    def _give_up_if_running(self, key: int) -> None:
         if self._key == key:
             self._give_up()
 

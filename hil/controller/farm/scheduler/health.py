@@ -44,7 +44,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Change:
+class HealthChange:
     """New state of a board."""
 
     state: BoardState
@@ -61,34 +61,34 @@ class Change:
 _USUAL = FarmSettings()
 
 
-def after(state: BoardState, failures: int, event: Event, settings: FarmSettings = _USUAL) -> Change:
+def after(state: BoardState, failures: int, event: Event, settings: FarmSettings = _USUAL) -> HealthChange:
     """Return a board's new state after an event."""
     what, why = event.what, event.reason
     if what is EventKind.LOST:
-        return Change(BoardState.OFFLINE, failures, None, why or "no heartbeat from the host")
+        return HealthChange(BoardState.OFFLINE, failures, None, why or "no heartbeat from the host")
     if what is EventKind.HEALTHY:
         # A board without a worker stays offline.
         now = BoardState.OFFLINE if state is BoardState.OFFLINE else BoardState.ONLINE
-        return Change(now, 0, None, why or "health check passed")
+        return HealthChange(now, 0, None, why or "health check passed")
     if (
         what is EventKind.CHECK_LOST
         and failures + 1 < GIVEN_UP
         and state not in (BoardState.OFFLINE, BoardState.QUARANTINED)
     ):
-        return Change(BoardState.SUSPECT, failures + 1, 0.0, why or "health check lost")
+        return HealthChange(BoardState.SUSPECT, failures + 1, 0.0, why or "health check lost")
     if what in (EventKind.UNHEALTHY, EventKind.CHECK_LOST):
         failed = failures + 1
         wait_s = min(settings.quarantine_s * 2 ** min(failed - 1, _DOUBLINGS), settings.quarantine_most_s)
         reason = f"health check failed{f' {failed} times in a row' if failed > 1 else ''}: {why or 'unknown reason'}"
         if state is BoardState.OFFLINE:
-            return Change(state, failed, None, reason)
-        return Change(BoardState.QUARANTINED, failed, wait_s, reason)
+            return HealthChange(state, failed, None, reason)
+        return HealthChange(BoardState.QUARANTINED, failed, wait_s, reason)
     if what is EventKind.ATTENDED:
-        return _attended(state, failures, event)
+        return _decide_on_attend(state, failures, event)
     if state is BoardState.OFFLINE or (state is BoardState.QUARANTINED and what is not EventKind.RETRY):
         # Offline boards are checked before they become online anyway; quarantines keep the delay.
-        return Change(state, failures, None, why)
-    return Change(BoardState.SUSPECT, failures, 0.0, why or _WHY[what])
+        return HealthChange(state, failures, None, why)
+    return HealthChange(BoardState.SUSPECT, failures, 0.0, why or _WHY[what])
 
 
 _WHY = {
@@ -98,10 +98,10 @@ _WHY = {
 }
 
 
-def _attended(state: BoardState, failures: int, event: Event) -> Change:
+def _decide_on_attend(state: BoardState, failures: int, event: Event) -> HealthChange:
     if state is not BoardState.OFFLINE:
-        return Change(state, failures, None, event.reason)
+        return HealthChange(state, failures, None, event.reason)
     if event.checked and not failures:
-        return Change(BoardState.ONLINE, 0, None, event.reason or "the host is back")
+        return HealthChange(BoardState.ONLINE, 0, None, event.reason or "the host is back")
     reason = "not checked since the last failure" if failures else "health check overdue"
-    return Change(BoardState.SUSPECT, failures, 0.0, event.reason or reason)
+    return HealthChange(BoardState.SUSPECT, failures, 0.0, event.reason or reason)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hil.controller.farm.messages import BoardState
-from hil.controller.farm.scheduler.policy import BoardRow, Free, Use, Waiting, turns
+from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, turns
 from hil.controller.farm.selector import nearest, parse
 
 # Limits of a reason text: boards per state, hold reasons, and characters per hold reason.
@@ -27,9 +27,9 @@ class Outlook:
 
 
 def outlooks(
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingJob],
     boards: Sequence[BoardRow],
-    use: Mapping[tuple[str, str], Use],
+    use: Mapping[tuple[str, str], BoardUse],
     aging_s: float,
     most: int,
 ) -> list[Outlook]:
@@ -46,7 +46,7 @@ def outlooks(
         return frozenset(one.name for one in boards if pinned in ("", one.name) and wanted.matches(one.labels))
 
     by_id = {job.id: job for job in waiting}
-    order = turns(waiting, [Free(one.name, one.labels, one.warm) for one in boards], use, aging_s)
+    order = turns(waiting, [FreeBoard(one.name, one.labels, one.warm) for one in boards], use, aging_s)
     before: Counter[frozenset[str]] = Counter()
     found = []
     for job in (by_id[number] for number in order[:most]):
@@ -56,10 +56,10 @@ def outlooks(
         before[fit] += 1
     named = set(order)
     hopeless = [job for job in waiting if job.id not in named][: most - len(found)]
-    return found + [Outlook(job.id, 0, _no_board(job, boards)) for job in hopeless]
+    return found + [Outlook(job.id, 0, _explain_no_match(job, boards)) for job in hopeless]
 
 
-def why_waiting(job: Waiting, boards: Sequence[BoardRow], ahead: int) -> str:
+def why_waiting(job: WaitingJob, boards: Sequence[BoardRow], ahead: int) -> str:
     """Return a line with the reasons why a job has no matching board.
 
     Args:
@@ -68,12 +68,14 @@ def why_waiting(job: Waiting, boards: Sequence[BoardRow], ahead: int) -> str:
     states: dict[str, list[str]] = {}
     hold_reasons: set[str] = set()
     for one in boards:
-        state = _state(job, one)
+        state = _describe_state(job, one)
         if state == _HELD and (one.hold_reason in hold_reasons or len(hold_reasons) < _HOLD_REASONS):
             hold_reasons.add(one.hold_reason)
             state = f"is {one.hold_reason[:_HOLD_CHARACTERS]}"
         states.setdefault(state, []).append(one.name)
-    said = [f"{_names(names)} {state if len(names) == 1 else _plural(state)}" for state, names in states.items()]
+    said = [
+        f"{_format_names(names)} {state if len(names) == 1 else _make_plural(state)}" for state, names in states.items()
+    ]
     jobs = f"{ahead} {'job' if ahead == 1 else 'jobs'} ahead"
     return "; ".join([*said, *([jobs] if ahead else [])])
 
@@ -88,11 +90,11 @@ def blocked(jobs: Iterable[Mapping[str, Any]], boards: Sequence[BoardRow]) -> di
 
     @functools.cache
     def reason(selector: str, pinned: str) -> str:
-        job = Waiting(0, "", selector=selector, board=pinned)
+        job = WaitingJob(0, "", selector=selector, board=pinned)
         fit = [one for one in boards if job.matches(one.name, one.labels)]
         if any(one.may_serve for one in fit):
             return ""
-        return why_waiting(job, fit, 0) if fit else _no_board(job, boards)
+        return why_waiting(job, fit, 0) if fit else _explain_no_match(job, boards)
 
     reasons = {job["name"]: reason(job["selector"], job["pinned"]) for job in jobs}
     return {name: why for name, why in reasons.items() if why}
@@ -101,11 +103,11 @@ def blocked(jobs: Iterable[Mapping[str, Any]], boards: Sequence[BoardRow]) -> di
 _HELD = "is drained"
 
 
-def _plural(state: str) -> str:
+def _make_plural(state: str) -> str:
     return f"are {state.removeprefix('is ')}" if state.startswith("is ") else state
 
 
-def _state(job: Waiting, board: BoardRow) -> str:
+def _describe_state(job: WaitingJob, board: BoardRow) -> str:
     if board.held:
         return _HELD
     if not board.attended or board.state is BoardState.OFFLINE:
@@ -119,12 +121,12 @@ def _state(job: Waiting, board: BoardRow) -> str:
     return "is waiting for a health check" if board.state is BoardState.SUSPECT or board.unchecked else "is free"
 
 
-def _names(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _no_board(job: Waiting, boards: Sequence[BoardRow]) -> str:
+def _explain_no_match(job: WaitingJob, boards: Sequence[BoardRow]) -> str:
     if job.board and all(one.name != job.board for one in boards):
         return f"board {job.board} not found"
     close = nearest(parse(job.selector), {one.name: one.labels for one in boards if job.board in ("", one.name)})

@@ -41,7 +41,7 @@ _LOOK = 32
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingJob:
     """Queued job, or the common properties of a lane's jobs."""
 
     id: int  # 0 for a lane
@@ -61,13 +61,13 @@ class Waiting:
         """Return True if the job can ever use this board."""
         return self.board in ("", name) and parse(self.selector).matches(labels)
 
-    def takes(self, free: Free) -> bool:
+    def takes(self, free: FreeBoard) -> bool:
         """Return True if the job can use this board now."""
         if (free.health_only and self.kind is not Kind.HEALTH) or free.name in self.avoid:
             return False
         return self.matches(free.name, free.labels)
 
-    def allowed(self, boards: Iterable[BoardRow]) -> Waiting:
+    def allowed(self, boards: Iterable[BoardRow]) -> WaitingJob:
         """Return a job with an empty ``avoid`` set if no other board can serve it, else the job itself."""
         others = (one for one in boards if one.may_serve and one.name not in self.avoid)
         if not self.avoid or any(self.matches(one.name, one.labels) for one in others):
@@ -76,7 +76,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Free:
+class FreeBoard:
     """Board without a job."""
 
     name: str
@@ -86,7 +86,7 @@ class Free:
 
 
 @dataclass(frozen=True)
-class Use:
+class BoardUse:
     """Board use of a user's project."""
 
     running: int = 0  # number of boards in use now
@@ -94,7 +94,7 @@ class Use:
 
 
 def assign(
-    waiting: Sequence[Waiting], free: Sequence[Free], use: Mapping[tuple[str, str], Use], aging_s: float
+    waiting: Sequence[WaitingJob], free: Sequence[FreeBoard], use: Mapping[tuple[str, str], BoardUse], aging_s: float
 ) -> list[tuple[int, str]]:
     """Assign free boards to waiting jobs. Returns pairs of job and board, most urgent first, without duplicates.
 
@@ -102,57 +102,57 @@ def assign(
         use: board use of each user and project.
         aging_s: a job moves up one priority class for each such period of waiting.
     """
-    given = _health(waiting, free)
+    given = _assign_health_jobs(waiting, free)
     taken = {board for _, board in given}
     boards = [board for board in free if not board.health_only and board.name not in taken]
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
-    return given + (_Round(jobs, boards, use, aging_s).grants() if jobs and boards else [])
+    return given + (_AssignmentRound(jobs, boards, use, aging_s).grants() if jobs and boards else [])
 
 
 def turns(
-    waiting: Sequence[Waiting], boards: Sequence[Free], use: Mapping[tuple[str, str], Use], aging_s: float
+    waiting: Sequence[WaitingJob], boards: Sequence[FreeBoard], use: Mapping[tuple[str, str], BoardUse], aging_s: float
 ) -> list[int]:
     """Return the order of assignment if each board became free after every assignment.
 
     Health jobs and jobs without a matching board are left out.
     """
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
-    return [job for job, _ in _Round(jobs, boards, use, aging_s, endless=True).grants()]
+    return [job for job, _ in _AssignmentRound(jobs, boards, use, aging_s, endless=True).grants()]
 
 
-def _health(waiting: Iterable[Waiting], free: Iterable[Free]) -> list[tuple[int, str]]:
+def _assign_health_jobs(waiting: Iterable[WaitingJob], free: Iterable[FreeBoard]) -> list[tuple[int, str]]:
     names = {board.name for board in free}
     checks: dict[str, int] = {}
-    for job in sorted(waiting, key=_age):
+    for job in sorted(waiting, key=_make_age_key):
         if job.kind is Kind.HEALTH and job.board in names:
             checks.setdefault(job.board, job.id)
     return [(job, board) for board, job in checks.items()]
 
 
-def _age(job: Waiting) -> tuple[float, int]:
+def _make_age_key(job: WaitingJob) -> tuple[float, int]:
     return -job.waits_s, job.id
 
 
 class _Shares:
     """Board use per user and project, updated during assignment."""
 
-    def __init__(self, use: Mapping[tuple[str, str], Use]) -> None:
+    def __init__(self, use: Mapping[tuple[str, str], BoardUse]) -> None:
         self._of: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0, 0.0])
         for (user, project), had in use.items():
             self.add(user, project, had)
 
-    def add(self, user: str, project: str, had: Use) -> None:
+    def add(self, user: str, project: str, had: BoardUse) -> None:
         """Add board use of a user's project."""
         for key in ((user,), (user, project)):
             self._of[key][0] += had.running
             self._of[key][1] += had.board_s
 
-    def of(self, job: Waiting) -> tuple[float, ...]:
+    def of(self, job: WaitingJob) -> tuple[float, ...]:
         """Return the use of the job's user and project as a sort key; less use goes first."""
         return (*self._of.get((job.user,), (0, 0.0)), *self._of.get((job.user, job.project), (0, 0.0)))
 
 
-class _Round:
+class _AssignmentRound:
     """One round of assignments. With ``endless``, a board is free right after the assignment.
 
     Sets of boards are bit masks: bit N is board N.
@@ -160,9 +160,9 @@ class _Round:
 
     def __init__(
         self,
-        jobs: Sequence[Waiting],
-        boards: Sequence[Free],
-        use: Mapping[tuple[str, str], Use],
+        jobs: Sequence[WaitingJob],
+        boards: Sequence[FreeBoard],
+        use: Mapping[tuple[str, str], BoardUse],
         aging_s: float,
         *,
         endless: bool = False,
@@ -177,91 +177,93 @@ class _Round:
         for number, board in enumerate(boards):
             for affinity in board.warm:
                 self._warm[affinity] |= 1 << number
-        queues: dict[tuple[int, str, str], deque[Waiting]] = defaultdict(deque)
+        queues: dict[tuple[int, str, str], deque[WaitingJob]] = defaultdict(deque)
         self._wanted = [0] * len(boards)
         many: dict[int, int] = defaultdict(int)
-        for job in sorted(jobs, key=_age):
-            if mask := self._mask(job):
+        for job in sorted(jobs, key=_make_age_key):
+            if mask := self._get_board_mask(job):
                 queues[_CLASS[job.priority], job.user, job.project].append(job)
                 many[mask] += 1
         for mask, count in many.items():
-            for number in _bits(mask):
+            for number in _iterate_bits(mask):
                 self._wanted[number] += count
         # Per class: a heap of projects by their turn when last computed, with their jobs. A turn only ever moves later.
-        self._heaps: dict[int, list[tuple[_Turn, deque[Waiting]]]] = defaultdict(list)
+        self._heaps: dict[int, list[tuple[_Turn, deque[WaitingJob]]]] = defaultdict(list)
         for (rank, _, _), queue in queues.items():
-            heapq.heappush(self._heaps[rank], (self._turn(queue[0]), queue))
+            heapq.heappush(self._heaps[rank], (self._make_turn_key(queue[0]), queue))
 
     def grants(self) -> list[tuple[int, str]]:
         """Assign boards while there are boards and matching jobs."""
         given: list[tuple[int, str]] = []
-        while self._left and (queue := self._next()):
-            job = self._warmed(queue)
-            number = self._best(job)
+        while self._left and (queue := self._select_queue()):
+            job = self._select_job(queue)
+            number = self._select_board(job)
             queue.remove(job)
             if not self._endless:
                 self._left &= ~(1 << number)
-            self._shares.add(job.user, job.project, Use(running=1))
+            self._shares.add(job.user, job.project, BoardUse(running=1))
             given.append((job.id, self._boards[number].name))
         return given
 
-    def _next(self) -> deque[Waiting] | None:
+    def _select_queue(self) -> deque[WaitingJob] | None:
         """Return the jobs of the project with the next turn."""
-        heads = [(rank, queue) for rank, heap in self._heaps.items() if (queue := self._first(heap))]
-        return max(heads, key=lambda one: self._urgency(*one), default=(0, None))[1]
+        heads = [(rank, queue) for rank, heap in self._heaps.items() if (queue := self._select_class_queue(heap))]
+        return max(heads, key=lambda one: self._make_urgency_key(*one), default=(0, None))[1]
 
-    def _first(self, heap: list[tuple[_Turn, deque[Waiting]]]) -> deque[Waiting] | None:
+    def _select_class_queue(self, heap: list[tuple[_Turn, deque[WaitingJob]]]) -> deque[WaitingJob] | None:
         """Return the jobs of the class's project with the next turn."""
         while heap:
             turn, queue = heap[0]
-            while queue and not self._mask(queue[0]) & self._left:
+            while queue and not self._get_board_mask(queue[0]) & self._left:
                 queue.popleft()
             if not queue:
                 heapq.heappop(heap)
-            elif turn == (now := self._turn(queue[0])):
+            elif turn == (now := self._make_turn_key(queue[0])):
                 return queue
             else:
                 heapq.heapreplace(heap, (now, queue))
         return None
 
-    def _turn(self, job: Waiting) -> _Turn:
+    def _make_turn_key(self, job: WaitingJob) -> _Turn:
         """Return the sort key of a job within the class; less is sooner."""
-        return (*self._shares.of(job), *_age(job))
+        return (*self._shares.of(job), *_make_age_key(job))
 
-    def _urgency(self, rank: int, queue: deque[Waiting]) -> tuple[float, ...]:
+    def _make_urgency_key(self, rank: int, queue: deque[WaitingJob]) -> tuple[float, ...]:
         """Return the urgency of a class's next job: highest class, least share, longest wait including the class."""
         job = queue[0]
         aged = min(rank + job.waits_s // self._aging_s, _HIGHEST)
         return (aged, *(-one for one in self._shares.of(job)), rank * self._aging_s + job.waits_s, -job.id)
 
-    def _warmed(self, queue: deque[Waiting]) -> Waiting:
+    def _select_job(self, queue: deque[WaitingJob]) -> WaitingJob:
         """Return the first job, or a later job with a warm board if the first has none."""
         first = queue[0]
-        could = self._mask(first) & self._left
+        could = self._get_board_mask(first) & self._left
         if first.waits_s >= self._aging_s or could & self._warm.get(first.affinity, 0):
             return first
-        behind = (job for job in islice(queue, _LOOK) if self._mask(job) & could & self._warm.get(job.affinity, 0))
+        behind = (
+            job for job in islice(queue, _LOOK) if self._get_board_mask(job) & could & self._warm.get(job.affinity, 0)
+        )
         return next(behind, first)
 
-    def _best(self, job: Waiting) -> int:
+    def _select_board(self, job: WaitingJob) -> int:
         """Return the number of the best board for a job."""
         warm = self._warm.get(job.affinity, 0)
-        free = _bits(self._mask(job) & self._left)
+        free = _iterate_bits(self._get_board_mask(job) & self._left)
         return min(free, key=lambda number: (self._wanted[number], not warm >> number & 1, number))
 
-    def _mask(self, job: Waiting) -> int:
+    def _get_board_mask(self, job: WaitingJob) -> int:
         """Return the boards that match a job, as a bit mask."""
         key = (job.selector, job.board, job.avoid)
         if key not in self._masks:
-            mask = self._matches(job.selector)
-            for number in _bits(mask):
+            mask = self._get_selector_mask(job.selector)
+            for number in _iterate_bits(mask):
                 name = self._boards[number].name
                 if name in job.avoid or job.board not in ("", name):
                     mask &= ~(1 << number)
             self._masks[key] = mask
         return self._masks[key]
 
-    def _matches(self, text: str) -> int:
+    def _get_selector_mask(self, text: str) -> int:
         if text not in self._matching:
             selector = parse(text)
             found = [number for number, board in enumerate(self._boards) if selector.matches(board.labels)]
@@ -269,7 +271,7 @@ class _Round:
         return self._matching[text]
 
 
-def _bits(mask: int) -> Iterator[int]:
+def _iterate_bits(mask: int) -> Iterator[int]:
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
@@ -315,12 +317,12 @@ class BoardRow:
         return self.attended and not self.held and self.state in (BoardState.ONLINE, BoardState.SUSPECT)
 
     @property
-    def free(self) -> Free | None:
+    def free(self) -> FreeBoard | None:
         """The board as a free board, possibly for health jobs only; None if it is not free."""
         if self.busy or self.held or not self.attended or self.state is BoardState.OFFLINE:
             return None
         healthy = self.state is BoardState.ONLINE and not self.unchecked
-        return Free(self.name, self.labels, self.warm, health_only=not healthy)
+        return FreeBoard(self.name, self.labels, self.warm, health_only=not healthy)
 
     @property
     def doubtful(self) -> bool:

@@ -34,7 +34,7 @@ async def add_token(
     token = PREFIX + secrets.token_urlsafe(_BYTES)
     await tx.execute(
         "insert into hil.tokens (digest, user_name, project, role, note, expires_at) values (%s, %s, %s, %s, %s, %s)",
-        [_digest(token), user, project, Role(role).value, storable(note), expires_at],
+        [_hash_token(token), user, project, Role(role).value, storable(note), expires_at],
     )
     return token
 
@@ -54,7 +54,7 @@ async def principal_of(tx: Tx, token: str) -> Principal | None:
         "select id as token, user_name as user, project, role from hil.tokens where digest = %s and revoked_at is null"
         " and (expires_at is null or expires_at > now())"
     )
-    rows = await fetched(tx, query, [_digest(token)])
+    rows = await fetched(tx, query, [_hash_token(token)])
     return Principal(**{**rows[0], "role": Role(rows[0]["role"])}) if rows else None
 
 
@@ -69,6 +69,6 @@ async def note_audit(
     )
 
 
-def _digest(token: str) -> str:
+def _hash_token(token: str) -> str:
     # A plain digest is safe, because tokens are long and random.
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

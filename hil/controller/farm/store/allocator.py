@@ -15,7 +15,7 @@ from itertools import islice
 
 from hil.controller.farm.messages import PROBE_S, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
-from hil.controller.farm.scheduler.policy import BoardRow, Free, Waiting
+from hil.controller.farm.scheduler.policy import BoardRow, FreeBoard, WaitingJob
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import transitions
 from hil.controller.farm.store.database import Tx
@@ -109,14 +109,14 @@ async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Seque
     for one in known:
         if one.doubtful:
             await transitions.change_board(tx, one.name, health.Event(health.EventKind.UNCHECKED), settings)
-    free = _free(known)
+    free = _list_free_boards(known)
     if not free:
         return []
     lanes = await queued_lanes(tx)
     if boards is not None and any(lane.avoid for lane in lanes):
         known = await board_rows(tx, settings)
-    waiting = await _waiting(tx, free, [lane.allowed(known) for lane in lanes])
-    return await _assign(tx, queue, settings, waiting, free)
+    waiting = await _read_waiting_jobs(tx, free, [lane.allowed(known) for lane in lanes])
+    return await _assign_boards(tx, queue, settings, waiting, free)
 
 
 async def grant_new(
@@ -124,7 +124,7 @@ async def grant_new(
     queue: LeaseQueue,
     settings: FarmSettings,
     order: Submission,
-    lane: Waiting,
+    lane: WaitingJob,
     jobs: Sequence[int],
     known: Iterable[BoardRow],
 ) -> None:
@@ -135,40 +135,40 @@ async def grant_new(
         known: all boards. Considers all warm boards that are free, and up to one cold board per job.
     """
     affinities = {spec.affinity for spec in order.specs}
-    free = _free(known)
+    free = _list_free_boards(known)
     warm = [one for one in free if not one.warm.isdisjoint(affinities) and lane.takes(one)]
     cold = islice((one for one in free if one.warm.isdisjoint(affinities) and lane.takes(one)), len(jobs))
     enough = [*warm, *cold]
     pairs = zip(jobs, order.specs, strict=True)
     waiting = [replace(lane, id=job, affinity=spec.affinity) for job, spec in islice(pairs, len(enough) + _CHOICE)]
-    await _assign(tx, queue, settings, waiting, enough)
+    await _assign_boards(tx, queue, settings, waiting, enough)
 
 
-async def queued_lanes(tx: Tx) -> list[Waiting]:
+async def queued_lanes(tx: Tx) -> list[WaitingJob]:
     """Return the lanes with waiting jobs."""
     rows = await fetched(tx, _LANES)
     read = {"kind": Kind, "priority": Priority, "avoid": frozenset}
-    return [Waiting(**{**row, **{name: kind(row[name]) for name, kind in read.items()}}) for row in rows]
+    return [WaitingJob(**{**row, **{name: kind(row[name]) for name, kind in read.items()}}) for row in rows]
 
 
-def _free(boards: Iterable[BoardRow]) -> list[Free]:
+def _list_free_boards(boards: Iterable[BoardRow]) -> list[FreeBoard]:
     return [free for one in boards if (free := one.free) is not None]
 
 
-async def shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.Use]:
+async def shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.BoardUse]:
     """Return the current and past board use of each user and project."""
     rows = await fetched(tx, _USE, {"half_life_s": settings.share_half_life_s})
-    return {(row["user_name"], row["project"]): policy.Use(row["running"], row["board_s"]) for row in rows}
+    return {(row["user_name"], row["project"]): policy.BoardUse(row["running"], row["board_s"]) for row in rows}
 
 
-async def waiting_jobs(tx: Tx, lanes: Sequence[Waiting], most: Sequence[int]) -> list[Waiting]:
+async def waiting_jobs(tx: Tx, lanes: Sequence[WaitingJob], most: Sequence[int]) -> list[WaitingJob]:
     """Return the oldest jobs of each lane, limited by ``most``."""
     by_name = {lane.lane: lane for lane in lanes}
     jobs = await fetched(tx, _WAITING, {"lanes": list(by_name), "most": list(most)})
     return [replace(by_name[job["lane"]], **job) for job in jobs]
 
 
-async def _waiting(tx: Tx, free: Sequence[Free], lanes: Sequence[Waiting]) -> list[Waiting]:
+async def _read_waiting_jobs(tx: Tx, free: Sequence[FreeBoard], lanes: Sequence[WaitingJob]) -> list[WaitingJob]:
     """Return jobs that can use a free board: per lane as many as it has boards, and some to choose from."""
     wanted = [(lane, sum(lane.takes(one) for one in free)) for lane in lanes]
     wanted = [(lane, count) for lane, count in wanted if count]
@@ -177,8 +177,8 @@ async def _waiting(tx: Tx, free: Sequence[Free], lanes: Sequence[Waiting]) -> li
     return await waiting_jobs(tx, [lane for lane, _ in wanted], [count + _CHOICE for _, count in wanted])
 
 
-async def _assign(
-    tx: Tx, queue: LeaseQueue, settings: FarmSettings, waiting: Sequence[Waiting], free: Sequence[Free]
+async def _assign_boards(
+    tx: Tx, queue: LeaseQueue, settings: FarmSettings, waiting: Sequence[WaitingJob], free: Sequence[FreeBoard]
 ) -> list[str]:
     """Assign boards by policy and create the leases."""
     if not waiting or not free:
@@ -186,10 +186,12 @@ async def _assign(
     # Shares only matter between users.
     several = len({(one.user, one.project) for one in waiting}) > 1
     use = await shares(tx, settings) if several else {}
-    return await _lease(tx, queue, settings, policy.assign(waiting, free, use, settings.aging_s))
+    return await _create_leases(tx, queue, settings, policy.assign(waiting, free, use, settings.aging_s))
 
 
-async def _lease(tx: Tx, queue: LeaseQueue, settings: FarmSettings, pairs: Sequence[tuple[int, str]]) -> list[str]:
+async def _create_leases(
+    tx: Tx, queue: LeaseQueue, settings: FarmSettings, pairs: Sequence[tuple[int, str]]
+) -> list[str]:
     """Insert the leases and queue them for the boards' workers."""
     if not pairs:
         return []

@@ -70,8 +70,8 @@ async def attend(
     await presence.note_host_attends(tx, card.host)
     if board["worker"] not in ("", worker):
         # A restarted worker of the same host replaces the old worker immediately.
-        await _lose(tx, queue, card.name, "the host started a new worker for the board", settings)
-    await _present(tx, card, worker, settings)
+        await _lose_board(tx, queue, card.name, "the host started a new worker for the board", settings)
+    await _store_board(tx, card, worker, settings)
     [presented] = await board_rows(tx, settings, [card.name])
     seen = health.Event(health.EventKind.ATTENDED, checked=not presented.unchecked)
     await transitions.change_board(tx, card.name, seen, settings)
@@ -85,7 +85,7 @@ async def attend(
 async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: FarmSettings) -> None:
     """Detach a worker: set the board offline and requeue the job."""
     for row in await fetched(tx, "select host from hil.boards where name = %s and worker = %s", [name, worker]):
-        await _lose(tx, queue, name, "the worker was stopped", settings)
+        await _lose_board(tx, queue, name, "the worker was stopped", settings)
         await presence.note_hosts_gone(tx, "stopped", [row["host"]], "shut down")
         await grant(tx, queue, settings)
 
@@ -120,13 +120,13 @@ async def lose_silent(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
     """Set boards without heartbeats offline. Returns their number."""
     silent = await fetched(tx, _SILENT)
     for row in silent:
-        await _lose(tx, queue, row["name"], f"no heartbeat from the host for {settings.owner_s:g} s", settings)
+        await _lose_board(tx, queue, row["name"], f"no heartbeat from the host for {settings.owner_s:g} s", settings)
     hosts = {row["host"] for row in silent}
     await presence.note_hosts_gone(tx, "lost", hosts, f"no heartbeat for {settings.owner_s:g} s")
     return len(silent)
 
 
-async def _lose(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings) -> None:
+async def _lose_board(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings) -> None:
     """Remove a board's owner and end the lease."""
     for lease in await active_leases(tx, "lease.board = %(board)s", {"board": name}):
         await transitions.lease_lost(tx, queue, lease, reason, settings)
@@ -134,7 +134,7 @@ async def _lose(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: Far
     await transitions.change_board(tx, name, health.Event(health.EventKind.LOST, reason), settings)
 
 
-async def _present(tx: Tx, card: BoardCard, worker: str, settings: FarmSettings) -> None:
+async def _store_board(tx: Tx, card: BoardCard, worker: str, settings: FarmSettings) -> None:
     place: Row = {"name": card.name, "site": card.site, "host": card.host, "hw_type": card.hw_type}
     labels = as_json({**card.to_json()["labels"], **place})
     values = {**place, "card": as_json(card.to_json()), "labels": labels, "fence": card.fence, "worker": worker}
@@ -179,7 +179,7 @@ async def forget(tx: Tx, who: Principal, name: str, settings: FarmSettings) -> l
         raise UsageError(
             f"{name} is still presented by {owners[0]['host']}", hint="stop that host first, or use hil farm drain"
         )
-    return await _forget(tx, [name], f"by {who.user}", settings)
+    return await _forget_boards(tx, [name], f"by {who.user}", settings)
 
 
 @serialized
@@ -187,11 +187,11 @@ async def forget_absent(tx: Tx, absent_s: float, settings: FarmSettings) -> list
     """Forget boards that have been absent for ``absent_s`` seconds, except drained ones. Returns their names."""
     names = [row["name"] for row in await fetched(tx, _ABSENT, [absent_s])]
     if names:
-        await _forget(tx, names, "no longer presented by any host", settings)
+        await _forget_boards(tx, names, "no longer presented by any host", settings)
     return names
 
 
-async def _forget(tx: Tx, names: Sequence[str], reason: str, settings: FarmSettings) -> list[str]:
+async def _forget_boards(tx: Tx, names: Sequence[str], reason: str, settings: FarmSettings) -> list[str]:
     gone = await board_rows(tx, settings, names)
     for row in await fetched(tx, _FORGET, {"names": list(names), "most": MOST_FENCE}):
         mended = f"; invalid fence reset to {row['fence']}" if row["was"] < 0 else ""

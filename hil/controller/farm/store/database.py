@@ -68,7 +68,7 @@ class Database:
         pool = _Pool(
             url,
             kwargs={**parameters(url), "row_factory": dict_row},
-            configure=_configure,
+            configure=_configure_connection,
             check=AsyncConnectionPool.check_connection,
             min_size=2,
             max_size=_MOST_CONNECTIONS,
@@ -133,7 +133,7 @@ def parameters(url: str) -> dict[str, Any]:
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        said_of_it = _without_password(f"invalid database URL {url!r}: {str(error).strip()}")
+        said_of_it = _mask_password(f"invalid database URL {url!r}: {str(error).strip()}")
         raise UsageError(said_of_it, hint="postgresql://USER@HOST:PORT/DATABASE") from None
     ours = {"connect_timeout": _CONNECT_S, "application_name": "hil-farm", **_ALIVE}
     return {name: value for name, value in ours.items() if name not in given}
@@ -154,13 +154,13 @@ def seam() -> Iterator[None]:
         ) from error
 
 
-def _without_password(text: str) -> str:
+def _mask_password(text: str) -> str:
     return re.sub(
         r"(:)[^@/\s]*@|(password=)[^\s'\"]*", lambda found: f"{found[1] or found[2]}...{'@' * bool(found[1])}", text
     )
 
 
-async def _configure(connection: Tx) -> None:
+async def _configure_connection(connection: Tx) -> None:
     await connection.set_autocommit(True)
     await connection.execute(_CONFIGURE)
     await connection.set_autocommit(False)
@@ -200,7 +200,7 @@ create table if not exists hil.migrations (
 
 
 @dataclass(frozen=True)
-class Part:
+class SchemaPart:
     """Schema of one component."""
 
     name: str
@@ -209,7 +209,7 @@ class Part:
     sign: str = ""  # table that exists only if the component is installed
 
 
-async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:
+async def migrate(url: str, parts: tuple[SchemaPart, ...] | None = None) -> list[str]:
     """Migrate a database and return the names of the applied migrations. A lock excludes concurrent migrations.
 
     Raises:
@@ -224,7 +224,7 @@ async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:
             await connection.execute("select pg_advisory_lock(%s)", [_LOCK])
             await connection.execute(_NOTES)
             # Check everything before the first change.
-            plans = [(part, await _plan(connection, part)) for part in parts]
+            plans = [(part, await _plan_migrations(connection, part)) for part in parts]
             for part, steps in plans:
                 for names, sql in steps:
                     async with connection.transaction():
@@ -237,7 +237,7 @@ async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:
     return done
 
 
-async def _plan(connection: Tx, part: Part) -> list[tuple[list[str], str]]:
+async def _plan_migrations(connection: Tx, part: SchemaPart) -> list[tuple[list[str], str]]:
     """Return the pending migrations: lists of names with their SQL."""
     asked = await connection.execute("select name from hil.migrations where part = %s", [part.name])
     noted = {row["name"] for row in await asked.fetchall()}
@@ -258,22 +258,22 @@ async def _plan(connection: Tx, part: Part) -> list[tuple[list[str], str]]:
     return [([name], sql) for name, sql in part.steps.items() if name not in noted]
 
 
-def shipped() -> tuple[Part, ...]:
+def shipped() -> tuple[SchemaPart, ...]:
     """Return the schemas that this program contains."""
     theirs = resources.files("procrastinate") / "sql"
-    ours = _read("hil.controller.farm", "schema")
+    ours = _read_sql_files("hil.controller.farm", "schema")
     return (
-        Part(
+        SchemaPart(
             "procrastinate",
-            _read("procrastinate", "sql", "migrations"),
+            _read_sql_files("procrastinate", "sql", "migrations"),
             whole=(theirs / "schema.sql").read_text("utf-8"),
             sign="procrastinate_jobs",
         ),
-        Part("hil", ours, sign="hil.jobs"),
+        SchemaPart("hil", ours, sign="hil.jobs"),
     )
 
 
-def _read(package: str, *folders: str) -> dict[str, str]:
+def _read_sql_files(package: str, *folders: str) -> dict[str, str]:
     """Return name -> SQL of the files in a package directory, in order."""
     folder = resources.files(package).joinpath(*folders)
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)

@@ -40,7 +40,7 @@ _OURS = ("postgres", "initdb")
 _SETTINGS = {"listen_addresses": "", "unix_socket_permissions": "0700", "jit": "off", "log_checkpoints": "off"}
 
 
-class Embedded:
+class EmbeddedDatabase:
     """PostgreSQL server in a directory. A context manager that can be started and stopped repeatedly.
 
     Args:
@@ -68,7 +68,7 @@ class Embedded:
     @property
     def url(self) -> str:
         """Connection URL of the running server."""
-        return f"postgresql://postgres@/postgres?host={quote(str(self._sockets), safe='')}"
+        return f"postgresql://postgres@/postgres?host={quote(str(self._socket_folder), safe='')}"
 
     @property
     def pid(self) -> int | None:
@@ -88,7 +88,7 @@ class Embedded:
         """
         if self.is_alive():
             # A killed process stops listening a moment before it can be reaped.
-            if is_served(str(self._sockets / _SOCKET)):
+            if is_served(str(self._socket_folder / _SOCKET)):
                 return self.url
             self.stop()
         try:
@@ -103,9 +103,9 @@ class Embedded:
         try:
             self._end_leftovers()
             if not self._data.exists():
-                self._make()
+                self._create_cluster()
             self._check_version()
-            self._run()
+            self._start_server()
         except OSError as error:
             self.stop()
             raise StorageError(f"{self.folder} cannot be written: {error}") from error
@@ -129,11 +129,11 @@ class Embedded:
         if self._starter is not None:
             self._starter.shutdown()
             self._starter = None
-        if self._sockets != self._data:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._socket_folder != self._data:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
         self._lock.release(force=True)
 
-    def __enter__(self) -> Embedded:
+    def __enter__(self) -> EmbeddedDatabase:
         self.start()
         return self
 
@@ -141,28 +141,30 @@ class Embedded:
         self.stop()
 
     @property
-    def _sockets(self) -> Path:
+    def _socket_folder(self) -> Path:
         """Directory of the socket: the data directory, or a temporary directory with a shorter path."""
         if len(os.fsencode(self._data)) <= _LONGEST_FOLDER:
             return self._data
         name = hashlib.sha256(os.fsencode(self._data)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"hil-db-{os.geteuid()}-{name}"
 
-    def _command(self, program: str, data: Path, *options: str) -> list[str]:
+    def _build_command(self, program: str, data: Path, *options: str) -> list[str]:
         """Return a command that runs a PostgreSQL program without root privileges and ends with this process."""
         start = [sys.executable, "-I", "-S", str(_LAUNCHER), str(data), str(os.getpid())]
         return [*start, str((self._binaries or binaries()) / program), "-D", str(data), *options]
 
-    def _make(self) -> None:
+    def _create_cluster(self) -> None:
         """Create a new cluster atomically."""
         shutil.rmtree(self._new, ignore_errors=True)
         self._new.mkdir(mode=0o700)
         options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-instructions"]
         if self._settings.get("fsync") == "off":
             options.append("--no-sync")
-        done = subprocess.run(self._command("initdb", self._new, *options), capture_output=True, text=True, cwd="/")
+        done = subprocess.run(
+            self._build_command("initdb", self._new, *options), capture_output=True, text=True, cwd="/"
+        )
         if done.returncode != 0:
-            self._failed("cannot be created", done.stderr)
+            self._raise_failure("cannot be created", done.stderr)
         self._new.rename(self._data)
 
     def _check_version(self) -> None:
@@ -175,16 +177,16 @@ class Embedded:
                 hint=f"dump it with pg_dump of PostgreSQL {made} and load it into a new database, {_HINT}",
             )
 
-    def _run(self) -> None:
+    def _start_server(self) -> None:
         """Start the server and wait for it to be ready."""
-        sockets = self._sockets
+        sockets = self._socket_folder
         if sockets != self._data:
             _make_private(sockets, self._data.stat().st_uid)
         if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
             self.log.replace(self.log.with_suffix(".old"))
         settings = {**self._settings, "unix_socket_directories": str(sockets)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        command = self._command("postgres", self._data, *options)
+        command = self._build_command("postgres", self._data, *options)
         # The server ends with the thread that started it, so use a long-lived thread. A new session, because Ctrl-C
         # must only reach this process.
         self._starter = self._starter or ThreadPoolExecutor(1, thread_name_prefix="database")
@@ -199,7 +201,7 @@ class Embedded:
         deadline = time.monotonic() + _START_S
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                self._failed("failed to start", read_file(self.log)[begun:].decode(errors="replace"))
+                self._raise_failure("failed to start", read_file(self.log)[begun:].decode(errors="replace"))
             time.sleep(0.005)
 
     def _is_ready(self) -> bool:
@@ -210,7 +212,7 @@ class Embedded:
             return False
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
 
-    def _failed(self, what: str, output: str) -> None:
+    def _raise_failure(self, what: str, output: str) -> None:
         hint = f"see {self.log}, {_HINT}"
         if "Permission denied" in output or "permission denied" in output:
             hint = f"PostgreSQL cannot run as root: use a different user, a different HIL_FARM_HOME, {_HINT}"
@@ -221,10 +223,10 @@ class Embedded:
         """End leftover processes of an earlier server. This object has the lock, so they have no owner."""
         for how, wait_s in ((signal.SIGINT, _STOP_S), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + wait_s
-            for pid in self._leftovers():
+            for pid in self._find_leftovers():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, how)
-            while self._leftovers():
+            while self._find_leftovers():
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.02)
@@ -235,7 +237,7 @@ class Embedded:
             with contextlib.suppress(OSError):
                 (self._data / "postmaster.pid").unlink()
 
-    def _leftovers(self) -> list[int]:
+    def _find_leftovers(self) -> list[int]:
         """Return the processes of a server or initdb on this data. They all run in the data directory."""
         if sys.platform != "linux":
             return []

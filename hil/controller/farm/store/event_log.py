@@ -14,51 +14,51 @@ from hil.controller.farm.store.notifications import tell
 from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetched, storable
 
 
-async def _event(
+async def _add_event(
     tx: Tx, what: str, *, board: str = "", job: str = "", lease: int | None = None, host: str = "", reason: str = ""
 ) -> None:
     query = "insert into hil.events (what, board, job, lease, host, reason) values (%s, %s, %s, %s, %s, %s)"
     await tx.execute(query, [what, board, job, lease, host, reason])
 
 
-async def _tell_job(tx: Tx, submission: int, job: int, name: str, state: JobState) -> None:
+async def _notify_job(tx: Tx, submission: int, job: int, name: str, state: JobState) -> None:
     await tell(tx, {"kind": "job", "submission": submission, "job": job, "name": name, "state": state.value})
 
 
 async def note_board(tx: Tx, what: str, board: str, reason: str = "") -> None:
     """Record a change of a board. ``what`` is the event name without prefix, such as ``suspect``."""
-    await _event(tx, f"board.{what}", board=board, reason=reason)
+    await _add_event(tx, f"board.{what}", board=board, reason=reason)
     await tell(tx, {"kind": "board", "board": board})
 
 
 async def note_host(tx: Tx, what: str, host: str, reason: str = "", *, kind: str = "host") -> None:
     """Record that a host or gateway (``kind``) started, stopped or failed. ``what`` is the event, such as ``lost``."""
-    await _event(tx, f"{kind}.{what}", host=host, reason=reason)
+    await _add_event(tx, f"{kind}.{what}", host=host, reason=reason)
 
 
 async def note_queued(tx: Tx, submission: int, jobs: Sequence[int], reason: str = "") -> None:
     """Record new jobs of a submission as one event."""
-    await _event(tx, "job.queued", job=str(submission), reason=reason)
-    await _tell_job(tx, submission, jobs[0], str(submission), JobState.QUEUED)
+    await _add_event(tx, "job.queued", job=str(submission), reason=reason)
+    await _notify_job(tx, submission, jobs[0], str(submission), JobState.QUEUED)
 
 
 async def note_job(tx: Tx, what: str, job: JobRow, state: JobState, *, reason: str = "", board: str = "") -> None:
     """Record a change of a job. ``what`` is the event name without prefix, such as ``done``."""
-    await _event(tx, f"job.{what}", board=board, job=job.name, reason=reason)
-    await _tell_job(tx, job.submission, job.id, job.name, state)
+    await _add_event(tx, f"job.{what}", board=board, job=job.name, reason=reason)
+    await _notify_job(tx, job.submission, job.id, job.name, state)
 
 
 async def note_granted(tx: Tx, leases: Sequence[Row]) -> None:
     """Record granted leases. Rows contain id, board, job, job name and submission."""
     for row in leases:
-        await _event(tx, "job.granted", board=row["board"], job=row["name"], lease=row["id"])
-        await _tell_job(tx, row["submission"], row["job"], row["name"], JobState.RUNNING)
+        await _add_event(tx, "job.granted", board=row["board"], job=row["name"], lease=row["id"])
+        await _notify_job(tx, row["submission"], row["job"], row["name"], JobState.RUNNING)
         await tell(tx, {"kind": "board", "board": row["board"]})
 
 
 async def note_lease(tx: Tx, what: str, lease: LeaseRow, reason: str = "") -> None:
     """Record a lease event without other effects. ``what`` is the event name, such as ``late_report``."""
-    await _event(tx, f"lease.{what}", board=lease.board, job=lease.job.name, lease=lease.id, reason=reason)
+    await _add_event(tx, f"lease.{what}", board=lease.board, job=lease.job.name, lease=lease.id, reason=reason)
 
 
 async def note_ended(tx: Tx, lease: LeaseRow, reason: str) -> None:
@@ -71,7 +71,7 @@ async def note_started(tx: Tx, lease: LeaseRow) -> None:
     """Record that the board session of a lease is open."""
     await note_lease(tx, "started", lease)
     await tell(tx, {"kind": "started", "lease": lease.id})
-    await _tell_job(tx, lease.job.submission, lease.job.id, lease.job.name, JobState.RUNNING)
+    await _notify_job(tx, lease.job.submission, lease.job.id, lease.job.name, JobState.RUNNING)
 
 
 # Limit of stored output per lease.

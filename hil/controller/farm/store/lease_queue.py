@@ -70,11 +70,11 @@ class LeaseQueue:
 
     async def open(self) -> None:
         """Register as a worker and send heartbeats. Raises DatabaseAway if the database is unavailable."""
-        with _seam():
+        with _convert_errors():
             # procrastinate sets a row factory on each query.
             await self._connector.open_async(cast("AsyncConnectionPool[Any]", self._database.pool))
             self._worker = await self._manager.register_worker()
-        self._beating = asyncio.create_task(self._beat())
+        self._beating = asyncio.create_task(self._send_beats())
 
     async def close(self) -> None:
         """Unregister the worker."""
@@ -82,14 +82,14 @@ class LeaseQueue:
             await end_tasks(self._beating)
             self._beating = None
         if self._worker is not None:
-            with contextlib.suppress(DatabaseAway), _seam():
+            with contextlib.suppress(DatabaseAway), _convert_errors():
                 await self._manager.unregister_worker(self._worker)
             self._worker = None
 
     async def bring(self, tx: Tx, board: str, lease: int) -> int:
         """Queue a lease for the board's gateway when this transaction commits. Returns the queue id."""
-        task = self._app.configure_task(_TASK, queue=_queue(board), lock=board, connection=tx)
-        with _seam():
+        task = self._app.configure_task(_TASK, queue=_make_queue_name(board), lock=board, connection=tx)
+        with _convert_errors():
             queued = await task.defer_async(lease=lease, board=board)
         await tx.execute("select pg_notify(%s, %s)", [CHANNEL, board])
         return queued
@@ -99,11 +99,11 @@ class LeaseQueue:
 
         After an outage, leases may be delivered twice: the result of the interrupted fetch is unknown.
         """
-        queues = {_queue(board) for board in boards}
+        queues = {_make_queue_name(board) for board in boards}
         async with self._fetching:
-            leases = await self._taken(queues) if self._unsure else []
+            leases = await self._read_taken_leases(queues) if self._unsure else []
             self._unsure = True
-            while queues and (job := await self._fetch(queues)) is not None:
+            while queues and (job := await self._fetch_job(queues)) is not None:
                 leases.append(int(str(job.task_kwargs["lease"])))
                 # The board's lock allows one job at a time.
                 queues.discard(job.queue)
@@ -129,29 +129,29 @@ class LeaseQueue:
         await tx.execute("select procrastinate_prune_stalled_workers_v1(%s)", [_STALLED_S])
         return (await tx.execute(_TIDY, [_TASK])).rowcount
 
-    async def _taken(self, queues: set[str]) -> list[int]:
+    async def _read_taken_leases(self, queues: set[str]) -> list[int]:
         async with self._database.transaction() as tx:
             return [row["lease"] async for row in await tx.execute(_TAKEN, [_TASK, list(queues)])]
 
-    async def _fetch(self, queues: set[str]) -> Job | None:
+    async def _fetch_job(self, queues: set[str]) -> Job | None:
         for _ in range(2):
             if self._worker is None:
-                with _seam():
+                with _convert_errors():
                     self._worker = await self._manager.register_worker()
             try:
-                with _seam():
+                with _convert_errors():
                     return await self._manager.fetch_job(list(queues), self._worker)
             except psycopg.errors.ForeignKeyViolation:
                 # After a long silence, procrastinate has removed this worker.
                 self._worker = None
         raise DatabaseAway("this gateway is not registered in the farm's queue")
 
-    async def _beat(self) -> None:
+    async def _send_beats(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
             try:
                 if self._worker is not None:
-                    with _seam():
+                    with _convert_errors():
                         await self._manager.update_heartbeat(self._worker)
                 async with self._database.transaction() as tx:
                     await self.tidy(tx)
@@ -162,7 +162,7 @@ class LeaseQueue:
                 _LOG.exception("queue cleanup failed")
 
 
-def _queue(board: str) -> str:
+def _make_queue_name(board: str) -> str:
     """Return the queue name of a board."""
     name = f"board:{board}"
     if len(name.encode()) <= _LONGEST_QUEUE:
@@ -171,7 +171,7 @@ def _queue(board: str) -> str:
 
 
 @contextlib.contextmanager
-def _seam() -> Iterator[None]:
+def _convert_errors() -> Iterator[None]:
     """Convert errors of procrastinate to errors of the database, and those to DatabaseAway."""
     with seam():
         try:

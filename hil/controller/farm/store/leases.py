@@ -202,7 +202,7 @@ async def report(
     if row is None or row.worker != worker:
         return False, "this lease was not granted to this worker"
     if row.ended_at is not None:
-        return await _repeated(tx, row, result)
+        return await _handle_repeated_report(tx, row, result)
     if 0 <= fence < MOST_FENCE:
         await tx.execute("update hil.boards set fence = greatest(fence, %s) where name = %s", [fence, row.board])
     else:
@@ -214,7 +214,7 @@ async def report(
     return True, ""
 
 
-async def _repeated(tx: Tx, row: LeaseRow, result: JobResult) -> tuple[bool, str]:
+async def _handle_repeated_report(tx: Tx, row: LeaseRow, result: JobResult) -> tuple[bool, str]:
     """Handle a report for an ended lease: a repetition of the same result counts, a late one does not."""
     # Compare in the database: numbers may change their notation in jsonb.
     [stored] = await fetched(tx, _SAID, {"lease": row.id, "result": as_json(result.to_json())})

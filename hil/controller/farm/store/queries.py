@@ -71,7 +71,7 @@ async def jobs(
         health: include the farm's health jobs.
         before: only return jobs older than this job.
     """
-    states = _states(state)
+    states = _check_states(state)
     where = ["job.kind <> 'health'"] if not health and submission is None else []
     where += ["job.state = any(%(states)s)"] if states else []
     where += ["submission.user_name = %(user)s"] if user else []
@@ -81,10 +81,10 @@ async def jobs(
         where.append("(job.submission, job.number) < (%(before_submission)s, %(before_number)s)")
         number_of_submission, number = parse_job(before)
         values |= {"before_submission": number_of_submission, "before_number": number or 1}
-    return [_job(row) for row in await _newest(tx, where, values, _limit(limit))]
+    return [_format_job(row) for row in await _read_newest_jobs(tx, where, values, _check_limit(limit))]
 
 
-def _states(state: Sequence[str]) -> list[str]:
+def _check_states(state: Sequence[str]) -> list[str]:
     """Validate names of job states."""
     known = [one.value for one in JobState]
     if unknown := [one for one in state if one not in known]:
@@ -92,7 +92,7 @@ def _states(state: Sequence[str]) -> list[str]:
     return list(state)
 
 
-async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+async def _read_newest_jobs(tx: Tx, where: list[str], values: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
     """Return the newest jobs, newest last. Raises UsageError if their text fields are too long in total."""
     found: list[dict[str, Any]] = []
     size, before = 0, 2**62
@@ -116,7 +116,7 @@ async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: in
 
 async def job(tx: Tx, name: str) -> dict[str, Any]:
     """Return a job with all attempts. Raises UsageError if the name is unknown or matches several jobs."""
-    found = await _named(tx, name)
+    found = await _find_jobs(tx, name)
     if len(found) > 1:
         raise UsageError(
             f"{name} has {len(found)} jobs", hint=f"use a job name from {found[0]['name']} to {found[-1]['name']}"
@@ -126,7 +126,7 @@ async def job(tx: Tx, name: str) -> dict[str, Any]:
         " where job = %s order by id"
     )
     attempts = await fetched(tx, query, [found[0]["id"]])
-    return {**_job(found[0]), "attempts_made": [_plain(row) for row in attempts]}
+    return {**_format_job(found[0]), "attempts_made": [_format_row(row) for row in attempts]}
 
 
 async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
     Args:
         specs: also return the ``spec`` of each job.
     """
-    found = {row["id"]: row for row in await _named(tx, name)}
+    found = {row["id"]: row for row in await _find_jobs(tx, name)}
     joined = "hil.jobs as job left join hil.results as result on result.job = job.id where job.id = any(%s)"
     size = "coalesce(sum(octet_length(result.result::text)), 0) + coalesce(sum(octet_length(job.spec::text)), 0)"
     if len(found) > 1:
@@ -157,7 +157,7 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
 
 async def cases(tx: Tx, name: str, limit: int = _USUAL) -> dict[str, Any]:
     """Return the case results so far of a submission or a single job, failures first."""
-    return await case_results.of_jobs(tx, [row["id"] for row in await _named(tx, name)], _limit(limit))
+    return await case_results.of_jobs(tx, [row["id"] for row in await _find_jobs(tx, name)], _check_limit(limit))
 
 
 # A submission's name matches all jobs of the submission.
@@ -173,16 +173,16 @@ async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Seque
         jobs: only return these jobs, at any position.
     """
     named = [parse_job(str(name)) for name in jobs]
-    found = await waiting_room.outlooks(tx, settings, _MOST if named else _limit(limit))
+    found = await waiting_room.outlooks(tx, settings, _MOST if named else _check_limit(limit))
     where = ["job.id = any(%(ids)s)"]
     values: dict[str, Any] = {"ids": [one.job for one in found]}
     if named:
         where.append(_NAMED)
         values |= {"submissions": [one for one, _ in named], "numbers": [number for _, number in named]}
-    rows = {row["id"]: row for row in await _newest(tx, where, values, _MOST)}
+    rows = {row["id"]: row for row in await _read_newest_jobs(tx, where, values, _MOST)}
     # A job may have received a board meanwhile.
     told = [(rows[one.job], one) for one in found if one.job in rows]
-    return [{**_job(row), "position": one.position, "why": one.why} for row, one in told]
+    return [{**_format_job(row), "position": one.position, "why": one.why} for row, one in told]
 
 
 # State for display: a drained board is draining while it has a job.
@@ -200,7 +200,7 @@ async def boards(tx: Tx) -> list[dict[str, Any]]:
             coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at
         from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
     """
-    return [_plain(row) for row in await fetched(tx, query)]
+    return [_format_row(row) for row in await fetched(tx, query)]
 
 
 async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[dict[str, Any]]:
@@ -210,8 +210,8 @@ async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) ->
         "select id, at, what, board, job, lease, host, reason from hil.events"
         f" where {' and '.join(where) or 'true'} order by id desc limit %(limit)s"
     )
-    rows = await fetched(tx, query, {"board": board, "job": job, "limit": _limit(limit)})
-    return [_plain(row) for row in reversed(rows)]
+    rows = await fetched(tx, query, {"board": board, "job": job, "limit": _check_limit(limit)})
+    return [_format_row(row) for row in reversed(rows)]
 
 
 async def audit(tx: Tx, limit: int = _USUAL) -> list[dict[str, Any]]:
@@ -220,7 +220,7 @@ async def audit(tx: Tx, limit: int = _USUAL) -> list[dict[str, Any]]:
         'select id, at, user_name as "user", role, peer, action, object, allowed, detail'
         " from hil.audit order by id desc limit %(limit)s"
     )
-    return [_plain(row) for row in reversed(await fetched(tx, query, {"limit": _limit(limit)}))]
+    return [_format_row(row) for row in reversed(await fetched(tx, query, {"limit": _check_limit(limit)}))]
 
 
 async def tokens(tx: Tx) -> list[dict[str, Any]]:
@@ -229,12 +229,12 @@ async def tokens(tx: Tx) -> list[dict[str, Any]]:
         'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
         " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
     )
-    return [_plain(row) for row in await fetched(tx, query)]
+    return [_format_row(row) for row in await fetched(tx, query)]
 
 
 async def printed(tx: Tx, name: str, after: int = 0) -> list[dict[str, Any]]:
     """Return the output of a submission or a single job after a log number."""
-    ids = [row["id"] for row in await _named(tx, name)]
+    ids = [row["id"] for row in await _find_jobs(tx, name)]
     return await event_log.output_after(tx, ids, after)
 
 
@@ -272,28 +272,28 @@ async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user:
 
     ``matching`` counts the jobs with these states (empty: all) and this user ("": all).
     """
-    states = _states(state) or [one.value for one in JobState]
+    states = _check_states(state) or [one.value for one in JobState]
     [waited] = await fetched(tx, _WAITED)
     half, most = waited["s"] or (None, None)
     users = await fetched(tx, _USERS, [settings.share_half_life_s])
-    counts = await _counts(tx, _JOB_COUNTS, [state.value for state in JobState])
+    counts = await _read_counts(tx, _JOB_COUNTS, [state.value for state in JobState])
     of_user = {row["state"]: row["n"] for row in await fetched(tx, _USER_COUNTS, [user])} if user else counts
     return {
         "jobs": counts,
         "matching": sum(of_user.get(one, 0) for one in states),
-        "boards": await _counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
-        "queue": await _counts(tx, _QUEUE_COUNTS, [priority.value for priority in Priority]),
-        "waiting_s": {"p50": _seconds(half), "p95": _seconds(most)},
-        "users": [{**row, "board_s": _seconds(row["board_s"])} for row in users],
+        "boards": await _read_counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
+        "queue": await _read_counts(tx, _QUEUE_COUNTS, [priority.value for priority in Priority]),
+        "waiting_s": {"p50": _round_seconds(half), "p95": _round_seconds(most)},
+        "users": [{**row, "board_s": _round_seconds(row["board_s"])} for row in users],
     }
 
 
-async def _counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:
+async def _read_counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:
     counts = {row["state"]: row["n"] for row in await fetched(tx, query)}
     return {state: counts.get(state, 0) for state in known}
 
 
-def _seconds(value: Any) -> float | None:
+def _round_seconds(value: Any) -> float | None:
     return None if value is None else round(float(value), 3)
 
 
@@ -313,7 +313,7 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
 }
 
 
-async def _named(tx: Tx, name: str) -> list[dict[str, Any]]:
+async def _find_jobs(tx: Tx, name: str) -> list[dict[str, Any]]:
     """Return the jobs with a name. Raises UsageError if there are none."""
     submission, number = parse_job(str(name))
     values = {"submission": submission, "number": number}
@@ -321,23 +321,23 @@ async def _named(tx: Tx, name: str) -> list[dict[str, Any]]:
     # Numbers outside the column's range cannot match.
     known = submission < 2**63 and (number or 0) < 2**31
     where = [f"job.submission = %(submission)s{only}"]
-    found = await _newest(tx, where, values, _MOST) if known else []
+    found = await _read_newest_jobs(tx, where, values, _MOST) if known else []
     if not found:
         raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs; old jobs are deleted")
     return found
 
 
-def _limit(limit: int) -> int:
+def _check_limit(limit: int) -> int:
     if not 0 < limit <= _MOST:
         raise UsageError(f"limit must be a number from 1 to {_MOST}, got {limit}")
     return limit
 
 
-def _job(row: Mapping[str, Any]) -> dict[str, Any]:
-    return _plain({key: value for key, value in row.items() if key not in ("id", "number")})
+def _format_job(row: Mapping[str, Any]) -> dict[str, Any]:
+    return _format_row({key: value for key, value in row.items() if key not in ("id", "number")})
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in row.items()}
 
 

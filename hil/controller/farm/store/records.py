@@ -152,7 +152,7 @@ async def board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None
     where = "" if names is None else " and name = any(%(names)s)"
     values = {"names": list(names or ()), "health_every_s": settings.health_every_s}
     rows = await fetched(tx, f"{_BOARDS}{where} order by name", values)
-    await _learn(tx, {row["labels_digest"] for row in rows})
+    await _cache_labels(tx, {row["labels_digest"] for row in rows})
     found = []
     for row in rows:
         labels, state, warm = _labels[row.pop("labels_digest")], BoardState(row["state"]), frozenset(row["warm"])
@@ -160,7 +160,7 @@ async def board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None
     return found
 
 
-async def _learn(tx: Tx, digests: set[str]) -> None:
+async def _cache_labels(tx: Tx, digests: set[str]) -> None:
     """Read the labels that are not cached yet."""
     if len(_labels) > _LABELS_MOST:
         _labels.clear()

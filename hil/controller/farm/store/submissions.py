@@ -16,7 +16,7 @@ from hil.controller.farm.messages import (
     job_name,
     parse_job,
 )
-from hil.controller.farm.scheduler.policy import BoardRow, Waiting
+from hil.controller.farm.scheduler.policy import BoardRow, WaitingJob
 from hil.controller.farm.selector import nearest, parse
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import transitions
@@ -59,7 +59,7 @@ _PRIORITY = """
 
 
 @dataclass(frozen=True)
-class Submitted:
+class QueuedSubmission:
     """Number and job names of a queued submission."""
 
     submission: int
@@ -69,7 +69,7 @@ class Submitted:
 @serialized
 async def submit(
     tx: Tx, queue: LeaseQueue, who: Principal, order: Submission, trace: str, settings: FarmSettings
-) -> Submitted:
+) -> QueuedSubmission:
     """Queue all jobs of a submission, and grant them free boards.
 
     Raises:
@@ -78,9 +78,9 @@ async def submit(
         AccessRefused: the project belongs to other users.
         FarmError: too many submissions of this user are waiting.
     """
-    _check(order)
+    _check_submission(order)
     order = replace(order, title=storable(order.title), specs=tuple(stored(spec) for spec in order.specs))
-    project = _project(who, order)
+    project = _choose_project(who, order)
     sent = await tx.execute(_SENT, [order.key])
     boards = await board_rows(tx, settings)
     for before in await sent.fetchall():
@@ -88,21 +88,21 @@ async def submit(
             raise UsageError(
                 "a different user already used this submission key", hint="use a new key for each submission"
             )
-        return Submitted(before["id"], _names(before["id"], before["jobs"]))
-    _satisfiable(order, boards)
+        return QueuedSubmission(before["id"], _make_job_names(before["id"], before["jobs"]))
+    _check_satisfiable(order, boards)
     await _check_quota(tx, who)
     submission, jobs = await enqueue(tx, order, who.user, project, trace)
-    lane = Waiting(
+    lane = WaitingJob(
         0, who.user, project, order.priority, selector=order.selector, board=order.board, kind=order.specs[0].kind
     )
     await grant_new(tx, queue, settings, order, lane, jobs, boards)
-    return Submitted(submission, _names(submission, len(jobs)))
+    return QueuedSubmission(submission, _make_job_names(submission, len(jobs)))
 
 
 @serialized
 async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> list[str]:
     """Cancel a job, or all jobs of a submission. Returns the names of the cancelled jobs."""
-    submission, number = await _own(tx, who, name)
+    submission, number = await _find_own_job(tx, who, name)
     result = JobResult(EXIT_INTERRUPTED, reason=f"cancelled by {who.user}")
     leases = {lease.job.id: lease for lease in await active_leases(tx, "submission.id = %(id)s", {"id": submission})}
     jobs = await _open_jobs(tx, submission, number)
@@ -120,7 +120,7 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
 @serialized
 async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> list[str]:
     """Change a submission's priority. Returns the names of unfinished jobs."""
-    submission, _ = await _own(tx, who, name)
+    submission, _ = await _find_own_job(tx, who, name)
     jobs = await _open_jobs(tx, submission, None)
     if jobs:
         await tx.execute(_PRIORITY, {"priority": priority.value, "submission": submission})
@@ -129,11 +129,11 @@ async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> l
     return [job.name for job in jobs]
 
 
-def _names(submission: int, jobs: int) -> list[str]:
+def _make_job_names(submission: int, jobs: int) -> list[str]:
     return [job_name(submission, number, jobs) for number in range(1, jobs + 1)]
 
 
-def _check(order: Submission) -> None:
+def _check_submission(order: Submission) -> None:
     """Validate a submission before storing anything."""
     if not order.key:
         raise UsageError("missing submission key")
@@ -169,7 +169,7 @@ async def _check_quota(tx: Tx, who: Principal) -> None:
         )
 
 
-def _project(who: Principal, order: Submission) -> str:
+def _choose_project(who: Principal, order: Submission) -> str:
     """Return the project that a submission is counted for. Raises AccessRefused if the caller may not use it."""
     if order.project and order.project != who.project and who.role is not Role.ADMIN:
         raise AccessRefused(
@@ -179,7 +179,7 @@ def _project(who: Principal, order: Submission) -> str:
     return order.project or who.project
 
 
-def _satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
+def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
     """Raise NoSuchBoard if no known board can match, in any state."""
     boards = {one.name: one.labels for one in known}
     selector = parse(order.selector)
@@ -196,7 +196,7 @@ def _satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
     raise NoSuchBoard(f"no board matches {order.selector!r}", hint=f"nearest: {close}")
 
 
-async def _own(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:
+async def _find_own_job(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:
     """Return submission and job number for a name. Raises AccessRefused if the caller may not change it."""
     submission, number = parse_job(name)
     where = "submission.id = %s and (%s::numeric is null or job.number = %s) limit 1"

@@ -47,7 +47,7 @@ async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: f
     await thaw(tx)
     await tx.execute("set local lock_timeout = '5s'")
     [tried] = await fetched(tx, "select pg_try_advisory_xact_lock(%s) as ours", [_TICK])
-    return await _pass(tx, queue, settings, heard_since) if tried["ours"] else 0
+    return await _sweep_once(tx, queue, settings, heard_since) if tried["ours"] else 0
 
 
 async def thaw(tx: Tx) -> None:
@@ -56,13 +56,13 @@ async def thaw(tx: Tx) -> None:
 
 
 @serialized
-async def _pass(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
-    happened = await _expired(tx, queue, settings) if time.monotonic() - heard_since >= settings.lease_s else 0
+async def _sweep_once(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
+    happened = await _expire_leases(tx, queue, settings) if time.monotonic() - heard_since >= settings.lease_s else 0
     happened += await transitions.order_checks(tx)
     return happened + len(await grant(tx, queue, settings))
 
 
-async def _expired(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
+async def _expire_leases(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
     """End leases and boards without heartbeats, and leases past their time limit.
 
     Compares with the start of the transaction: this gateway may have been frozen since, and missed heartbeats.
@@ -126,7 +126,7 @@ _UNUSED = f"""
 
 
 @dataclass(frozen=True)
-class Cleaned:
+class GcResult:
     """Numbers of rows that `gc` deleted, or would delete."""
 
     counts: dict[str, int]
@@ -136,7 +136,7 @@ class Cleaned:
 
 async def gc(
     tx: Tx, keep_s: float, delete: Callable[[list[str]], Awaitable[None]], *, dry_run: bool = False
-) -> Cleaned:
+) -> GcResult:
     """Delete old submissions with their data, old events, removed boards and unreferenced files.
 
     Deletes at most 2000 files per call, so call it repeatedly.
@@ -164,4 +164,4 @@ async def gc(
         # whole farm.
         for name, query in _DELETED_LAST.items():
             counts[name] = (await tx.execute(query, values)).rowcount
-    return Cleaned({**counts, "artifacts": len(digests)}, sum(row["size"] for row in unused), digests)
+    return GcResult({**counts, "artifacts": len(digests)}, sum(row["size"] for row in unused), digests)

@@ -179,7 +179,7 @@ _WORKED = "update hil.boards set checked_at = clock_timestamp() where name = %s 
 _WARM_MOST = 64
 
 
-async def _end(
+async def _end_lease(
     tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, result: JobResult | None = None
 ) -> None:
     """End a lease: free the board, add the time to the user's share, and notify listeners.
@@ -200,8 +200,8 @@ async def _end(
 
 async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings) -> None:
     """End a lease because the board was lost: retry the job, or finish it with ``BOARD_LOST``."""
-    await _end(tx, queue, lease, reason, settings)
-    await _decide(tx, lease, JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True), settings)
+    await _end_lease(tx, queue, lease, reason, settings)
+    await _retry_or_finish(tx, lease, JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True), settings)
     what = health.EventKind.CHECK_LOST if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
     doubt = health.Event(what, f"job {lease.job.name} was lost: {reason}")
     await change_board(tx, lease.board, doubt, settings)
@@ -212,8 +212,8 @@ async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: 
     if lease.job.kind is Kind.LEASE:
         return await lease_over(tx, queue, lease, JobResult(EXIT_OK, reason="time limit reached"), settings)
     reason = "time limit exceeded"
-    await _end(tx, queue, lease, reason, settings)
-    await _decide(tx, lease, JobResult(EXIT_STAGE, "TIMEOUT", reason), settings)
+    await _end_lease(tx, queue, lease, reason, settings)
+    await _retry_or_finish(tx, lease, JobResult(EXIT_STAGE, "TIMEOUT", reason), settings)
     what = health.EventKind.UNHEALTHY if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
     doubt = f"job {lease.job.name} exceeded the time limit"
     await change_board(tx, lease.board, health.Event(what, doubt), settings)
@@ -228,21 +228,21 @@ async def lease_over(
     state: JobState = JobState.DONE,
 ) -> None:
     """End a lease and the job on request, with a given result."""
-    await _end(tx, queue, lease, result.reason, settings)
+    await _end_lease(tx, queue, lease, result.reason, settings)
     await finish(tx, lease.job, result, lease.id, state=state)
 
 
 async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
     """End a lease with the worker's report, and update job and board."""
-    await _end(tx, queue, lease, result.reason or result.outcome, settings, result)
-    await _decide(tx, lease, result, settings)
-    await _learn(tx, lease, result, settings)
+    await _end_lease(tx, queue, lease, result.reason or result.outcome, settings, result)
+    await _retry_or_finish(tx, lease, result, settings)
+    await _update_board(tx, lease, result, settings)
 
 
 async def _has_others(tx: Tx, job: JobRow, board: str, settings: FarmSettings) -> bool:
     """Return True if a board can serve a job that has not failed on it yet."""
     [order] = await fetched(tx, "select selector from hil.submissions where id = %s", [job.submission])
-    wanted = policy.Waiting(job.id, job.user, selector=order["selector"], board=job.pinned)
+    wanted = policy.WaitingJob(job.id, job.user, selector=order["selector"], board=job.pinned)
     avoid = {*job.avoid, board}
     return any(
         one.may_serve and one.name not in avoid and wanted.matches(one.name, one.labels)
@@ -250,7 +250,7 @@ async def _has_others(tx: Tx, job: JobRow, board: str, settings: FarmSettings) -
     )
 
 
-async def _decide(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
+async def _retry_or_finish(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
     """Retry or finish a job after an attempt."""
     job = lease.job
     held = lease.started_at is not None and job.kind is Kind.LEASE
@@ -262,7 +262,7 @@ async def _decide(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSett
         await finish(tx, job, final, lease.id)
 
 
-async def _learn(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
+async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
     """Update a board after an attempt: infrastructure failures make it suspect, health jobs decide the state."""
     job, what = lease.job, health.EventKind
     if job.kind is Kind.HEALTH:

@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
 from hil.controller.farm.messages import ENDED, JobState, parse_job
-from hil.controller.farm.timeline import Waits
+from hil.controller.farm.timeline import QueueTimes
 from hil.controller.farm.turns import with_turns
 from hil.controller.web.farm_charts import SPANS, Chart, no_chart, span_of, wait_chart
 from hil.controller.web.farm_view import FarmView, away_page, farm_page, form_of, is_update, view_of
@@ -78,10 +78,10 @@ class _Pages:
         return urlencode({name: value for name, value in asked.items() if value != usual[name]})
 
 
-def waits_of(farm: FarmView, hours: int) -> tuple[Chart, list[Waits]]:
+def waits_of(farm: FarmView, hours: int) -> tuple[Chart, list[QueueTimes]]:
     """Return queue times over a time span."""
 
-    def make() -> tuple[Chart, list[Waits]]:
+    def make() -> tuple[Chart, list[QueueTimes]]:
         return wait_chart(farm.link.past.jobs(farm.ask), hours)
 
     return farm.link.lately(f"waits {hours}", make)

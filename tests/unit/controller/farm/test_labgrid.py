@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.labgrid import Place, borrowed
+from hil.controller.farm.labgrid import LabgridPlace, borrowed
 from hil.core.board_config import Labgrid
 from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
@@ -52,8 +52,8 @@ def hostname(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "h")
 
 
-def place(labgrid: Labgrid, holder: str = "bench") -> Place:
-    return Place(labgrid, holder, "b")
+def place(labgrid: Labgrid, holder: str = "bench") -> LabgridPlace:
+    return LabgridPlace(labgrid, holder, "b")
 
 
 def test_place_show_parses_owner_and_resources(client) -> None:

@@ -65,9 +65,9 @@ def test_session_reports_queue_position(fake_farm: FakeFarm, hold: Callable[...,
     assert first.wait(60)
     second = hold()
     with pytest.raises(BoardBusy, match="no farm board became available within 3 s: 3 ahead of you"):
-        second.wait_told(3, lambda text: None)
+        second.wait_with_progress(3, lambda text: None)
     told: list[str] = []
-    waiting = threading.Thread(target=second.wait_told, args=(60, told.append))
+    waiting = threading.Thread(target=second.wait_with_progress, args=(60, told.append))
     waiting.start()
     eventually(lambda: told)
     first.close()

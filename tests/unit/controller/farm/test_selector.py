@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hil.controller.farm.selector import Group, nearest, parse
+from hil.controller.farm.selector import TermGroup, nearest, parse
 from hil.errors import UsageError
 
 GIB = 1 << 30
@@ -302,8 +302,8 @@ def test_selector_misses_labels_unless_matching(text: str, labels: dict[str, obj
 
 
 def test_empty_group_matches_all_boards():
-    assert Group().matches({})
-    assert not (~Group()).matches({})
+    assert TermGroup().matches({})
+    assert not (~TermGroup()).matches({})
 
 
 def test_selector_matches_large_value_lists_quickly():

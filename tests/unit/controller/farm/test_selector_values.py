@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.selector import Wanted, above, as_text, is_there, quantity, value_text, version
+from hil.controller.farm.selector import ValueSet, above, as_text, is_there, quantity, value_text, version
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_version_parses_leading_numbers(text: str, parts: tuple[float, ...] | No
     ],
 )
 def test_wanted_value_equals_label(value: Any, wanted: str, is_equal: bool):
-    assert Wanted((wanted,)).has(value) is is_equal
+    assert ValueSet((wanted,)).has(value) is is_equal
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from hil.controller.farm.job_files import JobFiles
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.controller.farm.submitting import _loaded, kind_of
+from hil.controller.farm.submitting import _build_workload, kind_of
 from hil.controller.pipeline.options import Job
 from hil.errors import UsageError
 
@@ -34,7 +34,7 @@ def test_kind_of_recognizes_file_types(tmp_path: Path, name: str, kind: Kind) ->
 
 def test_submission_titles_jobs_by_model() -> None:
     job = Job(models=(Path("nets/digits.onnx"), Path("nets/saved/saved_model.pb"), Path("relu.onnx")))
-    load = _loaded(job, [(JobSpec(Kind.RUN), JobFiles()) for _ in job.models])
+    load = _build_workload(job, [(JobSpec(Kind.RUN), JobFiles()) for _ in job.models])
     assert load.title == "digits and 2 more"
     assert [spec.title for spec in load.specs] == ["digits", "saved", "relu"]
     target = load.for_target("sim-f16")

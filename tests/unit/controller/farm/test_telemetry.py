@@ -63,13 +63,13 @@ def test_telemetry_stays_off_without_receiver(why: str, monkeypatch: pytest.Monk
         monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     if why == "not installed":
         monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    telemetry._provider.cache_clear()
+    telemetry._get_provider.cache_clear()
     try:
         with telemetry.span("submit", "00-1", user="anna") as span:
             span.set(outcome="PASS")
             assert span.traceparent == "00-1"  # the parent of other processes is passed on
         telemetry.record("queue", span.traceparent, 0, 1)
         telemetry.flush()
-        assert telemetry._provider() is None
+        assert telemetry._get_provider() is None
     finally:
-        telemetry._provider.cache_clear()
+        telemetry._get_provider.cache_clear()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.timeline import Stay, Waits, board_use, moment, queue_times, stays
+from hil.controller.farm.timeline import QueueTimes, Stay, board_use, moment, queue_times, stays
 
 
 def at(seconds: float | None) -> str | None:
@@ -58,5 +58,5 @@ def test_board_use_computes_share_of_busy_time() -> None:
 
 def test_queue_times_summarize_waits_per_interval() -> None:
     jobs = [job(0, 1), job(0, 3), job(0, 9), job(8, 15), job(5, None), job(0, 50)]
-    assert queue_times(jobs, 0.0, 20.0, 2) == [Waits(0.0, 3, 3.0, 9.0), Waits(10.0, 1, 7.0, 7.0)]
-    assert queue_times([], 0.0, 20.0, 1) == [Waits(0.0)]
+    assert queue_times(jobs, 0.0, 20.0, 2) == [QueueTimes(0.0, 3, 3.0, 9.0), QueueTimes(10.0, 1, 7.0, 7.0)]
+    assert queue_times([], 0.0, 20.0, 1) == [QueueTimes(0.0)]

@@ -334,7 +334,7 @@ def by_farm(place: Path, work: submitting.Workload) -> dict[str, str]:
             case_ended=lambda name, outcome, reason, told=told: told.update({name: outcome}),
             isolated=None,
         )
-        record, _ = job_attempt._call(attempt, files, place / f"out{number}")
+        record, _ = job_attempt._execute_job(attempt, files, place / f"out{number}")
         outcomes = {case.get("name") or case["id"]: case["outcome"] for case in record["cases"]}
         assert told == outcomes, "each is told as it ends"
         ended |= outcomes

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("fsspec", reason="needs the extra `farm`")
 
-from hil.controller.farm.gateway.artifacts import CHUNK, Store
+from hil.controller.farm.gateway.artifacts import CHUNK, ArtifactStore
 from hil.core.digest import digest_of
 from hil.errors import FarmError, StorageError, UsageError
 
@@ -38,13 +38,13 @@ def bucket() -> Iterator[str]:
 
 
 @pytest.fixture(params=["folder", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
     if request.param == "folder":
-        return Store(str(tmp_path / "artifacts"))
+        return ArtifactStore(str(tmp_path / "artifacts"))
     return s3_store(request.getfixturevalue("bucket"), f"farm/{tmp_path.name}", monkeypatch)
 
 
-def s3_store(endpoint: str, place: str, monkeypatch: pytest.MonkeyPatch) -> Store:
+def s3_store(endpoint: str, place: str, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
     import s3fs
 
     for name, value in (
@@ -57,10 +57,10 @@ def s3_store(endpoint: str, place: str, monkeypatch: pytest.MonkeyPatch) -> Stor
     made = s3fs.S3FileSystem(skip_instance_cache=True)
     if not made.exists("farm"):
         made.mkdir("farm")
-    return Store(f"s3://{place}")
+    return ArtifactStore(f"s3://{place}")
 
 
-def put(store: Store, data: bytes, name: str = "", size: int | None = None) -> str:
+def put(store: ArtifactStore, data: bytes, name: str = "", size: int | None = None) -> str:
     name = name or digest_of(data)
     with store.receive(name, len(data) if size is None else size) as incoming:
         for start in range(0, len(data), CHUNK):
@@ -70,7 +70,7 @@ def put(store: Store, data: bytes, name: str = "", size: int | None = None) -> s
 
 
 @pytest.mark.parametrize("data", [b"", b"small", bytes(range(256)) * 20_000], ids=["empty", "small", "5 MB"])
-def test_store_returns_uploaded_data(store: Store, data: bytes) -> None:
+def test_store_returns_uploaded_data(store: ArtifactStore, data: bytes) -> None:
     name = digest_of(data)
     assert store.lacks([name, name]) == [name]
     put(store, data)
@@ -81,19 +81,19 @@ def test_store_returns_uploaded_data(store: Store, data: bytes) -> None:
     assert b"".join(store.read(name)) == data
 
 
-def test_store_accepts_sha256_digests(store: Store) -> None:
+def test_store_accepts_sha256_digests(store: ArtifactStore) -> None:
     name = put(store, b"data", digest_of(b"data", "sha256"))
     assert b"".join(store.read(name)) == b"data"
 
 
-def test_store_lists_missing_digests_in_request_order(store: Store) -> None:
+def test_store_lists_missing_digests_in_request_order(store: ArtifactStore) -> None:
     names = [digest_of(bytes([number])) for number in range(40)]
     for number in range(0, 40, 2):
         put(store, bytes([number]))
     assert store.lacks(names) == names[1::2]
 
 
-def test_store_discards_incomplete_or_mismatched_uploads(store: Store) -> None:
+def test_store_discards_incomplete_or_mismatched_uploads(store: ArtifactStore) -> None:
     name = digest_of(b"true")
     with pytest.raises(UsageError, match="got blake3"):
         put(store, b"lies", name)
@@ -112,7 +112,7 @@ def test_store_discards_incomplete_or_mismatched_uploads(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "blake3:", "md5:" + "0" * 32, "blake3:" + "A" * 64, ""])
-def test_store_rejects_malformed_digests(store: Store, name: str) -> None:
+def test_store_rejects_malformed_digests(store: ArtifactStore, name: str) -> None:
     for attempt in (
         lambda: store.lacks([name]),
         lambda: store.receive(name, 1),
@@ -124,7 +124,7 @@ def test_store_rejects_malformed_digests(store: Store, name: str) -> None:
             attempt()
 
 
-def test_store_delete_succeeds_for_missing_file(store: Store) -> None:
+def test_store_delete_succeeds_for_missing_file(store: ArtifactStore) -> None:
     name = put(store, b"old")
     store.delete(name)
     assert store.lacks([name]) == [name]
@@ -132,7 +132,7 @@ def test_store_delete_succeeds_for_missing_file(store: Store) -> None:
 
 
 def test_store_sweep_deletes_abandoned_uploads(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
+    store = ArtifactStore(str(tmp_path))
     name = put(store, b"kept")
     left = tmp_path / ".incoming" / "upload-left"
     left.write_bytes(b"part")
@@ -144,12 +144,12 @@ def test_store_sweep_deletes_abandoned_uploads(tmp_path: Path) -> None:
 def test_store_reports_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"the farm's store .* failed"):
-        Store(str(tmp_path / "file" / "artifacts"))
+        ArtifactStore(str(tmp_path / "file" / "artifacts"))
 
 
 def test_store_rejects_unknown_url_scheme() -> None:
     with pytest.raises(UsageError, match="cannot open the farm's store"):
-        Store("nonsense://somewhere")
+        ArtifactStore("nonsense://somewhere")
 
 
 def test_store_reports_unreachable_s3_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,4 +158,4 @@ def test_store_reports_unreachable_s3_server(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StorageError, match=r"the farm's store .* failed"):
-        Store("s3://farm/x").lacks([digest_of(b"")])
+        ArtifactStore("s3://farm/x").lacks([digest_of(b"")])

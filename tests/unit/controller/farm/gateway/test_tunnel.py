@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("psycopg", reason="needs the extra `farm`")
 
 from hil.controller.farm.gateway import tunnel
-from hil.controller.farm.gateway.tunnel import Tunnels
+from hil.controller.farm.gateway.tunnel import TunnelRegistry
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -43,9 +43,9 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "_PAUSE_S", 0.05)
 
 
-def carried(holder: Any, board: Any, *, over_after_s: float | None = None) -> Tunnels:
-    async def go() -> Tunnels:
-        tunnels = Tunnels()
+def carried(holder: Any, board: Any, *, over_after_s: float | None = None) -> TunnelRegistry:
+    async def go() -> TunnelRegistry:
+        tunnels = TunnelRegistry()
         with tunnels.opened(7) as one:
             joined = asyncio.create_task(tunnels.find(one.id).join(board.pieces(), board))
             if over_after_s is not None:

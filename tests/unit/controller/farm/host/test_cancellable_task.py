@@ -46,7 +46,7 @@ def job():
         print("tidied")
 begin = time.monotonic()
 print(work.run(7, job), work.why, time.monotonic() - begin < 10)
-work._look(7)
+work._give_up_if_running(7)
 print(gave_up.is_set())
 """)
     assert said == ["tidied", "None the farm said so True", "False"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.host.job_attempt import Files, upload_folder
+from hil.controller.farm.host.job_attempt import FileCache, upload_folder
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.core.digest import digest_of
 from hil.errors import FarmError, UsageError
@@ -37,7 +37,7 @@ def spec(**files: bytes) -> JobSpec:
 
 def test_files_downloads_content_only_for_first_job(tmp_path):
     store: Any = Store(b"model", b"input")
-    files = Files(tmp_path / "kept")
+    files = FileCache(tmp_path / "kept")
     for number in range(2):
         files.lay_out(spec(model__a=b"model", x=b"input", y=b"model"), tmp_path / f"job{number}", store)
         found = {path.name: path.read_bytes() for path in (tmp_path / f"job{number}").rglob("*") if path.is_file()}
@@ -47,7 +47,7 @@ def test_files_downloads_content_only_for_first_job(tmp_path):
 
 def test_files_isolates_jobs_from_changes_of_other_jobs(tmp_path):
     store: Any = Store(b"model")
-    files = Files(tmp_path / "kept")
+    files = FileCache(tmp_path / "kept")
     files.lay_out(spec(a=b"model"), tmp_path / "one", store)
     (tmp_path / "one" / "a").write_bytes(b"other")
     files.lay_out(spec(a=b"model"), tmp_path / "two", store)
@@ -57,7 +57,7 @@ def test_files_isolates_jobs_from_changes_of_other_jobs(tmp_path):
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/a"])
 def test_files_rejects_paths_outside_job_directory(name, tmp_path):
     with pytest.raises(UsageError, match="outside"):
-        Files(tmp_path / "kept").lay_out(
+        FileCache(tmp_path / "kept").lay_out(
             JobSpec(Kind.RUN, files={name: digest_of(b"x")}),
             tmp_path / "job",
             Store(b"x"),
@@ -66,7 +66,7 @@ def test_files_rejects_paths_outside_job_directory(name, tmp_path):
 
 def test_files_rejects_invalid_digest(tmp_path):
     with pytest.raises(UsageError, match="not a digest"):
-        Files(tmp_path / "kept").lay_out(
+        FileCache(tmp_path / "kept").lay_out(
             JobSpec(Kind.RUN, files={"a": "../../secret"}),
             tmp_path / "job",
             Store(),
@@ -75,13 +75,13 @@ def test_files_rejects_invalid_digest(tmp_path):
 
 def test_files_raises_farm_error_for_missing_content(tmp_path):
     with pytest.raises(FarmError, match="no more"):
-        Files(tmp_path / "kept").lay_out(spec(a=b"gone"), tmp_path / "job", Store())
+        FileCache(tmp_path / "kept").lay_out(spec(a=b"gone"), tmp_path / "job", Store())
 
 
 def test_files_evicts_least_recently_used_content(tmp_path):
     contents = [bytes([number]) * 100 for number in range(4)]
     store: Any = Store(*contents)
-    files = Files(tmp_path / "kept", most_bytes=250)
+    files = FileCache(tmp_path / "kept", most_bytes=250)
     for number, content in enumerate(contents[:3]):
         files.lay_out(spec(a=content), tmp_path / "job", store)
         for path in (tmp_path / "kept").iterdir():
@@ -106,7 +106,7 @@ def test_upload_folder_stores_files_and_skips_symlinks(tmp_path):
 def test_files_rejects_conflicting_paths(names, tmp_path):
     (tmp_path / "job").mkdir()
     with pytest.raises(UsageError, match="cannot create the job's file"):
-        Files(tmp_path / "kept").lay_out(
+        FileCache(tmp_path / "kept").lay_out(
             JobSpec(Kind.RUN, files=dict.fromkeys(names, digest_of(b"x"))),
             tmp_path / "job",
             Store(b"x"),
@@ -115,7 +115,7 @@ def test_files_rejects_conflicting_paths(names, tmp_path):
 
 def test_files_replaces_damaged_content(tmp_path):
     store: Any = Store(b"model")
-    files = Files(tmp_path / "kept")
+    files = FileCache(tmp_path / "kept")
     files.lay_out(spec(a=b"model"), tmp_path / "one", store)
     (kept,) = (tmp_path / "kept").iterdir()
     kept.write_bytes(b"")

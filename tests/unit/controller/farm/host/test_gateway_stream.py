@@ -275,5 +275,5 @@ def test_stream_sends_hello_when_board_changes(gateway, board, attending):
 @pytest.mark.parametrize(("asked", "beat_s"), [(2.0, 2.0), (0.0, 1.5), (float("nan"), 1.5), (1e-9, 1.5), (1e300, 1.5)])
 def test_stream_ignores_invalid_beat_interval(tmp_path, asked, beat_s):
     stream = GatewayStream(tmp_path / "uplink", "w", Any)
-    stream._pass_on(pb.ToBoard(standing=pb.Standing(owner=True, beat_s=asked)), "unix:gateway")
+    stream._dispatch_message(pb.ToBoard(standing=pb.Standing(owner=True, beat_s=asked)), "unix:gateway")
     assert stream._beat_s == beat_s

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hil.controller.farm.host.host import _own_name, serve
+from hil.controller.farm.host.host import _make_host_name, serve
 from hil.controller.farm.paths import FarmAddress
 from hil.errors import UsageError
 
@@ -12,9 +12,9 @@ FARM = FarmAddress(("unix:g",), "t")
 
 
 def test_host_name_differs_by_directory_and_persists(tmp_path):
-    name = _own_name(tmp_path / "one")
-    assert name.startswith(f"{os.uname().nodename}-") and _own_name(tmp_path / "one") == name
-    assert len({_own_name(tmp_path / str(number)) for number in range(20)}) > 15
+    name = _make_host_name(tmp_path / "one")
+    assert name.startswith(f"{os.uname().nodename}-") and _make_host_name(tmp_path / "one") == name
+    assert len({_make_host_name(tmp_path / str(number)) for number in range(20)}) > 15
     assert [path.name for path in (tmp_path / "one" / "hosts").iterdir()] == ["mark"]
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hil.controller.farm.host.job_attempt import LineProgress, _result
+from hil.controller.farm.host.job_attempt import LineProgress, _build_result
 from hil.controller.farm.host.lease_runner import failed
 from hil.errors import (
     AccessRefused,
@@ -37,7 +37,7 @@ def case(outcome: str, name: str = "m", reason: str = "") -> dict[str, str]:
 )
 def test_result_marks_only_board_loss_as_infrastructure(code, outcomes, outcome, infrastructure):
     record = {"exit_code": code, "cases": [case(one) for one in outcomes]}
-    result = _result(record, {})
+    result = _build_result(record, {})
     assert (result.exit_code, result.outcome, result.infrastructure) == (code, outcome, infrastructure)
 
 
@@ -59,10 +59,11 @@ def test_progress_reports_cases_as_they_end():
 
 def test_result_reason_names_most_severe_case():
     record = {"exit_code": 1, "cases": [case("PASS", "a"), case("FAIL", "b", "3 of 4 differ")]}
-    assert _result(record, {}).reason == "b: 3 of 4 differ"
-    assert _result({"exit_code": 0, "cases": [case("PASS")]}, {}).reason == ""
+    assert _build_result(record, {}).reason == "b: 3 of 4 differ"
+    assert _build_result({"exit_code": 0, "cases": [case("PASS")]}, {}).reason == ""
     assert (
-        _result({"exit_code": 5, "cases": [case("SKIP", "a", "no such delegate")]}, {}).reason == "a: no such delegate"
+        _build_result({"exit_code": 5, "cases": [case("SKIP", "a", "no such delegate")]}, {}).reason
+        == "a: no such delegate"
     )
 
 

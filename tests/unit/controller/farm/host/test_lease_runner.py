@@ -155,7 +155,7 @@ def test_farm_call_retries_unreachable_gateway(monkeypatch):
             raise answer
         return str(answer)
 
-    assert job_attempt._heard(call) == "there" and slept == [job_attempt.AGAIN_S] * 2
+    assert job_attempt._retry_until_reachable(call) == "there" and slept == [job_attempt.AGAIN_S] * 2
 
 
 def test_lease_serves_connections_before_reporting_start(tmp_path):

@@ -38,7 +38,7 @@ from hil.controller.farm.host import uplink
 from hil.controller.farm.paths import FarmAddress
 
 uplink._STUCK_S = 0.4
-uplink.Uplink._linked = lambda _: time.sleep(60)
+uplink.Uplink._use_link = lambda _: time.sleep(60)
 with uplink.listen(pathlib.Path(sys.argv[1])) as listening:
     print("listening", flush=True)
     uplink.run(FarmAddress(("127.0.0.1:1",), ""), listening)
@@ -172,7 +172,7 @@ def test_uplink_reports_unexpected_error_and_recovers(gateway, path, monkeypatch
         monkeypatch.undo()
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("hil.controller.farm.client._listens", no_threads)
+    monkeypatch.setattr("hil.controller.farm.client._accepts_connections", no_threads)
     with pytest.raises(FarmUnreachable, match="RuntimeError: can't start new thread"):
         ask(path, "Report", REPORT, WAIT_S)
     assert ask(path, "Report", REPORT, WAIT_S).recorded

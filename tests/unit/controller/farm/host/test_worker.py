@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hil.controller.farm.host import worker
-from hil.controller.farm.host.worker import Worker
+from hil.controller.farm.host.worker import BoardWorker
 from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
 from hil.errors import FarmError, FarmUnreachable
 from hil.protocol.v1 import farm_pb2 as pb
@@ -52,7 +52,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def report(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     def run(self: Any) -> Any:
         monkeypatch.setattr(worker, "ask", self.ask)
-        Worker._report(self, GRANT, JobResult(0, "PASS"))
+        BoardWorker._report_result(self, GRANT, JobResult(0, "PASS"))
         return self
 
     return run
@@ -77,7 +77,7 @@ def test_report_retries_briefly_while_worker_stops(slept, report):
 class Working:
     """Part of a worker that checks a board after a failed job."""
 
-    _checked = Worker._checked
+    _check_after_job = BoardWorker._check_after_job
 
     def __init__(self, probe: JobResult | None, why: str = "", *, stopping: bool = False) -> None:
         self.calls: list[str] = []
@@ -90,7 +90,7 @@ class Working:
             clear_away=lambda fence: self.calls.append(f"clear {fence}") or True,
         )
 
-    def _hang_up(self) -> None:
+    def _close_client(self) -> None:
         self.calls.append("hang up")
 
 
@@ -100,33 +100,33 @@ LINE = "RUN_CRASH: checking whether the board still runs programs"
 
 def test_worker_reports_crash_when_board_still_works() -> None:
     working = Working(JobResult(0, "PASS"))
-    assert working._checked(GRANT, CRASHED) == CRASHED
+    assert working._check_after_job(GRANT, CRASHED) == CRASHED
     assert working.calls == [LINE, "probe"]
 
 
 def test_worker_blames_board_after_failed_probe() -> None:
-    found = Working(JobResult(3, "RUN_ERROR", "small test model: RUN_ERROR"))._checked(GRANT, CRASHED)
+    found = Working(JobResult(3, "RUN_ERROR", "small test model: RUN_ERROR"))._check_after_job(GRANT, CRASHED)
     assert (found.outcome, found.infrastructure) == ("BOARD_UNFIT", True)
 
 
 def test_worker_blames_board_whose_probe_hangs() -> None:
     working = Working(None, why="board check exceeded 60 s")
-    assert working._checked(GRANT, CRASHED).outcome == "BOARD_UNFIT"
+    assert working._check_after_job(GRANT, CRASHED).outcome == "BOARD_UNFIT"
     assert working.calls == [LINE, "probe", "hang up", "clear 3"]
 
 
 def test_worker_keeps_job_result_when_lease_ends_in_probe() -> None:
     working = Working(None, why="the lease ended")
     working._duty.probe = lambda grant: working._over.update({grant.lease: "the lease ended"})
-    assert working._checked(GRANT, CRASHED) == CRASHED
+    assert working._check_after_job(GRANT, CRASHED) == CRASHED
 
 
 def test_worker_discards_job_result_when_stopped_in_probe() -> None:
-    found = Working(None, why="the board's host was stopped", stopping=True)._checked(GRANT, CRASHED)
+    found = Working(None, why="the board's host was stopped", stopping=True)._check_after_job(GRANT, CRASHED)
     assert (found.outcome, found.infrastructure) == ("BOARD_LOST", True)
 
 
 def test_worker_skips_probe_after_wrong_output() -> None:
     working = Working(None)
     wrong = JobResult(1, "FAIL", "y differs")
-    assert working._checked(GRANT, wrong) is wrong and working.calls == []
+    assert working._check_after_job(GRANT, wrong) is wrong and working.calls == []

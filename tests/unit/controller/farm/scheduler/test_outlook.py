@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hil.controller.farm.messages import BoardState, Kind, Priority
 from hil.controller.farm.scheduler.outlook import blocked, outlooks, why_waiting
-from hil.controller.farm.scheduler.policy import BoardRow, Free, Use, Waiting, assign, turns
+from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, assign, turns
 
 AGING_S = 600.0
 PI = BoardRow(
@@ -21,12 +21,12 @@ PI = BoardRow(
 NANO = replace(PI, name="nano", labels={"name": "nano", "chip": "a57"})
 
 
-def job(number: int, user: str = "ada", **settings: object) -> Waiting:
+def job(number: int, user: str = "ada", **settings: object) -> WaitingJob:
     """Return a job. Of similar jobs, the one with the lower number has waited longer."""
-    return Waiting(number, user, **{"waits_s": 100.0 - number, **settings})  # type: ignore[arg-type]
+    return WaitingJob(number, user, **{"waits_s": 100.0 - number, **settings})  # type: ignore[arg-type]
 
 
-def places(jobs: Sequence[Waiting], most: int = 100) -> list[tuple[int, int]]:
+def places(jobs: Sequence[WaitingJob], most: int = 100) -> list[tuple[int, int]]:
     return [(one.job, one.position) for one in outlooks(jobs, [PI, NANO], {}, AGING_S, most)]
 
 
@@ -48,7 +48,7 @@ def places(jobs: Sequence[Waiting], most: int = 100) -> list[tuple[int, int]]:
         pytest.param([job(1, board="pi", kind=Kind.HEALTH), job(2)], [(2, 1), (1, 0)], id="checks have none"),
     ],
 )
-def test_outlook_orders_waiting_jobs(jobs: list[Waiting], expected: list[tuple[int, int]]) -> None:
+def test_outlook_orders_waiting_jobs(jobs: list[WaitingJob], expected: list[tuple[int, int]]) -> None:
     assert places(jobs) == expected
 
 
@@ -58,16 +58,16 @@ def test_outlook_limits_number_of_jobs() -> None:
 
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(list(Priority)), st.integers(0, 2000)), max_size=12),
-    st.dictionaries(st.tuples(st.sampled_from("abc"), st.just("")), st.builds(Use, st.integers(0, 2))),
+    st.dictionaries(st.tuples(st.sampled_from("abc"), st.just("")), st.builds(BoardUse, st.integers(0, 2))),
 )
 def test_turns_begin_with_assigned_jobs(
-    drawn: list[tuple[str, Priority, int]], use: dict[tuple[str, str], Use]
+    drawn: list[tuple[str, Priority, int]], use: dict[tuple[str, str], BoardUse]
 ) -> None:
     jobs = [
-        Waiting(number, user, priority=priority, waits_s=float(waits))
+        WaitingJob(number, user, priority=priority, waits_s=float(waits))
         for number, (user, priority, waits) in enumerate(drawn, 1)
     ]
-    boards = [Free("pi"), Free("nano")]
+    boards = [FreeBoard("pi"), FreeBoard("nano")]
     order = turns(jobs, boards, use, AGING_S)
     assert sorted(order) == [one.id for one in jobs]
     assert [number for number, _ in assign(jobs, boards, use, AGING_S)] == order[:2]

@@ -15,20 +15,22 @@ from hypothesis import strategies as st
 
 from hil.controller.farm.messages import Kind, Priority
 from hil.controller.farm.scheduler import policy
-from hil.controller.farm.scheduler.policy import Free, Use, Waiting, assign
+from hil.controller.farm.scheduler.policy import BoardUse, FreeBoard, WaitingJob, assign
 from hil.controller.farm.selector import parse
 
 AGING_S = 600.0
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
-A, B, C = (Free(name) for name in ("a", "b", "c"))
+A, B, C = (FreeBoard(name) for name in ("a", "b", "c"))
 
 
-def job(number: int, user: str = "ada", **settings: Any) -> Waiting:
+def job(number: int, user: str = "ada", **settings: Any) -> WaitingJob:
     """Return a job. Of similar jobs, the one with the lower number has waited longer."""
-    return Waiting(number, user, **{"waits_s": 100.0 - number, **settings})
+    return WaitingJob(number, user, **{"waits_s": 100.0 - number, **settings})
 
 
-def given_to(jobs: Sequence[Waiting], *boards: Free, use: Mapping[tuple[str, str], Use] | None = None) -> list[str]:
+def given_to(
+    jobs: Sequence[WaitingJob], *boards: FreeBoard, use: Mapping[tuple[str, str], BoardUse] | None = None
+) -> list[str]:
     """Return grants as text: ``1a`` means job 1 gets board a. Also check that input order does not matter."""
     found = assign(jobs, boards, use or {}, AGING_S)
     assert assign(list(reversed(jobs)), boards, use or {}, AGING_S) == found
@@ -48,14 +50,14 @@ def given_to(jobs: Sequence[Waiting], *boards: Free, use: Mapping[tuple[str, str
         pytest.param([job(1, board="a", selector="gpu")], [A], {}, [], id="pinned to what does not match"),
         pytest.param([job(1, avoid=frozenset("a"))], [A], {}, [], id="nothing but what it avoids"),
         pytest.param([job(1, avoid=frozenset("a"))], [A, B], {}, ["1b"], id="another than what it avoids"),
-        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): Use(1)}, ["2a"], id="who has no board now"),
-        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): Use(0, 9.0)}, ["2a"], id="who had less of late"),
-        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): Use(0, 0.5)}, ["2a"], id="who never had one"),
-        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): Use()}, ["1a"], id="who is known and had none"),
+        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): BoardUse(1)}, ["2a"], id="who has no board now"),
+        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): BoardUse(0, 9.0)}, ["2a"], id="who had less of late"),
+        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): BoardUse(0, 0.5)}, ["2a"], id="who never had one"),
+        pytest.param([job(1), job(2, "bob")], [A], {("ada", ""): BoardUse()}, ["1a"], id="who is known and had none"),
         pytest.param(
             [job(1), job(2), job(3), job(4, "bob")],
             [A, B, C],
-            {("bob", ""): Use(1)},
+            {("bob", ""): BoardUse(1)},
             ["1a", "2b", "4c"],
             id="what is given counts",
         ),
@@ -67,15 +69,19 @@ def given_to(jobs: Sequence[Waiting], *boards: Free, use: Mapping[tuple[str, str
             id="its only board is gone",
         ),
         pytest.param(
-            [job(1), job(2, "bob")], [A], {("ada", ""): Use(0, 9.0), ("bob", ""): Use(1)}, ["1a"], id="now before late"
+            [job(1), job(2, "bob")],
+            [A],
+            {("ada", ""): BoardUse(0, 9.0), ("bob", ""): BoardUse(1)},
+            ["1a"],
+            id="now before late",
         ),
         pytest.param(
-            [job(1, project="x"), job(2, project="y")], [A], {("ada", "x"): Use(1)}, ["2a"], id="the other project"
+            [job(1, project="x"), job(2, project="y")], [A], {("ada", "x"): BoardUse(1)}, ["2a"], id="the other project"
         ),
         pytest.param(
             [job(1), job(2, "bob", project="x")],
             [A],
-            {("ada", ""): Use(1), ("bob", "y"): Use(2)},
+            {("ada", ""): BoardUse(1), ("bob", "y"): BoardUse(2)},
             ["1a"],
             id="a user is all of its projects",
         ),
@@ -83,7 +89,7 @@ def given_to(jobs: Sequence[Waiting], *boards: Free, use: Mapping[tuple[str, str
             [job(1), job(2), job(3), job(4, "bob"), job(5, "bob")], [A, B, C], {}, ["1a", "4b", "2c"], id="in turns"
         ),
         pytest.param(
-            [job(1), job(2, "bob", priority=HIGH)], [A], {("bob", ""): Use(7)}, ["2a"], id="class before share"
+            [job(1), job(2, "bob", priority=HIGH)], [A], {("bob", ""): BoardUse(7)}, ["2a"], id="class before share"
         ),
         pytest.param(
             [job(1, kind=Kind.HEALTH, board="b", user="farm", priority=LOW, waits_s=0.0), job(2, priority=HIGH)],
@@ -104,12 +110,12 @@ def given_to(jobs: Sequence[Waiting], *boards: Free, use: Mapping[tuple[str, str
     ],
 )
 def test_policy_selects_job_for_board(
-    jobs: list[Waiting], boards: list[Free], use: dict[tuple[str, str], Use], order: list[str]
+    jobs: list[WaitingJob], boards: list[FreeBoard], use: dict[tuple[str, str], BoardUse], order: list[str]
 ):
     assert given_to(jobs, *boards, use=use) == order
 
 
-GPU, WARM = Free("a", {"gpu": True}), Free("b", warm=frozenset({"net"}))
+GPU, WARM = FreeBoard("a", {"gpu": True}), FreeBoard("b", warm=frozenset({"net"}))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ GPU, WARM = Free("a", {"gpu": True}), Free("b", warm=frozenset({"net"}))
         pytest.param([job(1), job(2, board="a")], [A, B], ["1b", "2a"], id="so is one that a job is pinned to"),
     ],
 )
-def test_policy_selects_board_for_job(jobs: list[Waiting], boards: list[Free], order: list[str]):
+def test_policy_selects_board_for_job(jobs: list[WaitingJob], boards: list[FreeBoard], order: list[str]):
     assert given_to(jobs, *boards) == order
 
 
@@ -172,24 +178,26 @@ def test_policy_weighs_class_against_waiting_time_of_aged_jobs():
 
 def test_policy_prefers_fair_share_over_age_within_class():
     backlog = [job(number, waits_s=50 * AGING_S) for number in range(9)]
-    assert given_to([*backlog, job(10, "bob", waits_s=0.0)], A, use={("ada", ""): Use(3)}) == ["10a"]
+    assert given_to([*backlog, job(10, "bob", waits_s=0.0)], A, use={("ada", ""): BoardUse(3)}) == ["10a"]
 
 
 def test_policy_prefers_urgent_job_over_aged_backlog():
     backlog = [job(number, priority=LOW, waits_s=50 * AGING_S) for number in range(9)]
-    assert given_to([*backlog, job(10, "bob", priority=HIGH, waits_s=0.0)], A, use={("ada", ""): Use(3)}) == ["10a"]
+    assert given_to([*backlog, job(10, "bob", priority=HIGH, waits_s=0.0)], A, use={("ada", ""): BoardUse(3)}) == [
+        "10a"
+    ]
 
 
 CHIPS = ("a53", "a72", "zen")
 BOARDS = st.builds(
-    Free,
+    FreeBoard,
     name=st.just(""),
     labels=st.fixed_dictionaries({"chip": st.sampled_from(CHIPS), "gpu": st.booleans()}),
     warm=st.frozensets(st.sampled_from("xyz"), max_size=2),
     health_only=st.booleans(),
 )
 JOBS = st.builds(
-    Waiting,
+    WaitingJob,
     id=st.just(0),
     user=st.sampled_from(["ada", "bob", "cyd"]),
     project=st.sampled_from(["", "p"]),
@@ -203,11 +211,11 @@ JOBS = st.builds(
 )
 USES = st.dictionaries(
     st.tuples(st.sampled_from(["ada", "bob"]), st.sampled_from(["", "p"])),
-    st.builds(Use, st.integers(0, 5), st.floats(0, 1e6)),
+    st.builds(BoardUse, st.integers(0, 5), st.floats(0, 1e6)),
 )
 
 
-def _may(one: Waiting, board: Free) -> bool:
+def _may(one: WaitingJob, board: FreeBoard) -> bool:
     if one.kind is Kind.HEALTH:
         return one.board == board.name
     pinned = one.board in ("", board.name)
@@ -218,7 +226,7 @@ def _may(one: Waiting, board: Free) -> bool:
 
 @given(st.lists(JOBS, max_size=12), st.lists(BOARDS, max_size=6), USES)
 def test_policy_assigns_every_usable_board_to_single_job(
-    some: list[Waiting], free: list[Free], use: dict[tuple[str, str], Use]
+    some: list[WaitingJob], free: list[FreeBoard], use: dict[tuple[str, str], BoardUse]
 ):
     jobs = {number: replace(one, id=number) for number, one in enumerate(some)}
     boards = {f"b{number}": replace(board, name=f"b{number}") for number, board in enumerate(free)}
@@ -232,24 +240,24 @@ def test_policy_assigns_every_usable_board_to_single_job(
     assert checked == {one.board for one in some if one.kind is Kind.HEALTH} & boards.keys()
 
 
-def _simulate(jobs: list[Waiting], boards: int, job_s: float = 1.0) -> list[Waiting]:
+def _simulate(jobs: list[WaitingJob], boards: int, job_s: float = 1.0) -> list[WaitingJob]:
     """Return the order in which jobs start on boards with equal run times and staggered starts."""
     waiting = {one.id: one for one in jobs}
-    used: dict[tuple[str, str], Use] = defaultdict(Use)
+    used: dict[tuple[str, str], BoardUse] = defaultdict(BoardUse)
     free_at = {f"b{number}": number * job_s / boards for number in range(boards)}
-    holder: dict[str, Waiting] = {}
+    holder: dict[str, WaitingJob] = {}
     started = []
     while waiting:
         board = min(free_at, key=lambda name: free_at[name])
         now = free_at[board]
         if before := holder.pop(board, None):
             had = used[before.user, before.project]
-            used[before.user, before.project] = Use(had.running - 1, had.board_s + job_s)
+            used[before.user, before.project] = BoardUse(had.running - 1, had.board_s + job_s)
         queue = [replace(one, waits_s=now) for one in waiting.values()]
-        [(number, _)] = assign(queue, [Free(board)], used, AGING_S)
+        [(number, _)] = assign(queue, [FreeBoard(board)], used, AGING_S)
         holder[board] = one = waiting.pop(number)
         had = used[one.user, one.project]
-        used[one.user, one.project] = Use(had.running + 1, had.board_s)
+        used[one.user, one.project] = BoardUse(had.running + 1, had.board_s)
         free_at[board] = now + job_s
         started.append(one)
     return started
@@ -272,14 +280,14 @@ def test_policy_shares_boards_between_projects_of_user():
 
 def test_policy_runs_low_job_despite_endless_urgent_jobs():
     patient = job(0, "patient", priority=LOW, waits_s=0.0)
-    use: dict[tuple[str, str], Use] = {}
+    use: dict[tuple[str, str], BoardUse] = {}
     for number in itertools.count(1):
         now = number * 60.0
-        urgent = [Waiting(number, "urgent", priority=HIGH, waits_s=5.0)]
+        urgent = [WaitingJob(number, "urgent", priority=HIGH, waits_s=5.0)]
         [(granted, _)] = assign([replace(patient, waits_s=now), *urgent], [A], use, AGING_S)
         if granted == 0:
             break
-        use = {("urgent", ""): Use(0, now)}
+        use = {("urgent", ""): BoardUse(0, now)}
     assert 2 * AGING_S <= now <= 2 * AGING_S + 60
 
 
@@ -296,7 +304,7 @@ def test_policy_caches_selector_matches_per_board(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(policy, "parse", counting)
     selectors = ("", "chip=a53", "chip=a72 or gpu", "!gpu")
     jobs = [job(number, f"u{number % 9}", selector=selectors[number % 4]) for number in range(2000)]
-    boards = [Free(f"b{number}", {"name": f"b{number}", "chip": "a53"}) for number in range(200)]
+    boards = [FreeBoard(f"b{number}", {"name": f"b{number}", "chip": "a53"}) for number in range(200)]
     assert len(assign(jobs, boards, {}, AGING_S)) == 200
     assert set(asked.values()) == {1}
     assert len(asked) == len(selectors) * len(boards)

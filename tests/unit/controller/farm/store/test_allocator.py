@@ -137,7 +137,7 @@ def test_allocator_reads_only_front_of_long_queue(desk: Desk, monkeypatch: pytes
     asked: list[int] = []
     assign = policy.assign
 
-    def counted(waiting: Sequence[policy.Waiting], *others: Any) -> list[tuple[int, str]]:
+    def counted(waiting: Sequence[policy.WaitingJob], *others: Any) -> list[tuple[int, str]]:
         asked.append(len(waiting))
         return assign(waiting, *others)
 

@@ -17,7 +17,7 @@ import pytest
 from support.waiting import allowed_s
 
 from hil.controller.farm.store.database import Database, DatabaseAway, end_tasks
-from hil.controller.farm.store.embedded_database import Embedded
+from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 from hil.controller.farm.store.notifications import listen, tell
 from hil.errors import UsageError
 
@@ -133,7 +133,7 @@ def test_frozen_transaction_releases_locks_after_timeout(farm_db: str) -> None:
 
 def test_database_clients_recover_from_server_crash(tmp_path: Path) -> None:
     """Kill the server twice; connections, followers and queue listeners must reconnect."""
-    server = Embedded(tmp_path, settings={"fsync": "off"})
+    server = EmbeddedDatabase(tmp_path, settings={"fsync": "off"})
     url = server.start()
     heard: list[dict[str, Any]] = []
 

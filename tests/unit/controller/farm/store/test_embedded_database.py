@@ -21,7 +21,7 @@ import pytest
 from support.waiting import eventually
 
 from hil.controller.farm.store import embedded_database as module
-from hil.controller.farm.store.embedded_database import Embedded, binaries
+from hil.controller.farm.store.embedded_database import EmbeddedDatabase, binaries
 from hil.errors import FarmError, StorageError, UsageError
 
 pytestmark = [pytest.mark.ci, pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")]
@@ -36,9 +36,9 @@ time.sleep(600)
 """
 
 
-def fast(folder: Path, **options: Any) -> Embedded:
+def fast(folder: Path, **options: Any) -> EmbeddedDatabase:
     """Return a database without fsync; these tests do not crash the machine."""
-    return Embedded(folder, settings={"fsync": "off"}, **options)
+    return EmbeddedDatabase(folder, settings={"fsync": "off"}, **options)
 
 
 def ask(url: str, query: str) -> object:
@@ -60,7 +60,7 @@ def processes(folder: Path) -> list[int]:
     return found
 
 
-def kill(database: Embedded) -> None:
+def kill(database: EmbeddedDatabase) -> None:
     """Kill the server process. Its children end by themselves or at the next start."""
     assert database.pid is not None
     os.kill(database.pid, signal.SIGKILL)
@@ -68,7 +68,7 @@ def kill(database: Embedded) -> None:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Embedded]:
+def database(tmp_path: Path) -> Iterator[EmbeddedDatabase]:
     made = fast(tmp_path / "db", patience_s=0.2)
     made.start()
     ask(made.url, "create table kept (n int)")
@@ -78,7 +78,7 @@ def database(tmp_path: Path) -> Iterator[Embedded]:
     eventually(lambda: not processes(tmp_path))
 
 
-def test_embedded_saves_data_and_ends_processes_on_stop(database: Embedded) -> None:
+def test_embedded_saves_data_and_ends_processes_on_stop(database: EmbeddedDatabase) -> None:
     assert database.is_alive()
     database.stop()
     assert not database.is_alive()
@@ -87,26 +87,26 @@ def test_embedded_saves_data_and_ends_processes_on_stop(database: Embedded) -> N
     assert database.start() == database.url  # a second start has no effect
 
 
-def test_embedded_restricts_access_to_owner(database: Embedded) -> None:
+def test_embedded_restricts_access_to_owner(database: EmbeddedDatabase) -> None:
     folder = database.folder / "data"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / ".s.PGSQL.5432").stat().st_mode) == 0o700
     assert ask(database.url, "show listen_addresses") == ""
 
 
-def test_embedded_restarts_after_kill(database: Embedded) -> None:
+def test_embedded_restarts_after_kill(database: EmbeddedDatabase) -> None:
     kill(database)
     assert ask(database.start(), "select n from kept") == 7
 
 
-def test_embedded_restarts_without_socket_of_live_process(database: Embedded) -> None:
+def test_embedded_restarts_without_socket_of_live_process(database: EmbeddedDatabase) -> None:
     """Simulate the moment after a kill, before the process has ended."""
     (database.folder / "data" / ".s.PGSQL.5432").unlink()
     assert database.is_alive()
     assert ask(database.start(), "select n from kept") == 7
 
 
-def test_embedded_recovers_after_child_process_dies(database: Embedded) -> None:
+def test_embedded_recovers_after_child_process_dies(database: EmbeddedDatabase) -> None:
     children = Path(f"/proc/{database.pid}/task/{database.pid}/children").read_text().split()
     with contextlib.closing(psycopg.connect(database.url)) as witness:
         os.kill(int(children[0]), signal.SIGKILL)
@@ -123,7 +123,7 @@ def test_embedded_recovers_after_child_process_dies(database: Embedded) -> None:
             time.sleep(0.05)
 
 
-def test_embedded_releases_lock_after_restart_and_stop(database: Embedded) -> None:
+def test_embedded_releases_lock_after_restart_and_stop(database: EmbeddedDatabase) -> None:
     kill(database)
     database.start()
     database.stop()
@@ -131,7 +131,7 @@ def test_embedded_releases_lock_after_restart_and_stop(database: Embedded) -> No
         assert ask(other.url, "select n from kept") == 7
 
 
-def test_embedded_restarts_after_machine_crash(database: Embedded) -> None:
+def test_embedded_restarts_after_machine_crash(database: EmbeddedDatabase) -> None:
     """Kill all processes and reuse the number in postmaster.pid for another process."""
     for pid in processes(database.folder):
         with contextlib.suppress(ProcessLookupError):  # it ended with its postmaster
@@ -191,7 +191,7 @@ def test_embedded_outlives_starting_thread(tmp_path: Path) -> None:
         database.stop()
 
 
-def test_embedded_rejects_second_starter(database: Embedded) -> None:
+def test_embedded_rejects_second_starter(database: EmbeddedDatabase) -> None:
     other = fast(database.folder, patience_s=0.1)
     with pytest.raises(FarmError, match="is already in use") as caught:
         other.start()
@@ -200,7 +200,7 @@ def test_embedded_rejects_second_starter(database: Embedded) -> None:
     assert ask(database.url, "select n from kept") == 7
 
 
-def test_embedded_second_starter_waits_for_first(database: Embedded) -> None:
+def test_embedded_second_starter_waits_for_first(database: EmbeddedDatabase) -> None:
     other = fast(database.folder, patience_s=60)
     waiting = threading.Thread(target=other.start)
     waiting.start()
@@ -228,7 +228,7 @@ def test_embedded_uses_short_socket_path_for_long_directory(tmp_path: Path) -> N
         sockets.unlink()
 
 
-def test_embedded_start_leaves_unrelated_processes_running(database: Embedded) -> None:
+def test_embedded_start_leaves_unrelated_processes_running(database: EmbeddedDatabase) -> None:
     data = database.folder / "data"
     looking = subprocess.Popen(["sleep", "60"], cwd=data)
     try:
@@ -311,7 +311,7 @@ def test_embedded_rejects_data_of_other_version(tmp_path: Path) -> None:
 
 
 def test_embedded_reports_server_start_failure(tmp_path: Path) -> None:
-    database = Embedded(tmp_path, settings={"shared_buffers": "much", "fsync": "off"})
+    database = EmbeddedDatabase(tmp_path, settings={"shared_buffers": "much", "fsync": "off"})
     with pytest.raises(FarmError, match="failed to start") as caught:
         database.start()
     assert "shared_buffers" in caught.value.detail

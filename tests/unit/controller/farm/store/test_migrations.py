@@ -14,7 +14,7 @@ from support.farm_desks import open_desk
 from support.farm_rows import board, insert, job, lease, rows, submission, with_tx
 
 from hil.controller.farm.messages import Kind
-from hil.controller.farm.store.database import Part, Tx, migrate, shipped
+from hil.controller.farm.store.database import SchemaPart, Tx, migrate, shipped
 from hil.errors import FarmError, UsageError
 
 # The parts of a schema, without generated names.
@@ -36,12 +36,12 @@ CATALOG = """
 """
 
 
-def until(part: Part, last: str) -> Part:
+def until(part: SchemaPart, last: str) -> SchemaPart:
     """Return a part as of its step ``last``, without the single-step schema."""
     return replace(part, steps={name: sql for name, sql in part.steps.items() if name <= last}, whole="")
 
 
-def old(theirs: str = "02.14.01_01_add_indexes_for_fetch_job", ours: str = "0001_farm") -> tuple[Part, ...]:
+def old(theirs: str = "02.14.01_01_add_indexes_for_fetch_job", ours: str = "0001_farm") -> tuple[SchemaPart, ...]:
     queue, farm = shipped()
     assert theirs in queue.steps and ours in farm.steps
     return until(queue, theirs), until(farm, ours)
