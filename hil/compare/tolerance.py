@@ -226,7 +226,7 @@ def refuse_vacuous(
     if why := blindness(own, scale, given=True):
         raise VacuousTolerance(
             f"output {name}: {why}",
-            hint=f"set a smaller tolerance, or allow it with --allow-blind={name}",
+            hint=f"set a smaller tolerance, or accept this output with --allow-blind={name}",
         )
 
 

@@ -175,7 +175,7 @@ def within(folder: Path, path: Path) -> Path:
     except ValueError as error:
         raise _invalid(path, error) from error
     except (OSError, RuntimeError) as error:  # circular links
-        raise UsageError(f"cannot follow {path}: {error}") from error
+        raise UsageError(f"cannot resolve the links in path {path}: {error}") from error
     raise UsageError(f"{path} points outside {folder}", hint="links in this directory must stay inside it")
 
 

@@ -226,7 +226,8 @@ def card_of(message: pb.BoardCard) -> BoardCard:
         raise UsageError(f"invalid board name {card.name[:120]!r}", hint="use letters, digits and . _ - @ : +")
     if not 0 <= card.fence < MOST_FENCE:
         raise UsageError(
-            f"invalid fence {card.fence} in the board card", hint="hil board reset-fence resets an agent's fence"
+            f"invalid fence {card.fence} (session number) in the board card",
+            hint="reset the agent's fence with hil board reset-fence BOARD",
         )
     text = json.dumps(labels)
     if len(text) > _MOST_LABELS:

@@ -17,7 +17,7 @@ _BLOCK, _ENTRY = 4096, 512
 
 
 class NoRoom(StorageError):
-    """The mirror is full."""
+    """The directory for copies of farm results is full."""
 
 
 class TooLarge(UsageError):
@@ -55,7 +55,7 @@ class MirrorRoom:
             if self._taken > self._most // 2:
                 raise TooLarge("the results of the submission exceed the mirror's limit")
             if self._used > self._most:
-                raise NoRoom("the mirror is full")
+                raise NoRoom("no space left for copies of farm results")
 
     def take_entry(self) -> None:
         """Count a directory entry and the maximum loss from rounding up to blocks."""

@@ -159,7 +159,10 @@ def open_tensor(side: TensorSide, dtype: str = "") -> FileTensor:
         raise UnknownDtype(side.path, choices)
     dtype_name(found.dtype)
     if found.dtype.itemsize > _TEXT_BYTES:
-        raise UsageError(f"strings in {side.path.name} exceed the size limit for pages: {found.dtype.itemsize} bytes")
+        raise UsageError(
+            f"strings in {side.path.name} are too long for a page: {found.dtype.itemsize} bytes each, "
+            f"maximum {_TEXT_BYTES}"
+        )
     return found
 
 

@@ -85,7 +85,7 @@ def _measure(node: ast.expr) -> _Extent:
         inner = [_measure(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
         found = _joined(inner) if inner else _Extent(_WORD_BITS, 1)
     if found.bits > _MAX_BITS or found.terms > _MAX_TERMS:
-        raise ValueError("the value may exceed the limit")
+        raise ValueError(f"the size expression may need more than {_MAX_BITS} bits or {_MAX_TERMS} terms")
     return found
 
 

@@ -96,7 +96,7 @@ def match_steps(
         expected, noise = expected_of(step)
         if outputs.keys() != expected.keys():
             others = ", ".join(sorted(outputs.keys() ^ expected.keys()))
-            raise Differs(f"{place}: values missing in the program or in TensorFlow's training: {others}")
+            raise Differs(f"{place}: only the program or only TensorFlow returns these values: {others}")
         if not expected:
             raise Differs(f"{place}: no outputs or variables to compare")
         for name, reference in expected.items():
