@@ -141,7 +141,7 @@ class StorageError(UsageError):
 class VacuousTolerance(UsageError):
     """The given tolerance is so wide that wrong outputs would agree.
 
-    A suite has a single tolerance for many cases: there it becomes the outcome of the affected case.
+    A suite has a single tolerance for many cases, so there the error becomes the outcome of the affected case only.
     """
 
     outcome = "BLIND"

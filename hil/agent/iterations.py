@@ -164,7 +164,7 @@ def _equal(kept: Any, data: memoryview) -> bool:
 def sampled_blocks(sizes: Sequence[int], total: int, number: int) -> Iterator[tuple[int, int, int]]:
     """Yield (tensor, begin, end) for each block that a run compares.
 
-    Blocks are spread evenly and advance from run to run.
+    Blocks are spread evenly. Each run compares the next blocks, so that later runs compare every block.
     """
     count = -(-total // BLOCK_BYTES)
     wanted = FULL_BYTES // BLOCK_BYTES

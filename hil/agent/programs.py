@@ -70,7 +70,7 @@ class WorkerProgram:
         """
         outputs = self.kept[number - 1] if number <= len(self.kept) else None
         if outputs is None:
-            raise UsageError(f"outputs of result {number} of the last call are not available")
+            raise UsageError(f"the agent did not store output set {number} of the last call")
         return outputs
 
 

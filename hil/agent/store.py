@@ -171,7 +171,8 @@ class BlobStore:
                 raise UsageError(f"cannot resume a blob of {size} bytes at {offset}")
             if offset not in (0, have):
                 raise BlobDamaged(
-                    f"an upload of {digest} must resume at {have}, not at {offset}", hint="query the missing blobs"
+                    f"an upload of {digest} must resume at {have}, not at {offset}",
+                    hint="request the list of missing blobs again, and resume at the offset in this list",
                 )
             self._make_room(digest, size, have)
             self._uploading[digest] = size

@@ -155,7 +155,10 @@ def _cryptography() -> Any:
 
 
 def sealed(program: Artifact, head: Head, folder: Path) -> Artifact:
-    """Return a signed bundle's program with its header and manifest as an extra file. Others are unchanged."""
+    """Add the bundle's header and manifest, as one extra file, to the program of a signed bundle.
+
+    Return the program of an unsigned bundle unchanged.
+    """
     if not head.signature:
         return program
     data = head.to_bytes()

@@ -1,7 +1,7 @@
 """Make text safe for terminals, and values safe for JSON.
 
 Model names, board errors, a worker's stderr or another user's text may contain escape sequences. These
-could set the terminal's title, clear it, or rewrite its content.
+could set the terminal's title, clear the screen, or overwrite earlier text.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ CLOSE_S = 2.0
 def close_channel(channel: grpc.Channel) -> None:
     """Cancel all calls of a channel and disconnect it.
 
-    gRPC waits until sent data has left. If the peer no longer reads and a Unix socket is full, that never happens. The
-    wait therefore runs in a daemon thread, with a time limit here.
+    gRPC waits until sent data has left. If the peer no longer reads and a Unix socket is full, gRPC waits forever. The
+    wait therefore runs in a daemon thread. This function waits for the thread for at most :data:`CLOSE_S` seconds.
     """
     closing = threading.Thread(target=channel.close, daemon=True, name="hil-channel")
     closing.start()

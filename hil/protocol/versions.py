@@ -35,10 +35,10 @@ def farm_metadata() -> tuple[str, str]:
 
 
 def check_farm_caller(value: str) -> None:
-    """Raise VersionMismatch for a gateway caller with a different protocol.
+    """Raise VersionMismatch if a client of the gateway uses a different farm protocol.
 
     Args:
-        value: the caller's metadata :data:`FARM_KEY`, "" if missing.
+        value: the client's metadata :data:`FARM_KEY`, "" if missing.
     """
     found = _VALUE.fullmatch(value or _FIRST)
     protocol, release = (int(found["protocol"]), found["release"]) if found else (0, "unknown")

@@ -67,10 +67,13 @@ from hil.errors import UsageError
     default=3.0,
     show_default=True,
     metavar="PERCENT",
-    help="Ignore differences smaller than this.",
+    help="Ignore differences smaller than PERCENT.",
 )
 @click.option(
-    "--fail-if-slower", type=float, metavar="PERCENT", help="Exit with 1 if the second model is slower by more."
+    "--fail-if-slower",
+    type=float,
+    metavar="PERCENT",
+    help="Exit with 1 if the second model is slower by more than PERCENT.",
 )
 @click.option("--no-check", is_flag=True, help="Skip the comparison with a reference.")
 @model_options

@@ -51,7 +51,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
 @board_place
 @click.argument("argv", nargs=-1, metavar="[-- COMMAND...]")
 def shell(argv: tuple[str, ...], **settings: Any) -> int:
-    """Open a shell on a board, or run a COMMAND, with the host key verified. Exits with its exit code."""
+    """Open a shell on a board, or run a COMMAND, with the host key verified. hil exits with that exit code."""
     with shell_at(chosen_place(settings)) as there:
         return there.interactive(argv)
 

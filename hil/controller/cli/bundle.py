@@ -88,8 +88,8 @@ def bundle() -> None:
 def create(model: Path, output: Path | None, signing_key: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and bundle it with test cases.
 
-    Checks each case against the model's signature. A CPU reference computes missing outputs; the bundle records it.
-    Without --case, --input or --cases, creates one random case.
+    Checks each case against the model's signature. A CPU reference computes missing outputs, and the bundle records
+    the name of the reference. Without --case, --input or --cases, creates one random case.
     """
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.workloads.bundles.create import Request, create_bundle

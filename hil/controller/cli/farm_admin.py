@@ -37,7 +37,7 @@ def token() -> None:
     help="Role; each role includes the previous roles.",
 )
 @click.option(
-    "--project", default="", metavar="P", help="Project to which the token's jobs count, in addition to the user."
+    "--project", default="", metavar="P", help="Count the jobs of this token for project P as well as for the user."
 )
 @click.option("--expires", callback=_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")

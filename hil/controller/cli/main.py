@@ -138,7 +138,10 @@ def _open_streams() -> None:
 
 
 def _end(codes: Sequence[int]) -> None:
-    """Exit at once and let the kernel free the memory. Without codes (after a traceback) do nothing."""
+    """Exit with the first of ``codes``, and let the kernel free the memory.
+
+    If ``codes`` is empty (after a traceback), do nothing.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     for code in codes:

@@ -144,7 +144,7 @@ wait_option = click.option(
 
 
 def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) -> None:
-    """Pass the choice to simulators in any child process."""
+    """Set HIL_SANDBOX, so that simulators in child processes also use the option."""
     if wanted is not None:
         os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
 

@@ -397,7 +397,7 @@ def seam() -> Iterator[None]:
 
 
 def translated(error: grpc.RpcError) -> errors.HilError:
-    """Return the hil error for a gateway's gRPC error: the typed error that the gateway sent, if any."""
+    """Convert a gateway's gRPC error to the typed error that the gateway sent, or to an error for the gRPC status."""
     code = error.code()
     if reported := grpc_calls.typed_error(error):
         if is_away(error):

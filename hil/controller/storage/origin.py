@@ -42,7 +42,7 @@ _TREE = ("branch", "commit")
 
 
 def origin_of_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the origin for the request of a run or suite, which contains the labels."""
+    """Return the origin for a run or suite. The labels are from the request."""
     settings = request.get("settings")
     holder = settings if isinstance(settings, Mapping) else request
     return origin_of(holder.get("labels") or ())

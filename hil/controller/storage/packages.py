@@ -67,7 +67,10 @@ class Registered(dict[str, T]):
             raise UsageError(error.message, hint=error.hint) from error
 
     def broken_text(self) -> str:
-        """Return the end of a hint for an unknown name, which a broken entry point may define; "" if none is broken."""
+        """Return text to append to the hint for an unknown name: the errors of broken entry points.
+
+        One of them may define the name. The text is "" without broken entry points.
+        """
         return "".join(f"; {error.message}" for error in self.broken.values())
 
 

@@ -89,7 +89,10 @@ class FarmLink:
         return self.client(token).ask(what, **arguments)
 
     def lately(self, key: str, make: Callable[[], T]) -> T:
-        """Return a cached result up to :data:`_LATELY_S` seconds old, or compute it. Charts need many records."""
+        """Return a cached result up to :data:`_LATELY_S` seconds old, or compute it.
+
+        Charts read many records, so the cache avoids reading them for every request.
+        """
         made, found = self._lately.get(key, (-_LATELY_S, None))
         if time.monotonic() - made >= _LATELY_S:
             found = make()

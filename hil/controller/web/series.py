@@ -182,7 +182,7 @@ def identities(database: sqlite3.Connection, asked: HistoryFilter) -> list[tuple
 def read_series(
     database: sqlite3.Connection, case: str, identity: Mapping[str, str], measure: HistoryMeasure
 ) -> Series:
-    """Read and judge a series of a case."""
+    """Read the samples of a case over time, and detect changes."""
     where, values = _build_condition(HistoryFilter(case=case), identity)
     rows = database.execute(
         "select sessions.key, sessions.id, sessions.root, sessions.created, sessions.title, sessions.branch,"

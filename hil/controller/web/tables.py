@@ -207,7 +207,7 @@ def matrix_rows(
 
 
 def case_link(cell: TableCell, session: str) -> str:
-    """Return the URL of a cell's case. ``session`` is the query of the table's session."""
+    """Return the URL of a cell's case. ``session`` is the URL query that selects the table's session."""
     return f"/case?{cell.session or session}&{urlencode({'case': cell.case})}"
 
 

@@ -2,7 +2,7 @@
 
 Fast parts are computed at once, slow parts of large tensors when the page requests them.
 
-A request only reads chunks of tensors and maps of bounded size (:data:`MOST_BYTES`), never a whole tensor.
+A request reads a tensor in chunks, never as a whole, and uses at most :data:`MOST_BYTES` of memory.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def _order_groups(graph: FoldedGraph, sets: _Sets) -> Iterator[NodeGroup]:
 
 
 def _complete_group(graph: FoldedGraph, sets: _Sets, own: list[int]) -> NodeGroup:
-    """Return a group with the copied nodes that it needs."""
+    """Return a group of the given nodes, with copies of the DequantizeLinear and constant nodes that they read."""
     nodes = set(own)
     pending = list(own)
     while pending:

@@ -229,8 +229,8 @@ class _Side:
 def _pair_operations(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
     """Return the operation groups to compare.
 
-    Equal keys are compared. The remaining operations are grouped by common nodes, because the compilers fused them
-    differently. All others are in one profile only.
+    Operations with equal keys are pairs. Of the other operations, those with common nodes form groups, because the
+    compilers fused the nodes differently. Operations without a match are in one profile only.
     """
     both = set(a) & set(b)
     pairs: list[_Pair] = [([key], [key]) for key in a if key in both]

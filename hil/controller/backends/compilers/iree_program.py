@@ -98,7 +98,7 @@ class Source:
 
 
 def source_of(model: Model, flags: Sequence[str]) -> Source:
-    """Return the compilation inputs for a model and the flags of the :class:`CompileSettings`."""
+    """Return the input of the compiler: the model, and the flags of the :class:`CompileSettings`."""
     return Source(
         str(model.path.absolute()),
         model.format,

@@ -41,11 +41,11 @@ class Exact:
     """No rounding besides that of the operators. The control uses this as the reference."""
 
     def operand(self, array: Array, node: Any, place: int) -> Array:
-        """Return a node's operand as passed to the node."""
+        """Return an operand as the node must see it. Subclasses round the operand."""
         return array
 
     def value(self, array: Array, name: str) -> Array:
-        """Return a model input, or a node's result, as stored."""
+        """Return a model input or a node's result. Subclasses round the value."""
         return array
 
 

@@ -30,7 +30,7 @@ memory() {
 
 
 def split_memory(lines: list[str]) -> tuple[tuple[int, int] | None, list[str]]:
-    """Split off the output of the shell function memory, if present.
+    """Split off the output of the shell function ``memory``, if present.
 
     Returns:
         The total and the available memory for a program in bytes, or None if unknown. Then the remaining lines.

@@ -109,10 +109,10 @@ def runtime_group(runtime: str) -> WheelGroup:
 def packages_for(
     interpreter: Interpreter, groups: Iterable[WheelGroup], *, say: Callable[[str], None], cache: Cache
 ) -> list[Package]:
-    """Return the packages of groups for a board's Python, from the cache or fetched with pip.
+    """Return the packages of wheel groups for a board's Python, from the cache or fetched with pip.
 
     Raises:
-        NoWheels: A package is not published for that platform.
+        NoWheels: A package is not published for the board's platform.
         BoardError: Fetching failed, or no package index was available.
         StorageError: This machine lacks space for the packages.
     """

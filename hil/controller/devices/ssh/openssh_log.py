@@ -168,7 +168,7 @@ class Log:
         return BoardRefused(
             f"the ssh agent did not respond within {seconds:g} s",
             board=self._board,
-            hint="restart the agent of SSH_AUTH_SOCK or of IdentityAgent in the ssh config, or unset the variable",
+            hint="restart the ssh agent named by SSH_AUTH_SOCK or IdentityAgent (ssh config), or unset SSH_AUTH_SOCK",
         )
 
     def is_silent(self, seconds: float) -> HilError:

@@ -310,7 +310,7 @@ class CancellableTask:
             return None
 
     def end(self, key: int, why: str) -> None:
-        """Cancel a task if it runs. Call it from any thread except the main thread."""
+        """Cancel the task with this key, if the task runs. Do not call this method from the main thread."""
         with self._lock:
             if self._key != key or self.why:
                 return
@@ -321,13 +321,13 @@ class CancellableTask:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def end_here(self, why: str) -> None:
-        """Cancel the running task, if any. Call it from a signal handler."""
+        """Cancel the running task, if any. Call this method from a signal handler."""
         if self._key is not None:
             self._ended = (self._key, self.why or why)
             self.raise_if_ended()
 
     def raise_if_ended(self) -> None:
-        """Raise KeyboardInterrupt once in a cancelled task. Call it from a signal handler."""
+        """Raise KeyboardInterrupt once in a cancelled task. Call this method from a signal handler."""
         if self._key is not None and self.why and not self._raised:
             self._raised = True
             raise KeyboardInterrupt

@@ -56,7 +56,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     graph = model.graph
     if function not in ("", graph.name, "main_graph"):
         raise UsageError(
-            f"{file.name} has no function {function!r}", hint=f"an ONNX model has one function: {graph.name!r}"
+            f"{file.name} has no function {function!r}", hint=f"use the only function of this model: {graph.name!r}"
         )
     external = check_data(file.name, model)
     foreign = _check_operators(file, model)

@@ -107,7 +107,7 @@ def _check(path: str) -> None:
     # Both readers must see the same entries. Otherwise torch could load unchecked content.
     root = listed[0].partition("/")[0] if listed else ""
     if sorted(f"{root}/{record}" for record in records) != sorted(listed):
-        raise ImportFailed(f"{name} was not written by torch.export.save: ambiguous entries")
+        raise ImportFailed(f"{name} was not written by torch.export.save: zip readers find different entries")
     models = [record for record in records if record.startswith("models/")]
     if models != [_MODEL]:
         raise ImportFailed(f"{name} has {len(models)} programs: expected one")

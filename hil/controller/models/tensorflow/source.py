@@ -85,7 +85,7 @@ class OpenedFunction:
         return [leaf for _, leaf in leaves(self.structure) if is_spec(leaf)]
 
     def sized(self) -> list[Any]:
-        """Return the ``tf.TensorSpec`` for each input. Raises UsageError for an open dimension."""
+        """Return the ``tf.TensorSpec`` for each input. Raises UsageError for a dynamic dimension without a size."""
         for spec in self.inputs:
             for dim in spec.shape:
                 if not isinstance(dim, int):

@@ -62,7 +62,10 @@ class TaskQueue:
             return tuple(self._alive)
 
     def put(self, task: Task, *, most: int | None = None) -> bool:
-        """Add a task, once fewer than ``most`` wait. Return False if no board may run it or the queue is closed."""
+        """Wait until fewer than ``most`` tasks are in the queue, then add a task.
+
+        Return False if no board may run the task, or if the queue is closed.
+        """
         with self._changed:
             while not self._closed and most is not None and len(self._waiting) >= most and self._alive:
                 self._changed.wait(0.5)
@@ -246,7 +249,10 @@ class BoardSlot:
 
 
 class LeasedSlot(BoardSlot):
-    """Slot for a leased board. It gets a new board if that is lost. Slots for the same choice are numbered from 1."""
+    """Slot for a leased board. If the board is lost, the slot gets a new board.
+
+    Slots with the same board selector are numbered from 1.
+    """
 
     lent = True
 
