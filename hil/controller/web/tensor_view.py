@@ -2,7 +2,7 @@
 
 Fast parts are computed at once, slow parts of large tensors when the page requests them.
 
-A request reads a tensor in chunks, never as a whole, and uses at most :data:`MOST_BYTES` of memory.
+A request reads a tensor in chunks, never as a whole. All requests use at most :data:`MOST_BYTES` of memory together.
 """
 
 from __future__ import annotations
