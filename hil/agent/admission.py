@@ -2,8 +2,8 @@
 
 The synchronous gRPC server uses one thread per open call, so each kind of call has a separate limit. Calls that need no
 session (opening a session, Describe, the clock, health) are always admitted: above the limit, the agent cancels the
-call that has been silent for longest. Session calls above the session's limit are rejected. The agent cancels them when
-the session ends.
+call that has been silent for longest. Session calls above the session's limit are rejected. The agent cancels a
+session's open calls when the session ends.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Room(_Calls):
 class SessionCalls(_Calls):
     """Open calls that need a session.
 
-    Calls of ended sessions are cancelled after GOODBYE_S, because they would wait forever.
+    Calls of ended sessions are cancelled after GOODBYE_S, because such calls would wait forever.
     """
 
     def enter(self, context: Cancellable, *more: Any) -> None:
@@ -235,7 +235,7 @@ def argument_of(requests: Iterator[Any], are_streamed: bool) -> Any:
 
 
 def check_size(method: str, size: int) -> None:
-    """Check the size of a request. Raises UsageError if it exceeds the method's limit."""
+    """Check the size of a request. Raises UsageError if the request exceeds the method's limit."""
     largest = _LARGEST.get(method, SHORT_REQUEST)
     if size > largest:
         raise UsageError(f"a request of {method} has {size} bytes, maximum {largest}")

@@ -1,7 +1,7 @@
-"""Parse worker responses. Treat them as hostile: the program in the worker may send any bytes.
+"""Parse worker responses. Treat responses as hostile: the program in the worker may send any bytes.
 
-:func:`read` parses the bytes of one message and needs no process. For any input, it returns a response that satisfies
-its class's constraints or raises a program error.
+:func:`read` parses the bytes of one message and needs no process. For any input, :func:`read` returns a response that
+satisfies the constraints of the response class, or raises a program error.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Ran:
 
 
 class ClockStepped(RunCrashed):
-    """Worker timestamps that run backwards: the board's clock stepped back, or the program forged them.
+    """Worker timestamps that run backwards: the board's clock stepped back, or the program forged the timestamps.
 
     ``ns`` is a lower bound of the step: the time between the two readings hides a part.
     """

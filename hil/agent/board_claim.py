@@ -56,7 +56,9 @@ class BoardClaim:
         self._since = 0.0
 
     def take(self, owner: str, purpose: str) -> bool:
-        """Claim the machine, or change the owner of an existing claim. Return False if a different process has it.
+        """Claim the machine, or change the owner of an existing claim.
+
+        Return False if a different process has the claim.
 
         Also returns True on systems without abstract sockets, where claims are not supported.
         """
@@ -144,7 +146,7 @@ def _namespace() -> int:
 
 
 def _peer(link: socket.socket) -> tuple[int, str]:
-    """Return the peer's process id and user name. The kernel reports both, so they cannot be forged."""
+    """Return the peer's process id and user name. The kernel reports both values, so the peer cannot forge them."""
     packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(packed)
     try:

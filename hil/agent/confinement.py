@@ -1,7 +1,7 @@
 """Restrict workers: resource limits, system call filters, and an optional sandbox.
 
-The worker calls :func:`confine` after the fork, before any code of the program runs. It sets resource limits and
-prevents the worker from signalling the agent. Limits that the system does not support are skipped.
+The worker calls :func:`confine` after the fork, before any code of the program runs. :func:`confine` sets resource
+limits, and prevents the worker from signalling the agent. Limits that the system does not support are skipped.
 
 :func:`enter_sandbox` isolates the worker on Linux: no network, no writes except to memory, no access to other
 processes. A compiled program is native code, and simulators run on the user's machine. The sandbox costs a few

@@ -188,7 +188,10 @@ class ForkServer:
         return self.described
 
     def fork_ahead(self) -> None:
-        """Fork the process from the agent, which must have a single thread. It inherits the imported modules."""
+        """Fork the process from the agent, which must have a single thread.
+
+        The forked process inherits the imported modules.
+        """
         # If the fork fails, :meth:`start` retries and reports the error.
         with contextlib.suppress(OSError):
             sock, theirs = socket.socketpair()

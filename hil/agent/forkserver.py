@@ -1,13 +1,13 @@
 """Fork server: imports a runtime and forks a worker for each program. This module contains the worker as well.
 
-It is started as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`, or forked from an agent that has
-imported the runtime and is still single-threaded (:meth:`hil.agent.forks.ForkServer.fork_ahead`). A fork takes 1 ms and
-a new interpreter 200 ms, so every program gets a separate process that is never reused. The fork server starts no
-threads and opens no devices. When the agent ends, the fork server kills all workers and descendants. Descendants
-of a worker end with the worker.
+The fork server is started as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`, or forked from an agent
+that has imported the runtime and is still single-threaded (:meth:`hil.agent.forks.ForkServer.fork_ahead`). A fork takes
+1 ms and a new interpreter 200 ms, so every program gets a separate process that is never reused. The fork server starts
+no threads and opens no devices. When the agent ends, the fork server kills all workers and descendants. Descendants of
+a worker end with the worker.
 
-A worker runs one program, so that a crash or a hang affects no other program. It receives orders over a socket, reads
-inputs from one shared arena and writes outputs to another.
+A worker runs one program, so that a crash or a hang affects no other program. The worker receives orders over a socket,
+reads inputs from one shared arena and writes outputs to another arena.
 """
 
 from __future__ import annotations
@@ -107,7 +107,11 @@ class _ForkedWorker:
         return self.do_open(order)
 
     def do_open(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Open the device. This order is separate from load because failures here are never the program's fault."""
+        """Open the device.
+
+        The open order is separate from the load order, because a failure to open the device is never the program's
+        fault.
+        """
         if order["device"] is not None and not self._is_open:
             self._runtime.prepare(order["device"])
             self._is_open = True
@@ -184,7 +188,7 @@ class _ForkedWorker:
         return {"outputs": outputs, **answers.record()}
 
     def _news_of_placement(self) -> list[dict[str, Any]] | None:
-        """Return the devices on which the program ran, or None if they are unknown or unchanged."""
+        """Return the devices on which the program ran, or None if the devices are unknown or unchanged."""
         tell = getattr(self.program, "placement", None)
         try:
             placed = tell() if tell is not None else None
@@ -197,7 +201,7 @@ class _ForkedWorker:
         return [part.to_json() for part in placed]
 
     def _given(self, entries: list[dict[str, Any]], size: int, fresh: FreshInputs | None = None) -> list[Array]:
-        """Return the inputs as views of the shared arena. Reuse them for calls that differ only in content.
+        """Return the inputs as views of the shared arena. Calls whose inputs differ only in content reuse the views.
 
         Args:
             fresh: copy of the inputs to use instead of the arena.

@@ -3,11 +3,11 @@
 A message is JSON with a length prefix. A run's timestamps precede the JSON as binary numbers. The peer may run a
 hostile program, so the receiver limits the size, the number of values and the duration of each message.
 
-Tensors pass through an :class:`Arena`: an unlinked file, which leaves nothing behind when a process is killed. It is a
-memfd if the system supports it (a tmpfs size limit does not apply), else a temporary file. The other process receives
-the file descriptor and maps the file. A memfd is sealed against shrinking: reading mapped memory beyond the end of a
-file raises SIGBUS, and the worker could truncate the file. Temporary files cannot be sealed, so on macOS and on Linux
-before 3.17 a program that truncates the file kills the agent.
+Tensors pass through an :class:`Arena`: an unlinked file, which leaves nothing behind when a process is killed. The file
+is a memfd if the system supports memfds (a tmpfs size limit does not apply), else a temporary file. The other process
+receives the file descriptor and maps the file. A memfd is sealed against shrinking: reading mapped memory beyond the
+end of a file raises SIGBUS, and the worker could truncate the file. Temporary files cannot be sealed, so on macOS and
+on Linux before 3.17 a program that truncates the file kills the agent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Garbled(Exception):
 
 
 def decode(body: bytes) -> Any:
-    """Decode a message's JSON. Raises Garbled if it is invalid or has more than :data:`MOST_VALUES` values."""
+    """Decode a message's JSON. Raises Garbled if the JSON is invalid or has more than :data:`MOST_VALUES` values."""
     # Each value except the first follows one of these characters. Count them before parsing, because parsed values take
     # many times the memory of their text.
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:

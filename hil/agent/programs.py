@@ -1,8 +1,8 @@
 """Loaded programs of the current session, each in a separate worker; the load policy; and call inputs.
 
 With a :class:`Policy`, an agent loads only programs from bundles signed by a trusted key. A program from a signed
-bundle includes an additional file: the bundle's header and manifest. It lists the digests of the program's other files
-and contains the signature. That is sufficient to verify every byte.
+bundle includes an additional file: the bundle's header and manifest. The manifest lists the digests of the program's
+other files and contains the signature, so the agent can verify every byte.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Loading:
 
 
 class Programs:
-    """Loaded programs. They are unloaded when their session ends.
+    """Loaded programs. Programs are unloaded when their session ends.
 
     Args:
         store: store with the program files.
@@ -250,7 +250,7 @@ class Programs:
         return UsageError("program not loaded in this session", hint="load it first")
 
     def incoming(self, loaded: WorkerProgram, start: pb.InvokeStart) -> InputReceiver:
-        """Reserve memory for a call's inputs. Raises RunFailed if they exceed the board's memory."""
+        """Reserve memory for a call's inputs. Raises RunFailed if the inputs exceed the board's memory."""
 
         def reserve(size: int) -> None:
             # The input memory of a program never shrinks; the next call reuses it.
@@ -273,8 +273,8 @@ class Programs:
         """Run or profile a program on received inputs.
 
         Returns:
-            The response, the outputs to stream after it, and a function that writes the end to the journal. Call it
-            while the client reads the response. Errors are written to the journal here.
+            The response, the outputs to stream after it, and a function that writes the end to the journal. Call this
+            function while the client reads the response. Errors are written to the journal here.
 
         Raises:
             RunFailed, RunCrashed, StageTimeout: the worker failed; a program with a dead worker is unloaded.
@@ -339,9 +339,9 @@ class Programs:
         return reply, streams
 
     def _tensors(self, worker: WorkerProcess, outputs: Sequence[Output], done: pb.InvokeDone) -> list[memoryview]:
-        """Add outputs to a response, and return those to stream after it.
+        """Add outputs to a response, and return the outputs to stream after the response.
 
-        Raises RunFailed if they exceed the memory limit.
+        Raises RunFailed if the outputs exceed the memory limit.
         """
         size = max((output.end for output in outputs), default=0)
         if sum(output.size for output in outputs) > self._limit:
@@ -506,7 +506,7 @@ class InputReceiver:
     def add(self, data: memoryview) -> None:
         """Store the next streamed bytes.
 
-        A message never spans two tensors. Raises UsageError if it exceeds the announced size.
+        A message never spans two tensors. Raises UsageError if the bytes exceed the announced size.
         """
         offset, size = self._streams[self._current]
         if self._done + data.nbytes > size or not data.nbytes:

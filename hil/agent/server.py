@@ -221,7 +221,10 @@ class BoardService:
         )
 
     def _runtimes(self, context: CallContext) -> dict[str, dict[str, Any]]:
-        """Return the description of each runtime. This may be slow, so stop waiting when the client disconnects."""
+        """Return the description of each runtime.
+
+        The descriptions may be slow, so stop waiting when the client disconnects.
+        """
         with self._lock:
             if self._describing.done():
                 self._describing = futures.Future()

@@ -38,11 +38,11 @@ class Cancellable(Protocol):
     """A call or connection that can be cancelled."""
 
     def cancel(self) -> Any:
-        """Cancel it."""
+        """Cancel the call."""
 
 
 class CallContext(Cancellable, Protocol):
-    """Call context that services and sessions need. gRPC's context provides it."""
+    """Call context that services and sessions need. gRPC's context implements this interface."""
 
     def invocation_metadata(self) -> Any:
         """Return the metadata that the client sent with the call."""
@@ -73,7 +73,7 @@ class Sessions:
         fence_file: file with the highest fence, so that an old owner stays locked out after a restart.
         on_end: called after each session, to kill workers and release resources.
         journal: journal of the agent.
-        claim: claim to take while a session is open, so that agents of other logins wait; None disables it.
+        claim: claim to take while a session is open, so that agents of other logins wait; None disables the claim.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Sessions:
                 raise disk_unfit(error, self._file) from error
 
     def while_free(self, work: Callable[[], None]) -> None:
-        """Call ``work`` if no session is open. New sessions wait until it returns."""
+        """Call ``work`` if no session is open. New sessions wait until ``work`` returns."""
         with self._changed:
             if self._current is None:
                 work()

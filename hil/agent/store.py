@@ -137,7 +137,7 @@ class BlobStore:
     def path(self, digest: str) -> Path:
         """Return the path of a verified blob.
 
-        Raises BlobDamaged if it is missing or was altered; an altered blob is deleted.
+        Raises BlobDamaged if the blob is missing or was altered; an altered blob is deleted.
         """
         path = self._path(digest)
         while not self._is_known(digest, path):
@@ -183,7 +183,7 @@ class BlobStore:
             raise
 
     def link_program(self, files: Iterable[tuple[str, str]]) -> tuple[Path, list[str]]:
-        """Create a directory with blobs under the program's file names. Return it and the pinned digests.
+        """Create a directory with blobs under the program's file names. Return the directory and the pinned digests.
 
         Raises:
             UsageError: a name leads outside the directory, or is a duplicate.
@@ -290,7 +290,9 @@ class BlobStore:
                 self._drop(path)
 
     def _kept_partials(self, most: int, *busy: str) -> list[tuple[float, int, Path]]:
-        """Delete surplus and expired interrupted uploads. Return the rest, oldest first, without uploads in progress.
+        """Delete surplus and expired interrupted uploads.
+
+        Return the remaining uploads, oldest first, without uploads in progress.
 
         Args:
             most: maximum number of uploads to retain.
@@ -531,7 +533,7 @@ def _look(path: Path) -> _FileStamp | None:
 
 
 def _is_sound(path: Path, digest: str) -> bool:
-    """Return True if a file has this digest. A missing or unreadable file does not.
+    """Return True if a file has this digest. Return False for a missing or unreadable file.
 
     Raises:
         BoardUnfit: the disk is faulty.

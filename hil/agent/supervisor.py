@@ -432,7 +432,7 @@ class Supervisor:
         return not device or device in self._servers[runtime].described.get("devices", ())
 
     def missing_device(self, runtime: str, device: str) -> BoardUnfit | None:
-        """Return the error for a missing device, or None if the runtime may have it."""
+        """Return the error for a missing device, or None if the runtime may have the device."""
         devices = self._servers[runtime].describe().get("devices")
         # A driver lists only the driver name, but opens DRIVER://DEVICE.
         if not device or not devices or {device, device.split("://")[0]} & set(devices):
@@ -475,7 +475,7 @@ class Supervisor:
         _close(spares.values())
 
     def rest(self) -> None:
-        """Stop spare workers and fork servers to free memory. They are started on demand."""
+        """Stop spare workers and fork servers to free memory. The next session starts workers and servers on demand."""
         self.end_spares()
         for server in self._servers.values():
             server.rest()

@@ -95,7 +95,7 @@ def verify_bundle(
 
 
 class _MethodRun:
-    """Worker of a method: started on demand, and replaced after a case that killed it."""
+    """Worker of a method: started on demand, and replaced if a case kills the worker."""
 
     def __init__(
         self, supervisor: Supervisor, folder: Path, program: Artifact, method: Method, device: str, timeout: float

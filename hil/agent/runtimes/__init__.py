@@ -40,15 +40,15 @@ class Program(Protocol):
     command that ``describe`` requested. Call ``check`` with the outputs of every run, in the form that ``fetch``
     returns. If the profiler does not provide outputs, set ``profile_has_outputs = False`` and never call ``check``; hil
     then reports that the outputs were not checked. Raise :class:`hil.errors.RunFailed` on failure. The program must
-    remain usable after that.
+    remain usable after a failure.
 
     **State**::
 
         def renew(self) -> None
 
     Every run must start from the state after loading and from the bound inputs. A program needs this method if it has
-    state, or copies of its inputs that a run may change. The method restores both. hil calls it before each run,
-    outside the timed section. hil itself restores the arrays passed to ``bind``.
+    state, or copies of its inputs that a run may change. ``renew`` restores the state and the copies. hil calls
+    ``renew`` before each run, outside the timed section. hil itself restores the arrays passed to ``bind``.
 
     **Placement**::
 
@@ -65,9 +65,9 @@ class Program(Protocol):
     function: str
 
     def bind(self, inputs: list[Array]) -> None:
-        """Set the inputs of the following runs. They are views of shared memory, valid until the next bind.
+        """Set the inputs of the following runs. The inputs are views of shared memory, valid until the next bind.
 
-        If the same list is passed twice, it contains the same arrays, possibly with new content.
+        If hil passes the same list twice, the list contains the same arrays, possibly with new content.
         """
 
     def run(self) -> None:
@@ -81,8 +81,8 @@ class Runtime(Protocol):
     """Interface for running programs. An instance is created in the worker, after the fork.
 
     If importing or initializing the library is slow, and the library supports a fork after that, add a static method
-    ``preload()``. It runs before workers are forked, so that they inherit the initialized library. It must not leave
-    threads behind that a worker needs.
+    ``preload()``. ``preload()`` runs before workers are forked, so that workers inherit the initialized library.
+    ``preload()`` must not leave threads behind that a worker needs.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Runtime(Protocol):
         """
 
     def prepare(self, device: str) -> None:
-        """Open the device, if that is slow. The default does nothing. An unknown device is an error of the load.
+        """Open the device, if opening is slow. The default does nothing. An unknown device is an error of the load.
 
         hil calls this before the first load, as soon as the device is known.
         """
@@ -121,7 +121,7 @@ def known() -> dict[str, str]:
 
 
 def lacking(name: str) -> str:
-    """Return the missing package of a runtime, or "" if it may work. Imports nothing."""
+    """Return the missing package of a runtime, or "" if the runtime may work. Imports nothing."""
     package = RUNTIMES[name].package if name in RUNTIMES else ""
     try:
         return package if package and importlib.util.find_spec(package) is None else ""

@@ -150,7 +150,7 @@ class ExecuTorchProgram:
     def run(self) -> None:
         """Run the method.
 
-        Set the inputs every time: their memory may be reused for other tensors after they were read.
+        Set the inputs every time: the method may reuse the memory of inputs that it has read.
         """
         self._has_run = True
         try:
@@ -218,7 +218,7 @@ def _places(specs: list[tuple[int, TensorSpec]]) -> tuple[list[int], tuple[Tenso
 def _library() -> Any:
     """Import the package's library.
 
-    ``executorch.extension.pybindings.portable_lib`` exports it but would also import the exporter.
+    ``executorch.extension.pybindings.portable_lib`` exports the library, but would also import the exporter.
     """
     _find_openvino()
     try:

@@ -151,7 +151,7 @@ class IreeProgram:
         self._has_run = self._has_run_bound = False
 
     def bind(self, inputs: list[Array]) -> None:
-        """Create device buffers for the inputs, without a copy if they are large and aligned."""
+        """Create device buffers for the inputs, without a copy if the inputs are large and aligned."""
         self._changed, self._has_run_bound = None, False
         if self._is_all_shared and inputs is self._given:
             return  # the device reads the shared memory, including new content
@@ -247,7 +247,10 @@ class IreeProgram:
         return [folder / PROFILE_FILE, clocks.write(folder)]
 
     def fetch(self) -> list[Array]:
-        """Return the results as arrays. They are views of the device's buffers if those are host-visible."""
+        """Return the results as arrays.
+
+        If the device's buffers are host-visible, the arrays are views of these buffers.
+        """
         arrays: list[Array] = []
         for position, spec in enumerate(self.outputs):
             if is_number(spec):

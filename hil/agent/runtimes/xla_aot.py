@@ -34,7 +34,7 @@ _CALLS: dict[str, tuple[list[Any], Any]] = {
 
 
 class XlaAotRuntime(Runtime):
-    """Runtime for shared libraries compiled for this machine. They use one CPU thread."""
+    """Runtime for shared libraries compiled for this machine. The libraries use one CPU thread."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         pass
@@ -70,8 +70,8 @@ class XlaAotRuntime(Runtime):
 class XlaAotProgram:
     """The only function of a library.
 
-    The function assigns variables in place. Even so, every run starts from the same values: those in the file next to
-    the library, or those passed as inputs.
+    The function assigns variables in place. Even so, every run starts from the same values: the values in the file next
+    to the library, or the values passed as inputs.
     """
 
     def __init__(self, library: Any, signature: LibrarySignature, values: Path | None) -> None:

@@ -49,7 +49,10 @@ def check_accepted_outputs(cases: Iterable[tuple[Sequence[str], Model | None]]) 
 
 
 def load_function(file: str, name: str) -> Callable[..., Any]:
-    """Return a function of a Python file. Raises UsageError if it does not exist or the file fails to load."""
+    """Return a function of a Python file.
+
+    Raises UsageError if the function does not exist or the file fails to load.
+    """
     path = Path(file).expanduser()
     try:
         modified = path.stat().st_mtime_ns
@@ -74,7 +77,7 @@ def _run_file(path: Path, modified: int) -> dict[str, Any]:
     """Return the names that a Python file defines.
 
     Args:
-        modified: Modification time. As part of the cache key, it makes a changed file load again.
+        modified: Modification time. The time is part of the cache key, so that a changed file is loaded again.
     """
     spec = importlib.util.spec_from_loader(f"hil_accept_{path.stem}", loader=None, origin=str(path))
     assert spec is not None

@@ -38,7 +38,7 @@ class BoardSession:
         no_fallback: bool = False,
         check: Callable[[LoadedProgram], None] = lambda program: None,
     ) -> tuple[LoadedProgram, bool]:
-        """Load a pushed program (see :meth:`Board.load`), or return it if it is loaded already.
+        """Load a pushed program (see :meth:`Board.load`), or return the program if it is loaded already.
 
         Args:
             check: Validates the loaded program. Its exceptions count as load errors.
@@ -70,7 +70,7 @@ class BoardSession:
         return _program_key(artifact) in self._loaded
 
     def after_run(self, artifact: Artifact, *, broken: bool) -> None:
-        """Unload a program after a run, unless it may stay loaded.
+        """Unload a program after a run, unless the program may stay loaded.
 
         Args:
             broken: True if the program crashed or hung.
@@ -120,7 +120,8 @@ class BoardPool:
     """Pool of boards. A board is opened at its first request and stays open. Context manager; thread-safe.
 
     Args:
-        opened: Called with each board after it was opened, before it is used. An exception closes the board.
+        opened: Called with each board after the pool opened the board, before the first use. An exception closes the
+            board.
         most_loaded: Maximum number of programs that stay loaded on a board between runs.
     """
 
@@ -165,7 +166,7 @@ class BoardPool:
             return entry.session
 
     def reconnect(self, choice: BoardChoice, error: BoardError, *, faults: Sequence[str] = ()) -> BoardSession | None:
-        """Reconnect to a lost board if it returns soon, and add the result to the error.
+        """If a lost board returns soon, reconnect to the board. Add the result to the error.
 
         No program is run again. Only boards reached over SSH are searched for. For other boards, the link error is
         final, and the next request for a session opens a new connection. An unfit board still responds, so its session

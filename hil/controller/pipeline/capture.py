@@ -39,7 +39,10 @@ def bounded(asked: int, typical_ns: float) -> int:
 
 
 class Capture:
-    """Recorder of the board's part of a profile. Use it as a context manager around the run. It never fails the run."""
+    """Recorder of the board's part of a profile.
+
+    Use the recorder as a context manager around the run. An error in the recorder never fails the run.
+    """
 
     def __init__(self, board: Board) -> None:
         self.board = board.name

@@ -61,7 +61,10 @@ class Case:
         return self.outcome is Outcome.PASS
 
     def ended(self, error: errors.HilError, stage: Stage) -> Case:
-        """Return the case ended by an error. ``stage`` is the stage of the error, unless the error specifies it."""
+        """Return the case ended by an error.
+
+        ``stage`` is used only if the error does not name a stage.
+        """
         error.located(stage=stage.value)
         return replace(
             self,
@@ -79,7 +82,7 @@ class Case:
 
 @dataclass(frozen=True)
 class ProgressSink:
-    """Callbacks that receive progress and store results. They may be called from several threads."""
+    """Callbacks that receive progress and store results. Several threads may call them."""
 
     # called with (case, stage, note) when a stage starts or reports progress.
     stage: Callable[[Case, Stage, str], None] = lambda case, stage, note: None

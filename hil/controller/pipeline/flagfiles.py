@@ -54,7 +54,7 @@ def tool_differs(
     inputs: Mapping[str, Array],
     declared: Sequence[TensorSpec] = (),
 ) -> str:
-    """Return why iree-run-module would report different outputs although their values agree; "" if it would not.
+    """Return why iree-run-module would report different outputs although their values agree; "" if the tool would not.
 
     Args:
         result: The program's outputs, as returned by :func:`comparable`.
@@ -113,10 +113,9 @@ def tool_tolerance(
 ) -> tuple[float | None, float | None]:
     """Return rtol and atol that are at least as strict as the tools' comparison.
 
-    If all outputs have the same dtype, they equal the tools' tolerances. hil has one pair for all outputs, so several
-    dtypes get the strictest values. If the tools' default atol could not distinguish an output from a wrong one, atol
-    is
-    None: hil's default.
+    If all outputs have the same dtype, rtol and atol equal the tools' tolerances. hil has one pair for all outputs, so
+    several dtypes get the strictest values. If the tools' default atol could not distinguish a right output from a
+    wrong output, atol is None: hil's default.
 
     Args:
         rtol, atols: Values of the flags.
@@ -267,7 +266,8 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     """Return the job with the flags of its flag file. Options of the command line and ``later`` flags take precedence.
 
     The flags ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are used, with files
-    relative to the flag file. Flags that only configure the execution are ignored: the board's config does that.
+    relative to the flag file. Flags that only configure the execution are ignored, because the board's config defines
+    the execution.
 
     Raises:
         UsageError: as for :func:`parse_flagfile`, or the flags need several modules or parameter files.

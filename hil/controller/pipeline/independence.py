@@ -22,7 +22,7 @@ def runtime_of(case: Case, config: BoardConfig | None) -> str:
 
 
 def only_dependent(verdicts: Sequence[Verdict]) -> str:
-    """Return why a pass does not have an independent reference; "" if it has one."""
+    """Return why a pass does not have an independent reference; "" if the pass has an independent reference."""
     decider = deciding(verdicts)
     if decider is None or decider.relation is Relation.INDEPENDENT:
         return ""
@@ -46,7 +46,7 @@ def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
 
 
 def not_asked(case: Case, runtime: str) -> str:
-    """Return the independent references that were not used, or that none supports the model's format."""
+    """Name the unused independent references, or state that none supports the format of the model."""
     if case.model is None or not (names := _find_independent(case.model.format, runtime)):
         return f"no independent reference supports {case.model.format} models" if case.model else ""
     left = [name for name in names if name not in _list_used_references(case) and name not in case.unanswered]

@@ -65,9 +65,9 @@ def _judge_case(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def judge_repetition(case: Case, tools: Tools, noise: _LazyNoise | None = None) -> Iterator[Case]:
-    """Judge outputs that differ between iterations. The case is UNSTABLE unless they may differ.
+    """Judge outputs that differ between iterations.
 
-    All outputs are judged by the same rules.
+    The case is UNSTABLE unless the outputs may differ. All outputs are judged by the same rules.
 
     Raises:
         StageError: the outputs may differ, and some cannot be judged.

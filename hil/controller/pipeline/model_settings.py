@@ -50,7 +50,7 @@ def matches(pattern: str, path: Path) -> bool:
 
 
 def for_model(settings: T, path: Path) -> T:
-    """Return the settings updated by those of the project file for a model. Later patterns take precedence.
+    """Return the settings, updated by the project file's settings for a model. Later patterns take precedence.
 
     Sizes of dimensions are merged by name. Settings that the class lacks are ignored: in a suite, the flow defines
     runtime and flags.
@@ -73,7 +73,10 @@ def for_model(settings: T, path: Path) -> T:
 
 
 def accept_of_file(settings: CaseSettings, path: Path) -> tuple[str, ...]:
-    """Return the criteria of tables for exactly one model. Patterns may match several models, so they do not count."""
+    """Return the criteria of tables for exactly one model.
+
+    Tables with patterns do not count, because a pattern may match several models.
+    """
     tables = (settings.per_model.get(name, {}) for name in dict.fromkeys((path.name, path.as_posix())))
     return tuple(text for table in tables for text in table.get("accept", ()))
 

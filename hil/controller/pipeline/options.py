@@ -36,7 +36,7 @@ Kind = tuple[str, Callable[[Any], Any]]
 
 
 def checked(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
-    """Convert a value to hil's type. Raises UsageError if it is invalid."""
+    """Convert a value to hil's type. Raises UsageError if the value is invalid."""
     wanted, make = kind
     try:
         return make(value)
@@ -188,12 +188,12 @@ def parse_accept_option(texts: Sequence[str], option: str = "--accept") -> tuple
 
 
 def parse_seconds(value: float, option: str = "--timeout") -> float:
-    """Validate a timeout in seconds. Raises UsageError if it is negative, too large or not a number."""
+    """Validate a timeout in seconds. Raises UsageError if the timeout is negative, too large or not a number."""
     return float(checked(option, value, SECONDS))
 
 
 def parse_arithmetic(text: str, option: str = "--arithmetic") -> str:
-    """Return the name of an arithmetic; "" is none. Raises UsageError if it is unknown."""
+    """Return the name of an arithmetic; "" is none. Raises UsageError if the name is unknown."""
     return check_arithmetic(text, option)
 
 
@@ -496,7 +496,10 @@ class _ModelsAndBoard:
 
 @dataclass(frozen=True)
 class Job(RunSettings, _ModelsAndBoard):
-    """Request of `hil run`. Fields are named like options. It is stored with the run, so that the run can resume."""
+    """Request of `hil run`.
+
+    Fields are named like options. The job is stored with the run, so that the run can resume.
+    """
 
     wait_s: float = 60.0
     faults: tuple[str, ...] = ()

@@ -53,8 +53,8 @@ class Project:
 def find_project(start: Path) -> Path | None:
     """Return the project file of a directory, or None.
 
-    The search through parent directories ends at a repository's root or at the home directory. Outside of both, only
-    the directory itself is searched.
+    The search through parent directories ends at a repository's root or at the home directory. Outside of a repository
+    and of the home directory, only the directory itself is searched.
     """
     try:
         home = Path.home()
@@ -84,7 +84,7 @@ def load_project(start: Path) -> Project | None:
 
 
 def read_project(path: Path) -> Project:
-    """Read a project file without checking trust. Raises UsageError if it is unreadable or invalid."""
+    """Read a project file without checking trust. Raises UsageError if the file is unreadable or invalid."""
     from hil.compare.criteria import function_files
 
     try:
@@ -175,7 +175,10 @@ def _read_accept(path: Path, where: str, texts: list[str]) -> tuple[str, ...]:
 
 
 def _make_placeholder(file: str, name: str) -> Callable[..., bool]:
-    """Return a placeholder for a function. The file is not loaded because it may not be trusted yet."""
+    """Return a placeholder for a function.
+
+    The function does not load the file, because the user may not trust the file yet.
+    """
     return lambda actual, reference: False
 
 

@@ -39,7 +39,7 @@ _NAME_LEAST = 10
 def device_statistics(result: RunResult) -> dict[str, Any]:
     """Return statistics of the device time in nanoseconds.
 
-    They contain iterations, p50, p90, min, mean, stdev and at most 10,000 samples.
+    The statistics contain iterations, p50, p90, min, mean, stdev and at most 10,000 samples.
 
     A cold iteration, the program's first after loading, is reported separately (``cold_ns``, else None). It is excluded
     from the statistics unless it is the only iteration.
@@ -298,7 +298,7 @@ def _shorten_name(name: str, room: int) -> str:
 
 
 def _describe_tolerance(outputs: Sequence[dict[str, Any]]) -> str:
-    """Describe how outputs are judged: by criteria, or by a tolerance if it is the same for all."""
+    """Describe how outputs are judged: by criteria, or by a tolerance if all outputs have the same tolerance."""
     judged = [output for output in outputs if not output.get("criteria")]
     by_criteria = ", by criteria" if len(judged) < len(outputs) else ""
     outputs = judged
@@ -424,7 +424,7 @@ class Recorder:
             self._save_cases(list(self._cases.values()) if case is None else list(self._news.values()))
 
     def write_soon(self, case: Case) -> None:
-        """Schedule a write for a case without an outcome. It includes other changes made in the meantime."""
+        """Schedule a write for a case without an outcome. The write includes other changes made in the meantime."""
         with self._lock:
             self._news[case.name] = self._cases[case.name] = case
             if self._writer is None:

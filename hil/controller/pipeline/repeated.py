@@ -77,8 +77,8 @@ def run_repeatedly(
     """Run a program ``repeat`` times, then run each program of the other compilations once.
 
     Returns:
-        The program, and the result and call of the first run. They include the times of all runs of the first program,
-        and the repetition of all runs.
+        The program, and the result and call of the first run. The result and the call include the times of all runs of
+        the first program, and the repetition of all runs.
     """
     names = artifact.output_names
     counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
@@ -107,7 +107,7 @@ def run_repeatedly(
 def _merge_run(
     result: RunResult, call: Invocation, again: RunResult, later: Invocation
 ) -> tuple[RunResult, Invocation]:
-    """Return the first run with the times of a later run added and the outputs of both compared."""
+    """Return the first run with the times of a later run added and the outputs of the two runs compared."""
     times = (*result.iterations_ns, *again.iterations_ns)
     result = replace(result, iterations_ns=times, repetition=merge([_get_repetition(result), _get_repetition(again)]))
     warmup_ns, fetch_s = call.warmup_ns + later.warmup_ns, call.fetch_s + later.fetch_s
@@ -115,7 +115,10 @@ def _merge_run(
 
 
 def _get_repetition(result: RunResult) -> Repetition:
-    """Return the repetition of a run. If the board did not compare iterations, it contains only the outputs."""
+    """Return the repetition of a run.
+
+    If the board did not compare iterations, the repetition contains only the outputs.
+    """
     return result.repetition or Repetition((Answer(1, 0, result.outputs),))
 
 

@@ -55,7 +55,7 @@ class Runner(Tools):
         An unreadable model is an outcome of its case. Invalid usage is raised.
 
         Args:
-            want_inputs: True if the case will run and be compared. It then needs inputs and a reference.
+            want_inputs: True if the case will run and be compared. Such a case needs inputs and a reference.
 
         Raises:
             UsageError: missing file, unknown function, inputs that do not match the model, or a range of sizes.

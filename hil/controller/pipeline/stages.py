@@ -93,7 +93,7 @@ def refuse_ranges(options: Options) -> None:
 
 
 def choice_of(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
-    """Return the board for a job. Raises UsageError if it does not exist or does not support the options.
+    """Return the board for a job. Raises UsageError if the board does not exist or does not support the options.
 
     Args:
         takes_ranges: See :func:`check_options`.
@@ -251,7 +251,10 @@ def _make_sign_converter(
 
 
 def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
-    """Compute the references, or use the expected outputs. If a reference fails, the remaining results count."""
+    """Compute the references, or use the expected outputs.
+
+    If a reference fails, the results of the other references count.
+    """
     context, options = tools.context, case.options
     model, inputs = case.model, case.inputs
     assert model is not None and inputs is not None
@@ -301,7 +304,7 @@ def _run_plain_reference(
 
 
 def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> Mapping[str, Array]:
-    """Return a case's inputs for these specs: the user's inputs, and seeded random values for the rest.
+    """Return a case's inputs for these specs. Inputs that the user did not give get seeded random values.
 
     Raises:
         UsageError: the user's inputs do not match the specs.

@@ -26,7 +26,7 @@ class Tools:
 
 
 def reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
-    """Return the arguments for references and for measurements of them."""
+    """Return the arguments to run and to measure references."""
     return {
         "cache": context.cache,
         "isolated": context.isolated,
