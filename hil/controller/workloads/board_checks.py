@@ -187,7 +187,7 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
 
 
 def _command(board: Board) -> Generator[Check, None, bool]:
-    """Check that the configured program exists on an agentless board. Return False if it does not."""
+    """Check that the configured program exists on an agentless board. Return False if the program does not exist."""
     from hil.controller.devices.agentless.client import CommandClient
 
     if isinstance(board.client, CommandClient):

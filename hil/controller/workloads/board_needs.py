@@ -70,7 +70,10 @@ def _memory_mib(info: Mapping[str, Any]) -> float:
 
 
 def write_model(path: Path, *, weights: bool) -> None:
-    """Write the model of a check. It doubles the input. With ``weights`` it also returns the largest products."""
+    """Write the model of a check.
+
+    The model doubles the input. With ``weights`` the model also returns the largest products.
+    """
     import numpy as np
     import onnx
     from onnx import helper, numpy_helper

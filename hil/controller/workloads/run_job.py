@@ -42,9 +42,9 @@ def run_job(
 
     Args:
         job: the job. With ``resume``, only ``out`` is used.
-        resume: ID of an interrupted run. Cases with an outcome keep it; the others run.
+        resume: ID of an interrupted run. Cases with an outcome keep the outcome. Cases without an outcome run.
         run_id: the run's ID if a larger workload contains and resumes it, else "".
-        isolated: a pool of workers to use. It outlives the job unless the job is aborted. None creates a pool.
+        isolated: a pool of workers to use. The pool outlives the job unless the job is aborted. None creates a pool.
         choice: the board. None selects the job's board.
 
     Returns:
@@ -152,7 +152,10 @@ def _profile_folders(job: Job, case: str) -> dict[str, Path]:
 
 
 def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
-    """Write the requested profiles. Yield the case with the profiles' data as they are completed."""
+    """Write the requested profiles.
+
+    Yield the case with the data of each profile, as soon as the profile is complete.
+    """
     if wanted := _profile_folders(job, case.name):
         from hil.controller.analysis.profile.collect import write_profiles
 
@@ -191,13 +194,13 @@ def run_cases(
     Args:
         order: all case names in the run, including those that ended before. Empty means the names of ``cases``.
         runtime: the runtime to open the connection for; "" is the board's default.
-        purpose: text shown to others who wait for the board.
+        purpose: text shown to other users who wait for the board.
         most_loaded: maximum number of programs that stay loaded on the board between cases.
         resumable: whether an interrupted run can be resumed.
         after: called with a finished case once the outcome is stored. Yields updated versions of the case.
         more: called when no cases are left, with the outcomes of all finished cases by name. Returns further cases;
             an empty result ends the run.
-        report: called with these outcomes after the last case.
+        report: called with the outcomes of all cases after the last case.
 
     Returns:
         The run's record with ``folder``, the run's directory.

@@ -45,7 +45,7 @@ _ATOL = 1e-8 / (1 + 1e-5)
 def read_bpte(path: Path, *, context: RunContext) -> Bundle:
     """Read a ``.bpte`` as a bundle: the program and all cases, with the tolerance of ExecuTorch's verifier.
 
-    This does not need ExecuTorch. Tensors are named ``input0``... and ``output0``... in order.
+    The function does not need ExecuTorch. Tensors are named ``input0``... and ``output0``... in order.
 
     Raises:
         UsageError: the file is not a bundled program or damaged, or a case does not fit the method, including shapes.
@@ -89,7 +89,7 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     data of the program is written to a ``.ptd`` of the same name.
 
     Raises:
-        UsageError: the program is not for ExecuTorch, the package is not installed, or it rejects a tensor.
+        UsageError: the program is not for ExecuTorch, the package is not installed, or ExecuTorch rejects a tensor.
     """
     if bundle.program.runtime != _RUNTIME:
         raise UsageError(
@@ -151,7 +151,7 @@ def _case(path: Path, method: ExecuTorchMethod, number: int, case: BpteCase) -> 
 def _of_places(
     where: str, what: str, values: Sequence[Value], given: Sequence[Any], places: Sequence[int]
 ) -> list[Any]:
-    """Return the tensors among a case's values. Constants must equal those that the program was exported with."""
+    """Return the tensors among a case's values. Constants must equal the constants of the exported program."""
     if len(given) != len(values):
         hint = f"add the {what}s to the case" if not given else ""
         raise UsageError(f"{where}: got {len(given)} {what}s, the method has {len(values)}", hint=hint)

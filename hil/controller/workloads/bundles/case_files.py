@@ -47,7 +47,7 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
     """Read a case from an .npz or a directory. Outputs are optional.
 
     Args:
-        signature: of the method. It distinguishes inputs from outputs and gives the dtype of raw bytes.
+        signature: of the method. The signature distinguishes inputs from outputs, and gives the dtype of raw bytes.
         name: of the case; "" is the file's name.
 
     Raises:

@@ -66,7 +66,7 @@ class Request:
 
     @property
     def is_of_main(self) -> bool:
-        """Whether the request gives cases without method names. They belong to the main method."""
+        """Whether the request gives cases without method names. Such cases belong to the main method."""
         named = any(_method_and_path(text)[0] for text in self.cases)
         return bool(self.cases or self.options.inputs or self.options.expected) and not named
 
@@ -204,7 +204,7 @@ class _Cases:
 
         Args:
             model: computes outputs that were not given.
-            only: whether this is the only method, so that arguments without a method name belong to it.
+            only: whether this is the only method, so that arguments without a method name belong to this method.
         """
         options, random = self.request.options, self.request.random
         found = []
@@ -240,7 +240,7 @@ class _Cases:
     def with_control(
         self, method: str, case: MethodTestCase, signature: Signature, model: Model, arithmetic: str
     ) -> MethodTestCase:
-        """Add the control for the board's arithmetic to a case, if hil can compute the model in it.
+        """Add the control for the board's arithmetic to a case, if hil can compute the model in the arithmetic.
 
         A control is unnecessary with a given tolerance, or if criteria judge all outputs.
         """
@@ -258,7 +258,7 @@ class _Cases:
         return replace(case, control={name: found[theirs] for name, theirs in names if theirs in found})
 
     def _complete(self, method: str, case: MethodTestCase, signature: Signature, model: Model) -> MethodTestCase:
-        """Add the requested tolerances to a case, and a reference's outputs if it has no expected outputs.
+        """Add the requested tolerances to a case, and a reference's outputs if the case has no expected outputs.
 
         Raises:
             ImportFailed: a rewrite of the model for its compiler, or for the reference, changed an output.

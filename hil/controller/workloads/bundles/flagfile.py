@@ -109,7 +109,8 @@ def _tensors(
 def _tolerances(method: Method, case: BundledCase) -> list[str]:
     """Return the tools' flags for a case: an absolute tolerance per dtype, and a common relative tolerance.
 
-    They are never stricter than hil's tolerances, so a mismatch in the tools is also a mismatch in hil.
+    The tools' tolerances are never stricter than hil's tolerances, so a mismatch in the tools is also a mismatch in
+    hil.
     """
     flags: dict[str, float] = {}
     if case.accept:
@@ -174,7 +175,7 @@ def _in_order(path: Path) -> list[tuple[str, int]]:
 def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
     """Read a bundle from a flag file or a directory tree of flag files.
 
-    All must use the same module; every file is a case.
+    All flag files must use the same module. Every flag file is a case.
     """
     folder = path if path.is_dir() else path.parent
     there = sorted(path.rglob("*")) if path.is_dir() else [path]

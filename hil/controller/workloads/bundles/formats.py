@@ -26,9 +26,9 @@ class Read(Protocol):
         """Read a file or a directory.
 
         Parse untrusted or large data through ``context.isolated.call(function, {...})``. Create the bundle by
-        :meth:`hil.bundles.Bundle.create`, which checks all cases against the signature. It maps the program's files, so
-        a temporary directory may be deleted afterwards. Convert all cases. Report cases that cannot be converted in
-        ``made[left_out]``, one line per case.
+        :meth:`hil.bundles.Bundle.create`, which checks all cases against the signature. The bundle maps the program's
+        files, so a temporary directory may be deleted afterwards. Convert all cases. Report cases that cannot be
+        converted in ``made[left_out]``, one line per case.
 
         Args:
             path: the user's path, which is not yet checked.
@@ -47,11 +47,11 @@ class Write(Protocol):
 
         Args:
             bundle: the opened bundle; the tensors are views of the file.
-            path: the target. It does not exist yet, but the parent directory does.
+            path: the target. The target does not exist yet, but the parent directory exists.
 
         Raises:
             UsageError: the format does not support a part of the bundle (a runtime, a dtype, several methods). The
-                message names it.
+                message names the unsupported part.
         """
 
 

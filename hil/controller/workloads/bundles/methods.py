@@ -159,7 +159,7 @@ def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[Met
 
 
 def _at(values: Values, spec: TensorSpec, place: int) -> Any:
-    """Return a case's tensor, or None if missing; the case's check reports that."""
+    """Return a case's tensor, or None if the tensor is missing. The case's check reports a missing tensor."""
     if isinstance(values, Mapping):
         return values.get(spec.name)
     return values[place] if place < len(values) else None
@@ -197,7 +197,7 @@ def program_of(
 
 
 def own_signature(program: Artifact, context: RunContext) -> Signature:
-    """Return the signature that IREE's program file specifies. Only it distinguishes scalars from tensors.
+    """Return the signature that IREE's program file specifies. Only this signature distinguishes scalars from tensors.
 
     Raises:
         LoadFailed: the file cannot be read.

@@ -1,7 +1,7 @@
 """Bundles as ONNX test data: ``model.onnx`` and directories ``test_data_set_0``, ``test_data_set_1``, ...
 
 The directories contain ``input_0.pb``, ..., ``output_0.pb``, ...: TensorProto files. Tensors with names from the model
-are matched by name, others by position. The format lacks tolerances and case names.
+are matched by name. Tensors with other names are matched by position. The format lacks tolerances and case names.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
 
 
 def _valid_cases(folders: Sequence[Path], method: str, signature: Signature) -> tuple[list[MethodTestCase], list[str]]:
-    """Return the valid cases, and a line per invalid directory. Raises UsageError if none is valid."""
+    """Return the valid cases, and a line per invalid directory. Raises UsageError if no case is valid."""
     cases: list[MethodTestCase] = []
     invalid: list[str] = []
     for folder in folders:

@@ -1,4 +1,7 @@
-"""Test cases bundled with a compiled program and expected outputs. They need neither a compiler nor a reference."""
+"""Test cases bundled with a compiled program and expected outputs.
+
+Such cases need neither a compiler nor a reference.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def open_bundle(path: Path, key: Path | None = None) -> Bundle:
     """Open a bundle and verify the signature, if present.
 
     Args:
-        key: a file of public keys, one of which must have signed it. None accepts any or no signature.
+        key: a file of public keys. One of these keys must have signed the bundle. None accepts any or no signature.
 
     Raises:
         UsageError: as for :meth:`Bundle.open`, or the signature is invalid or from a different key.

@@ -73,7 +73,7 @@ def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Mapp
 
 
 def matrix_csv(report: MatrixReport) -> str:
-    """Return a row per case: whether it differs, and columns with the targets' outcome and statistics."""
+    """Return a row per case: whether the case differs, and columns with the targets' outcome and statistics."""
     several = [f"{target.name} {name}" for target in report.targets for name in STATISTICS]
     header = ["id", "model", "layer", "op", DIFFERS, *(target.name for target in report.targets), *several]
     rows = (
@@ -250,7 +250,7 @@ def matrix_html(report: MatrixReport, folder: Path) -> str:
     """Return a page without requests or scripts. Texts from models, tools and boards are data.
 
     Args:
-        folder: the directory of the page. Links to the targets' reports are relative to it.
+        folder: the directory of the page. Links to the targets' reports are relative to this directory.
     """
     heads = "".join(f"<th scope=col>{_build_html_head(target, folder)}</th>" for target in report.targets)
     body = "\n".join(_build_html_row(row, report.targets, folder) for row in report.rows)

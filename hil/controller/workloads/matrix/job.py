@@ -45,7 +45,7 @@ class Matrix:
         Args:
             kind: the kind of run: ``run``, ``bundle``, ``suite``, ``trace``.
             request: the request as JSON. A target's options override the fields with the same names.
-            command: the command that resumes the matrix; "" if it cannot be resumed.
+            command: the command that resumes the matrix; "" if no command can resume the matrix.
 
         Raises:
             UsageError: the directory is not empty.
@@ -114,8 +114,8 @@ class Matrix:
     def run(self, run_target: RunTarget, *, say: TextSink) -> MatrixReport:
         """Run the targets in order, and write the report after every target.
 
-        If a target cannot run (for example the board is unreachable), the target's column shows the error and the
-        others still run.
+        If a target cannot run (for example the board is unreachable), the target's column shows the error, and the
+        other targets still run.
 
         Raises:
             HilError: no target could run: the first error. The matrix is deleted.

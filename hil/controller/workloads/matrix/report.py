@@ -89,7 +89,7 @@ class MatrixRow:
 
     @property
     def fails(self) -> bool:
-        """Whether it needs attention on any target."""
+        """Whether the case needs attention on any target."""
         return any(is_failing(cell.word) for cell in self.cells if cell.word not in (NOT_RUN, ABSENT))
 
 
@@ -160,7 +160,7 @@ def _build_rows(targets: Sequence[TargetResults]) -> Iterable[MatrixRow]:
 
 
 def load_results(folder: Path) -> SuiteResults:
-    """Load a stored run of a suite, models or a bundle. Raises UsageError if it is missing or unreadable."""
+    """Load a stored run of a suite, models or a bundle. Raises UsageError if the run is missing or unreadable."""
     if (folder / SUITE_HEAD).exists() or not (folder / "run.json").exists():
         return load_run(folder)
     run = RunStore(folder.parent).open(str(folder))
@@ -214,7 +214,10 @@ def record_of_case(case: Mapping[str, Any], board: Mapping[str, Any]) -> CaseRec
 
 
 def load_matrix(folder: Path) -> MatrixReport:
-    """Load the report of a stored matrix, even if incomplete. Raises UsageError if it is missing or unreadable."""
+    """Load the report of a stored matrix, even if incomplete.
+
+    Raises UsageError if the matrix is missing or unreadable.
+    """
     try:
         head = read_json(folder / MATRIX)
         if head["schema"] > SCHEMA:

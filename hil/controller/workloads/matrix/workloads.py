@@ -170,7 +170,7 @@ def _apply_target(job: Job, target: MatrixTarget) -> Job:
 
 
 def _raise_if_unreached(run: Callable[[MatrixTarget, Path], dict[str, Any]]) -> Callable[[MatrixTarget, Path], object]:
-    """Wrap a run so that it raises the board's error if it never reached the board. Such runs are not stored."""
+    """Wrap a run: if the run never reached the board, raise the board's error. Such runs are not stored."""
 
     def reached(target: MatrixTarget, folder: Path) -> object:
         record = run(target, folder)
@@ -186,7 +186,7 @@ def _raise_if_unreached(run: Callable[[MatrixTarget, Path], dict[str, Any]]) -> 
 def _share_workers(count: int | None = None) -> Iterator[Callable[[], Isolated]]:
     """Yield a function that returns the shared worker pool.
 
-    If an aborted target closed the pool, it creates a new pool.
+    If an aborted target closed the pool, the function creates a new pool.
     """
     pools: list[Isolated] = []
 

@@ -137,7 +137,7 @@ class Row:
         return next((stage for stage in self.stages if stage.outcome == FAILED), None)
 
     def check(self) -> None:
-        """Validate the values of a stored row. Raises TypeError or ValueError if hil did not write it."""
+        """Validate the values of a stored row. Raises TypeError or ValueError if hil did not write the row."""
         check_fields(self)
         Relation(self.relation)
         numbers = [self.worst.get("max_abs"), self.size, *(stage.seconds for stage in self.stages)]

@@ -75,7 +75,10 @@ class Making:
 
     @property
     def work(self) -> Work:
-        """Settings for compilers. They ignore cached results, because a study measures."""
+        """Settings for compilers.
+
+        Compilers with these settings ignore cached results, because a study measures compile times.
+        """
         return {
             "cache": self.cache,
             "isolated": self.isolated,

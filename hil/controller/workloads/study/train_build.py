@@ -99,7 +99,7 @@ def lower_step(saved: str, folder: str) -> None:
     """Write the step of a saved model as StableHLO for IREE, with the signature and the variables' values.
 
     Raises:
-        CompileFailed: TensorFlow cannot lower it.
+        CompileFailed: TensorFlow cannot lower the step.
     """
     source = open_model(saved, STEP, {})
 

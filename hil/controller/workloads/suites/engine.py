@@ -52,7 +52,7 @@ class Engine:
     """Runs the cases of a suite on boards.
 
     Args:
-        choices: different boards, or requirements for farm boards. All must have the same compile target.
+        choices: different boards, or requirements for farm boards. All boards must have the same compile target.
         say: receives progress messages; called from multiple threads.
     """
 
@@ -88,7 +88,7 @@ class Engine:
             self._agreed.join(choices[0].config)
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
-        """Run cases and yield them as they end, in any order. Call this only once."""
+        """Run cases and yield them as they end, in any order. Call this method only once."""
         work = [(self._prepare_cases, specs), *((self._serve_slot, slot) for slot in self._slots)]
         threads = [threading.Thread(target=self._run_thread, args=one, daemon=True) for one in work]
         for thread in threads:
@@ -187,7 +187,7 @@ class Engine:
             return None
 
     def _run_on_board(self, slot: BoardSlot, choice: BoardChoice) -> BoardLoss | None:
-        """Run queued cases on a board. Return how the board was lost, or None if it was not."""
+        """Run queued cases on a board. Return how the board was lost, or None if the board was not lost."""
         runtimes = (self._flow.runtime,)
         unfit = 0
         try:
@@ -234,7 +234,7 @@ class Engine:
         self.boards[board.name] = dict(board.info)
 
     def _drop_board(self, board: str, error: BoardError) -> None:
-        """Drop a board. Raise the error if it was the last one and no board was ever reached."""
+        """Drop a board. Raise the error if it was the last board, and hil never reached a board."""
         self._lost = error
         waiting = self._queue.leave(board)
         if not (self._queue.alive or self._got_in) and isinstance(error, (BoardRefused, BoardUnreachable)):

@@ -176,7 +176,8 @@ class Expectations:
 
         Args:
             ids: of all cases, including those that a filter excludes.
-            flow, runtime: of the suite's run. Entries for others are ignored: their cases may differ.
+            flow, runtime: of the suite's run. Entries for other flows and runtimes are ignored, because the cases may
+                differ.
         """
         every = frozenset(ids)
 

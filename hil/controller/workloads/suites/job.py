@@ -51,7 +51,7 @@ class SuiteProgress(Protocol):
         """Show a message to the user."""
 
     def interrupt(self, command: str) -> None:
-        """The work was interrupted; the command resumes it on this machine."""
+        """The work was interrupted; the command resumes the work on this machine."""
 
 
 def run_suite(
@@ -66,8 +66,9 @@ def run_suite(
 
     Args:
         out: the run's directory; None creates one in ``hil-suites``.
-        isolated: a pool of workers to use. It outlives the suite unless the suite is aborted. None creates a pool.
-        choices: the boards; empty for those of the request.
+        isolated: a pool of workers to use. The pool outlives the suite unless the suite is aborted. None creates a
+            pool.
+        choices: the boards; if empty, the boards of the request.
 
     Returns:
         The run; ``head["exit_code"]`` is 5 if no case was selected.
@@ -83,7 +84,7 @@ def run_suite(
 
 
 def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | None = None) -> SuiteRun:
-    """Resume an interrupted suite run. Cases with a record keep it; the others run.
+    """Resume an interrupted suite run. Cases with a record keep the record. Cases without a record run.
 
     Args:
         isolated: as in :func:`run_suite`.
@@ -108,7 +109,7 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
 
 
 def check_request(request: SuiteRequest) -> None:
-    """Raise UsageError for unknown flows or boards, and for settings that they do not support."""
+    """Raise UsageError for unknown flows or boards, and for settings that the flows or boards do not support."""
     check_settings(request.settings, load_flow(request.flow), _resolve_boards(request))
 
 

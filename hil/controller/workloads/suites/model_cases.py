@@ -108,8 +108,8 @@ def sized_models(
 ) -> list[SuiteModel]:
     """Return the models with the sizes of their dimensions. A size range gives a model per edge.
 
-    The project file's sizes for a model override those for all models. Of the models from a range, only the largest has
-    layers. None of them uses tensors from the model's files.
+    The project file's sizes for a model override the file's sizes for all models. Of the models from a range, only the
+    largest has layers. No model from a range uses tensors from the model's files.
 
     Raises:
         UsageError: a dimension that no model has.
@@ -294,7 +294,7 @@ class _PreparedModel:
     def final(self, log: Path) -> Model:
         """Return the model after the recipe, with all dimensions fixed that the inputs determine.
 
-        Layers are cut from it.
+        Layers are cut from the returned model.
         """
 
         def read() -> Model:
@@ -342,7 +342,7 @@ class _PreparedModel:
         return self._compute_once("plain", read)
 
     def inputs(self) -> dict[str, Array]:
-        """Return all inputs by name: given inputs, and seeded random values for the others."""
+        """Return all inputs by name: given inputs, and seeded random values for the other inputs."""
 
         def read() -> dict[str, Array]:
             model, given = self._load_plain_model(), self._read_given_inputs()
@@ -380,7 +380,7 @@ class _PreparedModel:
         return {}
 
     def _resolve_sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
-        """Return the sizes of all known dimensions: given sizes, and those that the inputs determine."""
+        """Return the sizes of all known dimensions: given sizes, and sizes that the inputs determine."""
         plain = self._load_plain_model()
         sizes = dict(plain.dims)
         for spec in plain.inputs or ():
@@ -432,7 +432,7 @@ def _import_model(path: Path, dims: Mapping[str, int], context: RunContext) -> M
 
 
 def _try_digest(file: Path) -> str:
-    """Return a file's digest, or "" if it is missing or unreadable: the case reports that."""
+    """Return a file's digest, or "" if the file is missing or unreadable. The case then reports the error."""
     try:
         return digest_file(file)
     except (OSError, UsageError):

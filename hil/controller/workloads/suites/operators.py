@@ -1,7 +1,7 @@
 """ONNX backend node tests of the installed ``onnx`` package, with inputs, expected outputs and tolerances.
 
-The package computes them in five seconds, once per version, in a separate process. The cache stores them in a single
-archive as NumPy arrays, so that using them does not need ``onnx``.
+The package computes the tests in five seconds, once per version, in a separate process. The cache stores the tests in a
+single archive as NumPy arrays, so that later runs do not need ``onnx``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case for every data set of the node tests, by name.
 
     Args:
-        flow: the recipe is applied to the models. The expected outputs are then those of the plain model.
+        flow: the recipe is applied to the models. The expected outputs are the outputs of the plain model.
     """
     installed = version("onnx")
     key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)

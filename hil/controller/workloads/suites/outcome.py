@@ -34,7 +34,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Suite
     """Return the record of a finished case. Store the tensors if needed.
 
     Args:
-        run: stores the tensors for cases that did not pass, or for all cases if the request asks for it.
+        run: stores the tensors for cases that did not pass, or for all cases if the request asks for tensors.
     """
     case = task.answered
     ended = case.outcome or Outcome.RUN_ERROR
@@ -72,7 +72,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Suite
 
 
 def left_by(case: Case, run: SuiteRun) -> dict[str, str]:
-    """Return the directories outside the case's directory that it wrote, by kind."""
+    """Return the directories that the case wrote outside of the case's directory, by kind."""
     folders = {f"{one['kind']} profile": Path(one["folder"]) for one in case.profiles}
     if (ir := case.options.debug_ir) is not None and ir.is_dir() and any(ir.iterdir()):
         folders = {"ir": ir, **folders}

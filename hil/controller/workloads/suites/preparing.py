@@ -58,7 +58,7 @@ _KINDS: Mapping[Stage, type[HilError]] = {
 def suite_runner(context: RunContext) -> Runner:
     """Return the runner of a suite's cases.
 
-    It converts usage errors to outcomes, because a model or flow caused them.
+    The runner converts usage errors to outcomes, because a model or flow caused them.
     """
     return Runner(context, of_usage=_convert_usage_error, logs=False)
 
@@ -96,7 +96,7 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
 def _convert_usage_error(error: UsageError, stage: Stage) -> HilError:
     """Return the error that ends a case instead of a usage error.
 
-    A tolerance that cannot judge this case may fit all others, so it becomes an outcome too.
+    A tolerance that cannot judge this case may fit all other cases, so this error also becomes an outcome.
     """
     if isinstance(error, VacuousTolerance):
         return error
@@ -111,7 +111,7 @@ def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice
 
 
 def references_of(settings: Settings, flow: Flow) -> tuple[str, ...]:
-    """Return the user's references, or those of the flow."""
+    """Return the user's references, or the flow's references."""
     return settings.references or flow.references
 
 
@@ -255,7 +255,7 @@ def _compile_groups(
 
 
 def _compile_case(case: Case, config: BoardConfig, runner: Runner, seconds: float | None) -> Case:
-    """Compile a case. ``seconds`` is the share of the time if it was just compiled in a group."""
+    """Compile a case. ``seconds`` is the share of the time if the case was just compiled in a group."""
     if seconds is None:
         return runner.compile(case, config)
     # The group compile already recomputed it.

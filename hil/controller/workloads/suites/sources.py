@@ -56,10 +56,10 @@ def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:
 
     The source is one of:
 
-    - ``@operators`` (node tests of the installed onnx) or ``@models`` (hil's models). For flows that start from PyTorch
-      both are the tests of ExecuTorch's backend tester.
+    - ``@operators`` (node tests of the installed onnx) or ``@models`` (hil's models). For flows that start from
+      PyTorch, both names select the tests of ExecuTorch's backend tester.
     - The file of a model.
-    - A directory: all models in it and in subdirectories, except hidden files.
+    - A directory: all models in the directory and in subdirectories, except hidden files.
 
     A model may have accompanying files in the same directory: ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or
     output -> tensor) and ``NAME.calibration.npz`` (input -> stacked tensors).
@@ -68,7 +68,7 @@ def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:
         flow: the recipe is applied to a model before the model is cut into layers.
 
     Returns:
-        The suite. It has no cases if a directory contains no models.
+        The suite. The suite has no cases if a directory contains no models.
 
     Raises:
         UsageError: the suite, file or directory does not exist, or the file is not a model.
@@ -129,10 +129,10 @@ def look(path: Path) -> ModelScan:
     """Return the models in a directory tree by path, or the model in a file.
 
     A model has the name of the file. A SavedModel or an exported golden directory has the directory's name. If names
-    collide, the relative path is used (``a.net`` and ``b.net`` for ``a/net.onnx`` and ``b/net.onnx``). If these collide
-    too, the path includes the suffix.
+    collide, the relative path is used (``a.net`` and ``b.net`` for ``a/net.onnx`` and ``b/net.onnx``). If the relative
+    paths collide too, the name includes the suffix.
 
-    Test cases in a model's directory belong to it: directories ``test_data_set_N`` for an ONNX model, and flag
+    Test cases in a model's directory belong to the model: directories ``test_data_set_N`` for an ONNX model, and flag
     files for an IREE program. If the program is elsewhere, the first of the flag files takes the model's place.
 
     Raises:
@@ -259,7 +259,7 @@ def is_golden(file: Path) -> bool:
 
 
 def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
-    """Return all methods' cases in a file for which :func:`brings_cases` is true. A ``.bpte`` may have none."""
+    """Return all methods' cases in a file for which :func:`brings_cases` is true. A ``.bpte`` may have no cases."""
     if is_golden(file):
         bundle = read_golden(file.parent, context=context)
     elif file.suffix.lower() == ".hilb":

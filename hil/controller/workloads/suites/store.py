@@ -223,7 +223,7 @@ class SuiteRun:
 
     @classmethod
     def open(cls, folder: Path) -> SuiteRun:
-        """Open a stored run. Raises UsageError if it is missing or the head is unreadable."""
+        """Open a stored run. Raises UsageError if the run is missing or the head is unreadable."""
         try:
             head = read_json(folder / HEAD)
             if head["schema"] > SCHEMA:
@@ -266,7 +266,7 @@ class SuiteRun:
             lock.release()
 
     def append(self, record: CaseRecord) -> None:
-        """Append a case's record. After the return it survives a crash of this process."""
+        """Append a case's record. After the return the record survives a crash of this process."""
         with storing(self.folder), (self.folder / LINES).open("ab") as file:
             file.write(_encode_record(record))
 
@@ -304,7 +304,7 @@ class SuiteRun:
         return self.folder / "cases" / case_id
 
     def to(self, folder: Path) -> str:
-        """Return a directory as a relative link for reports, so that both can be moved together."""
+        """Return a relative link to a directory, so that the reports and the directory can be moved together."""
         return Path(os.path.relpath(folder.absolute(), self.folder.absolute())).as_posix()
 
     def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:

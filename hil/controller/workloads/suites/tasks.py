@@ -42,7 +42,7 @@ class Task:
         return self.case if self.wrong is None else self.wrong
 
     def fits(self, boards: Sequence[str]) -> bool:
-        """Return whether any of these boards may run it."""
+        """Return whether any of these boards may run the task."""
         return bool(boards) and not (self.boards and set(self.boards).isdisjoint(boards))
 
 
@@ -96,10 +96,10 @@ class TaskQueue:
             return stranded
 
     def rename(self, board: str, to: str) -> None:
-        """Replace a board with a new board, also in the tasks for it.
+        """Replace a board with a new board, also in the tasks for this board.
 
         Wait until the previous user of the new board has removed it. A lost board may be leased to a second slot at
-        once, but the first slot notices that only when the current case has ended.
+        once, but the first slot notices the loss only when the current case has ended.
         """
 
         def renamed(names: Sequence[str]) -> list[str]:
@@ -220,7 +220,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class BoardLoss:
-    """Permanent loss of a board. ``task`` and ``error`` are set if it was lost during a task."""
+    """Permanent loss of a board. ``task`` and ``error`` are set if hil lost the board during a task."""
 
     gone: BoardError
     task: Task | None = None

@@ -198,7 +198,10 @@ def _other_inputs(reference: ModuleCall, target: ModuleCall) -> list[str]:
 
 
 def _is_passed_on(name: str, number: int, trace: Trace, other: Trace) -> bool:
-    """Return whether, in both traces, an input equals an earlier call's output. It was judged there."""
+    """Return whether, in both traces, an input equals an earlier call's output.
+
+    The value was judged in that call.
+    """
     inputs = [arrays_in(one.calls[number].inputs).get(name) for one in (trace, other)]
     return any(
         all(

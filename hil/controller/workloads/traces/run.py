@@ -189,7 +189,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class _Bound:
-    """Inputs of a call. They are created when the program is loaded, after all earlier calls have run."""
+    """Inputs of a call. The inputs are created when the program is loaded, after all earlier calls have run."""
 
     replay: Replay
     call: ModuleCall

@@ -45,7 +45,10 @@ def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
 
 
 def find_one(place: Path, out: Path | None = None) -> Path:
-    """Return the directory of the only trace in a directory. Raises UsageError if it contains none or several."""
+    """Return the directory of the only trace in a directory.
+
+    Raises UsageError if the directory contains no trace or several traces.
+    """
     found = find_traces(place, out)
     if len(found) > 1:
         raise UsageError(
@@ -119,8 +122,8 @@ def compare_stored(
 ) -> list[TraceComparison]:
     """Compare the traces of two directories; the second contains the reference's traces.
 
-    If both contain a single trace, their names may differ. Otherwise traces with the same relative path are compared.
-    A trace in only one directory is a FAIL.
+    If both directories contain a single trace, the names of the traces may differ. Otherwise traces with the same
+    relative path are compared. A trace in only one directory is a FAIL.
 
     Raises:
         UsageError: a directory has no trace, a trace is damaged, or a tolerance cannot fail.

@@ -79,7 +79,10 @@ def is_measured(was: Numbers, now: Numbers) -> bool:
 
 
 def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable[NumberChange]:
-    """Yield the changed numbers. Ignore program sizes if ``size_counts`` is false, because other cases affect them."""
+    """Yield the changed numbers.
+
+    Ignore program sizes if ``size_counts`` is false, because other cases affect the program size.
+    """
     a, b = was.device_p50_ns, now.device_p50_ns
     if a and b and is_measured(was, now):
         faster = was if a < b else now
@@ -95,7 +98,7 @@ def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable
 
 
 def _pair_outputs(was: Numbers, now: Numbers) -> Iterable[tuple[str, Numbers, Numbers]]:
-    """Yield pairs of outputs with the same name. If both have a single output, ignore the name."""
+    """Yield pairs of outputs with the same name. If both cases have a single output, ignore the name."""
     if max(len(was.outputs), len(now.outputs)) < 2:
         yield "", was, now
         return

@@ -1,7 +1,7 @@
 """Links from reports to a case's files: the picture of the difference, tensors, logs, IR, profiles.
 
-Links are relative to the run's directory, so they remain valid if the directory is moved. Links to directories outside
-(``--debug-ir``, ``--profile``) remain valid if both are moved together.
+Links are relative to the run's directory, so links remain valid if the directory is moved. Links to directories outside
+(``--debug-ir``, ``--profile``) remain valid if both directories are moved together.
 """
 
 from __future__ import annotations

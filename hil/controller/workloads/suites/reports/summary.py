@@ -98,7 +98,7 @@ def _format_places(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[
 
 
 def _group_alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
-    """Group failing cases as (first case, number of others). Cases with the same lost-board error form a group."""
+    """Group failing cases as (first case, number of other cases). Cases with the same lost-board error form a group."""
     found: dict[object, list[CaseRecord]] = {}
     for record in failing:
         lost = kind_of(record.outcome) == "board"

@@ -21,7 +21,8 @@ class GraphBuilder:
     """Graph under construction. Strings name tensors. Random weights depend only on the model's name.
 
     Args:
-        outer: the enclosing graph, if this is a body. The outer tensors may be used here, and names are unique in both.
+        outer: the enclosing graph, if this is a body. The outer tensors may be used here, and names are unique across
+            both graphs.
     """
 
     def __init__(self, name: str, outer: GraphBuilder | None = None) -> None:
