@@ -77,7 +77,7 @@ def most_bytes() -> int:
 
 
 def expected_bytes(specs: Sequence[TensorSpec] | None) -> int:
-    """Return the size limit for outputs with these specs. It is :func:`most_bytes` if any size is unknown."""
+    """Return the size limit for outputs with these specs. The limit is :func:`most_bytes` if any size is unknown."""
     if specs is None or not all(spec.dtype and spec.dtype != "string" and spec.is_static for spec in specs):
         return most_bytes()
     known = sum(tensors.nbytes_of(spec.dtype, [int(dim or 0) for dim in spec.shape]) for spec in specs)

@@ -38,15 +38,15 @@ _PINGS_LAST_NS = 1_000_000_000
 
 
 class Board:
-    """Connected board. It takes over the link. From :meth:`take` on, the device is reserved for this process.
+    """Connected board. The board takes over the link. From :meth:`take` on, the device is reserved for this process.
 
-    Use it as a context manager.
+    Use the board as a context manager.
 
     Attributes:
         config: The board's config. If it names no compile target, the target is filled in from the board's description.
         target: Description of the compile target, if detected from the board; "" if the config names the target.
         info: Result of Describe. Without an agent, the shell provides the same keys.
-        client: Client for the board's calls. Reconnecting replaces it.
+        client: Client for the board's calls. Reconnecting replaces the client.
 
     Raises:
         UsageError: The address or the config is invalid, or the runtime needs an agent.
@@ -145,7 +145,7 @@ class Board:
         self.ping(8)
 
     def _connect_anew(self) -> None:
-        """Create a new link and client, and drop the session and cached state of the old ones."""
+        """Create a new link and client, and drop the session and cached state of the old link and client."""
         sent = self.client.payload_bytes_sent
         self._there.clear()
         self.client.close()
@@ -167,7 +167,7 @@ class Board:
         """Send missing program files and tools to the board. Return the bytes sent. Reserves the device.
 
         Raises:
-            LoadFailed: The board is out of space, or the required tool does not exist for it.
+            LoadFailed: The board is out of space, or the required tool does not exist for the board.
             BoardLost: The link broke in each of several attempts.
         """
         files = {artifact.digests[name]: path for name, path in artifact.files.items()}

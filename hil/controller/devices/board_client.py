@@ -163,7 +163,8 @@ class BoardClient(Protocol):
     ) -> ProfilePass:
         """Run a program under the runtime's profiler, in a separate pass without outputs. Raises as :meth:`invoke`.
 
-        ``tool`` is the digest of the tool that the runtime lacks (``profile_tool`` in Describe); "" if it lacks none.
+        ``tool`` is the digest of the tool that the runtime lacks (``profile_tool`` in Describe); "" if the runtime
+        lacks no tool.
         """
 
     def logs(self, program_id: str = "") -> list[str]:

@@ -21,7 +21,8 @@ class AgentCalls:
     """Calls to the agent at an address. Raises as :func:`hil.controller.devices.grpc_call.agent_channel`.
 
     Attributes:
-        fallback: Why the last call used gRPC although a data-connection socket exists; "" if it did not.
+        fallback: Why the last call used gRPC although a data-connection socket exists; "" if the last call did not use
+            gRPC.
     """
 
     def __init__(self, target: AgentEndpoint) -> None:

@@ -65,7 +65,7 @@ class Hold:
         on_wait: Called with the current holder while waiting for the device.
         on_silence: Called when the agent stops responding.
         on_end: Called with the session's token if the stream ends without :meth:`close`. The agent also ends the
-            session's other calls, but those might not be notified.
+            session's other calls, but the clients of these calls might not be notified.
     """
 
     def __init__(
@@ -345,7 +345,7 @@ class AgentConnection:
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
         """Return the board's description.
 
-        Waits at most ``timeout`` seconds for the connection. Raises BoardUnreachable after that.
+        Waits at most ``timeout`` seconds for the connection. Raises BoardUnreachable after the timeout.
         """
         try:
             try:
@@ -590,7 +590,7 @@ class AgentConnection:
     def _ended(self) -> errors.SessionEnded | None:
         """Return the error for an ended session or lease, with the reason.
 
-        Return None if neither is known to have ended.
+        Return None if neither the session nor the lease is known to have ended.
         """
         if why := self._lease_over():
             return errors.SessionEnded(f"the lease ended: {why}")

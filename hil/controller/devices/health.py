@@ -59,7 +59,7 @@ def check_login(where: str, connection: Connection, *, board: str, base: Path) -
 
 
 def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
-    """Check that the name resolves and that an SSH server listens on the port. Return whether both pass."""
+    """Check that the name resolves and that an SSH server listens on the port. Return whether both checks pass."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

@@ -1,7 +1,8 @@
 """Ctrl-C during a gRPC call: cancel the call, and raise KeyboardInterrupt after the call has ended.
 
-Python raises KeyboardInterrupt between any two steps of the main thread, which gRPC does not support. It may leave a
-lock held, or end the thread that serves all calls of a channel. Then closing the channel or exiting Python hangs.
+Python raises KeyboardInterrupt between any two steps of the main thread, which gRPC does not support. The exception may
+leave a lock held, or end the thread that serves all calls of a channel. Then closing the channel or exiting Python
+hangs.
 """
 
 from __future__ import annotations

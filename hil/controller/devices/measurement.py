@@ -24,7 +24,7 @@ class BoardClock:
         self._pings: list[clock.Ping] = []
 
     def add(self, pings: Sequence[clock.Ping]) -> None:
-        """Add pings. They must be newer than all earlier pings."""
+        """Add pings. The pings must be newer than all earlier pings."""
         kept = self._pings
         if len(kept) > _MOST:
             # Retain the ping with the shorter round trip of each pair, as it is more accurate.

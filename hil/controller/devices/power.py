@@ -57,9 +57,9 @@ def switch(power: Power, action: str, *, board: str) -> str:
 
 
 def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink) -> T:
-    """Connect to a board. If it does not respond, reset it and then power-cycle it, if the config has hooks.
+    """Connect to a board. If the board does not respond, reset and then power-cycle the board, if the config has hooks.
 
-    A board that responds but refuses the connection is left alone: a reset would not change that.
+    A board that responds but refuses the connection is left alone, because a reset would not change the refusal.
 
     Raises:
         BoardLost, BoardUnreachable: The board still does not respond. The message lists the attempts.

@@ -1,8 +1,8 @@
 """Read a gRPC stream without waiting forever for a lost reply.
 
-gRPC (1.85) can end a call with a status without completing the pending read. This happens for instance when a server
-stops while a call begins. ``next`` on such a stream never returns, even if the call is cancelled. Therefore a thread
-reads, and the caller stops waiting once the call has ended.
+gRPC (1.85) can end a call with a status without completing the pending read. For example, a server may stop while a
+call begins. ``next`` on such a stream never returns, even if the call is cancelled. Therefore a thread reads, and the
+caller stops waiting once the call has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StreamReader:
     """Replies of a stream.
 
     Args:
-        call: The gRPC call: an iterator, and also the error that it raises on failure.
+        call: The gRPC call: an iterator, which is also the error that the iterator raises on failure.
     """
 
     def __init__(self, call: Any) -> None:

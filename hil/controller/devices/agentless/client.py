@@ -239,7 +239,7 @@ class CommandClient(BoardClient):
         """Run and time a program on the board. No command is ever retried.
 
         One command computes the outputs. If the board has IREE's timing tool, that tool then runs the warm-ups and
-        iterations. Otherwise each of them is a separate command, and the device time is unknown.
+        iterations. Otherwise each warm-up and each iteration is a separate command, and the device time is unknown.
 
         ``timeout`` is rounded up to whole seconds on the board. Each output is limited by the size of its
         spec; ``most_bytes`` is ignored.

@@ -250,7 +250,7 @@ class BoardStore:
         )
 
     def find(self, program: str) -> str:
-        """Return the path of the config's program on the board. Raises BoardUnfit if it is missing."""
+        """Return the path of the config's program on the board. Raises BoardUnfit if the program is missing."""
         done = self._script('command -v -- "$1"', program)
         if done.code or not done.text:
             raise errors.BoardUnfit(
@@ -264,7 +264,10 @@ class BoardStore:
         return f"{self.folder}/programs/{item.name}"
 
     def missing(self, items: Sequence[Item]) -> list[Item]:
-        """Return the files that are missing or different on the board. Mark the other files as used now."""
+        """Return the files that are missing or different on the board.
+
+        Mark files that are already on the board as used now.
+        """
         if not items:
             return []
         done = self._script(_HAVE, *map(self.place, items))
@@ -433,8 +436,8 @@ def run(
 ) -> list[str]:
     """Return the command that runs a program in its run's directory. Parse the output with :func:`ended`.
 
-    The program writes ``outputs`` there. It is killed after ``limit_s`` seconds. It waits up to ``wait_s`` seconds
-    while another run uses the board. Both are whole seconds.
+    The program writes ``outputs`` to the run's directory. The command waits up to ``wait_s`` seconds while another run
+    uses the board, and kills the program after ``limit_s`` seconds. Both times are whole seconds.
     """
     assert PurePosixPath(folder).is_absolute()
     assignments = [f"{name}={value}" for name, value in environment.items()]

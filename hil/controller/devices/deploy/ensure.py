@@ -247,7 +247,7 @@ def _choose(seen: Seen, recipe: AgentRecipe, say: TextSink) -> tuple[Interpreter
 
 
 def usable_interpreters(seen: Seen) -> list[Interpreter]:
-    """Return a board's Pythons that can run an agent, the best first. Raises NoAgentHere if none can."""
+    """Return a board's Pythons that can run an agent, the best first. Raises NoAgentHere if no Python can."""
     if seen.system not in ("", "Linux"):
         raise NoAgentHere(f"the agent requires Linux, but the board runs {seen.system}")
     good = [one for one in seen.interpreters if _OLDEST_PYTHON <= one.version <= _NEWEST_PYTHON and not one.problem]

@@ -239,7 +239,7 @@ def at_home() -> Iterator[None]:
 
 
 class NoAgentHere(BoardError):
-    """The board cannot run hil's agent at all. It may still work without an agent."""
+    """The board cannot run hil's agent at all. The board may still work without an agent."""
 
 
 class NoPython(NoAgentHere):
@@ -275,7 +275,7 @@ class Interpreter:
 
 
 def platform_tags(interpreter: Interpreter) -> list[str]:
-    """Return the platform tags of supported wheels, the newest first. Return none if the C library is unknown."""
+    """Return the platform tags of supported wheels, the newest first. Return no tags if the C library is unknown."""
     found = _LIBC.fullmatch(interpreter.libc)
     if not found or found[2] != ("2" if found[1] == "glibc" else "1"):
         return []

@@ -58,7 +58,7 @@ class Seen:
 
     @property
     def agent(self) -> AgentBuild:
-        """Agent that was deployed last. All fields are empty if none was deployed."""
+        """Agent that was deployed last. All fields are empty if no agent was deployed."""
         return self.installed or AgentBuild()
 
     @property
@@ -205,7 +205,7 @@ def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = Fal
 
 
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
-    """Return the last lines of the agent's log; "" if it is empty. Raises as :func:`ask`."""
+    """Return the last lines of the agent's log; "" if the log is empty. Raises as :func:`ask`."""
     with locating(stage="deploy", board=shell.address):
         return _output_of(shell, "logs", folder, str(lines))
 

@@ -74,7 +74,7 @@ class BoardLoan(Protocol):
     def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for a board.
 
-        Return whether a board is lent. Raises FarmError if none can ever match.
+        Return whether a board is lent. Raises FarmError if no board can ever match.
         """
 
     def queue_text(self) -> str:
@@ -107,7 +107,7 @@ class BoardProvider(Protocol):
 
         Args:
             selector: Requirements for the board; "" means any board.
-            purpose: Shown to others who wait for a board.
+            purpose: Shown to other users who wait for a board.
 
         Raises:
             UsageError: No provider is configured, or the selector is invalid.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _SshLink:
-    """Link with a shell and, if the board has an agent, a tunnel. Renewing replaces both."""
+    """Link with a shell and, if the board has an agent, a tunnel. Renewing replaces the shell and the tunnel."""
 
     def __init__(self, choice: BoardChoice, *, board: str) -> None:
         self._choice = choice

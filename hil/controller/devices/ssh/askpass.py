@@ -1,6 +1,6 @@
-"""Program that ``ssh`` runs to ask for a secret. It passes the prompt to hil and prints the answer.
+"""Program that ``ssh`` runs to ask for a secret. The program passes the prompt to hil and prints the answer.
 
-It uses only the standard library. ``HIL_ASKPASS_SOCKET`` is the path of hil's socket.
+The program uses only the standard library. ``HIL_ASKPASS_SOCKET`` is the path of hil's socket.
 """
 
 from __future__ import annotations

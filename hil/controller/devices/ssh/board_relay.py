@@ -1,9 +1,9 @@
 """Relay to the agent's socket, for boards with an sshd that does not forward Unix sockets.
 
 The board runs this source from stdin with the standard library only. One JSON line with the order follows the source.
-Without a ``token``, it relays one connection over stdin and stdout, after a ``ready`` line on stdout. With a token, it
-listens on a loopback port until stdin ends and prints the port as the first line. Each connection there must begin
-with the token, which must not appear on a command line.
+Without a ``token``, the relay carries one connection over stdin and stdout, after a ``ready`` line on stdout. With a
+token, the relay listens on a loopback port until stdin ends, and prints the port as the first line. Each connection to
+this port must begin with the token, which must not appear on a command line.
 """
 
 from __future__ import annotations

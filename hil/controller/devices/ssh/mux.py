@@ -97,7 +97,7 @@ class _Control(socket.socket):
 
 
 def check(path: Path) -> None:
-    """Test the connection to a control socket. Raises OSError or EOFError if no ssh serves it."""
+    """Test the connection to a control socket. Raises OSError or EOFError if no ssh process serves the socket."""
     _Control(path, _ANSWER_S).close()
 
 
@@ -149,7 +149,7 @@ def open_forward(path: Path, local: Path, remote: str | int) -> Callable[[], Non
 
 
 def _reason(answer: bytes) -> str:
-    """Return the text of a refusal: it follows the request id and the text's length."""
+    """Return the text of a refusal: the text follows the request id and the text's length."""
     return answer[8:].decode(errors="replace").strip() or "no reason given"
 
 

@@ -1,6 +1,6 @@
 """Login with the user's ``ssh``: one connection per board, shared by sessions and forwards.
 
-The ssh process reads the user's configuration as usual. hil adds defaults for options that the user does not set. It
+The ssh process reads the user's configuration as usual. hil adds defaults for options that the user does not set. hil
 overrides only options that a connection without a terminal needs.
 """
 
@@ -126,7 +126,7 @@ class OpenSsh:
         return mux.open_session(self._socket, command, timeout)
 
     def refusal(self, remote: str | int) -> str:
-        """Return the server's reason for refusing a connection to a board's socket, or "" if it accepts."""
+        """Return the server's reason for refusing a connection to a board's socket; "" if accepted."""
         local = self._folder / "try"
         forward = self.forward(local, remote)
         try:

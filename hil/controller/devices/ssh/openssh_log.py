@@ -1,6 +1,6 @@
 """Parse the log of a connecting ``ssh``, and map it to errors. No other module parses these texts.
 
-Lines of ssh itself are separate from lines of others: server banners, jump hosts and proxies. The patterns match
+Lines of ssh itself are separate from lines of other sources: server banners, jump hosts and proxies. The patterns match
 OpenSSH 8 to 10, which does not translate messages.
 """
 
@@ -90,7 +90,7 @@ class Log:
         self._others: deque[str] = deque(maxlen=_LINES)
 
     def feed(self, line: str, *, is_own: bool) -> None:
-        """Process a line of ssh itself (``is_own``) or of others."""
+        """Process a line of ssh itself (``is_own``) or of another source."""
         if not is_own:
             self._others.append(line)
         elif line.startswith(_DEBUG):
@@ -105,7 +105,7 @@ class Log:
         return "\n".join([*self._others.copy(), *self._own.copy()])
 
     def refusal(self) -> str:
-        """Return the server's reason for the last refused channel, or "" if it gave none."""
+        """Return the server's reason for the last refused channel, or "" if the server gave no reason."""
         found = [match["why"] for line in self._own.copy() if (match := _OPEN_FAILED.search(line))]
         return found[-1] if found else ""
 

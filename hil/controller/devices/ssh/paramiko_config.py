@@ -210,7 +210,7 @@ def match_patterns(patterns: Iterable[str], text: str) -> bool:
 
 
 def _check_owner(path: Path) -> None:
-    """Reject a file that other users can write, as ssh does: they could redirect the login."""
+    """Reject a file that other users can write, as ssh does: these users could redirect the login."""
     found = path.stat()
     if found.st_uid not in (0, os.getuid()) or found.st_mode & 0o022:
         raise UsageError(

@@ -65,7 +65,10 @@ def log_in(address: Address, settings: Connection, board: str, timeout: float) -
 
 
 def _check_login() -> None:
-    """Check that this user has a name and a home directory, which containers may lack. The login needs both."""
+    """Check that this user has a name and a home directory, which containers may lack.
+
+    The login needs the name and the directory.
+    """
     try:
         Path.home()
         getpass.getuser()
@@ -196,7 +199,7 @@ class _MachineLogin:
         return kind(what, board=self._board, hint=hint)
 
     def _proxy_failed(self, proxy: subprocess.Popen[bytes]) -> ProxyFailed | None:
-        """Return the error for a ProxyCommand that has exited, or None if it still runs."""
+        """Return the error for a ProxyCommand that has exited, or None if the command still runs."""
         try:
             code = proxy.wait(END_S)
         except subprocess.TimeoutExpired:

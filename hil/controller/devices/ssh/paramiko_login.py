@@ -290,7 +290,10 @@ class Login:
         return FileKey(self._user, path, plain)
 
     def _typed(self) -> GivenPassword | None:
-        """Return the configured password, or prompt for it. After an empty reply, do not prompt a second time."""
+        """Return the configured password, or prompt for a password.
+
+        After an empty reply, do not prompt a second time.
+        """
         if self._silent:
             return None
         prompt = f"{self._user}@{self._host}'s password: "
@@ -348,7 +351,10 @@ def _read(path: Path, passphrase: str = "") -> paramiko.PKey:
 
 
 def _public_parts(path: Path) -> Iterator[bytes]:
-    """Yield the certificate and public key of a key file, if available. They identify the key in an agent."""
+    """Yield the certificate and public key of a key file, if available.
+
+    The certificate and the public key identify the key in an agent.
+    """
     for beside in (f"{path.name}-cert.pub", f"{path.name}.pub", path.name):
         if found := _read_public(path.with_name(beside)):
             yield found

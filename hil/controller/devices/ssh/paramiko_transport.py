@@ -93,7 +93,8 @@ class _Authentication(AuthHandler):
 class TunedTransport(paramiko.Transport):
     """Transport that sends small packets immediately, prefers hardware ciphers, and closes silent connections.
 
-    It overrides methods that paramiko's type stubs omit and passes a wrapped socket, hence the ignores.
+    The class overrides methods that paramiko's type stubs omit, and passes a wrapped socket. The type ignores are
+    therefore needed.
     """
 
     _preferred_ciphers = (
@@ -116,7 +117,7 @@ class TunedTransport(paramiko.Transport):
 
     @property
     def saved_exception(self) -> Exception | None:
-        """Error that ended the transport's thread. paramiko raises it in threads that wait for the server."""
+        """Error that ended the transport's thread. paramiko raises this error in threads that wait for the server."""
         return self._saved
 
     @saved_exception.setter
@@ -276,7 +277,7 @@ class ParamikoLogin:
             return ChannelSession(channel)
 
     def refusal(self, remote: str | int) -> str:
-        """Return the server's reason for refusing a connection to a board's socket, or "" if it accepts."""
+        """Return the server's reason for refusing a connection to a board's socket; "" if accepted."""
         try:
             with _plain_errors():
                 self._connect(remote).close()

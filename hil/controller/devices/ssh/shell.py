@@ -197,7 +197,7 @@ class Done:
 
 
 class Shell:
-    """Login on a board. It is thread-safe.
+    """Login on a board. Thread-safe.
 
     Attributes:
         address: ``USER@HOST[:PORT]``, for messages.
@@ -254,7 +254,7 @@ class Shell:
         return Done(tuple(argv), code, out.getvalue(), err)
 
     def put(self, local: Path, remote: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        """Send a file. It is renamed to the final name when complete, and replaces an existing file.
+        """Send a file. The file is renamed to the final name when complete, and replaces an existing file.
 
         Raises:
             BoardError: The file cannot be written. The directory must exist.

@@ -37,8 +37,8 @@ class CommandReplaced(OSError):
     """The server ran something else than the requested shell: a forced command, or an account without a shell.
 
     Attributes:
-        text: Output of that command.
-        code: The exit code, or None if it did not end.
+        text: Output of the command that ran.
+        code: The exit code, or None if the command did not end.
     """
 
     def __init__(self, text: str, code: int | None) -> None:
@@ -56,7 +56,7 @@ class SshDestination:
 
 
 class CommandSession(Protocol):
-    """Running command on the board: like a socket, but it ends with an exit code."""
+    """Running command on the board: like a socket, but with an exit code at the end."""
 
     def settimeout(self, seconds: float | None) -> None:
         """Set the timeout of each :meth:`recv`; None waits forever."""
@@ -68,7 +68,7 @@ class CommandSession(Protocol):
         """Read from stderr without a timeout; b"" at the end."""
 
     def sendall(self, data: bytes, /) -> None:
-        """Write to stdin. Raises OSError if the command has closed it."""
+        """Write to stdin. Raises OSError if the command has closed stdin."""
 
     def shutdown_write(self) -> None:
         """Close stdin."""
@@ -98,7 +98,7 @@ class Transport(Protocol):
 
     Attributes:
         user: Login name on the board.
-        port: Port of the board's SSH server; 0 if a proxy hides it.
+        port: Port of the board's SSH server; 0 if a proxy hides the port.
         fingerprint: Fingerprint of the board's host key, ``SHA256:...``.
     """
 
@@ -112,7 +112,7 @@ class Transport(Protocol):
     def refusal(self, remote: str | int) -> str:
         """Connect to a socket on the board: a path, or a loopback port.
 
-        Returns the server's reason for refusing the connection, or "" if it accepts.
+        Returns the server's reason for refusing the connection, or "" if the server accepts the connection.
         """
 
     def forward(self, local: Path, remote: str | int) -> Forward:

@@ -172,7 +172,7 @@ class TcpRelay:
         self._watch.start()
 
     def refusal(self) -> str:
-        """Return the server's reason for refusing TCP forwarding, or "" if it allows it."""
+        """Return the server's reason for refusing TCP forwarding, or "" if the server allows forwarding."""
         return self._transport.refusal(self.port)
 
     def listen(self, local: Path) -> None:
