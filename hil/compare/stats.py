@@ -90,7 +90,7 @@ class Statistics:
     )
     max_ulp: int | None = _row(
         "ULP",
-        "most representable values between the two; none for integers and if the dtypes differ",
+        "largest number of representable values between `a` and `b`; none for integers and if the dtypes differ",
         lambda sums: None if sums.ulp is None else sums.ulp.largest,
         column="always",
         brief="{} ULP",
@@ -111,7 +111,7 @@ class Statistics:
     )
     cosine: float | None = _row(
         "cosine",
-        "of the angle between the two as vectors: 1 is the same direction",
+        "cosine of the angle between `a` and `b` as vectors; 1 is the same direction",
         _cosine,
         masks=False,
         worst=min,
