@@ -1,7 +1,7 @@
 """Server that closes idle connections and limits concurrent requests.
 
-uvicorn has no timeout for request headers, request bodies, or clients that do not read the response. It also continues
-requests after the client disconnects. This module adds timeouts and cancels requests on closed connections
+uvicorn has no timeout for request headers, request bodies, or clients that do not read the response. uvicorn also
+continues requests after the client disconnects. This module adds timeouts and cancels requests on closed connections
 (:mod:`hil.core.cancellation`).
 """
 
@@ -103,7 +103,7 @@ class HttpConnection(H11Protocol):
                 min(waiting, key=lambda pair: pair[0])[1]._abort_connection()
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes. The deadline is extended only if they complete the headers or the body."""
+        """Process bytes. The deadline is extended only if the data completes the headers or the body."""
         super().data_received(data)
         self._update_timeout()
 

@@ -19,7 +19,7 @@ NAMES = 2000
 
 @dataclass(frozen=True)
 class OutputEntry:
-    """Differences between an output and its reference, or None if they were not compared."""
+    """Differences between an output and its reference, or None if the tensors were not compared."""
 
     name: str
     max_abs: float | None = None

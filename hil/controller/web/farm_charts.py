@@ -41,7 +41,7 @@ def no_chart(hours: int) -> Chart:
 
 
 def span_of(hours: int) -> int:
-    """Validate a chart's time span in hours. Raises UsageError if it is not in :data:`SPANS`."""
+    """Validate a chart's time span in hours. Raises UsageError if the time span is not in :data:`SPANS`."""
     if hours not in SPANS:
         raise UsageError(f"invalid chart length: {hours} hours", hint=f"valid lengths: {', '.join(map(str, SPANS))}")
     return hours

@@ -90,7 +90,7 @@ def is_update(request: Request) -> bool:
 
 
 def away_page(request: Request, error: FarmUnreachable) -> HTMLResponse:
-    """Render a page for an unreachable farm. It reloads after the farm is back."""
+    """Render a page for an unreachable farm. The page reloads after the farm is back."""
     # htmx ignores responses with an error status.
     status = 200 if "hx-request" in request.headers else 503
     values = {"message": error.message, "hint": error.hint, "address": _request_path(request)}

@@ -1,4 +1,4 @@
-"""SQLite index for stored sessions. It only caches data and can be deleted at any time.
+"""SQLite index for stored sessions. The index only caches data and can be deleted at any time.
 
 Repeated texts are keys into ``words``. A single process writes (:class:`IndexWriter`); multiple threads read
 (:class:`IndexReader`).

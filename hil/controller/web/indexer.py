@@ -68,7 +68,8 @@ class _Job:
 class Indexer:
     """Context manager with a thread that reads runs directories into the index.
 
-    If a different process writes the index, this process only reports changes. It takes over after that process ends.
+    If a different process writes the index, this process only reports changes. This process takes over after the other
+    process ends.
     """
 
     def __init__(self, writer: IndexWriter, roots: Sequence[Path]) -> None:

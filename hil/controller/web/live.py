@@ -19,7 +19,10 @@ MOST_STREAMS = 128
 
 
 def told_of(event: str, request: Request, count: Callable[[], int], is_over: Callable[[], bool]) -> StreamingResponse:
-    """Return an event stream that sends the count after each change. It ends with the server or the connection."""
+    """Return an event stream that sends the count after each change.
+
+    The stream ends with the server or the connection.
+    """
 
     streams: dict[asyncio.Event, None] = request.app.state.streams
 

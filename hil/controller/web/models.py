@@ -35,7 +35,7 @@ class NamedModel:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """Model file, if it was found."""
+    """Path of the model file, if found."""
 
     path: Path | None
     digest: str = ""  # file digest without external data
@@ -116,7 +116,7 @@ class KeptOnly(Cache):
     def get_or_make(
         self, key: str, meta: Mapping[str, Any], make: Callable[[Path], None], recompute: bool = False
     ) -> tuple[Path, bool]:
-        """Return a cached entry. Raises UsageError if it is missing."""
+        """Return a cached entry. Raises UsageError if the entry is missing."""
         found = self.get(key)
         if found is None:
             raise UsageError("the conversion is not cached")

@@ -174,7 +174,7 @@ def _compare_values(
 ) -> Movers:
     """Compare numbers with little variation.
 
-    They changed if the medians changed and the sides' ranges do not overlap.
+    The values changed if the medians changed and the sides' ranges do not overlap.
     """
     column = "program_bytes" if what == "artifact_bytes" else what
     columns = [side.samples[column] for side in (a, b)]

@@ -63,7 +63,7 @@ class Parcel:
 
 
 def read_request(body: bytes) -> Any:
-    """Parse the JSON of a request. Raises ValueError if it is invalid or has too many values."""
+    """Parse the JSON of a request. Raises ValueError if the JSON is invalid or has too many values."""
     return parse_json(body, _MOST_VALUES)
 
 
@@ -109,7 +109,7 @@ def _parse_entry(value: Any) -> FileEntry:
 
 
 def checked_size(size: Any) -> int:
-    """Validate a file's size. Raises UsageError if it is invalid or exceeds the limit for a session."""
+    """Validate a file's size. Raises UsageError if the size is invalid or exceeds the limit for a session."""
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MOST_SESSION:
         raise UsageError(f"invalid file size {str(size)[:30]}: at most {MOST_SESSION} bytes are allowed")
     return size

@@ -81,7 +81,7 @@ def stored_profiles(roots: Sequence[Path], places: Mapping[str, Sequence[Path]])
 
 
 def find_profile(roots: Sequence[Path], key: str) -> StoredProfile:
-    """Return the profile for a URL key. Raises UsageError if it is missing or may not be read."""
+    """Return the profile for a URL key. Raises UsageError if the profile is missing or may not be read."""
     number, _, way = key.partition("/")
     if number.isdecimal() and len(number) < 6 and int(number) < len(roots) and "\0" not in way:
         folder = roots[int(number)] / meant(way)
@@ -132,7 +132,7 @@ def kind_of(folder: Path) -> str:
 
 
 def file_of(roots: Sequence[Path], profile: StoredProfile, name: str) -> Path:
-    """Return the resolved path of a profile's file. Raises UsageError if it may not be read or is too large."""
+    """Return the resolved path of a profile's file. Raises UsageError if the file may not be read or is too large."""
     path = _resolve_path(profile.folder / name)
     if path is None or not _make_url_key(roots, path) or not path.is_file():
         raise UsageError(f"{name} not found in {profile.folder}")
@@ -145,14 +145,14 @@ def file_of(roots: Sequence[Path], profile: StoredProfile, name: str) -> Path:
 
 
 def trace_file(roots: Sequence[Path], profile: StoredProfile) -> Path:
-    """Return the trace of a profile. Raises UsageError if it is missing or may not be read."""
+    """Return the trace of a profile. Raises UsageError if the trace is missing or may not be read."""
     if profile.folder.is_file() and _make_url_key(roots, profile.folder):
         return profile.folder
     return file_of(roots, profile, TRACE)
 
 
 def open_profile(roots: Sequence[Path], profile: StoredProfile) -> Profile:
-    """Read a run's profile. Raises UsageError if it is damaged, too large, or may not be read."""
+    """Read a run's profile. Raises UsageError if the profile is damaged, too large, or may not be read."""
     for name in (HEAD, TABLE):
         file_of(roots, profile, name)
     return read_profile(profile.folder)

@@ -51,7 +51,7 @@ _OWN = ".hil-web"
 
 
 def is_published(session: Path) -> bool:
-    """Return True if a session is in a store. It may come from another machine."""
+    """Return True if a session is in a store. Such a session may come from another machine."""
     return any((folder / _OWN).is_dir() for folder in session.parents)
 
 
@@ -151,7 +151,7 @@ class PublishedStore:
             return have
 
     def finish(self, parcel: Parcel) -> PublishedSession:
-        """Create a session from stored blobs. It appears atomically.
+        """Create a session from stored blobs. The session appears atomically.
 
         Raises:
             Missing: some blobs are missing.

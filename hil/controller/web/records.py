@@ -98,7 +98,7 @@ class CaseDetail:
 
 
 def read_detail(session: IndexedSession, case: sqlite3.Row) -> CaseDetail:
-    """Read a case's record. Raises UsageError if it is missing or unreadable."""
+    """Read a case's record. Raises UsageError if the record is missing or unreadable."""
     folder, name = Path(session.folder), str(case["name"])
     if session.lines:
         return _detail_of_line(folder, _read_line(folder / session.lines, case["place"], case["length"], name))

@@ -73,7 +73,7 @@ def _read_remarks(root: Path, number: int) -> dict[str, Annotation]:
 
 
 def annotate(root: Path, session: str, case: str, remark: str) -> None:
-    """Store a remark. Raises UsageError if it is empty or too long, or the file is full or not writable."""
+    """Store a remark. Raises UsageError if the remark is empty or too long, or the file is full or not writable."""
     _append_record(root, {"session": session, "case": text(case), "text": _check_remark(remark)})
 
 

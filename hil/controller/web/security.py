@@ -248,7 +248,7 @@ def _find_user(scope: Scope) -> str:
 
 
 def _cookie_name(scope: Scope) -> str:
-    """Return the cookie name. It contains the port, since browsers send cookies to all ports of a host."""
+    """Return the cookie name. The name contains the port, since browsers send cookies to all ports of a host."""
     port = (scope.get("server") or ("", 0))[1]
     return f"{COOKIE}_{port}" if port else COOKIE
 

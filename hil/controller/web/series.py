@@ -57,7 +57,7 @@ _OF_MOVER = {"device_p50_ns": "device", "artifact_bytes": "size", "max_abs": "ab
 
 @dataclass(frozen=True)
 class HistoryFilter(PageQuery):
-    """Query parameters of a history. "" matches all; for a case, it selects the latest series."""
+    """Query parameters of a history. "" matches all series; for a case, "" selects the latest series."""
 
     case: str = ""
     kind: str = ""
@@ -157,7 +157,7 @@ def history_query(session: IndexedSession, case: str, what: str = "") -> str:
 
 
 def measure_of(asked: HistoryFilter) -> HistoryMeasure:
-    """Return the requested measure. Raises UsageError if it is unknown."""
+    """Return the requested measure. Raises UsageError if the measure is unknown."""
     found = MEASURES.get(asked.what or "device")
     if found is None:
         raise UsageError(f"invalid history measure {asked.what[:40]!r}", hint=f"valid measures: {', '.join(MEASURES)}")

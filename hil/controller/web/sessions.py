@@ -181,7 +181,7 @@ def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
 
 
 def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -> IndexedSession:
-    """Return a session by id. Raises UsageError if it is missing."""
+    """Return a session by id. Raises UsageError if the session is missing."""
     row = database.execute("select * from sessions where id = ? and root = ?", (session_id, root)).fetchone()
     if row is None:
         raise UsageError(f"session {session_id!r} not found", hint="see the list of sessions; it may have been deleted")
@@ -280,7 +280,7 @@ def _case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[str, di
 
 
 def find_case(database: sqlite3.Connection, session: IndexedSession, name: str) -> sqlite3.Row:
-    """Return a case by name. Raises UsageError if it is missing."""
+    """Return a case by name. Raises UsageError if the case is missing."""
     row: sqlite3.Row | None = database.execute(
         f"{SELECT_CASES} where session = ? and name = (select key from words where word = ?)", (session.key, name)
     ).fetchone()

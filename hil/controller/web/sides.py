@@ -51,7 +51,7 @@ class ComparedSide:
 
 
 def session_of(database: sqlite3.Connection, reference: str) -> IndexedSession:
-    """Return the session for a reference. Raises UsageError if it is missing."""
+    """Return the session for a reference. Raises UsageError if the session is missing."""
     root, mark, rest = reference.partition(ROOT_MARK)
     if mark and root.isdecimal() and len(root) < 5:
         return find_session(database, rest, int(root))

@@ -89,7 +89,7 @@ def asked(request: Request, kind: type[F]) -> F:
 
 
 def number_of(request: Request, name: str, default: int = 0) -> int:
-    """Parse a non-negative integer from the query. Raises UsageError if it is invalid."""
+    """Parse a non-negative integer from the query. Raises UsageError if the value is invalid."""
     given = request.query_params.get(name, "")
     if not given:
         return default

@@ -86,7 +86,7 @@ class TensorView:
 
     @property
     def pair(self) -> tuple[FileTensor, FileTensor] | None:
-        """Both tensors, if they can be compared by element."""
+        """Both tensors, if hil can compare the tensors by element."""
         if len(self.arrays) < 2 or self.apart:
             return None
         return self.arrays[0], self.arrays[1]

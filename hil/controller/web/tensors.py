@@ -111,7 +111,10 @@ def _pair_references(outputs: Sequence[TensorFile], references: Sequence[TensorF
 
 
 def find_subject(subjects: Sequence[TensorSubject], kind: str, name: str, beside: str = "") -> TensorSubject:
-    """Return a subject by kind, name and reference, by default the first. Raises UsageError if it is missing."""
+    """Return a subject by kind, name and reference, by default the first.
+
+    Raises UsageError if the subject is missing.
+    """
     for one in subjects:
         if (not kind or one.kind == kind) and (not name or one.name == name) and one.beside == beside:
             return one

@@ -245,7 +245,7 @@ class _Incoming(io.RawIOBase):
 
 
 def _seconds_left(deadline: float) -> float:
-    """Return the seconds until a deadline. Raises TimeoutError after it."""
+    """Return the seconds until a deadline. Raises TimeoutError after the deadline."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")

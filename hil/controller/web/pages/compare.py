@@ -66,7 +66,7 @@ def _offer_side(session: sessions.IndexedSession | None) -> sides.ComparedSide |
 
 
 def _redirect_marked(marked: list[sessions.IndexedSession]) -> Response:
-    """Redirect to a comparison of the newest marked session with the others."""
+    """Redirect to a comparison of the newest marked session with the other marked sessions."""
     if len(marked) > sides.MOST_SESSIONS:
         raise UsageError(f"{len(marked)} sessions marked: at most {sides.MOST_SESSIONS} can form a side")
     *others, newest = sorted(marked, key=lambda one: one.created or 0.0)

@@ -26,7 +26,8 @@ async def events(request: Request) -> StreamingResponse:
 def there(request: Request) -> JSONResponse:
     """Check that the sessions of a page still exist: ``?id=...&root=...``, or repeated ``?s=REFERENCE``.
 
-    ``gone`` contains an error message for a missing session. It is empty during the first scan, when this is unknown.
+    ``gone`` contains an error message for a missing session. ``gone`` is empty during the first scan, when hil does not
+    know the sessions yet.
     """
     site, query = site_of(request), request.query_params
     gone = []

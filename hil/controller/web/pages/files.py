@@ -42,7 +42,7 @@ def file(request: Request) -> Response:
 
 
 def _find_requested_file(request: Request, *, suffixes: tuple[str, ...] = ()) -> Path:
-    """Return the requested file. Raises UsageError if it does not belong to the session."""
+    """Return the requested file. Raises UsageError if the file does not belong to the session."""
     site = site_of(request)
     with site.reader.reading() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))

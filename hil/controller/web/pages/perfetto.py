@@ -1,7 +1,7 @@
 """Perfetto's UI with a stored trace, in a frame of the trace page.
 
-The UI needs WebAssembly, workers and inline styles, which other pages must not use. It has a separate path with a
-separate content security policy, which only allows resources on that path.
+The UI needs WebAssembly, workers and inline styles, which other pages must not use. The UI has a separate path. The
+content security policy of this path only allows resources on the path.
 """
 
 from __future__ import annotations
