@@ -57,7 +57,7 @@ class JobFiles:
     _known: dict[Path, str] = field(default_factory=dict)
 
     def add(self, file: Path, at: str) -> str:
-        """Add a file and return the path below the job's directory. Raises UsageError if it does not exist."""
+        """Add a file and return the path below the job's directory. Raises UsageError if the file does not exist."""
         if not is_file(file):
             raise UsageError(f"no such file: {file}")
         self.files[at] = file
@@ -174,7 +174,7 @@ def key_of(options: Mapping[str, Any], folder: Path) -> Path | None:
 
 
 def inside(folder: Path, path: str) -> Path:
-    """Return the path of a job's file in the job's directory. Raises UsageError for a path outside it."""
+    """Return the path of a job's file in the job's directory. Raises UsageError for a path outside the directory."""
     below = PurePosixPath(path)
     if below.is_absolute() or ".." in below.parts:
         raise UsageError(f"job file {path!r} is outside the job's directory")

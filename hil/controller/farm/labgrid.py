@@ -89,7 +89,10 @@ class LabgridPlace:
     board: str
 
     def acquire(self) -> None:
-        """Acquire the place, unless this holder already has it. Raises BoardBusy if another user has it."""
+        """Acquire the place, unless this holder already has the place.
+
+        Raises BoardBusy if another user has the place.
+        """
         try:
             self._run_client("acquire")
         except BoardBusy:

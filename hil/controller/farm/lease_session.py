@@ -47,7 +47,7 @@ _PATIENCE_S = 1.0
 class LeaseSession:
     """Lease from submission to end. A context manager that returns the board.
 
-    A stream to the farm keeps the lease. If it breaks, the lease is resumed at any gateway. :meth:`close` is
+    A stream to the farm keeps the lease. If the stream breaks, the lease is resumed at any gateway. :meth:`close` is
     thread-safe and can be called at any time. The client waits up to ``wait_s`` for a restarting gateway.
     """
 
@@ -82,7 +82,7 @@ class LeaseSession:
 
     @property
     def over(self) -> str:
-        """Reason why the farm ended the lease; "" while it lasts or if it was closed here."""
+        """Reason why the farm ended the lease; "" while the lease lasts, or if this object closed the lease."""
         return self._over.message if self._over else ""
 
     def queue_text(self) -> str:
@@ -139,7 +139,7 @@ class LeaseSession:
         say(f"farm board {self.name}" + (f" ({place})" if place else ""))
 
     def ended(self, seconds: float) -> str:
-        """Wait up to ``seconds`` for the lease to end, and return the reason; "" if it lasts."""
+        """Wait up to ``seconds`` for the lease to end, and return the reason; "" if the lease lasts."""
         with self._changed:
             self._changed.wait_for(lambda: self._over is not None or self._closing.is_set(), seconds)
             return self.over
@@ -390,7 +390,7 @@ class FarmProvider:
         return LeaseSession(farm_address(), lease_order(selector, purpose))
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
-        """Lease a board and return the link to it. Closing the link returns the board."""
+        """Lease a board and return the link to the board. Closing the link returns the board."""
         lease = LeaseSession(farm_address(), lease_order(selector, purpose), wait_s=wait_s, say=say)
         try:
             lease.wait_with_progress(wait_s, say)

@@ -46,7 +46,7 @@ LOCK, LOGS = "up.lock", "logs"
 
 
 def need_packages() -> None:
-    """Raise UsageError if packages for running a farm are missing. Farm clients do not need them."""
+    """Raise UsageError if packages for running a farm are missing. Farm clients do not need these packages."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(f"missing packages for running a farm: {', '.join(missing)}", hint="pip install 'hil[farm]'")
 
@@ -70,7 +70,7 @@ def prepare_home(home: Path) -> None:
 
 
 def ask(home: Path, what: str, **arguments: Any) -> Any:
-    """Query the farm of a home, without retries. Raises FarmUnreachable if it does not respond."""
+    """Query the farm of a home, without retries. Raises FarmUnreachable if the farm does not respond."""
     try:
         token = read_text(token_file(home)).strip()
     except OSError as error:

@@ -101,7 +101,7 @@ class Document:
 
     @classmethod
     def of_json(cls: type[D], values: Mapping[str, Any]) -> D:
-        """Build the document from JSON values. Raises UsageError if they are invalid."""
+        """Build the document from JSON values. Raises UsageError if the values are invalid."""
         known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         try:
             return cls(**known)
@@ -209,7 +209,7 @@ def job_name(submission: int, number: int, of: int) -> str:
 
 
 def parse_job(text: str) -> tuple[int, int | None]:
-    """Parse a job name: ``17`` -> (17, None), ``17.3`` -> (17, 3). Raises UsageError if it is invalid."""
+    """Parse a job name: ``17`` -> (17, None), ``17.3`` -> (17, 3). Raises UsageError if the name is invalid."""
     submission, dot, number = text.partition(".")
     if len(text) > _LONGEST_NAME or not submission.isdecimal() or (dot and not number.isdecimal()):
         raise UsageError(

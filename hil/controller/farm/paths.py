@@ -24,7 +24,7 @@ SHEET = "up.json"
 def farm_home() -> Path:
     """Return the home directory of this machine's farm.
 
-    The default is ``hil/farm`` in the user's data directory. ``HIL_FARM_HOME`` overrides it.
+    The default is ``hil/farm`` in the user's data directory. ``HIL_FARM_HOME`` overrides the default.
     """
     if given := os.environ.get(HOME_VARIABLE):
         return Path(given).absolute()
@@ -53,7 +53,7 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
     """Return the address of the selected farm.
 
     Arguments override ``HIL_FARM``, ``HIL_FARM_TOKEN`` and ``HIL_FARM_CA``. The default is this
-    machine's farm, with the token from its home. It is only sent to the farm's Unix socket.
+    machine's farm, with the token from its home. The token is only sent to the farm's Unix socket.
 
     Raises:
         UsageError: no farm is selected and none runs here; the local farm belongs to another user;
@@ -86,7 +86,10 @@ def check_way(gateway: str, ca: Path | None) -> None:
 
 
 def own_address() -> FarmAddress:
-    """Return the address of this machine's farm and ignore the environment. Raises UsageError if it does not run."""
+    """Return the address of this machine's farm and ignore the environment.
+
+    Raises UsageError if the farm does not run.
+    """
     home = farm_home()
     gateway = f"unix:{socket_of(home)}"
     if not is_there(socket_of(home)):

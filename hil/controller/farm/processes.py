@@ -57,7 +57,7 @@ class SupervisedProcess:
 
     @property
     def pid(self) -> int | None:
-        """PID of the process, or None if it does not run."""
+        """PID of the process, or None if the process does not run."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self) -> None:

@@ -63,7 +63,10 @@ class SubmitReceipt:
 
 
 def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
-    """Return the job type for the arguments of `hil farm submit`. Raises UsageError if they are unknown or mixed."""
+    """Return the job type for the arguments of `hil farm submit`.
+
+    Raises UsageError if the arguments are unknown or mixed.
+    """
     first = Path(words[0])
     named = words[0] in BUILT_IN
     folder = first.is_dir() and not (first / SAVED_MODEL).exists()

@@ -1,1 +1,1 @@
-"""Gateway: serves users and hosts. It is the only farm process that accesses the database."""
+"""Gateway: serves users and hosts. The gateway is the only farm process that accesses the database."""

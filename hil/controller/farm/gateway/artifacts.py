@@ -59,7 +59,7 @@ class ArtifactStore:
             return [one for one, has in zip(wanted, pool.map(self._has_file, wanted), strict=True) if not has]
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes. Raises FarmError if the store does not have it."""
+        """Return the size of a file in bytes. Raises FarmError if the store does not have the file."""
         with self._require_file(name):
             return int(self._fs.info(self._build_path(name))["size"])
 
@@ -68,7 +68,7 @@ class ArtifactStore:
         return ArtifactUpload(self, digest.check(name), size, self._incoming)
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file. Raises FarmError if the store does not have it."""
+        """Yield the content of a file. Raises FarmError if the store does not have the file."""
         with self._require_file(name), self._fs.open(self._build_path(name), "rb") as file:
             while data := file.read(CHUNK):
                 yield data

@@ -102,7 +102,7 @@ class Dispatcher:
         self._sent: asyncio.Queue[int] = asyncio.Queue()
 
     def enter(self, attending: AttachedWorker) -> None:
-        """Add a worker. It replaces an earlier stream of the same worker."""
+        """Add a worker. The new stream replaces an earlier stream of the same worker."""
         self._here[attending.board, attending.worker] = attending
         self._metrics.attending.set(len(self._here))
 

@@ -149,7 +149,7 @@ class HandlerFactory:
                 del self._open[user]
 
     async def _serve_stream(self, behaviour: Callable[..., Awaitable[Any]], request: Any, call: GatewayCall) -> Any:
-        """Serve a stream. A shutdown of this gateway ends it."""
+        """Serve a stream. A shutdown of this gateway ends the stream."""
         work = asyncio.ensure_future(behaviour(request, call))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:

@@ -1,6 +1,6 @@
 """Buffer job output and case results briefly, then write them to the database together.
 
-This preserves their order and loses no line.
+The buffer preserves the order of the lines and loses no line.
 """
 
 from __future__ import annotations

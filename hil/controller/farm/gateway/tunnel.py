@@ -111,7 +111,7 @@ class TunnelRegistry:
             del self._open[tunnel.id]
 
     def find(self, id: str) -> LeaseTunnel:
-        """Return a registered tunnel. Raises UsageError if it does not exist."""
+        """Return a registered tunnel. Raises UsageError if the tunnel does not exist."""
         if (tunnel := self._open.get(id)) is None:
             raise UsageError("unknown or expired connection")
         return tunnel

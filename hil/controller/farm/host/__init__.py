@@ -1,1 +1,1 @@
-"""Lab host: one worker process per board. It attaches to the farm's gateway and runs the board's jobs."""
+"""Lab host: one worker process per board. The worker attaches to the farm's gateway and runs the board's jobs."""

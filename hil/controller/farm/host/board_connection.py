@@ -125,7 +125,7 @@ class BoardConnection:
         return True
 
     def take(self, grant: Grant) -> None:
-        """Open a session with a lease's fence; :meth:`release` closes it. Ends sessions with older fences."""
+        """Open a session with a lease's fence; :meth:`release` closes the session. Ends sessions with older fences."""
 
         def take() -> None:
             if self._link is None:
@@ -172,7 +172,7 @@ class BoardConnection:
         return client or AgentClient(self._link.target, board)
 
     def hang_up(self) -> None:
-        """Close the link. It is reopened on demand."""
+        """Close the link. The link is reopened on demand."""
         if self._client is not None:
             self._client.close()
         if self._link is not None:

@@ -105,7 +105,7 @@ def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any
 
 
 def _retry_until_reachable(call: Callable[[], T]) -> T:
-    """Retry a farm call while all gateways are unavailable. The end of the lease interrupts it."""
+    """Retry a farm call while all gateways are unavailable. The end of the lease interrupts the retries."""
     while True:
         try:
             return call()

@@ -134,7 +134,7 @@ class LeaseRunner:
         return replace(result, timings=timings, board_ns=(begun, time.monotonic_ns()))
 
     def _check_with_recovery(self, check: Callable[[], JobResult], tell: TextSink) -> JobResult:
-        """Check the board. While the check fails, run the next configured recovery step and repeat it."""
+        """Check the board. While the check fails, run the next configured recovery step and repeat the check."""
         results: list[JobResult] = []
 
         def find_fault() -> HilError | None:

@@ -25,7 +25,7 @@ _HINT = "check that the gateway has the same hil version"
 
 
 class UplinkCall:
-    """Call in progress. A thread may send while another reads; any thread may cancel it.
+    """Call in progress. A thread may send while another thread reads. Any thread may cancel the call.
 
     Args:
         uplink: socket of the uplink.
@@ -34,7 +34,7 @@ class UplinkCall:
 
     Raises:
         FarmUnreachable: no gateway is reachable, or the uplink is not.
-        HilError: error of the gateway; reading methods also raise it.
+        HilError: error of the gateway; reading methods also raise this error.
     """
 
     def __init__(self, uplink: Path, method: str, ready_s: float = _READY_S) -> None:

@@ -52,7 +52,7 @@ _STOPPED_RESULT = JobResult(EXIT_BOARD, Outcome.BOARD_LOST.value, _STOPPED, infr
 
 
 class BoardWorker:
-    """Serves a board. SIGTERM stops it. Create it in the main thread.
+    """Serves a board. SIGTERM stops the worker. Create it in the main thread.
 
     Args:
         use: runs a job on the board.
@@ -290,7 +290,7 @@ class CancellableTask:
 
     @property
     def why(self) -> str:
-        """Reason for the cancellation of the current or last task; "" if it was not cancelled."""
+        """Reason for the cancellation of the current or last task; "" if the task was not cancelled."""
         key, why = self._ended
         return why if key == self._last else ""
 

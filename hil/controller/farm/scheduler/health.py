@@ -1,9 +1,9 @@
 """State machine of a board's health. Pure functions.
 
-An infrastructure error makes a board suspect, regardless of the cause (LAVA's rule). A suspect board only receives
-a health job. If the job passes, the board is online. If it fails, the board is quarantined and checked at
-increasing intervals. A board without a worker is offline. When the worker returns, the board is online if it was
-healthy recently and nothing happened since; otherwise it is suspect.
+An infrastructure error makes a board suspect, regardless of the cause (LAVA's rule). A suspect board only receives a
+health job. If the job passes, the board is online. If the job fails, the board is quarantined and checked at increasing
+intervals. A board without a worker is offline. When the worker returns, the board is online if the board was healthy
+recently and had no events since. Otherwise the board is suspect.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ assigned in rounds:
 1. Each class (high, normal, low) selects the next job by fair share. First the user with the fewest boards now,
    then with the least recent use. Then that user's project by the same rule. Then the project's oldest job.
 2. The highest class among these jobs wins. A job moves up one class per ``aging_s`` of waiting, up to high, so that
-   high jobs cannot starve others. Ties are decided by the user's share. Within a class, users are ordered
+   high jobs cannot starve other jobs. Ties are decided by the user's share. Within a class, users are ordered
    by fair share only: a longer wait does not move a job ahead of other users.
 3. The job receives the matching board that the fewest other waiting jobs can use. Among equal boards, a board that
    is warm for the job is preferred.
@@ -318,7 +318,7 @@ class BoardRow:
 
     @property
     def free(self) -> FreeBoard | None:
-        """The board as a free board, possibly for health jobs only; None if it is not free."""
+        """The board as a free board, possibly for health jobs only; None if the board is not free."""
         if self.busy or self.held or not self.attended or self.state is BoardState.OFFLINE:
             return None
         healthy = self.state is BoardState.ONLINE and not self.unchecked

@@ -56,7 +56,7 @@ class AttendReply:
 async def attend(
     tx: Tx, queue: LeaseQueue, card: BoardCard, worker: str, leases: Collection[int], settings: FarmSettings
 ) -> AttendReply:
-    """Attach a worker to a board. It becomes the owner unless a worker of a different host owns the board."""
+    """Attach a worker to a board. The worker becomes the owner unless a worker of a different host owns the board."""
     [board] = await fetched(tx, _NEW, [card.name])
     if board["fence"] < 0:
         raise UsageError(
@@ -106,7 +106,7 @@ async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
 
 @serialized
 async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> None:
-    """Resume a drained board. Unless it is online, it is checked at once."""
+    """Resume a drained board. Unless the board is online, the farm checks the board at once."""
     state = await known_board(tx, name)
     note = f"by {who.user}"
     await tx.execute("update hil.boards set hold = '', hold_reason = '' where name = %s", [name])

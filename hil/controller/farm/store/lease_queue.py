@@ -1,7 +1,7 @@
 """Queue that delivers leases to the gateways of their boards. The only module that uses procrastinate.
 
 A granted lease is a job in its board's queue, deferred in the transaction of the grant. The gateway of the board's
-worker fetches it. It is deleted in the transaction that ends the lease. The lock is the board's name, so that
+worker fetches the job. The job is deleted in the transaction that ends the lease. The lock is the board's name, so that
 procrastinate never runs two jobs of a board at once.
 
 Jobs are deferred through procrastinate's public API. The rest has no public API. procrastinate's ``Worker`` runs a job

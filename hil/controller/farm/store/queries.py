@@ -314,7 +314,7 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
 
 
 async def _find_jobs(tx: Tx, name: str) -> list[dict[str, Any]]:
-    """Return the jobs with a name. Raises UsageError if there are none."""
+    """Return the jobs with a name. Raises UsageError if there are no such jobs."""
     submission, number = parse_job(str(name))
     values = {"submission": submission, "number": number}
     only = "" if number is None else " and job.number = %(number)s"

@@ -136,7 +136,7 @@ async def job_rows(tx: Tx, where: str, values: Mapping[str, Any] | Sequence[Any]
 
 
 async def lease_row(tx: Tx, lease: int) -> LeaseRow | None:
-    """Lock and return a lease, or None if it does not exist."""
+    """Lock and return a lease, or None if the lease does not exist."""
     rows = await fetched(tx, f"{_LEASE} where lease.id = %s for update of lease", [lease])
     return LeaseRow.of(rows[0]) if rows else None
 
@@ -187,7 +187,10 @@ def as_json(value: Any) -> str:
 
 
 def stored(document: D) -> D:
-    """Return a document as it is read back from a jsonb column. Raises UsageError if it is nested too deeply."""
+    """Return a document as it is read back from a jsonb column.
+
+    Raises UsageError if the document is nested too deeply.
+    """
     try:
         return type(document).of_json(storable(document.to_json()))
     except RecursionError as error:

@@ -170,7 +170,10 @@ async def _check_quota(tx: Tx, who: Principal) -> None:
 
 
 def _choose_project(who: Principal, order: Submission) -> str:
-    """Return the project that a submission is counted for. Raises AccessRefused if the caller may not use it."""
+    """Return the project that a submission is counted for.
+
+    Raises AccessRefused if the caller may not use the project.
+    """
     if order.project and order.project != who.project and who.role is not Role.ADMIN:
         raise AccessRefused(
             f"this token is not valid for project {order.project!r}",
@@ -197,7 +200,7 @@ def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
 
 
 async def _find_own_job(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:
-    """Return submission and job number for a name. Raises AccessRefused if the caller may not change it."""
+    """Return submission and job number for a name. Raises AccessRefused if the caller may not change the job."""
     submission, number = parse_job(name)
     where = "submission.id = %s and (%s::numeric is null or job.number = %s) limit 1"
     owners = await fetched(tx, f"select submission.user_name from {JOBS} where {where}", [submission, number, number])

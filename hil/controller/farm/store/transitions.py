@@ -113,7 +113,7 @@ _UNCHECKED = """
 
 
 async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSettings) -> None:
-    """Apply an event to a board: store the new state, and queue a health job if it is due."""
+    """Apply an event to a board: store the new state, and queue a health job if a check is due."""
     [row] = await fetched(tx, "select state, failures, reason from hil.boards where name = %s for update", [board])
     state, failures = BoardState(row["state"]), row["failures"]
     to = health.after(state, failures, event, settings)
