@@ -123,7 +123,7 @@ class UsageError(HilError):
 class UnreadableFile(UsageError, OSError):
     """A file cannot be read: it is a directory, pipe, socket or device, is too large, or its name is invalid.
 
-    It is an OSError, as a missing file is: code that handles one handles the other.
+    The error is an OSError, as for a missing file, so code that handles missing files also handles this error.
 
     Args:
         reason: why, without the path: :attr:`strerror`.

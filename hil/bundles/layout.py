@@ -81,7 +81,7 @@ class Head:
         return digest_of(self.manifest)
 
     def document(self) -> dict[str, Any]:
-        """Parse the manifest. Raises UsageError if it is not canonical JSON."""
+        """Parse the manifest. Raises UsageError if the manifest is not canonical JSON."""
         try:
             document = json.loads(self.manifest)
             canonical = canonical_json(document)

@@ -45,7 +45,7 @@ def take(value: Any, where: str, **fields: type | tuple[type, ...]) -> list[Any]
 
 
 def items(value: Sequence[Any], where: str, most: int) -> Sequence[Any]:
-    """Check the length of a JSON array. Raises UsageError if it has more than ``most`` items."""
+    """Check the length of a JSON array. Raises UsageError if the array has more than ``most`` items."""
     if len(value) > most:
         raise refused(where, f"has {len(value)} entries, {most} are allowed")
     return value
@@ -78,7 +78,7 @@ def signature_json(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def specs_of(value: Sequence[Any], where: str) -> tuple[TensorSpec, ...]:
-    """Parse the result of :func:`signature_json`. Raises UsageError if it is invalid."""
+    """Parse the result of :func:`signature_json`. Raises UsageError if the value is invalid."""
     specs = []
     for number, item in enumerate(items(value, where, MAX_TENSORS)):
         here = f"{where}[{number}]"

@@ -75,7 +75,7 @@ def dot(x: Floats, y: Floats, *, wide: bool) -> Any:
 def mask_limit(dtype: np.dtype[Any]) -> float:
     """Return the magnitude from which a value counts as masked or saturated: half of the dtype's largest.
 
-    It is infinite for integers, which saturate normally, and for floats of up to 8 bits, which use their
+    The magnitude is infinite for integers, which saturate normally, and for floats of up to 8 bits, which use their
     largest values normally.
     """
     if dtype_name(dtype) in EXACT_DTYPES or part_of(dtype).itemsize == 1:

@@ -26,7 +26,7 @@ else:
 
 
 def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
-    """Parse TOML text. Raises UsageError if it is invalid, or exceeds Python's limits on nesting or digits."""
+    """Parse TOML text. Raises UsageError if the text is invalid, or exceeds Python's limits on nesting or digits."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

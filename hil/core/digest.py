@@ -58,7 +58,10 @@ class Hasher:
 
 
 class OrderedExecutor:
-    """Thread that runs tasks in order. It ends with :meth:`finish`, or when this object is garbage-collected."""
+    """Thread that runs tasks in order.
+
+    The thread ends with :meth:`finish`, or when this object is garbage-collected.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="behind")  # the thread starts with the first task

@@ -151,7 +151,7 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
 
     Args:
         data: bytes, or text to encode as UTF-8. Lone surrogates are written as escapes.
-        mode: permissions of the new file, before the umask. They also apply while it is written.
+        mode: permissions of the new file, before the umask. The mode also applies while the file is written.
 
     Raises:
         OSError: the file cannot be written.

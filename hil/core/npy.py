@@ -1,6 +1,6 @@
 """Read NumPy's .npy and .npz files safely: without evaluating the header, and without trusting its sizes.
 
-numpy's reader evaluates the header as Python, so deep nesting ends the process. It also allocates the
+numpy's reader evaluates the header as Python, so deep nesting ends the process. The reader also allocates the
 size from the header before checking the data.
 """
 
@@ -125,7 +125,7 @@ def open_npy(path: Path) -> FileTensor:
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
-    """Parse a .npy file's bytes. Raises ValueError if they are invalid."""
+    """Parse a .npy file's bytes. Raises ValueError if the bytes are invalid."""
     file = io.BytesIO(data)
     return _array(file, read_header(file, len(data)))
 

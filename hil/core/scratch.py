@@ -109,7 +109,10 @@ def new_folder(prefix: str, *, for_sockets: bool = False) -> Path:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """Yield an empty directory, removed at the end. Raises StorageError if it or files in it cannot be written."""
+    """Yield an empty directory, removed at the end.
+
+    Raises StorageError if the directory, or files in it, cannot be written.
+    """
     at = place()
     with storage():
         made = tempfile.TemporaryDirectory(prefix=prefix, dir=at, ignore_cleanup_errors=True)

@@ -48,7 +48,7 @@ def dtype_of_type(text: str) -> str | None:
 
 
 def spec_of_node(node: Any) -> TensorSpec | None:
-    """Return the spec of a session's input or output; None if it is not a tensor."""
+    """Return the spec of a session's input or output; None if the value is not a tensor."""
     dtype = dtype_of_type(node.type)
     if dtype is None:
         return None
@@ -67,7 +67,7 @@ def plain_options() -> Any:
 
 
 def to_ort(array: Array) -> Any:
-    """Return a tensor as an OrtValue on the CPU. It may share the array's memory, and keeps it alive.
+    """Return a tensor as an OrtValue on the CPU. The OrtValue may share the array's memory, and keeps the array alive.
 
     Raises:
         UsageError: ONNX Runtime does not support the dtype.

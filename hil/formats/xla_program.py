@@ -97,7 +97,10 @@ _BEGINNING = write_signature(LibrarySignature("", (), ())).partition(str(ABI))[0
 
 
 def find_signature(library: bytes) -> LibrarySignature:
-    """Return the signature in a library's file. Raises ValueError if it is missing or has another version."""
+    """Return the signature in a library's file.
+
+    Raises ValueError if the signature is missing or has another version.
+    """
     begin = library.find(_BEGINNING)
     if begin < 0:
         raise ValueError("missing program signature")
@@ -105,7 +108,7 @@ def find_signature(library: bytes) -> LibrarySignature:
 
 
 def read_signature(text: str) -> LibrarySignature:
-    """Parse a signature. Raises ValueError if it is invalid or has another version."""
+    """Parse a signature. Raises ValueError if the signature is invalid or has another version."""
     try:
         found = json.loads(text)
         if found["abi"] != ABI:

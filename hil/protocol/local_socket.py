@@ -23,8 +23,9 @@ class NotCarried(Exception):
 class LocalSocket:
     """Listener that serves each connection in a separate thread until it is closed.
 
-    ``carry`` serves one connection until either side ends it. It may raise :class:`NotCarried` or OSError. Closing the
-    listener closes all connections and wakes up threads that wait for them. Raises OSError if listening failed.
+    ``carry`` serves one connection until either side ends it. ``carry`` may raise :class:`NotCarried` or OSError.
+    Closing the listener closes all connections and wakes up threads that wait for them. Raises OSError if listening
+    failed.
     """
 
     def __init__(self, path: Path, carry: Callable[[socket.socket], None], name: str) -> None:

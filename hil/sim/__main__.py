@@ -1,7 +1,8 @@
 """`python -m hil.sim --listen unix:PATH|HOST:PORT --store DIR [--config FILE] [--fault FAULT ...]`: a simulated board.
 
-It runs the real agent server and protocol. A board config with a [simulator] table describes the device. Faults are set
-in that table and with --fault. Prints one JSON line on stdout when it is ready: {"address": ..., "pid": ...}.
+The simulated board runs the real agent server and protocol. A board config with a [simulator] table describes the
+device. Faults are set in that table and with --fault. The simulator prints one JSON line on stdout when ready:
+{"address": ..., "pid": ...}.
 """
 
 from __future__ import annotations

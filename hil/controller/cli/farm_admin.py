@@ -43,7 +43,7 @@ def token() -> None:
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
 @json_option
 def add(user: str, role: str, project: str, expires: float, note: str, as_json: bool) -> None:
-    """Create a token for USER. It is shown only once and not stored."""
+    """Create a token for USER. The token is shown only once and not stored."""
     with connected() as farm:
         made = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
     answer(as_json, {"token": made["token"], "user": user, "role": role, "project": project}, made["token"])

@@ -35,7 +35,10 @@ _GRACE_S = 10.0
 
 
 def duration(text: str) -> float:
-    """Convert a duration such as ``30m``, ``1h30m``, ``90`` to seconds. Raises UsageError unless it is above 0."""
+    """Convert a duration such as ``30m``, ``1h30m``, ``90`` to seconds.
+
+    Raises UsageError unless the duration is above 0.
+    """
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     total = sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not total > 0:

@@ -1,4 +1,7 @@
-"""Tables of farm data for the terminal. They are truncated to its width, but complete if stdout is not a terminal."""
+"""Tables of farm data for the terminal.
+
+Tables are truncated to the terminal's width, but complete if stdout is not a terminal.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ def table(columns: Sequence[Column], rows: Iterable[Row], width: int | None = No
 
 
 def line(*parts: Part) -> Text:
-    """Return a line of text parts with optional styles. It is truncated at the terminal's width."""
+    """Return a line of text parts with optional styles. The line is truncated at the terminal's width."""
     from rich.text import Text
 
     styled = ((one, "") if isinstance(one, str) else one for one in parts)

@@ -45,7 +45,7 @@ def node_data_options(usual: str, *, required: bool = False) -> Callable[[Any], 
 
 
 def export_values(values: Mapping[str, NodeValue], file: Path, by: str, model: Path | None) -> int:
-    """Write node values. Return the number of nodes with a value. Raises UsageError if it is 0."""
+    """Write node values. Return the number of nodes with a value. Raises UsageError if the number is 0."""
     if model is None:
         return _write(values, file, by, None)
     with workshop(1) as tools, temporary_folder("hil-export-") as scratch:

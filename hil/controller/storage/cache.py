@@ -59,8 +59,8 @@ class Cache:
     """Directories of files by key. Safe for use from many threads and processes.
 
     Args:
-        root: Cache directory; None is ``$HIL_CACHE_DIR``, or else the user's cache directory. It is created at the
-            first write.
+        root: Cache directory; None is ``$HIL_CACHE_DIR``, or else the user's cache directory. The directory is created
+            at the first write.
 
     Attributes:
         shared: Key of a program -> key of an entry that contains it together with other programs. The code that

@@ -372,7 +372,7 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _reply(line: bytes) -> dict[str, Any]:
-    """Parse a reply. It may be arbitrary data, because the process runs a compiler on an untrusted model."""
+    """Parse a reply. A reply may be arbitrary data, because the process runs a compiler on an untrusted model."""
     try:
         reply = json.loads(line)
     except (ValueError, RecursionError):

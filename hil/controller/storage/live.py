@@ -19,7 +19,7 @@ _sinks: list[TextSink] = []
 
 @contextlib.contextmanager
 def showing(sink: TextSink) -> Iterator[None]:
-    """Pass all output of tools to ``sink``, line by line. It may be called from any thread."""
+    """Pass all output of tools to ``sink``, line by line. ``sink`` may be called from any thread."""
     _sinks.append(sink)
     try:
         yield

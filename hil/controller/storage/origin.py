@@ -25,7 +25,7 @@ _typed: ContextVar[str] = ContextVar("typed", default="")
 def origin_of(labels: Iterable[str] = ()) -> dict[str, Any]:
     """Return the origin for a new record: ``labels``, ``branch``, ``commit``.
 
-    Branch and commit are those of the current git working tree. They are "" without a working tree, without git, or if
+    Branch and commit describe the current git working tree. Both are "" without a working tree, without git, or if
     the branch is unknown.
 
     Args:

@@ -38,7 +38,7 @@ def needed_version(package: str, extra: str = "") -> str:
 
 
 def package_folder(name: str, extra: str = "") -> Path:
-    """Return a package's directory without importing it. Raises UsageError if it is not installed."""
+    """Return a package's directory without importing it. Raises UsageError if the package is not installed."""
     spec = importlib.util.find_spec(name)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         return Path(place)
@@ -143,7 +143,7 @@ def where(point: EntryPoint) -> str:
 
 
 def pick(group: str, found: Mapping[str, T], name: str) -> T:
-    """Return the object with a name. Raises UsageError if it is unknown or broken."""
+    """Return the object with a name. Raises UsageError if the name is unknown or broken."""
     if isinstance(found, Registered):
         found.check(name)
     if name not in found:

@@ -172,7 +172,10 @@ def passes(hil_result: RunResult, hil_reference: RunResult, hil_compare: Callabl
 
 
 class ModelFileCollector(pytest.Module):
-    """Collector for a model file. It is a module without Python code, so that fixtures of all scopes work."""
+    """Collector for a model file.
+
+    The collector is a module without Python code, so that fixtures of all scopes work.
+    """
 
     obj = None
 

@@ -70,7 +70,7 @@ class BackendRunner:
         return tuple(as_numpy(f"argument {number} of {method}", value) for number, value in enumerate(args))
 
     def call(self, method: str, inputs: Inputs) -> CallResult:
-        """Call a method. Raises HilError if it fails or is unavailable."""
+        """Call a method. Raises HilError if the method fails or is unavailable."""
         raise NotImplementedError
 
     def close(self) -> None:

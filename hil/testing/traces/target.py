@@ -27,7 +27,7 @@ from hil.testing.traces.runners import ProgramResult
 
 
 class BoardTarget:
-    """Board for a module's programs. It is opened at the first use, also after :meth:`close`.
+    """Board for a module's programs. The board is opened at the first use, also after :meth:`close`.
 
     Args:
         folder: Directory for output of the compiler.

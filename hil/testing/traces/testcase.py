@@ -35,7 +35,7 @@ def compile_module(
     reference_backend: str = "",
     name: str = "",
 ) -> Callable[[Case], Case]:
-    """Set the module of a :class:`TracedModuleTestCase`. It is compiled when a test first needs it.
+    """Set the module of a :class:`TracedModuleTestCase`. The module is compiled when a test first needs the module.
 
     Args:
         module_class: A tf.Module or Keras model class (or a callable that returns a module), or a class with
@@ -60,9 +60,9 @@ class TracedModuleTestCase(unittest.TestCase):
     """Base class for tests that trace a module. A test calls :meth:`compare_backends` with a trace function.
 
     The pytest options ``--target_backends``, ``--reference_backend`` and ``--artifacts_dir`` select backends and
-    directory. A test file that ends with ``hil.testing.main()`` accepts them too. Expected failures are listed in
-    ``expected.toml`` in the test file's directory. They are xfail under pytest and skipped under unittest. An
-    unavailable backend is skipped without affecting other backends.
+    directory. A test file that ends with ``hil.testing.main()`` accepts these options too. Expected failures are listed
+    in ``expected.toml`` in the test file's directory. Expected failures are xfail under pytest, and skipped under
+    unittest. An unavailable backend is skipped without affecting other backends.
     """
 
     # module_class, exported_names, module_name, own_options: set by :func:`compile_module`.

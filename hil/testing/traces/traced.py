@@ -95,7 +95,7 @@ def run_trace(
     an exception, the trace so far is returned.
 
     Args:
-        methods: Returns the method names. It is called after the module was created.
+        methods: Returns the method names. The function is called after the module was created.
     """
     traced = TraceResult(Trace(module_name, backend, trace_name(function), _get_source(function)))
     try:

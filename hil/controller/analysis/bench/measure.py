@@ -136,7 +136,7 @@ def _measure_copies(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: in
 def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> None:
     """Measure in rounds until the result is precise enough, up to a limit.
 
-    Every round reloads both sides. They then take turns in the order A B B A or B A A B.
+    Every round reloads both sides. The sides then take turns in the order A B B A or B A A B.
     """
     sizes: dict[str, list[list[int]]] = {}
     number = 0

@@ -1,8 +1,8 @@
 """Store a bench in the run directory: samples, the document, and the data for a later measurement.
 
 In addition to the files of a run, the directory contains ``bench.json`` (the document of ``hil bench --json``),
-``samples.csv`` and ``<case>/program/``, the compiled program. ``samples.csv`` has a line per iteration. It is written
-after each batch, so a killed bench retains all earlier samples.
+``samples.csv`` and ``<case>/program/``, the compiled program. ``samples.csv`` has a line per iteration. The file is
+written after each batch, so a killed bench retains all earlier samples.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _build_histogram(durations: Nanoseconds) -> dict[str, Any]:
 def _find_exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: float | None) -> int:
     """Return the exit code of the most severe outcome.
 
-    It is 5 if a program could not be run, and 1 if B is slower by more than allowed.
+    The code is 5 if a program could not be run, and 1 if B is slower by more than allowed.
     """
     code = max((case.outcome.exit_code for case in cases if case.outcome is not None), default=EXIT_OK)
     if code == EXIT_OK and any(isinstance(case.error, NotRun) for case in cases):

@@ -67,7 +67,7 @@ def bisect(
 
     Args:
         model: an ONNX model; the reference outputs are considered correct.
-        choice: the board. It is opened once for all programs.
+        choice: the board. The board is opened once for all programs.
         options: inputs, tolerance, flags and so on, as for a run; None means all defaults.
         artifact_model: the file to compile instead of ``model``, with the same layers and any weights.
         group: how nodes form layers: ``node`` or ``fused``.

@@ -287,7 +287,7 @@ class FoldedGraph:
         return repr((tensor.data_type, list(tensor.dims), values))
 
     def type_of(self, name: str) -> tuple[str, list[int | str | None]] | None:
-        """Return a value's dtype and shape; None if it is not a tensor or the rank is unknown."""
+        """Return a value's dtype and shape; None if the value is not a tensor or the rank is unknown."""
         kind: Any = self._types.get(name)
         sizes = _read_sizes(kind)
         if sizes is None or (dtype := _DTYPES.get(kind.tensor_type.elem_type)) is None:

@@ -93,7 +93,7 @@ class Estimate:
     def nominal_ns(self) -> float | None:
         """Time on a nominal core that moves 1 byte per ns and computes :data:`RIDGE` operations in the same time.
 
-        The value ranks operations. It does not predict the time on a board.
+        The value ranks operations. The value does not predict the time on a board.
         """
         if self.flops is None or self.bytes is None:
             return None

@@ -69,7 +69,7 @@ class Plane:
         return math.prod(self.shape) if self.in_reading_order else self.rows * self.columns
 
     def place_of(self, index: Sequence[int]) -> tuple[int, int] | None:
-        """Return an element's row and column; None if it is outside the plane."""
+        """Return an element's row and column; None if the element is outside the plane."""
         if self.column_axis is None:
             flat = int(np.ravel_multi_index(tuple(index), self.shape)) if self.shape else 0
             return divmod(flat, self.columns)

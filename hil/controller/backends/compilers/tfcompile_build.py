@@ -3,7 +3,8 @@
 Zig compiles and links for every target with an old C library, in one package that needs no system toolchain.
 
 ``python -m hil.controller.backends.compilers.tfcompile_build FOLDER TRIPLE CPU CLASS`` runs tfcompile of TensorFlow's
-wheel. It runs in a new process each time: XLA reads flags once per process, and hil must be able to detect a crash.
+wheel. tfcompile runs in a new process every time: XLA reads flags once per process, and hil must be able to
+detect a crash.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def glue_of(signature: str, cpp_class: str = CLASS) -> str:
     """Return the C++ source of a program's functions.
 
     Args:
-        signature: Printable ASCII. It may contain names from an untrusted model file.
+        signature: Printable ASCII. The signature may contain names from an untrusted model file.
     """
     # For printable ASCII, a JSON string is a valid C++ string literal.
     return _GLUE.format(header=HEADER, name=cpp_class, signature=json.dumps(signature))

@@ -60,7 +60,7 @@ def run(
     function: str,
     outputs_of_model: list[list[str]] | None,
 ) -> dict[str, Array]:
-    """Run a .vmfb file. Runs in an isolated process. Raises ReferenceFailed if it cannot be loaded or run."""
+    """Run a .vmfb file. Runs in an isolated process. Raises ReferenceFailed if the file cannot be loaded or run."""
     from iree import runtime
 
     with foreign_errors(ReferenceFailed, "IREE cannot load the program", error_text=partial(first_line, most=400)):

@@ -1,6 +1,6 @@
 """References for ONNX models: ONNX Runtime's CPU provider, and the reference evaluator of the ONNX project.
 
-The evaluator uses numpy. It is slow, and independent of every runtime.
+The evaluator uses numpy. The evaluator is slow, and independent of every runtime.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def exact_session(path: Path, model: Any = None) -> Any:
 
     Args:
         path: The model file. External data is in the same directory.
-        model: A ModelProto to use instead of the file. It is modified.
+        model: A ModelProto to use instead of the file. The function modifies this object.
     """
     import onnxruntime as ort
 

@@ -313,7 +313,7 @@ def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:
 def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
     """Return the path of an external data file, which must be in the model's directory or below it.
 
-    Symbolic links follow ONNX Runtime's rules. They may also lead into the directory of the model's link target, as in
+    Symbolic links follow ONNX Runtime's rules. Links may also lead into the directory of the model's link target, as in
     the Hugging Face Hub cache (``snapshots/REVISION/model.onnx -> ../../blobs/HASH``).
 
     Args:

@@ -215,7 +215,7 @@ def _is_off(dropout: Any) -> bool:
 
 
 def _text(attribute: Any) -> str:
-    """Return the text in an attribute. Raises ImportFailed if it is not a text in UTF-8."""
+    """Return the text in an attribute. Raises ImportFailed if the attribute is not a text in UTF-8."""
     from iree.compiler import ir
 
     try:

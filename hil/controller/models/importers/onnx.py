@@ -262,7 +262,7 @@ def light_copy(model: Any) -> Any:
 
 
 def _check_structure(file: Path, light: Any) -> None:
-    """Run onnx's checker for names, order, attributes and versions. It does not check shapes."""
+    """Run onnx's checker for names, order, attributes and versions. The checker does not check shapes."""
     import onnx
 
     for value in (*light.graph.input, *light.graph.output):

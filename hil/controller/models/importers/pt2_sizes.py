@@ -74,7 +74,7 @@ def _is_plain(node: ast.AST) -> bool:
 
 
 def _measure(node: ast.expr) -> _Extent:
-    """Return the extent for an expression. Raises ValueError if it is too large."""
+    """Return the extent for an expression. Raises ValueError if the extent is too large."""
     if isinstance(node, ast.BinOp):
         found = _of_operator(node.op, _measure(node.left), node.right)
     elif isinstance(node, ast.Call):

@@ -1,4 +1,7 @@
-"""Open TensorFlow models (SavedModel, GraphDef, .keras). They are programs, so open them in an isolated process."""
+"""Open TensorFlow models (SavedModel, GraphDef, .keras).
+
+TensorFlow models are programs, so open models in an isolated process.
+"""
 
 from __future__ import annotations
 
