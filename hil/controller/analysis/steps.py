@@ -1,9 +1,9 @@
 """Find level shifts in a measurement series: pure functions of numbers in time order.
 
-A series is cut at the point with the largest difference of means, in standard errors. This is the CUSUM statistic
-of a single step (Hinkley, "Inference about the change-point in a sequence of random variables", 1970). If it exceeds
-:func:`threshold`, the cut is a step and both sides are searched in turn. This is binary segmentation (Scott and
-Knott, "A cluster analysis method for grouping means in the analysis of variance", 1974).
+A series is cut at the point with the largest difference of means, in standard errors. This is the CUSUM statistic of a
+single step (Hinkley, "Inference about the change-point in a sequence of random variables", 1970). If the statistic
+exceeds :func:`threshold`, the cut is a step, and both sides of the cut are searched in turn. This is binary
+segmentation (Scott and Knott, "A cluster analysis method for grouping means in the analysis of variance", 1974).
 
 - The noise is estimated from the moving range: the median difference of neighbours, as in an individuals chart
   (Shewhart, "Economic control of quality of manufactured product", 1931; the factor for medians is Wheeler's). Steps

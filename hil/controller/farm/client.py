@@ -139,7 +139,7 @@ class FarmClient:
         self.close()
 
     def submit(self, submission: Submission, *, trace: str = "") -> tuple[int, list[str]]:
-        """Queue the jobs of a submission. Retries with the same key queue it only once.
+        """Queue the jobs of a submission. Retries with the same key queue the submission only once.
 
         Returns:
             The submission's number and the job names.
@@ -194,7 +194,7 @@ class FarmClient:
                 replies.close()
 
     def upload(self, files: dict[str, Path]) -> int:
-        """Upload the files that the store lacks. Idempotent, so it is retried.
+        """Upload the files that the store lacks. An upload is idempotent, so the client retries it.
 
         Args:
             files: digest -> file.
@@ -459,7 +459,7 @@ def pieces_from(near: socket.socket) -> Iterator[pb.Piece]:
 
 
 def pass_on(far: Any, near: socket.socket) -> None:
-    """Copy a farm stream to a socket, then shut both down."""
+    """Copy a farm stream to a socket, then shut down the stream and the socket."""
     try:
         for piece in far:
             if piece.data:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def symbols_of(path: Path, context: RunContext, function: str = "") -> set[str]:
-    """Return a model's symbolic dimensions. Unreadable models have none; their case reports the error."""
+    """Return a model's symbolic dimensions. Unreadable models have no symbols. The model's case reports the error."""
     try:
         model = import_model(path, function=function, isolated=context.isolated, cache=context.cache)
     except StorageError:

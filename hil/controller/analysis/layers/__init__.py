@@ -78,7 +78,8 @@ def layers_of(
     """Return a model's layers in topological order.
 
     Constants, and nodes that depend only on constants and fixed shapes, belong to the layers that use them.
-    Quantisation and dequantisation around an operator stay with it. Values that are not tensors are never cut.
+    Quantisation and dequantisation around an operator stay with the operator. Values that are not tensors are never
+    cut.
 
     Args:
         model: an ONNX model, or a model that :func:`hil.controller.models.conversions.as_onnx` converts; its ``dims``

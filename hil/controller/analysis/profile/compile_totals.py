@@ -107,7 +107,8 @@ def _parse_wall_time(row: Mapping[str, str]) -> float:
 def _sum_exclusive_times(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], tuple[float, int]]:
     """Return (phase, pass) -> (total exclusive time in seconds, run count).
 
-    Passes that only run others are left out. In the table, nested passes follow the enclosing row, one level deeper.
+    Passes that only run other passes are left out. In the table, nested passes follow the enclosing row, one level
+    deeper.
     """
     inner = [0.0] * len(rows)
     around: list[tuple[int, int]] = []  # (depth, row index) stack: possible parents for the next row

@@ -56,7 +56,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class OpDiff:
-    """An operation in both profiles, or a group if the compilers fused them differently."""
+    """An operation in both profiles, or a group of operations if the compilers fused the nodes differently."""
 
     name: str  # ONNX nodes joined by ``;``, or the operation's name without nodes
     # ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all operations, ``timed`` for the timed runs.
@@ -219,7 +219,7 @@ class _Side:
         return list(self.times)
 
     def together(self, keys: Sequence[_Key]) -> Times:
-        """Return some operations' total time per iteration; 0 if none ran."""
+        """Return some operations' total time per iteration; 0 if no operation ran."""
         return np.array([sum(self.times[key].get(one, 0) for key in keys) for one in self.iterations], np.float64)
 
     def names(self, keys: Sequence[_Key]) -> tuple[str, ...]:

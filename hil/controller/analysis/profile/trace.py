@@ -79,8 +79,8 @@ def write_trace(
 def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
     """Write two profiles as a single trace, with process names that start with ``A`` and ``B``.
 
-    The profiles are aligned at their first operations, and the earlier start is at 0. If a profile has no
-    operations, both start at 0.
+    The profiles are aligned at their first operations, and the earlier start is at 0. If a profile has no operations,
+    both profiles start at 0.
     """
     zeros = starts = [_find_start(one) for one in (a, b)]
     if a.rows and b.rows:
@@ -191,7 +191,7 @@ class _TraceWriter:
 
 
 def _find_start(profile: Profile) -> int:
-    """Return the host time of a profile's first event; 0 if it has none."""
+    """Return the host time of a profile's first event; 0 if the profile has no events."""
     host = [span.start_ns for span in (*profile.stages, *profile.transfers, *(call.host for call in profile.calls))]
     board = [call.board.start_ns for call in profile.calls]
     board += [start for call in profile.calls for start, _ in call.iterations_ns]

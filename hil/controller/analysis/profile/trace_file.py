@@ -67,11 +67,14 @@ class TraceFile:
         return self._write_descriptor(process=process, child_ordering="EXPLICIT", sibling_order_rank=number)
 
     def track(self, parent: int, name: str, rank: int = 0) -> int:
-        """Add a track for slices or child tracks, ordered by rank, and return it. Equal names under a parent merge."""
+        """Add a track for slices or child tracks, ordered by rank, and return the new track.
+
+        Equal names under a parent merge.
+        """
         return self._write_descriptor(parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
 
     def counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
-        """Add a counter track and return it."""
+        """Add a counter track and return the track."""
         known = {"unit": "UNIT_SIZE_BYTES"} if unit == "bytes" else {"unit_name": unit}
         return self._write_descriptor(parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
 

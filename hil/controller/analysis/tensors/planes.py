@@ -43,7 +43,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Plane:
-    """Rows and columns for tensors with a common shape. Create it with :func:`plane_of`."""
+    """Rows and columns for tensors with a common shape. Create a plane with :func:`plane_of`."""
 
     shape: tuple[int, ...]
     rows: int

@@ -180,7 +180,10 @@ class _Failure:
         return found
 
     def _found(self, code: int | None, printed: str) -> Found:
-        """Derive phase and pass from the second compilation. An exit code of None means that it was stopped."""
+        """Derive phase and pass from the second compilation.
+
+        An exit code of None means that hil stopped the compiler.
+        """
         dumped = {int(match["number"]): match["phase"] for match in map(_DUMPED.search, self._dumped()) if match}
         last = dumped[max(dumped)] if dumped else ""
         failed = _FAILED_IN.search(printed)
@@ -206,7 +209,7 @@ class _Failure:
         return (path.name for path in (self.folder / IR).glob("*.mlir"))
 
     def _pass_alone(self, printed: str) -> str:
-        """Return an iree-opt command that reproduces the failure with the failing pass only; "" if none does."""
+        """Return an iree-opt command that reproduces the failure with the failing pass only; "" if no command does."""
         words = ["--run-reproducer", PASS, "-o", "/dev/null"]
         flags: Sequence[str] = ()
         limit = min(_OPT_S, self.limit)

@@ -1,8 +1,9 @@
-"""Compile many small models together, because starting the compiler takes longer than compiling them.
+"""Compile many small models together, because starting the compiler takes longer than compiling small models.
 
 The models become functions of a few programs. Each model has a separate cache entry, and the entries of a group share
-one file. :func:`compile_iree` finds these entries only through the same :class:`Cache` object. If a model breaks its
-group, it is removed from the group and compiled separately. So the result for a model never depends on other models.
+one file. :func:`compile_iree` finds these entries only through the same :class:`Cache` object. If a model breaks the
+group, hil removes the model from the group and compiles it separately. So the result for a model never depends on other
+models.
 """
 
 from __future__ import annotations

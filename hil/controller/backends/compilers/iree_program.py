@@ -236,7 +236,7 @@ def build(source: Mapping[str, Any], folder: str, debug_ir: str | None, debug_ir
 def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> Path:
     """Return the module file for iree-compile: imported ONNX, or MLIR with declarations.
 
-    Returns the given MLIR file if it needs no change.
+    Returns the given MLIR file if the file needs no change.
 
     Args:
         scratch: Directory for the module.

@@ -87,7 +87,7 @@ _ORDER: Mapping[tuple[str, str] | str, tuple[str, ...]] = {
 
 
 def default_references(model: Model) -> list[str]:
-    """Return the default references for a model: an empty list if only a board can run it."""
+    """Return the default references for a model: an empty list if only a board can run the model."""
     return list(_ORDER.get(model.format, ())[:1])
 
 
@@ -216,7 +216,9 @@ def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None
 def refer_each(
     names: Sequence[str], model: Model, inputs: Mapping[str, Array], **settings: Any
 ) -> tuple[list[RunResult], dict[str, StageError]]:
-    """Compute a model's outputs with several references. A failing reference does not hide the results of others.
+    """Compute a model's outputs with several references.
+
+    A failing reference does not hide the results of other references.
 
     Returns:
         The results, in order, and a dictionary name -> error of the failed references. Those include references that do
@@ -324,7 +326,8 @@ def _cached_noise(
 ) -> dict[str, Array]:
     """Return the noise of a reference's outputs, from the cache if available.
 
-    If a process crashed or timed out, the noise is incomplete and is not cached. A later run may measure it in full.
+    If a process crashed or timed out, the noise is incomplete and is not cached. A later run may measure the full
+    noise.
     """
     name = result.provenance["reference"]
     key = Cache.key(

@@ -131,7 +131,7 @@ class _Graph:
         self.dtype = np.dtype(np.float32)
 
     def rounded(self, node: NodeProto, seed: int) -> list[NodeProto]:
-        """Return a node and, if it rounds, further nodes that add an error to the first output."""
+        """Return a node and, if the node rounds, further nodes that add an error to the first output."""
         dtype = self.dtypes.get(self.types.get(node.output[0])) if node.output else None
         if node.op_type not in _ALL or node.domain not in ("", "ai.onnx") or dtype is None:
             return [node]

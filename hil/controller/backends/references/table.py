@@ -33,9 +33,10 @@ class Reference:
 
     ``compute(model, inputs, outputs, *, isolated, timeout, log, cache, recompute)`` runs a :class:`hil.plugins.Model`.
     It reads tensors from the directory ``inputs`` (:func:`hil.plugins.load_tensors`) and writes the results to the
-    directory ``outputs``, in the model's order (:func:`hil.plugins.save_tensors`). Use ``isolated.call(function,
-    arguments, timeout=timeout, log=log)`` for code that may crash. ``compute`` raises ReferenceFailed if it cannot run
-    the model; other exceptions are converted to ReferenceFailed. The return value is ignored.
+    directory ``outputs``, in the model's order (:func:`hil.plugins.save_tensors`). Use
+    ``isolated.call(function, arguments, timeout=timeout, log=log)`` for code that may crash. ``compute`` raises
+    ReferenceFailed if the reference cannot run the model; other exceptions are converted to ReferenceFailed. The return
+    value is ignored.
 
     Attributes:
         formats: The supported model formats.

@@ -18,7 +18,7 @@ def source() -> str:
 
 
 def run(model: str, given: Mapping[str, Array], function: str, dims: Mapping[str, int]) -> dict[str, Array]:
-    """Run a model. Runs in an isolated process. Raises ReferenceFailed if TensorFlow cannot run it."""
+    """Run a model. Runs in an isolated process. Raises ReferenceFailed if TensorFlow cannot run the model."""
     import tensorflow as tf
 
     opened = open_model(model, function, dims)

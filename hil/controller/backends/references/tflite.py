@@ -20,7 +20,10 @@ def source(kernels: str) -> str:
 
 
 def run(model: str, given: Mapping[str, Array], function: str, kernels: str) -> dict[str, Array]:
-    """Run a model. Runs in an isolated process. Raises ReferenceFailed if LiteRT cannot run it with these kernels."""
+    """Run a model.
+
+    Runs in an isolated process. Raises ReferenceFailed if LiteRT cannot run the model with these kernels.
+    """
     try:
         opened = open_signature(Path(model), function, kernels=kernels)
         opened.set_inputs(list(given.values()))

@@ -196,7 +196,7 @@ class ArtifactService:
         return pb.LacksReply(digests=lacking)
 
     async def upload(self, requests: AsyncIterator[pb.FilePiece], call: GatewayCall) -> pb.UploadReply:
-        """Store files. Each is verified before it becomes readable."""
+        """Store files. Each file is verified before the file becomes readable."""
         stored: dict[str, int] = {}
         try:
             await self._receive_files(requests, call, stored)

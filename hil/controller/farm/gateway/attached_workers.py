@@ -62,7 +62,7 @@ class AttachedWorker:
         return self.card.name
 
     def has_had(self, lease: int) -> bool:
-        """Return True if the worker has the lease, or recently had it."""
+        """Return True if the worker has the lease, or recently had the lease."""
         return lease in self._had
 
     def keep(self, leases: Iterable[int]) -> None:
@@ -91,7 +91,7 @@ class AttachedWorker:
 
 
 class Dispatcher:
-    """Registry of attached workers. Sends grants and lease ends to them, and stores their heartbeats."""
+    """Registry of attached workers. Sends grants and lease ends to the workers, and stores the workers' heartbeats."""
 
     def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, metrics: Metrics) -> None:
         self._db, self._engine, self._settings, self._metrics = db, engine, settings, metrics
@@ -107,7 +107,7 @@ class Dispatcher:
         self._metrics.attending.set(len(self._here))
 
     def leave(self, attending: AttachedWorker) -> bool:
-        """Remove a worker's stream. Returns False if a newer stream has replaced it."""
+        """Remove a worker's stream. Returns False if a newer stream has replaced this stream."""
         key = attending.board, attending.worker
         was = self._here.get(key) is attending
         if was:
@@ -123,7 +123,7 @@ class Dispatcher:
                 one.leases.discard(lease)
 
     def owner(self, board: str) -> AttachedWorker | None:
-        """Return the owner of a board if it is attached here."""
+        """Return the owner of a board if the board's worker is attached to this gateway."""
         return next((one for one in self._list_owners() if one.board == board), None)
 
     def _list_owners(self) -> list[AttachedWorker]:

@@ -1,7 +1,7 @@
 """Serve lease holders: queue the lease, then keep it with the holder's heartbeats.
 
-If the holder's stream breaks, the lease waits a while for it to resume (``ResumeLease``, at any gateway). If the
-holder ends the stream, the board is returned at once.
+If the holder's stream breaks, the lease waits a while for the holder to resume (``ResumeLease``, at any gateway). If
+the holder ends the stream, the board is returned at once.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class LeaseHolder:
                 return
 
     async def _read_grant(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
-        """Return the grant for the holder, or None while the board's host has not prepared it."""
+        """Return the grant for the holder, or None while the board's host has not prepared the board."""
         held = await leases.holding(tx, lease)
         grant = await leases.grant_of(tx, lease, self._context.settings)
         if held is None or not held.started or grant is None:
@@ -150,7 +150,7 @@ class LeaseHolder:
         await self._call.send(pb.LeaseReply(granted=granted))
 
     async def _keep_lease(self, queue: asyncio.Queue[Change]) -> None:
-        """Renew the lease on each heartbeat. Release it when the holder leaves."""
+        """Renew the lease on each heartbeat. Release the lease when the holder leaves."""
         context, call = self._context, self._call
         while True:
             changes = await drained(queue, _LOOK_S)
@@ -171,7 +171,7 @@ class LeaseHolder:
                 return
 
     async def _renew_lease(self) -> str:
-        """Renew the lease. Returns the reason if it has ended, otherwise "".
+        """Renew the lease. Returns the reason if the lease has ended, otherwise "".
 
         While the database is unavailable, heartbeats are not acknowledged and no lease expires.
         """

@@ -57,7 +57,7 @@ class LineProgress:
         self.print(text)
 
     def interrupt(self, command: str) -> None:
-        """Drop the command: it resumes the work on this host only."""
+        """Drop the command: the command resumes the work on this host only."""
 
 
 def use_board(attempt: Attempt) -> JobResult:
@@ -202,7 +202,7 @@ class FileCache:
             self.tidy()
 
     def _put_file(self, digest: str, target: Path, client: FarmClient) -> bool:
-        """Copy a file. Returns True if it was downloaded."""
+        """Copy a file. Returns True if the file was downloaded."""
         target.parent.mkdir(parents=True, exist_ok=True)
         kept = self._folder / check(digest).replace(":", "-")
         for number in range(_TRIES):
@@ -233,7 +233,7 @@ class FileCache:
 
 
 def upload_folder(folder: Path, client: FarmClient) -> Mapping[str, str]:
-    """Upload all files of a directory. Returns path below it -> digest."""
+    """Upload all files of a directory. Returns path below the directory -> digest."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     paths = {str(path.relative_to(folder)): path for path in found}
     digests = {name: digest_file(path) for name, path in paths.items()}

@@ -125,7 +125,7 @@ class LeaseGuard(grpc.GenericRpcHandler):
         self._threads.shutdown(wait=False)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of a method, or None if holders may not call it. Part of gRPC's interface."""
+        """Return the handler of a method, or None if holders may not call the method. Part of gRPC's interface."""
         method = details.method
         service, _, _ = method.removeprefix(f"/{wire.PACKAGE}.").partition("/")
         if service not in wire.SERVICES:

@@ -52,7 +52,7 @@ _STOPPED_RESULT = JobResult(EXIT_BOARD, Outcome.BOARD_LOST.value, _STOPPED, infr
 
 
 class BoardWorker:
-    """Serves a board. SIGTERM stops the worker. Create it in the main thread.
+    """Serves a board. SIGTERM stops the worker. Create the worker in the main thread.
 
     Args:
         use: runs a job on the board.
@@ -265,7 +265,7 @@ class BoardWorker:
 
 
 def _probe_key(lease: int) -> int:
-    """Return the key of the check after a lease's job; it differs from the job's key."""
+    """Return the key of the check after a lease's job; this key differs from the job's key."""
     return -lease
 
 
@@ -273,7 +273,7 @@ T = TypeVar("T")
 
 
 class CancellableTask:
-    """Runs cancellable tasks in sequence. Create and run it in the main thread.
+    """Runs cancellable tasks in sequence. Create this object, and run the tasks, in the main thread.
 
     If a cancelled task has not ended after ``patience_s`` seconds, a timer thread calls ``give_up``.
     """
@@ -295,7 +295,7 @@ class CancellableTask:
         return why if key == self._last else ""
 
     def run(self, key: int, work: Callable[[], T]) -> T | None:
-        """Run a task, identified by a key. Returns None if it was cancelled (see :attr:`why`)."""
+        """Run a task, identified by a key. Returns None if the task was cancelled (see :attr:`why`)."""
         self._last, self._raised = key, False
         try:
             try:
@@ -341,7 +341,7 @@ class CancellableTask:
 def scratch_folder(post: BoardEntry, site: HostInfo) -> Iterator[None]:
     """Redirect temporary files of this process and all children to the board's directory.
 
-    Leftovers of an earlier worker are deleted first. The path is short, because it also contains sockets.
+    Leftovers of an earlier worker are deleted first. The path is short, because the directory also contains sockets.
     """
     mark = hashlib.sha256(post.name.encode()).hexdigest()[:8]
     folder = str(emptied(site.sockets / mark))

@@ -63,7 +63,7 @@ def _iter_operations(region: Any, *, deep: bool = True) -> Iterator[Any]:
 
 
 def _count_steps(loop: Any, most: int) -> int | None:
-    """Return the number of steps in a loop, or None if it is unknown or above ``most``."""
+    """Return the number of steps in a loop, or None if the number is unknown or above ``most``."""
     condition, body = (region.blocks[0] for region in loop.regions)
     state = [_evaluate_value(operand, {}) for operand in loop.operands]
     for steps in range(most + 1):

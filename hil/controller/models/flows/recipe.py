@@ -86,9 +86,9 @@ class Recipe:
       it); empty for a recipe without calibration.
     - Settings are passed by name, except ``samples``, the number of samples if the user provides none.
 
-    The function returns None, or notes as a JSON object, which ExecuTorch results contain. Reports have a
-    column for ``quantise_s``, the duration in seconds. It raises ImportFailed if it cannot change the model; other
-    exceptions are converted to it.
+    The function returns None, or notes as a JSON object, which ExecuTorch results contain. Reports have a column for
+    ``quantise_s``, the duration in seconds. ``apply`` raises ImportFailed if it cannot change the model. Other
+    exceptions are converted to ImportFailed.
 
     Attributes:
         apply: module-level function, or ``module:function``.

@@ -210,7 +210,10 @@ def _check_model(model: Model) -> None:
 
 
 def _digest_of_read(file: Path) -> str:
-    """Return the digest for a further file, or "" if it is unreadable. A later step reports files that are required."""
+    """Return the digest for a further file, or "" if the file is unreadable.
+
+    A later step reports files that are required.
+    """
     try:
         return _digest_of(file)
     except (OSError, UsageError):
@@ -277,7 +280,7 @@ def _describe(
     isolated: Isolated | None,
     cache: Cache | None,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the importer's description of the model, and True if it was cached."""
+    """Return the importer's description of the model, and True if the description was cached."""
     # A SavedModel consists of all files in the directory; the main file does not list them.
     beside: Iterable[Path] = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
     key = Cache.key(

@@ -34,7 +34,10 @@ class _SoftmaxLike(OpRun):
 
     @property
     def _has_axis(self) -> bool:
-        """Whether the node specifies an axis. Default values are those of the newest schema, so they cannot be used."""
+        """Whether the node specifies an axis.
+
+        Default values come from the newest schema, so this function cannot use them.
+        """
         return any(attribute.name == "axis" for attribute in self.onnx_node.attribute)
 
     @staticmethod
