@@ -302,7 +302,7 @@ MEASURES = (
     ),
     Measure(
         "argmax",
-        "as `top1`; without a bound, every row must match",
+        "the same share as `top1`. Without a bound, every row must match",
         _top,
         True,
         1.0,
@@ -313,8 +313,8 @@ MEASURES = (
     ),
     Measure(
         "kl",
-        "largest Kullback-Leibler divergence of a row, in nats; of the softmax of logits, or of probabilities if "
-        "every row of the reference adds up to 1",
+        "largest Kullback-Leibler divergence of a row, in nats. If every row of the reference adds up to 1, the values "
+        "are probabilities. Otherwise hil applies softmax first",
         _kl,
         False,
         0.0,
@@ -333,8 +333,8 @@ MEASURES = (
     ),
     Measure(
         "lsb",
-        "largest `abs(a - b)` in quantization steps: 1 for integers; for floats the grid of the reference's values, or "
-        "`step`",
+        "largest `abs(a - b)` in steps of size `step`. The default is 1 for integers, and the step of the reference's "
+        "quantization grid for floats",
         _lsb,
         False,
         0.0,
@@ -343,8 +343,9 @@ MEASURES = (
     ),
     Measure(
         "set",
-        "share of rows that match a row of the reference in any order, within the tolerance; with `iou`, "
-        "four columns from `at` are a box (`xyxy` or `cxcywh`) with at least this overlap; without a bound, every row",
+        "share of rows that match a row of the reference in any order, within the tolerance. With `iou`, "
+        "four columns from `at` are a box (`xyxy` or `cxcywh`) with at least this overlap. Without a bound, every row "
+        "must match",
         _set,
         True,
         1.0,
