@@ -47,7 +47,7 @@ class LiteRtSignature:
     Attributes:
         name: the signature's key; "" without signatures.
         inputs, outputs: specs with names from the signature or the graph. Unnamed tensors are called by
-            position, such as ``input0``. An open dimension is a symbol such as ``x.dim0`` for inputs, and None for
+            position, such as ``input0``. A dynamic dimension is a symbol such as ``x.dim0`` for inputs, and None for
             outputs.
         keeping: operators in the function's graph with state between runs. For graphs after the first, only
             the use of variables is known, not their assignment.

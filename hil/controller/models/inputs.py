@@ -211,7 +211,7 @@ class OpenDimensions(UsageError):
 
 
 def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
-    """Raise OpenDimensions for all open dimensions together."""
+    """Raise OpenDimensions for all dynamic dimensions together."""
     texts: list[str] = []
     needs: dict[str, None] = {}
     for spec in specs:

@@ -1,4 +1,4 @@
-"""Find sizes for open dimensions with which an ONNX model runs, for hints, by trying some in ONNX Runtime."""
+"""Find sizes for dynamic dimensions with which an ONNX model runs, for hints, by trying some in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIMEOUT_S = 30.0
 
 
 def suggest_sizes(model: Model, context: RunContext) -> dict[str, int]:
-    """Return a size for each open dimension with which the model runs, or {}."""
+    """Return a size for each dynamic dimension with which the model runs, or {}."""
     if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MAX_MODEL_BYTES:
         return {}
     inputs = [[spec.name, spec.dtype, list(spec.shape)] for spec in model.inputs or ()]
@@ -45,7 +45,7 @@ def find_sizes(path: str, inputs: Sequence[Any]) -> dict[str, int]:
 
     Args:
         path: the model's file.
-        inputs: name, dtype and shape of each input, with symbols for open dimensions.
+        inputs: name, dtype and shape of each input, with symbols for dynamic dimensions.
     """
     import numpy as np
     import onnxruntime as ort

@@ -1,4 +1,4 @@
-"""Choose sizes for open dimensions with a range: edges first, then a search for the smallest failing size."""
+"""Choose sizes for dynamic dimensions with a range: edges first, then a search for the smallest failing size."""
 
 from __future__ import annotations
 

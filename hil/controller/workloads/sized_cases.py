@@ -1,4 +1,4 @@
-"""Cases of a job: a case per model, or per size of a model's open dimensions."""
+"""Cases of a job: a case per model, or per size of a model's dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_FAILURE = frozenset({Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES})
 
 @dataclass(frozen=True)
 class SizedCase:
-    """A model with the sizes for the open dimensions."""
+    """A model with the sizes for the dynamic dimensions."""
 
     name: str  # case name
     model: str  # case name without sizes

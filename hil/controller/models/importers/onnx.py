@@ -42,7 +42,7 @@ _STATM = Path("/proc/self/statm")
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read a model's signature.
 
-    An open dimension without a name is a symbol such as ``input.dim0``.
+    A dynamic dimension without a name is a symbol such as ``input.dim0``.
 
     Raises:
         ImportFailed: the file is not a valid ONNX model, uses an unknown operator, or has inputs or outputs other than

@@ -105,7 +105,7 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
 def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read the signature of a function. Quantised inputs and outputs stay integers.
 
-    An open dimension is a symbol such as ``x.dim0``.
+    A dynamic dimension is a symbol such as ``x.dim0``.
 
     Raises:
         ImportFailed: the file is invalid or damaged, has unsupported inputs or outputs, or has no outputs.

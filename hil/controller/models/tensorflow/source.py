@@ -224,7 +224,7 @@ def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFun
 def _fix_sizes(
     file: str, structure: tuple[list[Any], dict[str, Any]], dims: Mapping[str, int], *, batch: bool
 ) -> tuple[tuple[list[Any], dict[str, Any]], tuple[TensorSpec, ...]]:
-    """Set sizes for open dimensions. Return the structure and the inputs' specs, with symbols for missing sizes."""
+    """Set sizes for dynamic dimensions. Return the structure and the inputs' specs, with symbols for missing sizes."""
     import tensorflow as tf
 
     symbols: set[str] = set()
@@ -264,7 +264,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     """Read a function's signature: a SavedModel's signature or method, a Keras model's call, or a graph's config.
 
     Keras models are called with ``training=False``. New values for assigned variables are outputs named ``variable
-    NAME``, after the function's results. An open dimension is a symbol such as ``x.dim0``, or ``batch`` for the first
+    NAME``, after the function's results. A dynamic dimension is a symbol such as ``x.dim0``, or ``batch`` for the first
     dimension of a Keras model.
 
     Raises:
