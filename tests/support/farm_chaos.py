@@ -86,7 +86,8 @@ class Farm:
     def client(self, user: str) -> FarmClient:
         """A connection of a user, to either gateway."""
         addresses = tuple(f"{LOOPBACK}:{port}" for port in self.gateways)
-        return FarmClient(FarmAddress(addresses, self.tokens[user]))
+        # On a busy machine gateways need seconds to start.
+        return FarmClient(FarmAddress(addresses, self.tokens[user]), restart_s=self.size.patience_s)
 
 
 def hosts_of(board: int, boards: int, hosts: int) -> list[int]:
