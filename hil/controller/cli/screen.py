@@ -36,7 +36,7 @@ def print_json(document: Any) -> None:
 
 
 def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callable[[], object] | None = None) -> int:
-    """Print a command's result as JSON, or by ``show`` and ``lines``. Return the document's exit code."""
+    """Print the document as JSON, or call ``show`` and print the lines. Return the document's exit code."""
     if as_json:
         print_json({"schema": 1, **document})
     else:

@@ -397,7 +397,7 @@ class AgentConnection:
         return retrying(ask)
 
     def _ask_again(self, waited: float) -> Any:
-        """Retry Describe on a busy agent while its clock responds. A hanging agent reports no time."""
+        """Retry Describe while the agent replies to Clock calls. Such an agent is busy and does not hang."""
         over = threading.Event()
 
         def watch() -> None:

@@ -27,7 +27,7 @@ def link_of(session: str, root: int) -> str:
 
 
 def reference_of(session: str, root: int) -> str:
-    """Return a session reference that fits in a single query value."""
+    """Return a session reference that fits in a single URL parameter."""
     return f"{root}{ROOT_MARK}{session}" if root else session
 
 

@@ -287,7 +287,7 @@ def _make_point(row: Sequence[Any]) -> Point:
 
 
 def _build_condition(asked: HistoryFilter, identity: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
-    """Return an SQL condition. Empty values of an identity must match; empty filter values match all."""
+    """Return an SQL condition. An empty identity value matches only empty values; an empty filter value matches all."""
     parts = ["cases.name = (select key from words where word = ?)"]
     values: list[Any] = [asked.case]
     for name in IDENTITY:

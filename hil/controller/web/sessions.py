@@ -91,7 +91,7 @@ class IndexedSession:
 
     @property
     def reference(self) -> str:
-        """Reference that identifies the session in a single query value."""
+        """Text that identifies the session in a single URL parameter."""
         return reference_of(self.id, self.root)
 
 

@@ -73,7 +73,7 @@ def expose(
     """Make an ONNX model that returns these tensors after the original outputs.
 
     Args:
-        tensors: node outputs in the model. Tensors that are outputs already keep their position. Shapes are
+        tensors: node outputs in the model. A tensor that is already an output keeps its position. Shapes are
             written only if the model's input shapes are fixed.
         only: return no other outputs, and remove every node that these tensors do not need.
 

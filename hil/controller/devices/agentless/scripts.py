@@ -358,7 +358,7 @@ class RunFolder:
     def command(
         self, argv: Sequence[str], files: Sequence[str], *, limit_s: int, wait_s: int, environment: Mapping[str, str]
     ) -> tuple[CommandEnd, str, float]:
-        """Run a command (see :func:`run`). Return the end, stderr, and wall time in seconds."""
+        """Run a command (see :func:`run`). Return how the command ended, stderr, and wall time in seconds."""
         whole = run(self.remote, files, argv, limit_s=limit_s, wait_s=wait_s, environment=environment)
         start = time.monotonic()
         try:

@@ -37,7 +37,7 @@ class _Line:
     key: paramiko.PKey
 
     def is_for(self, name: str) -> bool:
-        """Return whether the line applies to a server, given the name in known_hosts files."""
+        """Return whether the line applies to a server. ``name`` has the form that known_hosts files use."""
         if self.hosts.startswith("|1|"):
             try:
                 return HostKeys.hash_host(name, self.hosts) == self.hosts

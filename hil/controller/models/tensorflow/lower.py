@@ -158,7 +158,7 @@ class LoweredFunction:
 
     @property
     def assigned(self) -> tuple[State, ...]:
-        """Variables that the function assigns, in the order of the further results."""
+        """Variables that the function assigns. The new values follow the outputs in this order."""
         found = [state for state in self.state if state.result is not None]
         return tuple(sorted(found, key=lambda state: state.result or 0))
 
