@@ -6,8 +6,8 @@ exceeds :func:`threshold`, the cut is a step, and both sides of the cut are sear
 segmentation (Scott and Knott, "A cluster analysis method for grouping means in the analysis of variance", 1974).
 
 - The noise is estimated from the moving range: the median difference of neighbours, as in an individuals chart
-  (Shewhart, "Economic control of quality of manufactured product", 1931; the factor for medians is Wheeler's). Steps
-  do not affect it. A level's band is three standard deviations to each side.
+  (Shewhart, "Economic control of quality of manufactured product", 1931; the factor for medians is Wheeler's). Steps do
+  not affect the estimate. A level's band is three standard deviations to each side.
 - A single outlier is not a step. Before the search, every value is clipped to three standard deviations around the
   median of its neighbourhood. So a step is found when three measurements follow.
 - An outlier near a step does not move the step. Steps are placed at the smallest sum of distances from the medians

@@ -56,7 +56,8 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
     Values set in the config take precedence. A config without a labgrid place is yielded unchanged.
 
     Args:
-        holder: unique name of the holder. If it already has the place (it was killed), it takes the place over.
+        holder: unique name of the holder. If a killed holder of this name still has the place, the new holder takes the
+            place over.
 
     Raises:
         UsageError: labgrid-client, the place or the ``NetworkService`` is missing.

@@ -133,7 +133,7 @@ class LocalFarm:
 
     Raises:
         FarmError: a farm of this home is already running, or it does not start.
-        KeyboardInterrupt: it was stopped before it could serve.
+        KeyboardInterrupt: the user stopped the farm before it could serve.
     """
 
     def __init__(self, home: Path, wishes: UpOptions, say: Callable[[str], None], over: threading.Event) -> None:

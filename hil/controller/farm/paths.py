@@ -140,7 +140,7 @@ def is_up(home: Path) -> bool:
 
 
 def may_return(address: FarmAddress) -> bool:
-    """Return True if an unreachable gateway may come back. A local gateway cannot without the farm process."""
+    """Return True if an unreachable gateway may come back. For a local gateway, the farm process must be alive."""
     home = farm_home()
     own = f"unix:{socket_of(home)}"
     return any(gateway != own for gateway in address.gateways) or is_up(home)

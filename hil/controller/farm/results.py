@@ -210,8 +210,8 @@ def _download_files(farm: FarmClient, files: Mapping[str, str], folder: Path) ->
 def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     """Merge parts into one suite run with reports. Every case has exactly one record.
 
-    Cases of a part without a record get outcome ``BOARD_LOST`` or the part's outcome, with the part's reason. Cases
-    of a cancelled part are missing. Stored case files are not fetched.
+    A case without a record gets the outcome ``BOARD_LOST`` or the outcome of the part, and the reason of the part.
+    Cases of a cancelled part are missing. Stored case files are not fetched.
     """
     with reading_answer():
         heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]

@@ -11,8 +11,9 @@
 ``chip="a 53"``, ``'my label'=1``     quoted; a backslash escapes a quote
 ====================================  ======================================================================
 
-Mixing a comma and ``or`` requires parentheses, because the precedence is ambiguous to readers. Comparisons with a
-missing label are false, so ``chip!=a53`` also matches a board without ``chip``.
+Mixing a comma and ``or`` requires parentheses, because the precedence is ambiguous to readers. If a label is missing,
+``=``, ``<`` and similar comparisons are false. ``!=`` is the opposite of ``=``, so ``chip!=a53`` also matches a board
+without ``chip``.
 """
 
 from __future__ import annotations
@@ -332,7 +333,7 @@ def above(value: Any, wanted: str, compare: Callable[[Any, Any], bool]) -> bool:
 
 @lru_cache(4096)
 def quantity(text: str) -> tuple[float | None, str]:
-    """Parse a quantity: ``1.5 GiB`` -> number of bytes and ``gib``. Returns (None, "") if it is invalid."""
+    """Parse a quantity: ``1.5 GiB`` -> number of bytes and ``gib``. Returns (None, "") for an invalid text."""
     found = _QUANTITY.fullmatch(text.strip())
     if not found:
         return None, ""
@@ -342,7 +343,7 @@ def quantity(text: str) -> tuple[float | None, str]:
 
 @lru_cache(4096)
 def version(text: str) -> tuple[float, ...] | None:
-    """Parse leading version numbers, without trailing zeros: ``6.1.0-23-amd64`` -> (6, 1). None if it has none."""
+    """Parse leading version numbers, without trailing zeros: ``6.1.0-23-amd64`` -> (6, 1). Other texts give None."""
     found = _VERSION.match(text.strip())
     if not found:
         return None
@@ -366,7 +367,7 @@ def value_text(value: Any, beside: Sequence[str] = ()) -> str:
     """Format a label's value for display. Long lists are cut.
 
     Args:
-        beside: values that it is compared with. If one has a unit, large numbers are shown in binary units.
+        beside: values of the comparison. If one of these values has a unit, large numbers are shown in binary units.
     """
     if isinstance(value, (list, tuple, set, frozenset)):
         texts = [value_text(one, beside) for one in value]

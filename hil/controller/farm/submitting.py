@@ -166,8 +166,8 @@ PARTS_A_BOARD, CASES_A_PART = 4, 8
 def split(cases: Sequence[CaseSpec], parts: int) -> list[tuple[CaseSpec, ...]]:
     """Split cases into at most ``parts`` parts of similar size, each in the suite's order.
 
-    Layers stay together with the model, because layers use the reference results of the whole model. A model with
-    more cases than a part should have is split.
+    Layers stay together with the model, because layers use the reference results of the whole model. If a model
+    has more cases than fit in one part, the model is split.
     """
     if not cases:
         return []
@@ -259,7 +259,7 @@ def _pack_source(request: SuiteRequest, suite: Suite, context: RunContext, parce
 
 
 def _locate_in_suite(file: Path, root: Path) -> Path:
-    """Return a file's path relative to the suite's directory; it is the same on the board's host."""
+    """Return a file's path relative to the suite's directory. The relative path is the same on the board's host."""
     hint = "import it as a bundle, which includes all files: hil bundle import DIR --from flagfile"
     if is_flagfile(file.name) and re.search(
         r"^--(module|parameters|input|expected_output)=(.*[=@])?/", read_text(file), re.M
@@ -272,7 +272,10 @@ def _locate_in_suite(file: Path, root: Path) -> Path:
 
 
 def _list_model_files(model: SuiteModel, context: RunContext) -> Iterable[Path]:
-    """Return a model's file and its data files. If the import fails, only the model: the case reports the error."""
+    """Return a model's file and its data files.
+
+    If the import fails, return only the model's file. The case then reports the error.
+    """
     if model.path.name == SAVED_MODEL:
         return [file for file in sorted(model.path.parent.rglob("*")) if file.is_file()]
     try:

@@ -157,7 +157,7 @@ def _read_suite(
 
 
 def _built_in_suite(head: Mapping[str, Any]) -> str:
-    """Return the built-in suite's name for a run, or "" for user models. Built-in suites have no place."""
+    """Return the built-in suite's name for a run, or "" for user models. Records of built-in suites have no path."""
     name = _text_or_empty(head.get("suite"))
     return name if head.get("place") == "" and name in BUILT_IN.values() else ""
 

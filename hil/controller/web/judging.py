@@ -1,7 +1,8 @@
 """Judge cases' histories. Store the sessions since which a case fails or is slower.
 
 Changed histories are judged in small batches after indexing, with the history page's rules
-(:mod:`hil.controller.web.series`). A change affects only a case on a board, not the case's other histories.
+(:mod:`hil.controller.web.series`). A changed history affects only the case on this board, not the histories of the case
+on other boards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare the numbers of cases that both sides have, and decide which of them changed.
+"""Compare the values of cases that both sides of a comparison have, and find the values that changed.
 
 Single samples follow the rules of `hil suite diff` (:mod:`hil.controller.workloads.suites.reports.changes`). Multiple
 samples follow :mod:`hil.controller.analysis.bench.stats`.
@@ -117,8 +117,8 @@ def movers_of(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:
 def _mask_sizes(a: SideCases, b: SideCases, before: Places, after: Places) -> tuple[Mask, Places]:
     """Return a mask for cases with comparable program sizes, and the case count per program.
 
-    Other cases in a program change the program's size. If both programs have the same cases, only the first case is
-    shown.
+    The size of a program depends on all cases in the program. If both programs have the same cases, only the first case
+    is shown.
     """
     (old, old_size, _), (new, new_size, first) = (_group_programs(side) for side in (a, b))
     was, now = old[before], new[after]
@@ -139,7 +139,10 @@ def _group_programs(side: SideCases) -> tuple[Places, Places, Places]:
 
 
 def _compare_times(a: SideCases, b: SideCases, pairs: Pairs, both: Places) -> Movers:
-    """Compare device times: by interval with enough samples, otherwise by the rule of `hil suite diff`."""
+    """Compare device times.
+
+    With enough samples, compare confidence intervals. Otherwise apply the rule of `hil suite diff`.
+    """
     (old, was), (new, now) = ((timed_of(side), places[both]) for side, places in ((a, pairs.before), (b, pairs.after)))
     there = (old.times.count[was] > 0) & (new.times.count[now] > 0)
     pair, was, now = both[there], was[there], now[there]

@@ -1,6 +1,6 @@
 """Store users' remarks on the histories of sessions and cases, as lines of a file in the runs directory.
 
-The file is append-only. A correction or deletion is a new line that refers to the old one. Pages show the current
+The file is append-only. A correction or deletion is a new line that refers to the old line. Pages show the current
 state, and the file preserves all versions with times.
 """
 

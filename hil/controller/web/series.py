@@ -251,13 +251,13 @@ def _limited_exp(exponent: float) -> float:
 
 
 def flips_of(points: Sequence[Point]) -> list[int]:
-    """Return the indices of failing samples after a sample that did not fail. Skips are ignored."""
+    """Return the indices of failing samples whose previous sample did not fail. Skips are ignored."""
     told = np.array([point.outcome not in ("SKIP", "") for point in points], np.bool_)
     return flips_among(told, np.array([point.fails for point in points], np.bool_))
 
 
 def flips_among(told: npt.NDArray[np.bool_], fails: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the indices of failing samples after one that did not fail, among the samples in mask ``told``."""
+    """Return the indices of failing samples whose previous sample did not fail. Only samples in mask ``told`` count."""
     places = np.flatnonzero(told)
     failing = fails[places]
     return [int(place) for place in places[1:][failing[1:] & ~failing[:-1]]]

@@ -194,7 +194,7 @@ class _BenchRun:
         check_accepted_outputs((case.options.accept, case.model) for case in self.cases)
 
     def _open_session(self, pool: BoardPool, number: int) -> BoardSession:
-        """Open a job's board; jobs with the same board and faults share it."""
+        """Open a session on a job's board. Jobs with the same board and faults share the session."""
         places = [(its.name, its.config.path, job.faults) for job, its in zip(self.jobs, self.choices, strict=True)]
         shared = [job.runtime for job, place in zip(self.jobs, places, strict=True) if place == places[number]]
         return pool.session(self.choices[number], runtimes=shared, faults=self.jobs[number].faults)

@@ -246,7 +246,10 @@ class _Meter:
             self._side.warmup_s += self._run_iterations(self._side.warmup)[1].sum() / 1e9
 
     def batch(self, size: int) -> Batch:
-        """Measure ``size`` iterations, after a few untimed ones that refill caches used by the other side."""
+        """Measure ``size`` iterations.
+
+        A few untimed iterations first refill the caches, because the other side used them.
+        """
         starts, durations = self._run_iterations(size, min(size // _REWARM, self._side.warmup))
         return Batch(self._side.label, self._round, self._copy, starts, durations)
 

@@ -240,7 +240,7 @@ def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVE
 
 
 def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = LEVEL) -> Comparison | None:
-    """Compare B's times with A's, for sets not measured in turns; None with too few.
+    """Compare the times of B and A, which were not measured in turns. Return None with too few samples.
 
     A sample is a whole measurement (a session's median, above 0), not an iteration: the unit of repetition is the
     session. The ratio of geometric means has a Student interval. It is Welch's ("The generalization of 'Student's'

@@ -338,9 +338,9 @@ def plot_growth(path: Path, found: Bisection) -> None:
     """Draw each layer's error, isolated and cumulative, in topological order, as PNG, SVG or PDF (by suffix).
 
     The upper panel shows the largest absolute difference, logarithmic. The lower panel shows the signal-to-noise
-    ratio in dB. Bands mark the depth. Red rings mark wrong layers, crosses layers that ended in an error. Errors
-    without a finite value (NaN or infinite on one side only, noise without signal) are drawn on a separate line,
-    beyond the worst.
+    ratio in dB. Bands mark the depth. Red rings mark wrong layers. Crosses mark layers that ended in an error. Errors
+    without a finite value (NaN or infinite on one side only, noise without signal) are drawn on a separate line, beyond
+    the worst finite error.
 
     Raises:
         UsageError: as for :func:`hil.controller.storage.pictures.check_picture`.
@@ -412,7 +412,7 @@ def _draw_edge(axes: Any, height: float, text: str) -> None:
 def _compute_height(finding: BisectFinding | None, what: str) -> float | None:
     """Return a finding's height in a panel, or None without a value.
 
-    Equal outputs are infinitely good, and NaN means off the scale.
+    The height of equal outputs is infinite. NaN means that the value is off the scale.
     """
     value: float | None = getattr(finding, what) if finding else None
     if finding and finding.nonfinite:

@@ -90,7 +90,7 @@ def _trace_edges(nodes: Sequence[GraphNode], model: ModelGraph) -> list[tuple[in
 
 
 def of_operations(graph: ModelGraph, operations: Sequence[Total], values: dict[str, NodeValue]) -> dict[str, NodeValue]:
-    """Return operation -> time, with the worst result of the nodes that it computes."""
+    """Return operation -> time, and the worst result of the nodes that the operation computes."""
     times = {total.name: total for total in operations}
     found = of_members(graph, values)
     for name, total in times.items():

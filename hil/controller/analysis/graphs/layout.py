@@ -196,7 +196,7 @@ def _list_neighbours(count: int, links: Sequence[tuple[int, int]]) -> _Neighbour
 
 
 def _average_position(nodes: Sequence[int], at: Sequence[float], otherwise: float) -> float:
-    """Return some nodes' mean position, or ``otherwise`` without nodes.
+    """Return the mean position of nodes, or ``otherwise`` if there are no nodes.
 
     Most nodes have one or two neighbours. Their sum is exact without ``fsum``.
     """

@@ -86,8 +86,9 @@ def layers_of(
             are fixed in the layers.
         group: ``node``: a layer per node; ``fused``: a layer per group that compilers fuse: Conv with
             BatchNormalization, Add and activation; MatMul and Gemm with Add and activation.
-        inputs: model inputs by name. Their shapes fix symbolic dimensions. Shapes that inference cannot find are
-            observed in runs on them and on seeded random inputs. A dimension that differs between runs stays dynamic.
+        inputs: model inputs by name. Their shapes fix symbolic dimensions. If inference cannot find a shape, hil
+            observes the shape in runs with these inputs and with seeded random inputs. A dimension that differs between
+            runs stays dynamic.
 
     Raises:
         UsageError: the model is not ONNX and cannot be converted, or the group is unknown.

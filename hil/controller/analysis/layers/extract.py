@@ -120,7 +120,7 @@ def _list_outputs(graph: FoldedGraph, numbers: Iterable[int]) -> list[str]:
 
 
 def _is_end(graph: FoldedGraph, name: str, last: str | NodeGroup) -> bool:
-    """Return True if a value ends a cut: the named value, or an output that the last nodes pass on."""
+    """Return True if a cut ends at a value: the named value, or a result of the last nodes that other nodes use."""
     if isinstance(last, str):
         return name == last
     if not last.own:
@@ -130,7 +130,7 @@ def _is_end(graph: FoldedGraph, name: str, last: str | NodeGroup) -> bool:
 
 
 def _find_copies(graph: FoldedGraph, chosen: Iterable[int], edge: str | NodeGroup) -> set[int]:
-    """Return the nodes that the layer at a cut's edge contains and the cut uses."""
+    """Return the nodes of the layer at a cut's edge that produce values for the cut."""
     if isinstance(edge, str):
         return set()
     used = {name for number in chosen for name in graph.reads(number)}

@@ -175,7 +175,10 @@ def _list_calls(capture: Capture, rows: Sequence[OpRow]) -> list[InvokeTiming]:
 
 
 def _fit_clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
-    """Return the board clock's fit. Without an agent, only the call's host times are known."""
+    """Return the fit of the board's clock to the host's clock.
+
+    Without an agent, hil knows only the call's host times.
+    """
     if capture.clock is not None:
         return capture.clock
     host = capture.taken.host if capture.taken else None

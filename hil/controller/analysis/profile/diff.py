@@ -1,8 +1,8 @@
 """Compare two profiled runs: which run is faster, and which operations changed.
 
 The runs without a profiler decide. Profiled operation times are compared only if both runs used the same
-profiler with little overhead. Otherwise they only show an operation's share of the run: a few microseconds of profiler
-time per node make a fast run look slow.
+profiler with little overhead. Otherwise the times only show an operation's share of the run: a few microseconds of
+profiler time per node make a fast run look slow.
 
 Run times vary. So every ratio has a confidence interval, computed from iteration time ranks (Hodges and
 Lehmann, "Estimates of location based on rank tests", 1963). This does not assume a normal distribution, and resists
@@ -128,7 +128,7 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
     """Compare a model's profiles by operation: by ONNX nodes, or by name without nodes.
 
     Args:
-        confidence: for all intervals together.
+        confidence: confidence level for all intervals together.
         margin: ignore changes below this ratio.
     """
     before, after = _Side.of(a.rows), _Side.of(b.rows)

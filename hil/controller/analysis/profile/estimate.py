@@ -78,7 +78,10 @@ SOFTMAX = 5
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated work for an operation group; values passed between them do not count as moved."""
+    """Estimated work for a group of operations.
+
+    Values that pass between operations of the group do not count as moved.
+    """
 
     flops: int | None  # arithmetic operations; None if unknown for any operation
     bytes: int | None  # inputs, weights and outputs, without duplicates; None if any is unknown

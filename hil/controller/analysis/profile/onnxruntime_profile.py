@@ -368,7 +368,10 @@ class _Fusions:
         return {node.name for node in graph.node if not any(value in changing for value in node.output)}
 
     def _assign_fused_nodes(self, found: dict[str, set[str]], taken: set[str]) -> None:
-        """Assign nodes without a kernel, fused without a trace, to the kernel that produces their inputs."""
+        """Assign a node without a known kernel to the kernel that computes a neighbouring node.
+
+        The optimiser fused such nodes.
+        """
         kernel_of = {node: kernel for kernel, nodes in found.items() for node in nodes}
         rest = [name for name in self._nodes if name not in taken and name not in self._constant]
         # A dequantisation is fused into the users, so process these last, from the end.

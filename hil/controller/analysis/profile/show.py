@@ -105,7 +105,7 @@ def time_text(ns: float) -> str:
 
 
 def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
-    """Print an explanation for the mark after figures, if the profiler distorts them."""
+    """If the profiler distorts figures, print an explanation of the mark after these figures."""
     from rich.text import Text
 
     if times.is_distorted:

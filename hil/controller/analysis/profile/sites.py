@@ -96,8 +96,8 @@ class Sites:
         """Find a run's sites from every submission's dispatch names, in order.
 
         A submission is identified by the dispatches. If multiple regions have the same dispatches, the order decides.
-        This requires that the loops around the regions leave no doubt. Otherwise the sites name nodes from all
-        these regions.
+        hil uses the order only if the loops around the regions make the order unambiguous. Otherwise the sites name
+        nodes from all these regions.
 
         Returns:
             The sites of each submission's dispatches, and notes on doubts, one line each.

@@ -213,8 +213,8 @@ class TraceClock:
     """A board's clock in a trace, paired with the host clock as often as drift requires.
 
     Trace readers use the latest pairing before a time, and assume equal clock rates after it. A new pairing is due
-    when the error would exceed :data:`STEP_NS`. The pairing is written just before an event. It never sets time back
-    before the previous event, so that no slice ends before it starts.
+    when the error would exceed :data:`STEP_NS`. The pairing is written just before an event. The pairing never sets the
+    time back before the previous event. Otherwise a slice could end before the slice starts.
 
     Args:
         board, host: clock ids in the trace.

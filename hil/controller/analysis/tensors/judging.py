@@ -40,11 +40,10 @@ def judge_within(name: str, a: Tensor, b: Tensor, *, rtol: float | None = None, 
 
 
 def judge_recorded(name: str, a: Tensor, b: Tensor, rtol: float | None, atol: float | None) -> Judgement:
-    """Judge an output like the record did: by the dtype's default if that gives the record's tolerance.
+    """Judge an output within the record's tolerance. If the dtype's default equals this tolerance, use the default.
 
     Args:
-        rtol, atol: the record's tolerance. It differs from the default if the default was fitted to noise, and is
-            then used explicitly.
+        rtol, atol: the record's tolerance. The tolerance differs from the default if the default was fitted to noise.
     """
     found = judge_within(name, a, b)
     tolerance = None if found.comparison is None else found.comparison.tolerance

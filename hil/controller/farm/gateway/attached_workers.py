@@ -137,7 +137,9 @@ class Dispatcher:
             self._poked.set()
 
     def give(self, grants: Iterable[Grant], *, again: bool = False) -> None:
-        """Send grants to the attached owners of their boards, each grant once. Absent workers receive them on return.
+        """Send each grant once, to the attached owner of the granted board.
+
+        An absent worker receives the grant on return.
 
         Args:
             again: resend grants that the worker did not receive.
@@ -167,7 +169,7 @@ class Dispatcher:
                 self._poked.set()
 
     async def follow(self, hub: PubSub) -> None:
-        """Task: forward ended leases and dials of other gateways to workers."""
+        """Task: tell workers about ended leases, and about other gateways that the workers must dial."""
         with hub.subscribed() as queue:
             while True:
                 for change in await drained(queue):

@@ -86,7 +86,10 @@ class LeaseTunnel:
             self._sending -= 1
 
     async def _finish_other_direction(self, both: list[asyncio.Task[None]]) -> None:
-        """After the end of a direction, copy the other up to a pause: it may never end. Waits for slow readers."""
+        """After one direction has ended, copy the other direction until a pause, because it may never end.
+
+        Waits for slow readers.
+        """
         moved = -1
         whole: asyncio.Future[Any] = asyncio.gather(*both, return_exceptions=True)
         while (moved != self._moved or self._sending) and not whole.done() and not self._over.done():

@@ -110,7 +110,7 @@ class BoardConnection:
             raise
 
     def bring(self, runtime: str, say: TextSink) -> bool:
-        """Deploy a runtime to a board whose agents hil deploys over SSH. The worker must have the board.
+        """Deploy a runtime to a board, if hil deploys the board's agent over SSH. Call :meth:`take` first.
 
         Returns True if the agent may have been replaced.
         """

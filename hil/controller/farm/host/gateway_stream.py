@@ -72,7 +72,7 @@ class GatewayStream:
         return first
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Leave the farm: it sets the board offline."""
+        """Leave the farm. The farm then sets the board offline."""
         self._closed.set()
         self.send_lines()
         self._queue_message(None)
@@ -238,7 +238,7 @@ def _send_all(outgoing: queue.SimpleQueue[pb.FromBoard | None], stream: UplinkCa
 
 
 def _next_beat(now: float, every_s: float) -> float:
-    """Return the time of the next heartbeat. All workers of a host send together, which costs host and farm a fifth."""
+    """Return the time of the next heartbeat. All workers of a host send together, which reduces the cost to a fifth."""
     return (now // every_s + 1) * every_s
 
 

@@ -57,7 +57,7 @@ class LineProgress:
         self.print(text)
 
     def interrupt(self, command: str) -> None:
-        """Drop the command: the command resumes the work on this host only."""
+        """Ignore the command, because it can resume the work only on this host."""
 
 
 def use_board(attempt: Attempt) -> JobResult:

@@ -17,7 +17,7 @@ _MOST_REASON = 500
 
 
 def is_suspicious(kind: Kind, result: JobResult) -> bool:
-    """Return True if a job failed or hung like every job on a stuck board."""
+    """Return True if a stuck board is a possible cause of the job's failure."""
     if kind not in _JOBS or result.infrastructure:
         return False
     outcomes = {result.outcome, *(str(case.get("outcome", "")) for case in result.record.get("cases", ()))}

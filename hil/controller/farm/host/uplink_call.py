@@ -33,7 +33,7 @@ class UplinkCall:
         ready_s: timeout for the uplink to find a gateway.
 
     Raises:
-        FarmUnreachable: no gateway is reachable, or the uplink is not.
+        FarmUnreachable: the uplink is unreachable, or finds no gateway.
         HilError: error of the gateway; reading methods also raise this error.
     """
 

@@ -235,7 +235,7 @@ class _AssignmentRound:
         return (aged, *(-one for one in self._shares.of(job)), rank * self._aging_s + job.waits_s, -job.id)
 
     def _select_job(self, queue: deque[WaitingJob]) -> WaitingJob:
-        """Return the first job, or a later job with a warm board if the first has none."""
+        """Return the first job. If no board is warm for the first job, return a later job with a warm board."""
         first = queue[0]
         could = self._get_board_mask(first) & self._left
         if first.waits_s >= self._aging_s or could & self._warm.get(first.affinity, 0):
@@ -313,7 +313,7 @@ class BoardRow:
 
     @property
     def may_serve(self) -> bool:
-        """Whether jobs may use it, now or after the current job or check."""
+        """Whether jobs may use the board, now or after the current job or check."""
         return self.attended and not self.held and self.state in (BoardState.ONLINE, BoardState.SUSPECT)
 
     @property

@@ -2,8 +2,8 @@
 reads the input.
 
 Grants are made in the transaction that makes them possible, so a free board never waits next to a matching job.
-Jobs with equal scheduling properties form a lane (``hil.lane`` in the schema). Only as many jobs of a lane are read as
-it has free boards, and a few more to choose from.
+Jobs with equal scheduling properties form a lane (``hil.lane`` in the schema). hil reads as many jobs of a lane as the
+lane has free boards, and a few more to choose from.
 """
 
 from __future__ import annotations
@@ -169,7 +169,10 @@ async def waiting_jobs(tx: Tx, lanes: Sequence[WaitingJob], most: Sequence[int])
 
 
 async def _read_waiting_jobs(tx: Tx, free: Sequence[FreeBoard], lanes: Sequence[WaitingJob]) -> list[WaitingJob]:
-    """Return jobs that can use a free board: per lane as many as it has boards, and some to choose from."""
+    """Return jobs that can use a free board.
+
+    A lane gives a job for each of its free boards, and some more to choose from.
+    """
     wanted = [(lane, sum(lane.takes(one) for one in free)) for lane in lanes]
     wanted = [(lane, count) for lane, count in wanted if count]
     if not wanted:

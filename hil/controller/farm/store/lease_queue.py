@@ -5,8 +5,8 @@ worker fetches the job. The job is deleted in the transaction that ends the leas
 procrastinate never runs two jobs of a board at once.
 
 Jobs are deferred through procrastinate's public API. The rest has no public API. procrastinate's ``Worker`` runs a job
-in its process, for queues fixed at startup. A lease is run by a different process, for boards that change, and ends
-in a transaction of this package. So this module calls the functions that ``Worker`` calls
+in its process, for queues fixed at startup. For a lease, a different process runs the job, boards come and go, and the
+lease ends in a transaction of this package. So this module calls the functions that ``Worker`` calls
 (``JobManager.register_worker``, ``fetch_job``, ``update_heartbeat``, ``unregister_worker``). For transactions shared
 with hil's tables it calls versioned SQL functions (``procrastinate_finish_job_v1``,
 ``procrastinate_prune_stalled_workers_v1``). Hence procrastinate is pinned to a minor version (pyproject.toml).

@@ -112,7 +112,7 @@ def serialized(
 ) -> Callable[Concatenate[Tx, P], Coroutine[Any, Any, T]]:
     """Decorate a function to exclude all other decorated functions in the farm for the rest of the transaction.
 
-    Statements are pipelined: only statements with fetched rows are waited for.
+    Statements are pipelined. The function waits only for statements with fetched rows.
     """
 
     @functools.wraps(function)

@@ -42,7 +42,8 @@ async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: f
     First, all workers and holders get time to send heartbeats and reports. Only then leases expire.
 
     Args:
-        heard_since: `time.monotonic()` when this gateway began to receive heartbeats; `math.inf` if it has not.
+        heard_since: `time.monotonic()` when this gateway began to receive heartbeats; `math.inf` if the gateway
+            receives none.
     """
     await thaw(tx)
     await tx.execute("set local lock_timeout = '5s'")

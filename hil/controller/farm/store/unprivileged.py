@@ -1,8 +1,8 @@
 """Run a program without root privileges, and end it with the parent process. PostgreSQL refuses to run as root.
 
-Run it as a script, by the path of this file: ``unprivileged.py FOLDER PARENT COMMAND...``. If started by root, it drops
-the privileges. If possible it enters a user namespace, in which it still owns root's files. Otherwise it switches to
-an unprivileged user and changes the owner of the directory to that user.
+Run it as a script, by the path of this file: ``unprivileged.py FOLDER PARENT COMMAND...``. If root starts the script,
+the script drops the privileges. If possible the script enters a user namespace, in which it still owns root's files.
+Otherwise the script switches to an unprivileged user, and changes the owner of the directory to this user.
 """
 
 import ctypes

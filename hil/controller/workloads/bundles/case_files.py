@@ -47,8 +47,9 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
     """Read a case from an .npz or a directory. Outputs are optional.
 
     Args:
-        signature: of the method. The signature distinguishes inputs from outputs, and gives the dtype of raw bytes.
-        name: of the case; "" is the file's name.
+        signature: signature of the method. The signature distinguishes inputs from outputs, and gives the dtype of raw
+            bytes.
+        name: name of the case; "" uses the file's name.
 
     Raises:
         UsageError: the file is unreadable, or contains tensors that are neither inputs nor outputs.
@@ -94,7 +95,7 @@ def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Arr
 
 
 def _by_name(named: Sequence[tuple[str, Array]], specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Return the tensors by name, or {} unless all have different names from the model."""
+    """Return the tensors by name. Return {} if names are repeated or are not in the model."""
     arrays = dict(named)
     is_named = len(arrays) == len(named) and arrays.keys() <= {spec.name for spec in specs}
     return arrays if is_named else {}

@@ -136,7 +136,7 @@ def signatures_of(
 
 
 def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]) -> dict[str, Signature]:
-    """Return signatures with unknown tensors filled from the cases. A dimension that differs between cases is open.
+    """Return signatures with unknown tensors filled from the cases. A dimension that differs between cases is dynamic.
 
     Raises:
         UsageError: the cases differ in dtype or rank, or are missing.

@@ -30,9 +30,9 @@ def train(model: str, seed: int, steps: int, folder: str) -> None:
     """Save the model of an experiment before the training, then train it eagerly in TensorFlow.
 
     Args:
-        model: its model.py. ``training(random)`` returns a module with a tf.function ``step`` of fixed shapes, which
-            returns outputs by name, and ``batches(random)``, which yields the arguments of all calls.
-        seed: of initial values and data.
+        model: model.py of the experiment. ``training(random)`` returns a module with a tf.function ``step`` of fixed
+            shapes, which returns outputs by name, and ``batches(random)``, which yields the arguments of all calls.
+        seed: seed of initial values and data.
         folder: gets the SavedModel, the batches, and every step's outputs and variables (``variable NAME``) with their
             noise. The noise is the change when the training is repeated from values perturbed by rounding errors.
 

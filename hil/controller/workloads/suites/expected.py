@@ -175,9 +175,9 @@ class Expectations:
         """Return the entries with patterns that match no suite case, and these patterns.
 
         Args:
-            ids: of all cases, including those that a filter excludes.
-            flow, runtime: of the suite's run. Entries for other flows and runtimes are ignored, because the cases may
-                differ.
+            ids: IDs of all cases, including cases that a filter excludes.
+            flow, runtime: flow and runtime of the suite's run. Entries for other flows and runtimes are ignored,
+                because the cases may differ.
         """
         every = frozenset(ids)
 

@@ -65,7 +65,7 @@ def update(
     Args:
         path: the file, which may be missing.
         records: from the run, judged or not. If a case has multiple records, the last counts.
-        ids: of all suite cases. A pattern that a different case needs stays, with an ``except`` for the case.
+        ids: IDs of all suite cases. A pattern that a different case needs stays, with an ``except`` for the case.
 
     Returns:
         The changes as a unified diff; "" without changes. Repeating the call with the same run has no effect.
@@ -107,7 +107,10 @@ def _is_unexpected(known: Expectations, record: CaseRecord) -> bool:
 
 
 def _remove_unexpected(known: Expectations, judged: Sequence[CaseRecord], ids: frozenset[str]) -> Expectations:
-    """Remove cases from all entries that expect a different result. An entry may end up without cases."""
+    """Remove a case from each entry that expects a different result than the case had.
+
+    An entry may end up without cases.
+    """
     while True:
         gone: defaultdict[Expectation, set[str]] = defaultdict(set)
         for record in judged:

@@ -298,7 +298,7 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
     """Export a model that a test lowers. Called in the isolated process.
 
     Args:
-        module, function, choice, number: of :class:`TorchTest`.
+        module, function, choice, number: fields of :class:`TorchTest`.
         folder: gets ``model.pt2``, the ``inputs``, and the module's outputs, ``expected``.
     """
     import torch

@@ -157,7 +157,10 @@ def _verdict(
     judging: Judging,
     noise: Mapping[str, Array] | None = None,
 ) -> Verdict:
-    """Compare within the call's tolerances. Use the dtype's default for variables that these cannot judge."""
+    """Compare within the call's tolerances.
+
+    For a variable that these tolerances cannot judge, use the dtype's default.
+    """
     groups: dict[tuple[float | None, float | None], list[str]] = {}
     for name in wanted:
         is_variable = name.startswith(new_value(""))
@@ -173,7 +176,10 @@ def _verdict(
 
 
 def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float | None]:
-    """Return the call's tolerances that could fail for a variable. They were chosen for the returned values."""
+    """Return the call's tolerances that can fail for a variable.
+
+    The user chose these tolerances for the returned values.
+    """
     for rtol, atol in ((call.rtol, call.atol), (call.rtol, None)):
         try:
             compare_output("", variable, variable, rtol=rtol, atol=atol)
