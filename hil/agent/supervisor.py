@@ -384,7 +384,7 @@ class Supervisor:
         self.logs = LogBook()
 
     def fork_ahead(self) -> None:
-        """Fork the fork servers that describing the runtimes needs. This process must be single-threaded."""
+        """Start the fork servers for describing the runtimes. This process must be single-threaded."""
         for name, server in self._servers.items():
             if is_described_apart(name):
                 server.fork_ahead()

@@ -1,13 +1,13 @@
 """Judge a board that computes in a declared arithmetic, using a control run on the host.
 
 The control runs the same model in that arithmetic repeatedly: rounded to nearest, and with
-stochastic rounding. Its deviation from float32 samples the distance of correct outputs from the reference.
-The board may deviate :data:`FACTOR` times as far, in root mean square and in the largest element.
-hil checks the whole output, each channel, and elements of similar magnitude. Groups without enough
-elements in the control are skipped.
+stochastic rounding. The deviation of the control from float32 samples the distance of correct
+outputs from the reference. The board may deviate :data:`FACTOR` times as far, in root mean square
+and in the largest element. hil checks the whole output, each channel, and elements of similar
+magnitude. Groups without enough elements in the control are skipped.
 
 Operators that jump (Floor, ArgMax, comparisons) do not widen the bound: the deviation is measured with
-their decisions fixed to the float32 decisions. Elements that a jump moves out of the bound must have a
+the operators' decisions fixed to the float32 decisions. Elements that a jump moves out of the bound must have a
 value that the control produced.
 """
 

@@ -41,7 +41,7 @@ def judge_values(
     Args:
         tolerance: tolerance without noise; None requires exact equality.
         scale: the reference's scale.
-        kind: result of :func:`hil.compare.values.common_kind` for the two dtypes, not "".
+        kind: result of :func:`hil.compare.values.common_kind` for the two dtypes; "" is invalid.
         given: True if the user gave the tolerance.
         allowed: allowance for the reference's noise, if measured.
     """

@@ -235,8 +235,8 @@ def compare(
 
     Outputs are paired by name if both sides have the same names. Otherwise they are paired by position, under
     the reference's names, because a compiled program may have no names. A different number of outputs fails.
-    A run without outputs fails, because nothing was compared. Empty outputs agree; if all are empty, the
-    verdict's reason reports it.
+    A run without outputs fails, because nothing was compared. Empty outputs agree. If all outputs are
+    empty, the verdict's reason reports this.
 
     Raises:
         UsageError, VacuousTolerance: as :func:`compare_output`.
@@ -378,8 +378,8 @@ def deciding(verdicts: Sequence[Verdict]) -> Verdict | None:
 def _outvotes(decider: Verdict, failed: Sequence[Verdict], *, in_dispute: bool) -> bool:
     """Return True if an agreeing reference prevails over references that differ.
 
-    It always prevails over self-checks. It prevails over others only if the references disagree and none of
-    the others is stronger.
+    An agreeing reference always prevails over self-checks. An agreeing reference prevails over others only if the
+    references disagree and none of the others is stronger.
     """
     if decider.relation is Relation.SELF_CHECK:
         return False

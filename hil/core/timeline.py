@@ -41,7 +41,7 @@ class OpRow:
 
 @dataclass(frozen=True)
 class Span:
-    """Time span. The containing field determines the clock."""
+    """Time span. The field that contains the span determines the clock."""
 
     name: str
     start_ns: int
@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class InvokeTiming:
-    """Invoke request, as seen by host and board."""
+    """Times of an invoke request, by the clocks of host and board."""
 
     kind: str  # ``timed``: the run with compared outputs; ``profiled``: the separate pass that produced the rows
     host: Span  # from sending to the last received byte, host clock

@@ -1,4 +1,7 @@
-"""Read and write the signature of an xla-aot program: text in the library that a board reads."""
+"""Read and write the signature of an xla-aot program.
+
+The program's library contains the signature as text. The board reads this text.
+"""
 
 from __future__ import annotations
 

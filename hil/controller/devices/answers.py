@@ -98,7 +98,7 @@ def _expect(sane: bool, otherwise: str) -> None:
 
 
 def given(reply: Any) -> Any:
-    """Return a response, which must exist: a call can end successfully without any."""
+    """Return the response. Raises ProtocolBroken without one: a call can end successfully without a response."""
     _expect(reply is not None, "the response is missing")
     return reply
 
@@ -113,7 +113,7 @@ def check_description(reply: pb.DescribeReply) -> None:
 
 
 def check_opened(reply: pb.SessionOpened, fence: int) -> None:
-    """Check the response to opening a session with a fence; 0 means any fence."""
+    """Check the response to opening a session. If the requested ``fence`` is 0, the response may have any fence."""
     _expect(bool(_TOKEN.fullmatch(reply.token)), "the session token must be a short text without spaces")
     _expect(0 < reply.ttl_s <= _TTL_MOST_S, f"invalid session TTL: {reply.ttl_s:g} s")
     _expect(fence in (0, reply.fence), f"the session has fence {reply.fence}, expected {fence}")
@@ -263,7 +263,7 @@ def output_of(message: pb.Tensor, streamed: Any = None) -> Array:
 
 
 def check_files(names: Iterable[str]) -> None:
-    """Check the names of a profile's files: files with these names are written on this machine."""
+    """Check the names of a profile's files, because hil writes files with these names on this machine."""
     for name in names:
         _expect(bool(_FILE.fullmatch(name)), f"invalid profile file name {name[:100]!r}")
 

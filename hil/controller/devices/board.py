@@ -116,7 +116,7 @@ class Board:
         return self._link.shell
 
     def take(self) -> None:
-        """Reserve the device unless this process has it already. Wait while another session holds it.
+        """Reserve the device unless this process already holds the device. Wait while another session holds the device.
 
         After connecting, the agent may exit because it is idle or because an agent of a different version replaces it.
         In that case, renew the link and the agent once. Programs have not run at this point.
@@ -198,8 +198,8 @@ class Board:
     def _send(self, paths: Mapping[str, Path], progress: Callable[[int, int], None]) -> int:
         """Send blobs (digest -> file) and return the bytes sent. After a broken link, reconnect and resume the upload.
 
-        Blobs known to be on the board are not queried until the next upload. Only uploads make the board evict blobs,
-        and the device is reserved.
+        hil does not query blobs that are known to be on the board until the next upload. Only uploads make the board
+        evict blobs. Other sessions cannot upload, because the device is reserved.
         """
         self.take()
         before = self.payload_bytes_sent
@@ -362,7 +362,7 @@ class Board:
 
 
 class LoadedProgram:
-    """Program loaded on the board. As a context manager, it is unloaded at the end."""
+    """Program loaded on the board. Used as a context manager, the program is unloaded at the end."""
 
     def __init__(
         self, board: Board, client: BoardClient, artifact: Artifact, loaded: ProgramHandle, *, no_fallback: bool

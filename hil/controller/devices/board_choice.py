@@ -43,7 +43,7 @@ class BoardChoice:
 
 
 def is_lent(address: str) -> bool:
-    """Return whether an address selects boards of a board provider. Opening it determines the board."""
+    """Return whether an address selects boards of a board provider. Opening the address determines the board."""
     prefix, colon, _ = address.partition(":")
     return bool(colon) and any(point.name == prefix for point in points(PROVIDERS))
 

@@ -91,7 +91,7 @@ class BoardClient(Protocol):
     """Calls of a board: over gRPC to an agent, or as shell commands on a board without an agent.
 
     Every call raises BoardError or a subclass if the board or the link fails. After BoardLost or SessionEnded, a run
-    may have happened. Without an agent, calls that need one do nothing.
+    may have happened. Without an agent, calls that need an agent do nothing.
     """
 
     payload_bytes_sent: int
@@ -103,7 +103,7 @@ class BoardClient(Protocol):
         """
 
     def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
-        """Reserve the board unless this client has it already. Return the session's fence.
+        """Reserve the board unless this client already holds the board. Return the session's fence.
 
         Without an agent, each run waits until the board is free instead.
         """

@@ -22,7 +22,7 @@ def connect_board(choice: BoardChoice) -> Board:
 
 
 def open_board(choice: BoardChoice) -> Board:
-    """Connect to a board. If it does not respond, reset and power-cycle it as configured.
+    """Connect to a board. If the board does not respond, reset and power-cycle the board as configured.
 
     Raises:
         UsageError: The board cannot be used with these options.
@@ -51,7 +51,7 @@ def open_board(choice: BoardChoice) -> Board:
 
 
 def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Board | None:
-    """Reconnect to a lost board. Return None if it does not respond soon. Add the cause to the error.
+    """Reconnect to a lost board. Return None if the board does not respond soon. Add the cause to the error.
 
     Does not repeat any run. Only boards reached over SSH are reconnected; for other boards the link's error is
     complete.

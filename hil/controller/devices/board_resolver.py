@@ -81,8 +81,8 @@ def choose(
     Args:
         board: A board's name, a config file, or an address (``USER@HOST[:PORT]``, ``ssh:ALIAS``, ``unix:PATH``,
             ``HOST:PORT``, ``farm:SELECTOR``). "" without ``hw_type`` means the value of ``HIL_BOARD``.
-        hw_type: Hardware type: the config for an address, or the simulator to start. Without it, an address is a
-            ``generic`` board, and no address means ``sim``. For a farm, it limits the selection to this type.
+        hw_type: Hardware type. With an address, the type selects the config (default: ``generic``). Without an
+            address, the type selects the simulator (default: ``sim``). For a farm, the type limits the selection.
         identity, known_hosts, accept_new_host_key: SSH settings that override the config.
 
     Raises:

@@ -441,7 +441,7 @@ class AgentConnection:
         ttl_s: float = TTL_S,
         on_wait: Callable[[str], None],
     ) -> int:
-        """Reserve the device unless this client has it already. A client may be handed over with a session.
+        """Reserve the device unless this client already holds the device: a client may be handed over with a session.
 
         Returns the session's fence. ``on_wait`` receives the current holder while waiting. Raises BoardBusy after
         ``wait_s`` seconds.

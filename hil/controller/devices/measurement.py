@@ -18,7 +18,7 @@ _MOST = 64
 
 
 class BoardClock:
-    """Clock pings of a session, thinned to the number that fits need."""
+    """Clock pings of a session. Many pings are thinned: a clock fit needs only some of them."""
 
     def __init__(self) -> None:
         self._pings: list[clock.Ping] = []

@@ -39,7 +39,7 @@ class ExecuTorchBackend:
         quantizer: see above; None if the backend does not support quantisation.
         options: compile flag ``--NAME=VALUE`` -> default text; both functions get all options.
         needs: names of the backend's delegates in a program, starting with the main one, and name prefixes of operators
-            (``cortex_m::``). A program that calls one of them is a SKIP on boards without it.
+            (``cortex_m::``). A program that calls such a delegate or operator is a SKIP on boards that lack it.
         packages: distributions, in addition to ExecuTorch's, with versions that results depend on.
         environment: variables with the path of a vendor's SDK; a missing variable is a UsageError.
         fold_quantize: store weights quantised, see ``convert_pt2e``.
@@ -114,7 +114,7 @@ def make_quantizer(name: str, per_channel: bool, is_dynamic: bool, options: Mapp
 
 
 def recipe_inputs(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dependencies for a quantisation, except the recipe's settings. Checks those.
+    """Check the backend and options of a quantisation. Return the dependencies other than the recipe's settings.
 
     Raises:
         UsageError: the backend or option is unknown, or the backend does not support quantisation.

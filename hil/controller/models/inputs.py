@@ -116,7 +116,8 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
 
     Forms: ``NAME=x.npy``, ``NAME=x.npz:key``, ``NAME=test.pb`` (an ONNX TensorProto), ``x.npz`` (every key is an
     input), ``x.npy`` or ``@x.npy`` (the next input), and those of iree-run-module: ``4x8xf32=@x.bin``, ``4x8xf32=1 2
-    3``, ``4x8xf32=2`` (all equal), ``4x8xf32`` (all zero), ``7`` (a scalar). The latter may also follow ``NAME=``.
+    3``, ``4x8xf32=2`` (all equal), ``4x8xf32`` (all zero), ``7`` (a scalar). The forms of iree-run-module may
+    also follow ``NAME=``.
 
     Args:
         text: the option's value.

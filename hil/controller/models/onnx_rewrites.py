@@ -113,7 +113,7 @@ def convert_opset(model: Any, version: int) -> Any:
 
 
 def _rounding(node: Any, graph: Any) -> str:
-    """Return the rounding for a ``Resize`` 10 or ``Upsample`` to the nearest pixel: down, or up if it shrinks."""
+    """Return the rounding to the nearest pixel of ``Resize`` 10 or ``Upsample``: up if the image shrinks, else down."""
     from onnx import numpy_helper
 
     is_nearest = all(attribute.s == b"nearest" for attribute in node.attribute if attribute.name == "mode")

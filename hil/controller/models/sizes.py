@@ -67,7 +67,7 @@ def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, 
 
 
 def next_size(low: int, failed: Mapping[int, bool]) -> int | None:
-    """Return the next size in a search for the smallest failing size; None if it is known, or nothing failed.
+    """Return the next size in a search for the smallest failing size; None if the size is known, or nothing failed.
 
     The search bisects below the smallest failing size, assuming that all larger sizes fail as well.
 

@@ -77,7 +77,7 @@ def with_control(case: Case, settings: dict[str, Any]) -> Case:
 
 
 def _may_change(verdict: Verdict) -> bool:
-    """Return True if a wider bound may change a verdict: the values of an output differ, or cannot be judged."""
+    """Return True if the values of an output differ or cannot be judged: a wider bound may change such a verdict."""
     return any(
         not (one.passed or one.criteria) and one.elements is not None and one.dtype == one.reference_dtype
         for one in verdict.outputs

@@ -33,7 +33,7 @@ def only_dependent(verdicts: Sequence[Verdict]) -> str:
 def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
     """Return why references failed: first reasons that concern the model, then other reasons.
 
-    If an independent reference rejects a model, that is evidence about the model. A slow reference is not.
+    A rejection by an independent reference is evidence about the model. The timeout of a reference is not evidence.
     """
     known = references()
     evidence: list[str] = []

@@ -58,8 +58,8 @@ def bisect(
 ) -> Bisection:
     """Find a model's first layer that is wrong on a board.
 
-    *Isolated*: each layer is compiled separately and receives the reference's activations. An error is then due to
-    that layer.
+    *Isolated*: each layer is compiled separately and receives the reference's activations. So this layer causes any
+    error.
 
     *Cumulative*: the model is compiled and run once, with its intermediates as additional outputs. Each
     intermediate is compared with the reference's. The unchanged model runs as well, because additional outputs prevent
@@ -69,7 +69,7 @@ def bisect(
         model: an ONNX model; the reference outputs are considered correct.
         choice: the board. The board is opened once for all programs.
         options: inputs, tolerance, flags and so on, as for a run; None means all defaults.
-        artifact_model: the file to compile instead of ``model``, with the same layers and any weights.
+        artifact_model: the file to compile instead of ``model``. It must have the same layers; its weights may differ.
         group: how nodes form layers: ``node`` or ``fused``.
         out: directory for ``bisect.json``, logs, and wrong layers' models and tensors; None disables storage.
 

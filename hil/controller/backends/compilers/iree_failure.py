@@ -123,7 +123,7 @@ def diagnose(source: Mapping[str, Any], folder: str, title: str, limit: float, h
         title: The error message of the first compilation.
         limit: Seconds for compiling. After that, SIGABRT makes the compiler report the active pass.
         hangs: Whether the first compilation timed out.
-        died: Whether it crashed. If both are false, the compiler rejected the model.
+        died: Whether the first compilation crashed. If ``hangs`` is also false, the compiler rejected the model.
     """
     own, place = Source(**source), Path(folder)
     failure = _Failure(place, title, tuple(_with_files(own.flags, place)), limit, hangs, died)

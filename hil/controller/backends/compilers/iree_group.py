@@ -171,9 +171,10 @@ def _may_join(model: Model) -> bool:
 
 
 def _groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
-    """Split models into groups of similar size, about one per worker or more.
+    """Split models into groups of similar size.
 
-    Returns an empty list if there are no more models than workers.
+    There are at most as many groups as workers, unless the groups would be too large. Returns an empty list if there
+    are no more models than workers.
     """
     if len(members) <= workers:
         return []

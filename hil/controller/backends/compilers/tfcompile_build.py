@@ -144,7 +144,7 @@ def needed_sources(header: str) -> list[Path]:
 def needed_variants(header: str) -> tuple[set[str], set[str]]:
     """Return the large libraries that a header includes, and the variants (``f32``, ``f16_2d``) that it calls.
 
-    ``*`` selects all variants. It is added for an unknown type.
+    ``*`` selects all variants. A call with an unknown type adds ``*``.
     """
     variants = set()
     for called in _CALLED.finditer(header):
@@ -154,7 +154,7 @@ def needed_variants(header: str) -> tuple[set[str], set[str]]:
 
 
 def is_needed(stem: str, included: set[str], variants: set[str]) -> bool:
-    """Return whether a program needs a runtime source file. Small ones are always needed."""
+    """Return whether a program needs a runtime source file. Small files are always needed."""
     match = _LIBRARY.fullmatch(stem)
     if match is None or match["name"] == "rng_state_lib":
         return True

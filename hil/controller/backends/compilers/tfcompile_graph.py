@@ -237,7 +237,7 @@ def make_config(
 
 
 def assigned_variables(nodes: Sequence[Any]) -> set[str]:
-    """Return the variables that the graph may assign: variables with a handle that not only read operations use."""
+    """Return the variables that the graph may assign: an operation other than a read uses the variable's handle."""
     graph = HandleGraph(nodes)
     return {node.name for node in nodes if node.op == VARIABLE_OP and graph.writes(node.name)}
 

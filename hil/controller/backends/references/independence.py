@@ -1,6 +1,6 @@
 """Code that a reference shares with the program that it judges.
 
-:data:`SHARED` is the only table of this. A reference that shares importer and compiler is a self-check: both results
+Only :data:`SHARED` lists these parts. A reference that shares importer and compiler is a self-check: both results
 contain the same errors. A reference that shares kernels or the build belongs to the same library. A reference that
 shares nothing, or only the code that reads the model file, is independent.
 """

@@ -44,9 +44,9 @@ class _Decision:
 
 
 class Decisions:
-    """Results of discontinuous operators in one run, in order. Other runs use them instead of their results.
+    """Results of discontinuous operators in one run, in order. Other runs use these decisions, not their own results.
 
-    A decision applies only to the same node with operands of the same shapes. If they differ, the run takes another
+    A decision applies only to the same node with operands of the same shapes. Otherwise, the run takes another
     path through the model and cannot be compared with the first run.
     """
 

@@ -3,7 +3,7 @@
 A verdict cannot be more precise than the reference. So the reference runs several times on inputs that differ by one
 unit of their dtype's eps, and by :data:`FAR` units. Operators of ONNX models also round randomly
 (:mod:`hil.controller.backends.references.rounding`). Rounding noise grows with the units, but a jump (of a floor, a
-comparison, an index) does not. This distinguishes them for each element.
+comparison, an index) does not. This difference distinguishes noise and jumps for each element.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def noise_between(
     """Return how far rounding may move each element of every float output, rounded up to a power of two.
 
     An element that jumps may differ by its jump. Other elements may differ by :data:`NOISE_FACTOR` times their noise,
-    or by the noise of most similar elements. Similar elements are those of the output, the row and the column (the
-    smallest noise counts). If noise is proportional to the values, relative noise is used instead.
+    or by the noise of most of the similar elements. Similar elements are those of the output, the row and the column
+    (the smallest noise counts). If noise is proportional to the values, relative noise is used instead.
 
     Args:
         near: The reference's outputs for inputs moved by one unit.
@@ -102,7 +102,10 @@ def largest_noise(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the noise of outputs with a verdict that it may change: it is large relative to the default tolerance."""
+    """Return the noise of each output whose verdict may change because of the noise.
+
+    Such noise is large relative to the default tolerance.
+    """
     found: dict[str, Array] = {}
     for name, one in noise.items():
         tolerance, scale = fitted((dtype_name(outputs[name].dtype),) * 2, outputs[name], None, None)
@@ -140,7 +143,7 @@ def _allowed(base: Any, one: Floats, more: Floats, rms: float, eps: float) -> Fl
 
 
 def _pooled(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
-    """Return the allowed difference of most elements similar to each element."""
+    """Return, for each element, the allowed difference of most of the similar elements."""
     known = typical & (magnitudes > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(known, allowed / magnitudes, 0.0)

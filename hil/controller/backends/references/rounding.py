@@ -190,7 +190,7 @@ class _Graph:
     def _lost_terms(self, node: NodeProto, exact: str) -> str:
         """Return the result times the lost part of a softmax's sum: terms under half a step of the sum.
 
-        This is a bound, not a standard deviation, so an eighth of it is returned.
+        The lost part is a bound, not a standard deviation, so the result uses an eighth of the bound.
         """
         step = self._number(self.units * float(np.finfo(self.dtype).eps) / 2)
         small = self._op("Mul", exact, self._op("Sign", self._op("Relu", self._op("Sub", step, exact))))

@@ -24,7 +24,8 @@ def source() -> str:
 def run(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     """Run a program. Runs in an isolated process.
 
-    Its state (buffers that it changes) starts as saved. The new state follows the outputs. The random seed is 0.
+    The program's state (buffers that the program changes) starts as saved. The new state follows the
+    outputs. The random seed is 0.
 
     Raises:
         ReferenceFailed: torch cannot run the program on a CPU.

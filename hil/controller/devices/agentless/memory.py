@@ -33,7 +33,7 @@ def split_memory(lines: list[str]) -> tuple[tuple[int, int] | None, list[str]]:
     """Split off the output of the shell function ``memory``, if present.
 
     Returns:
-        The total and the available memory for a program in bytes, or None if unknown. Then the remaining lines.
+        The total and available memory for a program in bytes (None if unknown), and the remaining lines.
     """
     if not lines or lines[0] != _MARK or _MARK not in lines[1:]:
         return None, lines

@@ -248,7 +248,7 @@ def wait_until_up(place: BoardDirectory, process: subprocess.Popen[bytes] | None
 
 
 def record(place: BoardDirectory, order: dict[str, Any]) -> None:
-    """Record the installed agent, and remove files that neither it nor the previous agent needs."""
+    """Record the installed agent, and remove files that neither this nor the previous agent needs."""
     facts = {"recipe": order["recipe"], "python": sys.executable}
     facts.update({key: " ".join(order[key]) for key in ("runtimes", "packages")})
     place.write(place.agents / order["build"], "".join(f"{key}\t{value}\n" for key, value in facts.items()))

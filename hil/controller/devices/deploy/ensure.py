@@ -163,7 +163,7 @@ class AgentRecipe:
 
 
 def ensure_agent(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
-    """Ensure that an agent of a recipe runs on a board. If it already runs, this takes one round trip.
+    """Ensure that an agent of a recipe runs on a board. If the agent already runs, the call takes one round trip.
 
     Args:
         recipe: Contents of the agent. Runtimes that the board already has are added.

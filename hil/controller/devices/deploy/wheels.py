@@ -145,7 +145,7 @@ def packages_for(
 def _fetch(
     interpreter: Interpreter, group: WheelGroup, folder: Path, limit_s: float, progress: ProgressPrinter | None = None
 ) -> None:
-    """Fetch a group's wheels in this machine's versions.
+    """Fetch a group's wheels in the versions installed on this machine.
 
     If a version is not available, fetch the newest allowed version.
     """

@@ -78,7 +78,7 @@ class BoardLoan(Protocol):
         """
 
     def queue_text(self) -> str:
-        """Return the position in the queue as text, or "" while it is unknown."""
+        """Return the position in the queue as text, or "" while the position is unknown."""
 
     def ended(self, seconds: float) -> str:
         """Return why the loan ended although this client did not return the board, or "" if it has not ended.

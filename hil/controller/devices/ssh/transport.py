@@ -119,7 +119,7 @@ class Transport(Protocol):
         """Forward a local Unix socket to a socket on the board, which may be created later."""
 
     def interactive(self, command: str) -> int:
-        """Run a command line on the terminal, or the login shell if it is "". Return the exit code."""
+        """Run a command line on the terminal; "" is the login shell. Return the exit code."""
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Return whether the connection has ended or ends within ``within_s`` seconds."""

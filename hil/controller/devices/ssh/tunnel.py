@@ -1,7 +1,7 @@
 """Tunnels: local Unix sockets for an agent on a board, and for data connections.
 
-If the board's sshd does not forward Unix sockets, a helper on the board (``board_relay.py``) relays the connection. It
-is reached over TCP, or over a command's stdin and stdout. The helper exits when stdin closes, and so when this
+If the board's sshd does not forward Unix sockets, a helper on the board (``board_relay.py``) relays the connection. hil
+reaches the helper over TCP, or over a command's stdin and stdout. The helper exits when stdin closes, so also when this
 process ends.
 """
 

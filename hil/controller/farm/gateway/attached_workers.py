@@ -66,7 +66,7 @@ class AttachedWorker:
         return lease in self._had
 
     def keep(self, leases: Iterable[int]) -> None:
-        """Add leases that the worker received before it attached here."""
+        """Add leases that the worker received before the worker attached to this gateway."""
         self._had.extend(lease for lease in leases if lease not in self._had)
 
     def stand(self, owner: bool, settings: FarmSettings) -> None:
@@ -181,7 +181,7 @@ class Dispatcher:
                         owner.dial(change["id"], change["lease"], change["gateway"])
 
     async def measure(self) -> None:
-        """Task: record queue times of sent grants. Separate, so that it does not delay grants."""
+        """Task: record queue times of sent grants. The task is separate, so that grants are not delayed."""
         while True:
             sent = [await self._sent.get()]
             while not self._sent.empty():

@@ -1,7 +1,7 @@
 """Unroll StableHLO loops with a constant number of steps, such as those of an RNN.
 
 IREE miscompiles some loops with many values: see :mod:`hil.controller.models.conversions.tensorflow_program`. An
-unrolled loop avoids that, and the host need not wait for a condition after each step.
+unrolled loop avoids this error, and the host need not wait for a condition after each step.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def flows(beside: Path = Path()) -> Registered[Flow]:
     - hil's flows
     - entry points of the group ``hil.flows`` (a :class:`Flow`, a list of flows, or a function that returns either),
       which may replace hil's flows
-    - ``flows.toml`` in the directory ``beside`` (the working directory, or that of the models), which may not
+    - ``flows.toml`` in the directory ``beside`` (the working directory, or that of the models), which cannot replace
+      flows
 
     Raises:
         UsageError: a file is unreadable or invalid.

@@ -33,8 +33,8 @@ def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> floa
     ``quanta``: 1 for a single layer, ``quanta`` for a whole network.
 
     The step of a float output is the scale of the dequantisation that produces it, or the scales of those that feed
-    the producing node. The step of a quantised output is 1. With several outputs, the largest step counts, of float
-    outputs if there are any.
+    the producing node. The step of a quantised output is 1. With several outputs, the largest step counts. If
+    there are float outputs, only the steps of float outputs count.
 
     Returns:
         The tolerance; None if the flow has no ``quanta``, or the model has no static quantisation.

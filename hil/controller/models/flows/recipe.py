@@ -81,7 +81,7 @@ class Recipe:
     ``apply(model, output, external, samples, **settings)`` runs in an isolated process:
 
     - ``model`` is the file to read, ``output`` the file to write. Inputs and outputs keep names, dtypes and shapes.
-    - ``external`` is True if the model stores data in separate files; then the result must do so, too.
+    - ``external`` is True if the model stores data in separate files. The result must then also use separate files.
     - ``samples`` is a list of directories with a sample of every input each (:func:`hil.plugins.load_tensors` reads
       it); empty for a recipe without calibration.
     - Settings are passed by name, except ``samples``, the number of samples if the user provides none.

@@ -109,8 +109,8 @@ def new_values(program: Any) -> list[tuple[str, Any]]:
 
     The new value is an output.
 
-    The name is that in the module, followed by ``_out``: ``bn.running_mean_out``. The name without suffix is the
-    weight's.
+    The name is the name in the module, followed by ``_out``: ``bn.running_mean_out``. The weight has the name without
+    the suffix.
     """
     if not any(map(_may_write, program.graph.nodes)):
         return []

@@ -163,8 +163,9 @@ def open_graph(file: Path, function: str) -> TfGraph:
 
     Args:
         file: the graph's file.
-        function: file name of a config in the same directory; or operations and tensors (``loss,train``): those with
-            values become outputs, the others are run; "" is the config with the graph's name, or :data:`MAIN`.
+        function: file name of a config in the same directory; or operations and tensors (``loss,train``). Operations
+            with values become outputs, and operations without values run as well. "" is the config with the graph's
+            name, or :data:`MAIN`.
 
     Raises:
         ImportFailed: the file is not a graph, or the graph has variables that XLA does not support.
