@@ -237,7 +237,7 @@ class FarmClient:
         """Download a file of the store to one or more paths. Verifies the digest and writes atomically.
 
         Args:
-            on_bytes: called with the size of each chunk before it is written; an exception ends the download.
+            on_bytes: called with the size of each chunk before the write. An exception ends the download.
 
         Raises:
             FarmError: the store no longer has the file, or the received data does not match the digest.

@@ -52,7 +52,7 @@ def _copy_board_options(job: Job, other: Job) -> Job:
 
 
 def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
-    """Return a stored job with a board that it may use: records from other users must not select boards.
+    """Return a stored job with a board that the job may use. Records from other users must not select boards.
 
     Raises:
         UsageError: the record is not the user's, names an address or a file, and no board was given.
@@ -79,8 +79,8 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
         ``bench`` of docs/commands.schema.json; after Ctrl-C, with the measurements so far.
 
     Raises:
-        UsageError: an option is invalid or unsupported; nothing was run.
-        KeyboardInterrupt: Ctrl-C before anything was measured; completed stages are stored.
+        UsageError: an option is invalid or unsupported. hil ran nothing.
+        KeyboardInterrupt: Ctrl-C before anything was measured. Completed stages are stored.
     """
     _check_settings(bench)
     with Isolated() as isolated:
@@ -200,7 +200,7 @@ class _BenchRun:
         return pool.session(self.choices[number], runtimes=shared, faults=self.jobs[number].faults)
 
     def _prepare_side(self, run: Run, number: int, pool: BoardPool) -> None:
-        """Prepare a side for measurement; a model or board error becomes the case's outcome."""
+        """Prepare a side for measurement. An error of the model or board becomes the case's outcome."""
         case, runtime, config = self.cases[number], self.jobs[number].runtime, self.choices[number].config
         self.screen.begin(case.name, len(STAGES))
         try:

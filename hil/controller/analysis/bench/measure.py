@@ -1,4 +1,4 @@
-"""Measure one side in batches, or two sides in turns; each batch is passed on immediately."""
+"""Measure one side in batches, or two sides in turns. Each batch is passed to the caller immediately."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ Keep = Callable[[BenchSide, Batch, float], None]
 def measure(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> None:
     """Measure one side, or two in turns.
 
-    Results are in the sides and were passed to ``keep``, even if an error ends the measurement. The error also becomes
-    the outcome of the side's case. ``order`` decides which side is first.
+    The function stores results in the sides and passes them to ``keep``, even if an error ends the measurement. The
+    error becomes the outcome of the side's case. ``order`` decides which side is first.
     """
     if len(sides) == 1:
         _measure_one(sides[0], bench, keep)
@@ -171,7 +171,7 @@ def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> Comparison | N
 
 
 def _plan_batches(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[list[int]]]:
-    """Return label -> batch sizes per round; an A B B A turn uses two batches per side."""
+    """Return label -> batch sizes per round. An A B B A turn uses two batches per side."""
     rounds = ROUNDS if bench.iterations is None else min(ROUNDS, bench.iterations // 2)
     each_s = {label: meter.calibrate(bench) for label, meter in meters.items()}
     if max(each_s.values()) <= _ALIKE * min(each_s.values()):

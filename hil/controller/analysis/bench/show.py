@@ -50,7 +50,7 @@ def time_text(nanoseconds: float) -> str:
 
 
 def bars(values: Sequence[float]) -> str:
-    """Return values as a bar chart in a line; the lowest value has the shortest bar."""
+    """Return values as a bar chart in a line. The lowest value has the shortest bar."""
     if not values:
         return ""
     low, span = min(values), (max(values) - min(values)) or 1

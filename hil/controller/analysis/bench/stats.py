@@ -67,7 +67,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval; ``level`` is the probability that it contains the true value."""
+    """A confidence interval. ``level`` is the probability that the interval contains the true value."""
 
     low: float
     high: float
@@ -135,7 +135,7 @@ _OUTLIER_SHARE = 0.05
 
 
 def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float) -> Summary:
-    """Summarise a side's iterations; a drift is marked if it exceeds ``drift_share``, relative to the median."""
+    """Summarise a side's iterations. Mark a drift that exceeds ``drift_share``, relative to the median."""
     p10, p50, p90, p99 = (float(value) for value in np.percentile(durations, (10, 50, 90, 99)))
     spread = _SIGMA_BY_MAD * float(np.median(np.abs(durations - p50)))
     above = p50 + max(_OUTLIER_SIGMAS * spread, _OUTLIER_SHARE * p50)
@@ -349,7 +349,7 @@ def is_precise(found: Comparison) -> bool:
 def _compute_trimmed_means(values: Floats) -> Floats:
     """Return the trimmed mean per row, without the lowest and highest fifth.
 
-    Outlier rounds do not affect it, and it is efficient without outliers (Wilcox, "Introduction to robust
+    Outlier rounds do not affect the mean, and the mean is efficient without outliers (Wilcox, "Introduction to robust
     estimation", 2012).
     """
     cut = values.shape[1] // 5

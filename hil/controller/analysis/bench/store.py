@@ -157,7 +157,7 @@ def bench_document(
     Args:
         sides: the sides that are ready to be measured.
         programs: case name -> entry for the stored program.
-        exit_code: None derives it from the outcomes and the comparison.
+        exit_code: None derives the exit code from the outcomes and the comparison.
     """
     by_name = {side.case.name: side for side in sides}
     compared = compare_sides(sides, bench)
@@ -250,7 +250,7 @@ def _build_side_record(
 
 
 def _build_histogram(durations: Nanoseconds) -> dict[str, Any]:
-    """Count iterations in equally wide bins up to the 99th percentile; the last bin includes longer ones."""
+    """Count iterations in equally wide bins up to the 99th percentile. The last bin includes all longer iterations."""
     low, high = float(durations.min()), float(np.percentile(durations, 99))
     counts, _ = np.histogram(np.minimum(durations, high), bins=_BINS, range=(low, max(high, low + 1)))
     return {"low_ns": low, "high_ns": high, "counts": counts.tolist()}

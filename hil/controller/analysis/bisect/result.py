@@ -51,7 +51,10 @@ class BisectFinding:
 
     @property
     def nonfinite(self) -> int:
-        """The number of elements that are NaN or infinite on one side only. No other statistic includes them."""
+        """The number of elements that are NaN or infinite on one side only.
+
+        No other statistic includes these elements.
+        """
         return sum(one.nonfinite or 0 for one in self.outputs)
 
     @property
@@ -189,7 +192,7 @@ _DIFFERS = (Outcome.FAIL, Outcome.UNSTABLE)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names to a line; at most the first four, then the number of the others."""
+    """Join at most four names to a line. For more names, append the number of remaining names."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMES_SHOWN])} and {more} more"
 

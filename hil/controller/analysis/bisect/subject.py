@@ -155,7 +155,10 @@ class BisectSubject:
     changed: Mapping[str, str]  # layer -> why it does not match the model
 
     def missing(self, layer: Layer) -> str:
-        """Return why a layer cannot be compared: the reference has no value for a tensor. Return "" if it can."""
+        """Return the reason if a layer cannot be compared, because the reference has no value for a tensor.
+
+        Otherwise return "".
+        """
         names = [name for name in (*layer.inputs, *layer.outputs) if name not in self.activations]
         return f"the reference has no value for {names[0]}" if names else ""
 
@@ -174,7 +177,7 @@ def open_subject(
 
     Args:
         path: an ONNX model, or a model that converts to ONNX. The ONNX model is compiled and split into layers.
-        options: run options; a flow supplies the runtime, compiler, flags and tolerances, see :func:`with_flow`.
+        options: run options. A flow supplies the runtime, compiler, flags and tolerances, see :func:`with_flow`.
     """
     asked = options = with_flow(options, flow)
     log = folder / "logs" / "bisect.log"

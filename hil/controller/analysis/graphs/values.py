@@ -133,7 +133,7 @@ def of_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
 def of_totals(totals: Iterable[Total]) -> dict[str, NodeValue]:
     """Return node -> time, from a profile's totals by operation.
 
-    A fused operation's time cannot be divided: every node in it gets the full time.
+    A fused operation's time cannot be divided, so every node in the operation gets the full time.
     """
     found: dict[str, NodeValue] = {}
     for total in totals:

@@ -82,8 +82,8 @@ def layers_of(
     cut.
 
     Args:
-        model: an ONNX model, or a model that :func:`hil.controller.models.conversions.as_onnx` converts; its ``dims``
-            are fixed in the layers.
+        model: an ONNX model, or a model that :func:`hil.controller.models.conversions.as_onnx` converts; the layers
+            have the fixed sizes in ``dims``.
         group: ``node``: a layer per node; ``fused``: a layer per group that compilers fuse: Conv with
             BatchNormalization, Add and activation; MatMul and Gemm with Add and activation.
         inputs: model inputs by name. Their shapes fix symbolic dimensions. If inference cannot find a shape, hil

@@ -304,7 +304,7 @@ def _find_only_user(graph: FoldedGraph, number: int) -> int | None:
 
 
 def _is_quantised(graph: FoldedGraph, chain: list[int]) -> bool:
-    """Return True if a chain's values are quantised before and after it, so that a quantised kernel replaces it."""
+    """Return True if a chain's inputs and outputs are quantised, so that a quantised kernel replaces the chain."""
     makers = (graph.producer.get(name) for name in graph.reads(chain[0]))
     follower = _find_only_user(graph, chain[-1])
     return (

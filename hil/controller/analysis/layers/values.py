@@ -110,8 +110,8 @@ def activations(
 ) -> Activations:
     """Compute every tensor in a model with a CPU reference, or read them from the cache.
 
-    ONNX Runtime runs without optimisations, so that no value is fused away. If it fails, ONNX's reference evaluator
-    is used.
+    ONNX Runtime runs without optimisations, so that no value is fused away. If ONNX Runtime fails, hil uses ONNX's
+    reference evaluator.
 
     Args:
         references: references to try in order instead of the defaults.

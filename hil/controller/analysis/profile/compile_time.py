@@ -142,7 +142,7 @@ def _iter_dispatches(sites: Sites, sources: Mapping[str, int]) -> Iterator[_Oper
 
 
 def _iter_nodes(estimates: Estimates) -> Iterator[_Operation]:
-    """Yield the model's nodes, for a runtime with a kernel per node (except for nodes that it fuses)."""
+    """Yield the model's nodes, for a runtime with a kernel per node. Nodes that the runtime fuses share a kernel."""
     for name, node in estimates.nodes.items():
         yield _Operation(0, "", name, (name,), (node.op_type,), estimates.of([name]))
 
@@ -207,7 +207,7 @@ def _iter_phase_spans(model: str, phases: Sequence[Sequence[Any]]) -> Iterator[S
 def _lay_out_passes(passes: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[Span]:
     """Yield passes end to end within a phase.
 
-    Passes on multiple threads may take longer in sum than the phase; they are then scaled down.
+    Passes on multiple threads may take longer in sum than the phase. The passes are then scaled down.
     """
     lengths = [max(0, round(wall * 1e9)) for _, wall, _, _ in passes]
     squeeze = min(1.0, (end - begin) / sum(lengths)) if sum(lengths) else 1.0

@@ -166,7 +166,7 @@ def _get_max_share(one: OpDiff) -> float:
 
 
 def _add_shares(found: Sequence[OpDiff]) -> list[OpDiff]:
-    """Add every operation's share of the run, from the medians: a single outlier does not affect them."""
+    """Add every operation's share of the run, from the medians. A single outlier does not affect a median."""
     a, b = (
         sum(cost.p50_ns for cost in costs if cost) for costs in ([one.a for one in found], [one.b for one in found])
     )

@@ -132,7 +132,7 @@ class Estimates:
     results: frozenset[str] = frozenset()  # the model's output names
 
     def of(self, names: Iterable[str]) -> Estimate:
-        """Return the estimate for these nodes together; unknown names are ignored."""
+        """Return the estimate for these nodes together. Unknown names are ignored."""
         nodes = [self.nodes[name] for name in dict.fromkeys(names) if name in self.nodes]
         if not nodes:
             return Estimate(None, None)

@@ -151,7 +151,7 @@ def read_ireeprof(
     """Read a ``.ireeprof`` file.
 
     Args:
-        folder: an existing directory for the events; it must exist as long as they are used.
+        folder: an existing directory for the events. The directory must exist as long as the events are used.
         warmup: number of warm-up runs before the iterations.
         iterations: number of runs with the same inputs at the profile's end, if known.
         clock: (profile's time, board's time) pairs, see :func:`hil.core.clock.by_pairs`.

@@ -77,10 +77,11 @@ class KernelNodes:
     note: str = ""  # why ``kernels`` is empty, or ""
 
     def of(self, name: str, op_type: str, index: str) -> tuple[str, ...]:
-        """Return a kernel's nodes; () if the optimiser added it and it computes nothing.
+        """Return a kernel's nodes. Return () for a kernel that the optimiser added and that computes nothing.
 
         Args:
-            index: the kernel's index, equal to the model node's if the optimiser did not change it.
+            index: the kernel's index. If the optimiser did not change the node, the index is the index of the model
+                node.
         """
         if name in self.kernels:
             return tuple(self.kernels[name])
@@ -130,7 +131,7 @@ class OnnxRuntimeEvents:
 
     @staticmethod
     def _assign_layouts(run: Sequence[KernelEvent]) -> Iterator[KernelEvent]:
-        """Yield a run's kernels; kernels that only change a layout get their producer's nodes.
+        """Yield a run's kernels. A kernel that only changes a layout gets the nodes of the producer.
 
         Value names differ in every session, so the last kernel with a matching output type is used.
         """
@@ -213,7 +214,7 @@ def read_onnxruntime(
 
 
 def _read_records(path: Path, only: str = "") -> Iterator[Mapping[str, Any]]:
-    """Yield the events; ONNX Runtime writes one per line. Incomplete events are skipped."""
+    """Yield the events. ONNX Runtime writes an event per line. Incomplete events are skipped."""
     with open_file(path) as file:
         while line := file.readline(_MAX_LINE):
             if only and only.encode() not in line:
@@ -360,7 +361,7 @@ class _Fusions:
         return [name for name in found if name not in self._constant]
 
     def _find_constant_nodes(self, graph: Any) -> set[str]:
-        """Return the nodes that do not depend on inputs: the optimiser computes them."""
+        """Return the nodes that do not depend on inputs. The optimiser computes these nodes."""
         changing = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
         for node in graph.node:
             if any(value in changing for value in reads(node)):

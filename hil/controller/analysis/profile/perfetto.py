@@ -103,7 +103,7 @@ class TraceViewer:
 
 
 def has_screen() -> bool:
-    """Return True if a graphical browser is available; otherwise Python would start a browser in the terminal."""
+    """Return True if a graphical browser is available. Without one, Python would start a browser in the terminal."""
     return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
 
 
@@ -173,7 +173,7 @@ def media_type(path: Path) -> str:
 
 
 def files_of(ui: Path) -> dict[str, Path]:
-    """Return relative path -> file for the UI directory: only these files are ever sent."""
+    """Return relative path -> file for the UI directory. The server sends only these files."""
     return {path.relative_to(ui).as_posix(): path for path in ui.rglob("*") if path.is_file()}
 
 
@@ -222,7 +222,7 @@ class QueryTable:
 
 
 def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> QueryTable:
-    """Load a trace and run a single query; use :class:`TraceProcessor` for multiple queries.
+    """Load a trace and run a single query. For multiple queries, use :class:`TraceProcessor`.
 
     Args:
         trace: a file that Perfetto reads: ``.pftrace``, ``.pftrace.gz``, Chrome's JSON.
@@ -308,7 +308,7 @@ class TraceProcessor:
         signal_group(process.pid)
 
     def _send_request(self, **request: Any) -> list[Any]:
-        """Send a TraceProcessorRpc and return the responses; a query may have more than one."""
+        """Send a TraceProcessorRpc and return the responses. A query may have more than one response."""
         from google.protobuf import proto
 
         # protobuf's annotation is BytesIO, but any file works.

@@ -196,8 +196,7 @@ def _build_roofline_table(console: Console, found: Sequence[Total], by: str, tim
 def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
     """Print which run is faster, and the ``top`` operations.
 
-    The operations with the largest changes are printed; if the profiled times cannot be compared, the operations
-    with the largest shares.
+    The operations have the largest changes. If the profiled times cannot be compared, they have the largest shares.
     """
     from rich.text import Text
 
@@ -341,7 +340,7 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
 
 
 def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
-    """Draw operation time changes, the largest first; if incomparable, operations' shares of their runs.
+    """Draw the changes of operation times, the largest first. If times are not comparable, draw shares of the run.
 
     Raises:
         UsageError: there are no operations to draw; or as for any picture.

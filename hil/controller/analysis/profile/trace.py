@@ -212,9 +212,9 @@ def _open_trace(path: Path) -> Iterator[IO[bytes]]:
 class TraceClock:
     """A board's clock in a trace, paired with the host clock as often as drift requires.
 
-    Trace readers use the latest pairing before a time, and assume equal clock rates after it. A new pairing is due
-    when the error would exceed :data:`STEP_NS`. The pairing is written just before an event. The pairing never sets the
-    time back before the previous event. Otherwise a slice could end before the slice starts.
+    Trace readers use the latest pairing before a time, and assume equal clock rates after the pairing. A new pairing is
+    due when the error would exceed :data:`STEP_NS`. The pairing is written just before an event. The pairing never sets
+    the time back before the previous event. Otherwise a slice could end before the slice starts.
 
     Args:
         board, host: clock ids in the trace.

@@ -115,7 +115,10 @@ class Stream:
         flows: Sequence[int] = (),
         arriving: Sequence[int] = (),
     ) -> None:
-        """Start a slice; ``flows`` contains ids for arrows that start at it, ``arriving`` for arrows that end at it."""
+        """Start a slice.
+
+        ``flows`` contains the ids of arrows from the slice, ``arriving`` those of arrows to the slice.
+        """
         self.renew()
         event = self.slice(track, name, category, args or {})
         self.put(at, event + self._encode_event(flow_ids=flows, terminating_flow_ids=arriving))
@@ -242,5 +245,5 @@ class Lanes:
 
 
 def _encode_tag(field: int) -> bytes:
-    """Return the tag of a message field; the length follows."""
+    """Return the tag of a message field. In the message, the length follows the tag."""
     return varint(field << 3 | 2)

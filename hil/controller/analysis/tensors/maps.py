@@ -1,8 +1,8 @@
 """A plane of two tensors, reduced to at most :data:`MOST_CELLS` cells per axis.
 
-Errors are reduced to the maximum of a cell, so that a single wrong element is never averaged away. Every cell
-also records which NaN and infinities it contains, and the map counts them. A map's memory does not grow with the
-tensors.
+Errors are reduced to the maximum of a cell, so that a single wrong element is never averaged away. Every cell also
+records the kinds of NaN and infinities in the cell, and the map counts these elements. A map's memory does not grow
+with the tensors.
 """
 
 from __future__ import annotations

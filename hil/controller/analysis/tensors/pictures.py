@@ -124,7 +124,7 @@ def is_mixed(map: Map, least: int = SAME + 1) -> bool:
 
 
 def _choose_codes(map: Map, least: int) -> Codes:
-    """Return for each cell the code of the element kind that it shows; FINITE shows the number.
+    """Return for each cell the code of the element kind that the cell shows. FINITE shows the number.
 
     A cell with several kinds of elements shows the kind with the fewest cells, so that no kind is lost. In adjacent
     mixed cells, the kinds alternate. So an area that is half NaN does not look all NaN.
@@ -182,7 +182,7 @@ def png(cells: Codes, scale: str) -> bytes:
 
 
 def scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
-    """Draw element counts per cell for a white background, logarithmic; the first row is at the bottom."""
+    """Draw logarithmic element counts per cell for a white background. The first row is at the bottom."""
     steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), decades=True).steps(counts.astype(np.float64))
     # The lightest colours are not visible on white.
     steps = (steps * np.float64(_DARK)).astype(np.uint8)

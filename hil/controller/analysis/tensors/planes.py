@@ -65,7 +65,7 @@ class Plane:
 
     @property
     def elements(self) -> int:
-        """Element count; the last row may be shorter."""
+        """Number of elements. The last row may be shorter than the other rows."""
         return math.prod(self.shape) if self.in_reading_order else self.rows * self.columns
 
     def place_of(self, index: Sequence[int]) -> tuple[int, int] | None:

@@ -57,12 +57,12 @@ class Element:
 def worst_elements(
     a: Tensor, b: Tensor, tolerance: Tolerance | None, *, by: str = "excess", most: int = 50
 ) -> list[Element]:
-    """Return the elements with the largest differences, the worst first; ties are in reading order.
+    """Return the elements with the largest differences, the worst first. Ties are in reading order.
 
     Equal elements are left out. Elements that are NaN or infinite on one side only precede all numbers.
 
     Args:
-        tolerance: elements within it agree; None requires exact equality.
+        tolerance: elements within the tolerance agree. None requires exact equality.
         by: from :data:`ORDERS`.
     """
     measure = _choose_measure(by, tolerance or Tolerance(0.0, 0.0), a, b)
@@ -180,7 +180,7 @@ def worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple
 
 
 def exact(array: Tensor, index: tuple[int, ...]) -> str:
-    """Format an element's value so that different values have different texts; a NaN includes the bits."""
+    """Format an element's value so that different values have different texts. The text of a NaN includes the bits."""
     one = _read_element(array, index)
     value = python(one)
     if isinstance(value, str):

@@ -1,7 +1,7 @@
 """Content-addressed file store of the farm: a directory, or an S3-compatible bucket, through fsspec.
 
-Writes are atomic and verified: an upload is written to a local file and checked against the digest. Only then it
-is stored under the final name.
+Writes are atomic and verified: an upload is written to a local file and checked against the digest. After the check,
+the store uses the final name.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class GatewayCall:
         self._broken = True
 
     def admit(self, what: str) -> None:
-        """Check the permission for a query or an action, and use it in the call's audit name."""
+        """Check the permission for a query or an action, and add the query or action to the call's audit name."""
         self.doing = f"{self.name} {what[:50]}"
         admit(self.who, self.name, what)
 

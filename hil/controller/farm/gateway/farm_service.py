@@ -126,7 +126,7 @@ class AdminActions:
         }
 
     async def do(self, action: str, request: Any, call: GatewayCall) -> Any:
-        """Run an action in a transaction and record it in the audit."""
+        """Run an action in a transaction, and record the action in the audit."""
         context, arguments = self._context, _read_fields(request)
         async with context.db.transaction() as tx:
             answer = await self._known[action](tx, request, call)

@@ -1,4 +1,4 @@
-"""Detect failed jobs that may be the board's fault. Pure functions; a check of the board decides."""
+"""Detect failed jobs that may be the board's fault. Pure functions. A check of the board decides."""
 
 from __future__ import annotations
 

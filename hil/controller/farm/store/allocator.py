@@ -1,5 +1,4 @@
-"""Grant boards to waiting jobs. :mod:`hil.controller.farm.scheduler.policy` decides; this module
-reads the input.
+"""Grant boards to waiting jobs. :mod:`hil.controller.farm.scheduler.policy` decides. This module reads the input.
 
 Grants are made in the transaction that makes them possible, so a free board never waits next to a matching job.
 Jobs with equal scheduling properties form a lane (``hil.lane`` in the schema). hil reads as many jobs of a lane as the

@@ -189,7 +189,7 @@ async def report(
 ) -> tuple[bool, str]:
     """Record the result of a lease's job.
 
-    Late results are not counted. An invalid fence is logged but not stored; the result still counts.
+    Late results are not counted. An invalid fence is logged but not stored. The result still counts.
 
     Args:
         fence: highest fence that the board has accepted.

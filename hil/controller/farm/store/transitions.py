@@ -208,7 +208,7 @@ async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, se
 
 
 async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: FarmSettings) -> None:
-    """End a lease at the time limit. A job gets the result ``TIMEOUT``; a held lease ends normally."""
+    """End a lease at the time limit. A job gets the result ``TIMEOUT``. A held lease ends normally."""
     if lease.job.kind is Kind.LEASE:
         return await lease_over(tx, queue, lease, JobResult(EXIT_OK, reason="time limit reached"), settings)
     reason = "time limit exceeded"

@@ -46,7 +46,7 @@ class Write(Protocol):
         """Write a file or a directory.
 
         Args:
-            bundle: the opened bundle; the tensors are views of the file.
+            bundle: the opened bundle. The tensors are views of the file.
             path: the target. The target does not exist yet, but the parent directory exists.
 
         Raises:

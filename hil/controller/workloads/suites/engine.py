@@ -112,7 +112,10 @@ class Engine:
 
     @property
     def hw_type(self) -> str:
-        """The hardware type to record for cases that never reached a board. For farm boards it is known later."""
+        """The hardware type to record for cases that never reached a board.
+
+        For farm boards, the hardware type is known only later.
+        """
         lent = self._slots[0].lent and self._agreed.config
         return lent.hw_type if lent else self._hw_type
 

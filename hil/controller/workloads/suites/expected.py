@@ -138,7 +138,7 @@ class Expectations:
         """Return the record of a finished case with the expectation applied.
 
         An expected failure becomes XFAIL, an unexpected pass XPASS. Other failures keep their outcome, also if their
-        entry has expired; the message then names the expected outcome. If the file was created with other versions, the
+        entry has expired. The message then names the expected outcome. If the file was created with other versions, the
         hint of an unexpected result reports them. ``ended`` never changes.
         """
         passed, found = record.ended == _PASS, self.find(record)

@@ -217,7 +217,7 @@ class _Runner:
     def lower_and_run_model(
         self, model: Any, inputs: Any, generate_random_test_inputs: bool = True, dynamic_shapes: Any = None
     ) -> None:
-        """Record a model; the tests call this."""
+        """Record a model. The tests call this method."""
         self.last = _Lowering(model, tuple(inputs), generate_random_test_inputs, dynamic_shapes)
         self.calls += 1
         if self._wanted is not None and self.calls > self._wanted:

@@ -120,7 +120,7 @@ class TraceComparison:
 def compare_stored(
     first: Path, second: Path, judging: Judging | None = None, out: Path | None = None
 ) -> list[TraceComparison]:
-    """Compare the traces of two directories; the second contains the reference's traces.
+    """Compare the traces of two directories. The second directory contains the reference's traces.
 
     If both directories contain a single trace, the names of the traces may differ. Otherwise traces with the same
     relative path are compared. A trace in only one directory is a FAIL.

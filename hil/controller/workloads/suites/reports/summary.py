@@ -215,7 +215,7 @@ def _build_slowest_section(run: SuiteResults) -> list[str]:
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
-    """Return the lines of a Markdown table; the first includes the rule. Number columns are right-aligned."""
+    """Return the lines of a Markdown table. The first line includes the rule. Number columns are right-aligned."""
     rules = ["---:" if rows and isinstance(rows[0][place], int) else "---" for place in range(len(heads))]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
     return [f"{lines[0]}\n|{'|'.join(rules)}|", *lines[1:]]

@@ -37,7 +37,7 @@ class GraphBuilder:
         self._outputs: list[Any] = []
 
     def input(self, name: str, *shape: int | str, dtype: str = "") -> str:
-        """Declare an input; a string is a symbolic dimension."""
+        """Declare an input. A string is a symbolic dimension."""
         self._inputs.append(self._make_value_info(name, dtype, shape))
         return name
 
