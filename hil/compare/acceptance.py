@@ -161,7 +161,7 @@ def _acceptor(
 ) -> Callable[[Callable[[Array], Array]], bool | None]:
     """Return a function that checks whether the criteria accept a changed reference.
 
-    The function returns None if the change has no effect. For a large output it tries a sample first.
+    The function returns None if the change has no effect. For a large output, the function tries a sample first.
     User functions always receive whole outputs.
 
     Args:

@@ -49,7 +49,7 @@ def as_array(values: Tensor) -> Tensor:
 def reader(array: Tensor) -> Reader:
     """Return a function that reads elements start to stop (C order) as a flat array in native byte order.
 
-    It copies only these elements.
+    The function copies only these elements.
     """
     plain = as_array(array)
     native = plain.dtype.newbyteorder("=")

@@ -326,8 +326,8 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
 
     - With one reference, its verdict and notes count.
     - With multiple references that agree with each other, the board must agree with each.
-    - If the references disagree, the board passes if it agrees with at least one, and the reason reports the
-      disagreement. If it agrees with none it fails, and the reason also names the disagreement.
+    - If the references disagree, the board passes if it agrees with at least one. If the board agrees with none, it
+      fails. In both cases the reason names the disagreement.
     - A BLIND verdict decides only if no other verdict does.
     - A reference that the board agrees with outvotes references of the same or a weaker relation, never a
       stronger relation.
@@ -371,7 +371,7 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
 
 
 def deciding(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Return the agreeing verdict with the strongest relation (the first such), or None. A pass rests on it."""
+    """Return the agreeing verdict with the strongest relation (the first such), or None. The verdict decides a pass."""
     return min((one for one in verdicts if one), key=lambda one: one.relation.rank, default=None)
 
 

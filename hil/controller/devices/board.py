@@ -43,7 +43,8 @@ class Board:
     Use the board as a context manager.
 
     Attributes:
-        config: The board's config. If it names no compile target, the target is filled in from the board's description.
+        config: The board's config. Without a compile target in the config, hil fills in the target from the board's
+            description.
         target: Description of the compile target, if detected from the board; "" if the config names the target.
         info: Result of Describe. Without an agent, the shell provides the same keys.
         client: Client for the board's calls. Reconnecting replaces the client.

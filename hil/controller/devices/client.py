@@ -1,6 +1,7 @@
 """Client for the agent's protocol.
 
-Several threads may run programs at the same time, each over a separate stream. All other calls are for one thread.
+Several threads may run programs at the same time, each over a separate stream. All other calls must be in a single
+thread.
 """
 
 from __future__ import annotations
@@ -254,12 +255,12 @@ class AgentClient(AgentConnection, BoardClient):
     def counters(self, period_s: float) -> Replies:
         """Return a stream of the board's counters: a ``pb.CounterSample`` per period, until cancelled.
 
-        Reading it raises CallFailed without effect on the run.
+        Reading the stream raises CallFailed without effect on the run.
         """
         return self._stream("Counters", pb.CountersRequest(period_ms=round(period_s * 1000)))
 
     def follow_logs(self) -> Replies:
-        """Return a live stream of the workers' stderr. Reading it raises CallFailed."""
+        """Return a live stream of the workers' stderr. Reading the stream raises CallFailed."""
         return self._stream("Logs", pb.LogsRequest(follow=True))
 
     def _stream(self, method: str, request: Any) -> Replies:

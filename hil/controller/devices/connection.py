@@ -108,7 +108,7 @@ class Hold:
         return self._closed.is_set()
 
     def _opened(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
-        """Wait for the device, at most ``wait_s`` of the request and only while the agent reports that it is alive."""
+        """Wait for the device, at most ``wait_s`` of the request, and only while the agent responds."""
         deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
         self._guard.within(SILENCE_S)
         try:

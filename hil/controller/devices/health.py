@@ -98,9 +98,9 @@ _IN_WORDS = ("firmware throttling", " governor")
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Describe changes of a board between two Describes that make times or the run doubtful, one sentence each.
+    """Return the changes of a board between two Describes that make times or the run doubtful, one sentence each.
 
-    Fields that are missing in either are ignored.
+    Ignores fields that are missing in one of the two Describes.
     """
     boots = [info.get("machine", {}).get("boot_id", "") for info in (before, after)]
     if all(boots) and boots[0] != boots[1]:

@@ -17,7 +17,7 @@ _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 def parse_range(text: str) -> tuple[int, int]:
     """Parse ``1..512`` into (1, 512).
 
-    Raises ValueError: without a message if invalid, with one if the order is wrong.
+    Raises ValueError. The error has a message only if the order of the sizes is wrong.
     """
     match = _RANGE.fullmatch(text)
     if match is None:

@@ -1,8 +1,8 @@
-"""Compute a model in the board's declared arithmetic on the host, to measure how far that moves the outputs.
+"""Compute a model in the board's declared arithmetic on the host, to measure how far rounding moves the outputs.
 
-The result is called the control. Only ONNX models have one. The model runs once without rounding and :data:`RUNS` times
-in the arithmetic: first rounded to nearest, then rounded randomly. If operators have discontinuities, these runs are
-repeated with fixed decisions (:mod:`hil.compare.control`).
+The result is called the control. Only ONNX models have a control. The model runs once without rounding and
+:data:`RUNS` times in the arithmetic: first rounded to nearest, then rounded randomly. If operators have
+discontinuities, these runs are repeated with fixed decisions (:mod:`hil.compare.control`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limit the CPU time of an isolated function. Unlike a timeout, this does not depend on other load on the machine."""
+"""Limit the CPU time of an isolated function. Unlike a timeout, the limit does not depend on other load."""
 
 from __future__ import annotations
 

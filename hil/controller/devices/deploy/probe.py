@@ -77,7 +77,7 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
 
     Raises:
         BoardBusy: The device is in use, so that the agent does not exit, or a deploy is in progress. With ``force``,
-            the action does not wait for either.
+            the action waits neither for the session nor for the deploy.
         BoardError: The board has no usable sh, printed an invalid response, or could not remove a file.
         BoardLost: The board did not respond.
     """

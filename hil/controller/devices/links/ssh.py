@@ -56,7 +56,7 @@ class _SshLink:
 
 
 class _AgentLink(_SshLink):
-    """Link to an agent that it installs. After a break it resumes uploads instead of repeating them."""
+    """Link that installs an agent and connects to it. After a break, the link resumes interrupted uploads."""
 
     def open(self) -> Link:
         """Log in, start the agent, and open the tunnel to it."""

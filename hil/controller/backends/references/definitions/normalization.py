@@ -16,7 +16,7 @@ def rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float 
     """Return ``x / sqrt(mean(x^2) + epsilon) * scale``, and the inverse of the root.
 
     Args:
-        axis: The first axis of the mean. It includes all following axes.
+        axis: The first axis of the mean. The mean includes all following axes.
     """
     x = wide(x)
     first = axis + x.ndim if axis < 0 else axis

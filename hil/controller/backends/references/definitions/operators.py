@@ -1,4 +1,4 @@
-"""Operators for ONNX's evaluator, computed by definition. They replace the evaluator's operators or add ONNX Runtime's.
+"""Operators for ONNX's evaluator, computed by definition: replacements, and ONNX Runtime's operators.
 
 Unsupported attributes and inputs raise an error, because they may change the meaning.
 """

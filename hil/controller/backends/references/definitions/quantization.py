@@ -15,7 +15,7 @@ MX_BLOCK, NVFP4_BLOCK = 32, 16
 
 
 def wide(array: Array) -> Array:
-    """Return the values in float64. It represents all values of formats up to 32 bits exactly."""
+    """Return the values in float64, which represents all values of formats up to 32 bits exactly."""
     return np.asarray(array).astype(np.float64)
 
 
