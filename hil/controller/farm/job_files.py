@@ -73,8 +73,8 @@ class JobFiles:
         """Add the file named by a ``--input`` or ``--expected`` argument, if any.
 
         Returns:
-            The text before the path, the path below the job's directory, and the text after it. Without a file, only
-            the text.
+            The text before the path, the path below the job's directory, and the text after the path. Without a file,
+            only the text.
 
         Raises:
             UsageError: the file does not exist.

@@ -232,5 +232,5 @@ def _ssh_address(params: Mapping[str, Any], board: str) -> str:
 
 
 def _clean_name_part(text: str) -> str:
-    """Replace characters that labgrid does not allow in a name part: it splits names at slashes."""
+    """Replace characters that labgrid does not allow in a name part. labgrid splits names at slashes."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-") or "host"

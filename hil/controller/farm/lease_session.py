@@ -192,7 +192,10 @@ class LeaseSession:
 
     @property
     def _is_queued(self) -> bool:
-        """Whether the lease waits in the queue. A board that the farm prepares for it does not count as waiting."""
+        """Whether the lease waits in the queue.
+
+        While the farm prepares a board for the lease, the lease does not count as waiting.
+        """
         return self._waiting.state == JobState.QUEUED.value
 
     def _wait_for(self, come: Callable[[], bool], seconds: float) -> bool:

@@ -187,7 +187,7 @@ class PreforkSupervisor:
         self._wake_read, self._wake_write = socket.socketpair()
 
     def run(self) -> None:
-        """Run the children. SIGTERM, SIGINT or SIGHUP stops them, then this returns."""
+        """Run the children. SIGTERM, SIGINT or SIGHUP stops the children, and the method returns."""
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno())

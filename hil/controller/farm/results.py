@@ -167,7 +167,7 @@ def _combine_jobs(target: str, ended: Sequence[EndedJob], folder: Path) -> Targe
 
 
 def _describe_failures(failed: Sequence[EndedJob]) -> dict[str, Any]:
-    """Describe the jobs without case results. Outcome and exit code are those of the worst job."""
+    """Describe the jobs without case results. The worst job determines the outcome and the exit code."""
     code = gravest([one.result.exit_code for one in failed])
     worst = next((one for one in failed if one.result.exit_code == code), failed[0])
     reasons = [f"job {one.name}: {one.result.reason or 'no result'}" for one in failed]

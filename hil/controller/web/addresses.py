@@ -12,7 +12,7 @@ ROOT_MARK = "//"
 
 @dataclass(frozen=True)
 class PageQuery:
-    """Query parameters of a page. Subclasses define the fields; ``page`` is the page number of the table."""
+    """Query parameters of a page. Subclasses define the fields. ``page`` is the page number of the table."""
 
     def query(self, **other: Any) -> str:
         """Return the query for the first page with some values replaced. Default values are omitted."""

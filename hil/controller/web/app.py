@@ -138,7 +138,7 @@ def _handle_read_error(request: Request, error: Exception) -> Response:
 
 
 def _handle_internal_error(request: Request, error: Exception) -> Response:
-    """Handle unexpected errors. The page shows no details; the traceback is on the server's stderr."""
+    """Handle unexpected errors. The page shows no details. The traceback is on the server's stderr."""
     response = _render_error(request, 500, "internal error in hil web", "see the traceback in the server's terminal")
     response.headers.update(HEADERS)
     return response

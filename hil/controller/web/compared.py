@@ -139,7 +139,7 @@ def _rank_texts(texts: Sequence[str]) -> Floats:
 
 
 def _sort_keys(keys: Floats, order: str) -> Places:
-    """Return the sort order of keys. The sort is stable; NaN counts as infinity."""
+    """Return the sort order of keys. The sort is stable. NaN counts as infinity."""
     keys = np.where(np.isnan(keys), np.inf, keys)
     return np.argsort(-keys if order.startswith("-") else keys, kind="stable")
 

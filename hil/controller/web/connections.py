@@ -195,7 +195,7 @@ class _Cancellable:
         self._connection, self._app = connection, app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. Cancel it if the connection closes."""
+        """Handle a request. Cancel the request if the connection closes."""
         work = self._connection.work = _Work()
         try:
             with work.scope, cancelled_by(work.flag):

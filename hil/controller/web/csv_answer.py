@@ -1,4 +1,4 @@
-"""Stream the rows of a table as CSV. Cells are escaped so that spreadsheets do not run them as formulas."""
+"""Stream the rows of a table as CSV. Cells are escaped, so that spreadsheets do not run cells as formulas."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class FarmLink:
     def lately(self, key: str, make: Callable[[], T]) -> T:
         """Return a cached result up to :data:`_LATELY_S` seconds old, or compute it.
 
-        Charts read many records, so the cache avoids reading them for every request.
+        The cache is for charts, which read many records for every request.
         """
         made, found = self._lately.get(key, (-_LATELY_S, None))
         if time.monotonic() - made >= _LATELY_S:

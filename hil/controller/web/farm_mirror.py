@@ -112,7 +112,7 @@ class FarmMirror:
         write_atomic(self._done / name, key)
 
     def _fetch_files(self, name: str, ended: Sequence[EndedJob]) -> bool:
-        """Fetch job results. If there is not enough space, delete them and return False.
+        """Fetch job results. If there is not enough space, delete the results and return False.
 
         Raises:
             TooLarge: the submission exceeds the size limit.
@@ -182,7 +182,7 @@ class _Contents:
         self._link, self._folder, self._room = link, folder, room
 
     def download(self, digest: str, *places: Path) -> None:
-        """Download a blob if it is missing, then link it to all places."""
+        """Download a missing blob, then link the blob to all places."""
         kept = self._folder / check(digest).replace(":", "-")
         if not kept.exists():
             self._room.take_entry()

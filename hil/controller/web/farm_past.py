@@ -1,4 +1,4 @@
-"""Cached farm history. Charts need many events, so only new ones are fetched."""
+"""Cached farm history. Charts need many events, so the cache fetches only new events."""
 
 from __future__ import annotations
 

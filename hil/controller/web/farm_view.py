@@ -62,7 +62,7 @@ def view_of(request: Request) -> FarmView:
     """Return the farm as a request's sender sees it.
 
     A request with a farm token acts as that user. A request with the server's token reads with the server's farm token.
-    On loopback it can also change the farm with that token.
+    On loopback, such a request can also change the farm with the server's farm token.
 
     Raises:
         UsageError: the server runs without a farm.

@@ -1,6 +1,6 @@
 """SQLite index for stored sessions. The index only caches data and can be deleted at any time.
 
-Repeated texts are keys into ``words``. A single process writes (:class:`IndexWriter`); multiple threads read
+Repeated texts are keys into ``words``. A single process writes (:class:`IndexWriter`). Multiple threads read
 (:class:`IndexReader`).
 """
 

@@ -105,7 +105,7 @@ class Indexer:
         return max(POLL_S, self._looked_s * (1 / _SHARE - 1))
 
     def look(self) -> None:
-        """Scan all directories, read new sessions, and delete missing ones from the index.
+        """Scan all directories, read new sessions, and delete missing sessions from the index.
 
         A deleted or damaged index is rebuilt by this scan or the next.
         """

@@ -25,7 +25,10 @@ class TooLarge(UsageError):
 
 
 class MirrorRoom:
-    """A directory's disk space. A submission may use at most half, so that it cannot displace all others."""
+    """A directory's disk space.
+
+    A submission may use at most half of the space, so that one submission cannot displace all others.
+    """
 
     def __init__(self, folder: Path, most: int) -> None:
         self._folder, self._most = folder, most

@@ -45,7 +45,7 @@ _UNTOLD, _SAME, _BETTER, _WORSE = range(4)
 
 @dataclass(frozen=True, eq=False)
 class Movers:
-    """A number's values for cases that have it on both sides, as columns with equal lengths."""
+    """The values of a number, for cases with the number on both sides, as columns with equal lengths."""
 
     what: str  # from NUMBERS
     pair: Places

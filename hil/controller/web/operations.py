@@ -1,4 +1,4 @@
-"""Tables of a profile's operations. Totals are cached; the query determines the order."""
+"""Tables of a profile's operations. Totals are cached. The query determines the order."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Find stored profiles, and decide which of them pages may read.
 
 A user can store a profile anywhere, often outside the session's directory, and a record can name any directory. So
-pages only read profiles that resolve into a directory served by `hil web`. For others, they show the path. URLs
-identify a profile by the number of the served directory and the relative path: ``0/profiles/monday``.
+pages only read profiles that resolve into a directory served by `hil web`. For other profiles, pages show the path.
+
+URLs identify a profile by the number of the served directory and the relative path: ``0/profiles/monday``.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def session_folder(name: str) -> Path:
     """Return the directory of a session. ``name`` is a path, a name, a unique prefix, or ``latest``.
 
     Raises:
-        UsageError: no session matches, or multiple ones do.
+        UsageError: no session matches, or multiple sessions match.
     """
     try:
         if has_record(Path(name)):
@@ -249,6 +249,6 @@ class Publisher(WebClient):
 def _format_value(value: Any) -> str:
     """Format a response value for a message.
 
-    Lists and objects become the type name, since they may be deeply nested.
+    Lists and objects become the type name, since the values may be deeply nested.
     """
     return type(value).__name__ if isinstance(value, (dict, list)) else repr(value)[:100]

@@ -33,7 +33,7 @@ def count_tree(folder: Path, own: str) -> int:
     """Return the counted bytes of a directory tree. Hard links to the same file count once.
 
     Args:
-        own: internal subdirectory. The subdirectory has no sessions, so the names in it do not count.
+        own: internal subdirectory. The subdirectory has no sessions, so names in the subdirectory do not count.
     """
     total, seen = 0, set[int]()
     for entry, is_own in _walk_entries(folder, own):

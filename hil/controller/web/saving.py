@@ -1,6 +1,6 @@
 """Save a page as a single HTML file with embedded styles, scripts, pictures and data.
 
-Opening it fetches nothing.
+A browser that opens the file sends no requests.
 
 Links to the server become plain text, forms are disabled, and live updates are removed. The file's content security
 policy allows only the embedded scripts and styles, by digest, and forbids all requests.

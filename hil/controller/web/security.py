@@ -1,8 +1,8 @@
 """Access control. :class:`RequestGuard` checks every request before it reaches a page.
 
 On loopback, pages of stored sessions need no token. On other addresses, and for all pages of a server with a farm,
-every request needs a token: the server's or one from the farm. Changes always need a token and must come from pages of
-this server, so that a foreign page in the same browser cannot make them.
+every request needs the token of the server or a token of the farm. Changes always need a token and must come from pages
+of this server, so that a foreign page in the same browser cannot change anything.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class AccessRules:
 
     @property
     def is_open(self) -> bool:
-        """True if pages need no token. Farm pages always need one, since the server reads them with its farm token."""
+        """True if pages need no token.
+
+        Farm pages always need a token, since the server reads the data with the server's farm token.
+        """
         return self.is_local and self.farm is None
 
     def accepts(self, given: str) -> bool:

@@ -57,7 +57,7 @@ _OF_MOVER = {"device_p50_ns": "device", "artifact_bytes": "size", "max_abs": "ab
 
 @dataclass(frozen=True)
 class HistoryFilter(PageQuery):
-    """Query parameters of a history. "" matches all series; for a case, "" selects the latest series."""
+    """Query parameters of a history. "" matches all series. For a case, "" selects the latest series."""
 
     case: str = ""
     kind: str = ""
@@ -287,7 +287,7 @@ def _make_point(row: Sequence[Any]) -> Point:
 
 
 def _build_condition(asked: HistoryFilter, identity: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
-    """Return an SQL condition. An empty identity value matches only empty values; an empty filter value matches all."""
+    """Return an SQL condition. An empty identity value matches only empty values. An empty filter value matches all."""
     parts = ["cases.name = (select key from words where word = ?)"]
     values: list[Any] = [asked.case]
     for name in IDENTITY:

@@ -80,7 +80,7 @@ def _make_output_subject(
 ) -> TensorSubject:
     """Return an output with its reference and recorded comparison.
 
-    The comparison is matched by name, or by position if there is one per output.
+    The comparison is matched by name, or by position if each output has a comparison.
     """
     named = (found for found in comparisons if found.get("name") == one.name)
     recorded = next(named, comparisons[number] if len(comparisons) == count else {})

@@ -80,7 +80,7 @@ class Visitors:
     def find(self, token: str) -> Visitor | None:
         """Return the user for a token, or None if it is unknown. Waits for the farm.
 
-        If the farm is unreachable, the last result stays valid, since the token gives access to nothing then.
+        If the farm is unreachable, the last result stays valid, since the token then gives no access.
         """
         fresh, visitor = self.known(token)
         if fresh:

@@ -171,7 +171,10 @@ class Leaving(errors.FarmUnreachable):
 
 
 def _make_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a decoder that maps invalid bytes to None. The handler then reports them, and the stream survives."""
+    """Return a decoder that maps invalid bytes to None.
+
+    The handler then reports the invalid bytes, and the stream survives.
+    """
 
     def decode(raw: bytes) -> Any:
         with contextlib.suppress(DecodeError):

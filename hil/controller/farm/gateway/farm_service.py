@@ -89,7 +89,7 @@ class FarmService:
         await LeaseHolder(self._context, call).run(requests)
 
     async def dial(self, requests: AsyncIterator[pb.Piece], call: GatewayCall) -> None:
-        """Connect the caller to the agent of a board that it leases."""
+        """Connect the caller to the agent of a board that the caller leases."""
         context, given = self._context, call.metadata.get(LEASE_KEY, "")
         if not given.isdecimal() or len(given) > 18:
             raise UsageError(f"metadata {LEASE_KEY} must be a lease number, got {given[:50]!r}")

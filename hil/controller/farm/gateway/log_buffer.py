@@ -1,4 +1,4 @@
-"""Buffer job output and case results briefly, then write them to the database together.
+"""Buffer job output and case results briefly, then write the data to the database together.
 
 The buffer preserves the order of the lines and loses no line.
 """
@@ -46,7 +46,7 @@ class LogBuffer:
         self._some.set()
 
     async def flush(self, lease: int | None = None) -> None:
-        """Wait for the output of a lease's job to be written; None waits for all output."""
+        """Wait until the output of a lease's job is written. None waits for all output."""
         if self._has_waiting(lease):
             self._urgent.set()
             async with self._written:

@@ -205,7 +205,7 @@ class SweepTimer:
         self._context = context
 
     async def run(self) -> None:
-        """Task: sweep once a second. After an outage, peers first get time to send a heartbeat; then leases expire."""
+        """Task: sweep once a second. After an outage, peers first get time to send a heartbeat. Then leases expire."""
         context = self._context
         heard_since = math.inf
         # Wall clock time, as in the database: it advances during suspend, and may be set.

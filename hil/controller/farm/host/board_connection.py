@@ -49,7 +49,10 @@ class BoardConnection:
 
     @property
     def agentless(self) -> bool:
-        """Whether programs are run by command. Such a board has no sessions, so several users may access it at once."""
+        """Whether programs are run by command.
+
+        Such a board has no sessions, so several users may access the board at once.
+        """
         return self.config.command.kind == "command"
 
     @property

@@ -46,7 +46,7 @@ class TunnelEndpoint:
         self._over = False
 
     def dialled(self, dial: pb.DialIn, gateway: str) -> None:
-        """Open a connection for the holder and forward it in a separate thread.
+        """Open a connection for the holder, and forward data in a separate thread.
 
         Args:
             gateway: address to connect to if the dial does not contain one.

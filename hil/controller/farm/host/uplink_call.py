@@ -57,7 +57,7 @@ class UplinkCall:
         self._frames.within(None)
 
     def send(self, message: Any) -> None:
-        """Send a message; None ends the requests."""
+        """Send a message. None ends the requests."""
         with _convert_errors():
             if message is None:
                 self._frames.send(END)

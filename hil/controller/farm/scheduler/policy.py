@@ -331,7 +331,7 @@ class BoardRow:
 
 
 def unrunnable(jobs: Iterable[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return queued jobs that no board can run, with the reason: all matching boards failed their checks repeatedly.
+    """Return job -> reason, for queued jobs whose matching boards have all failed their checks repeatedly.
 
     Args:
         boards: boards in service. Offline and drained boards are left out, because they may return at any time.

@@ -23,7 +23,7 @@ _OURS = "farm"
 async def add_token(
     tx: Tx, user: str, role: Role, project: str = "", note: str = "", expires_at: datetime | None = None
 ) -> str:
-    """Create a token and return it; only the digest is stored. Raises UsageError for an invalid name or expiry time."""
+    """Create and return a token. Only the digest is stored. Raises UsageError for an invalid name or expiry time."""
     for name in (user, project):
         if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip():
             raise UsageError(f"invalid name {name!r}", hint=f"use at most {_LONGEST_NAME} printable characters")

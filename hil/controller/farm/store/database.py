@@ -106,7 +106,7 @@ class Database:
 
 
 class _Pool(AsyncConnectionPool[Tx]):
-    """Pool that keeps waiting while it is only busy: a timeout counts only if no other caller got a connection."""
+    """Pool with longer waits while the pool is busy. A timeout counts only if no other caller got a connection."""
 
     _served = 0.0
 

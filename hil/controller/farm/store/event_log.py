@@ -103,7 +103,7 @@ async def append_output(tx: Tx, lease: int, text: str) -> None:
 async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MOST_LINES) -> list[Row]:
     """Return output of these jobs after a log number: rows of ``number``, ``job`` (name) and ``text``.
 
-    Large output is cut; call it with the last number to continue.
+    Large output is cut. To continue, call the function with the last number.
     """
     query = f"""
         with found as (

@@ -39,7 +39,7 @@ async def listen(url: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 async def hear(url: str, channel: str) -> AsyncGenerator[str | None, None]:
-    """Yield the payloads of a channel endlessly; None at first and after each outage."""
+    """Yield the payloads of a channel endlessly. Yield None at first and after each outage."""
     wait_s = _AGAIN_S[0]
     while True:
         with contextlib.suppress(DatabaseAway, psycopg.OperationalError):

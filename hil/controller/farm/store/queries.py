@@ -1,6 +1,6 @@
 """Queries of a farm. Results are JSON, described in docs/farm.schema.json.
 
-Lists are ordered from oldest to newest. If they are cut, the oldest entries are missing.
+Lists are ordered from oldest to newest. If a list is cut, the oldest entries are missing.
 """
 
 from __future__ import annotations

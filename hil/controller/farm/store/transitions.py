@@ -199,7 +199,7 @@ async def _end_lease(
 
 
 async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings) -> None:
-    """End a lease because the board was lost: retry the job, or finish it with ``BOARD_LOST``."""
+    """End a lease because the board was lost. Retry the job, or finish the job with ``BOARD_LOST``."""
     await _end_lease(tx, queue, lease, reason, settings)
     await _retry_or_finish(tx, lease, JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True), settings)
     what = health.EventKind.CHECK_LOST if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
@@ -263,7 +263,7 @@ async def _retry_or_finish(tx: Tx, lease: LeaseRow, result: JobResult, settings:
 
 
 async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
-    """Update a board after an attempt: infrastructure failures make it suspect, health jobs decide the state."""
+    """Update a board after an attempt. Infrastructure failures make the board suspect. Health jobs decide the state."""
     job, what = lease.job, health.EventKind
     if job.kind is Kind.HEALTH:
         event = health.Event(what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY, result.reason)

@@ -32,7 +32,7 @@ def call_case(number: int, method: str) -> str:
 
 
 def comparison_of(folder: Path, document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stored comparison of a trace with its reference, or {} if it belongs to another trace.
+    """Return the stored comparison of a trace with its reference, or {} if the comparison belongs to another trace.
 
     A stale comparison can remain after a user copies one directory over another.
     """
@@ -68,7 +68,7 @@ def names_of_outputs(call: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_trace(session_id: str, folder: Path, document: Mapping[str, Any]) -> tuple[SessionEntry, list[CaseEntry]]:
-    """Read a trace. If it has a comparison with a reference, the calls get the comparison's outcomes."""
+    """Read a trace. If the trace has a comparison with a reference, the calls get the comparison's outcomes."""
     module, backend, name = (text(document.get(key)) for key in ("module_name", "backend", "name"))
     count = whole(document.get("calls")) or 0
     comparison = comparison_of(folder, document)

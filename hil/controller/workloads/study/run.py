@@ -137,8 +137,8 @@ def run_study(
         The study's document (``study`` in docs/commands.schema.json) and the rows; after Ctrl-C, the partial results.
 
     Raises:
-        UsageError: the settings are invalid, or a package is missing; no experiment was run.
-        BoardError: the board is unreachable; no experiment was run. A board that is lost later ends only the current
+        UsageError: the settings are invalid, or a package is missing. No experiment was run.
+        BoardError: the board is unreachable. No experiment was run. A board that is lost later ends only the current
             row.
     """
     check_tolerance(asked.rtol, asked.atol)
@@ -224,7 +224,7 @@ class _Study:
         return {"name": self.choice.name, "hw_type": self.choice.config.hw_type}
 
     def _session(self) -> BoardSession:
-        """Return the board's session. Reopen the board if it was lost."""
+        """Return the board's session. Reopen a lost board."""
         runtimes = [WAYS[way].runtime for way in self.asked.ways]
         # IREE's runtime must be deployed to the board; XLA's is linked into programs.
         return self.pool.session(self.choice, runtimes=("iree" if "iree" in runtimes else runtimes[0],))

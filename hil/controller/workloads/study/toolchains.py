@@ -68,7 +68,7 @@ class Making:
     def keep(self, made: Path) -> None:
         """Copy a stage's files from the cache, which may evict them.
 
-        Skip initial values: every step stores the inputs.
+        Skip initial values, because every step stores the inputs.
         """
         with storing(self.folder):
             shutil.copytree(made, self.folder, ignore=lambda *_: (TFCOMPILE_VALUES, META), dirs_exist_ok=True)

@@ -51,7 +51,7 @@ class SuiteProgress(Protocol):
         """Show a message to the user."""
 
     def interrupt(self, command: str) -> None:
-        """The work was interrupted; the command resumes the work on this machine."""
+        """Report an interruption. The command resumes the work on this machine."""
 
 
 def run_suite(
