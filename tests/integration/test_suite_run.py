@@ -197,7 +197,7 @@ def test_suite_replaces_and_reports_dead_board(hil, start_agent, models):
     cases = ended.document["cases"]
     assert {case["outcome"] for case in cases} == {"PASS"} and {case["board"] for case in cases} == {sound}
     assert [one["board"] for case in cases for one in case["attempts"] if one["why"] == "board lost"] == [dying]
-    assert "left out" in ended.err
+    assert f"{dying} removed from the run: " in ended.err
 
 
 def test_suite_without_live_board_loses_every_case(hil, start_agent, models):
