@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.ci, pytest.mark.skipif(sys.platform != "linux", reason
 STARTER = """
 import sys, time
 from pathlib import Path
-from hil.controller.farm.store.embedded_database import Embedded
-database = Embedded(Path(sys.argv[1]), settings={"fsync": "off"})
+from hil.controller.farm.store.embedded_database import EmbeddedDatabase
+database = EmbeddedDatabase(Path(sys.argv[1]), settings={"fsync": "off"})
 print(database.start(), flush=True)
 time.sleep(600)
 """
