@@ -153,6 +153,32 @@ def test_boards_page_drains_and_resumes_board(farm: RunningFarm, address: str, p
     assert page.troubles == []
 
 
+def test_update_waits_until_mouse_is_released(farm: RunningFarm, address: str, page: Page) -> None:
+    go(page, address, "/boards")
+    page.run("document.getElementById('farm').mark = 'old'")
+    page.press_mouse("tbody td:last-child")
+    page.run("refreshFarm()")
+    assert page.run("document.getElementById('farm').mark") == "old"
+    page.release_mouse()
+    page.wait("!document.getElementById('farm').mark")
+
+
+def test_update_that_arrives_while_mouse_is_pressed_keeps_click(
+    farm: RunningFarm, address: str, page: Page
+) -> None:
+    go(page, address, "/boards")
+    slow = {"offline": False, "latency": 1000, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.call("Network.emulateNetworkConditions", **slow)
+    try:
+        page.run("void (window.drawn = (part => drawAnew(part, part.dataset.farm))(document.getElementById('farm')))")
+        page.press_mouse("tbody th a")
+        assert page.run("window.drawn") is False
+    finally:
+        page.call("Network.emulateNetworkConditions", **{**slow, "latency": 0})
+    page.release_mouse()
+    page.wait("location.pathname == '/board'")
+
+
 def test_job_page_streams_log_and_stores_result(
     farm: RunningFarm, address: str, page: Page, held: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

@@ -128,13 +128,39 @@ class Page:
         )
 
     def click(self, selector: str) -> None:
-        """A real mouse click in the middle of the first such element."""
-        place = self.run(
+        """Click with the mouse in the middle of the first such element."""
+        self.press_mouse(selector)
+        self.release_mouse()
+
+    def press_mouse(self, selector: str) -> None:
+        """Press the mouse in the middle of the first such element.
+
+        The page may move the element between the measurement and the press: then the press is repeated.
+        """
+        measure = (
             f"(one => {{ one.scrollIntoView({{block: 'center'}}); const r = one.getBoundingClientRect();"
+            " addEventListener('mousedown', event => { window.pressed = one.contains(event.target); },"
+            " {capture: true, once: true}); window.pressed = null;"
             f" return [r.x + r.width / 2, r.y + r.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
         )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
+        def press() -> bool:
+            x, y = self.run(measure)
+            self._mouse("mousePressed", x, y)
+            if not self.run("window.pressed"):
+                self._mouse("mouseReleased", 0, 0)
+                return False
+            self._pressed = x, y
+            return True
+
+        eventually(press, selector, PATIENCE_S)
+
+    def release_mouse(self) -> None:
+        """Release the mouse where it was pressed."""
+        self._mouse("mouseReleased", *self._pressed)
+
+    def _mouse(self, kind: str, x: float, y: float) -> None:
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def point(self, selector: str, x: float, y: float) -> None:
         """Move the mouse to a place in the first such element, in CSS pixels from its upper left corner."""

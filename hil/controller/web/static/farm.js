@@ -12,7 +12,7 @@ async function refreshFarm() {
   drawing = true;
   stale = false;
   try {
-    await drawAnew(part, part.dataset.farm);
+    if (!(await drawAnew(part, part.dataset.farm))) stale = true;
     await new Promise((done) => setTimeout(done, PACE_MS));
   } finally {
     drawing = false;
@@ -28,7 +28,7 @@ function catchUpFarm() {
 if (!hil.saved && document.getElementById("farm")) {
   let first = true;
   listen("/farm/events", { farm() { if (!first) refreshFarm(); first = false; } });
-  for (const name of ["focusout", "selectionchange"]) document.addEventListener(name, () => setTimeout(catchUpFarm));
+  afterWork(catchUpFarm);
 }
 
 // A log, as it comes. Only its end is kept: a page that grows without end would stop the browser.

@@ -82,8 +82,8 @@ document.addEventListener("click", (event) => {
   if (link) link.href = `/share?${new URLSearchParams({ page: location.pathname + location.search })}`;
 });
 
-// A part with data-live is fetched anew from there after a change. While the reader writes or selects something in it,
-// that waits; the focus stays where it is, and so does what was scrolled to.
+// A part with data-live is fetched again from there after a change. This waits while the reader writes, selects or
+// presses something in it. The focus and the scroll position stay.
 const late = new Set();
 let refreshing = false, again = false;
 
@@ -106,29 +106,44 @@ async function refreshParts() {
       continue;
     }
     late.delete(part.id);
-    await drawAnew(part, part.dataset.live);
+    if (!(await drawAnew(part, part.dataset.live))) late.add(part.id);
   }
 }
 
-// Whether the reader writes or selects something in a part, or has ticked what must not be taken away.
+// Whether the reader writes, selects, presses or has ticked something in a part. A click on an element that is replaced
+// between press and release does not reach it.
 function isAtWork(part) {
+  if (part.matches(":active")) return true;
   const selected = getSelection();
   const field = inField(document.activeElement) && part.contains(document.activeElement);
   return field || part.querySelector("input:checked") || (selected && !selected.isCollapsed && part.contains(selected.anchorNode));
 }
 
-// Fetch a part anew. The focus stays where it is, and so does what was scrolled to and opened.
+// Fetch a part again and replace it, unless the reader is at work in it when the answer arrives. Return whether the part
+// was replaced. The focus, the scroll positions and the opened details stay.
 async function drawAnew(part, url) {
   const focus = part.contains(document.activeElement) ? document.activeElement : null;
   const place = focus && placeOf(part, focus);
   const scrolled = [...part.querySelectorAll(".scroll")].map((region) => region.scrollLeft);
   const open = [...part.querySelectorAll("details")].map((one) => one.open);
+  let busy = false;
+  part.addEventListener("htmx:beforeSwap", (event) => {
+    busy = isAtWork(part);
+    if (busy) event.detail.shouldSwap = false;
+  }, { once: true });
   await htmx.ajax("GET", url, { target: part, swap: "outerHTML" });
+  if (busy) return false;
   const now = document.getElementById(part.id);
-  if (!now) return;
+  if (!now) return true;
   now.querySelectorAll(".scroll").forEach((region, number) => { region.scrollLeft = scrolled[number] ?? 0; });
   now.querySelectorAll("details").forEach((one, number) => { one.open = open[number] ?? one.open; });
   if (place) elementAt(now, place)?.focus({ preventScroll: true });
+  return true;
+}
+
+// Call a function after each event that may end the reader's work in a part.
+function afterWork(call) {
+  for (const name of ["focusout", "selectionchange", "pointerup", "keyup"]) document.addEventListener(name, () => setTimeout(call));
 }
 
 // What tells an element from others after its part was drawn anew: where it leads, what it is called, or its number
@@ -146,9 +161,7 @@ function elementAt(part, place) {
   return same("href", place.href) || same("aria-label", place.label) || (place.tag === "BUTTON" ? null : alike[place.number]);
 }
 
-const catchUp = () => setTimeout(() => { if (late.size) refresh(); });
-document.addEventListener("focusout", catchUp);
-document.addEventListener("selectionchange", catchUp);
+afterWork(() => { if (late.size) refresh(); });
 
 // What is shown and is no more so is said, and taken back when it is so again.
 const away = { server: "", session: "" };
