@@ -22,6 +22,7 @@ from support.waiting import eventually
 
 from hil.controller.storage import runs as begun
 
+RUNTIMES = ("onnxruntime", "iree")
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
 # Above the largest float16 value: multiplying by it gives infinity.
 WEIGHTS = {"small": 2.0, "large": 2.0**16}
@@ -67,6 +68,36 @@ def test_directory_runs_model_and_layers_with_all_reports(hil, simulator, models
     again = hil("suite", "run", models, "--flow", flow, "--board", simulator, "--out", "again", "--json")
     assert {case["cached"] for case in again.document["cases"]} == {None if flow == "onnxruntime" else True}
     assert hil("suite", "diff", "out", "again").code == 0
+
+
+def test_runtime_replaces_runtime_of_flow(hil, simulator, models, tmp_path):
+    run = ("suite", "run", models, "--no-layers", "--board", simulator, "--json")
+    ended = hil(*run, "--runtime", "onnxruntime", "--out", "one")
+    assert ended.code == 0, ended.err
+    assert {(case["flow"], case["runtime"]) for case in ended.document["cases"]} == {("iree", "onnxruntime")}
+    several = hil(*run, "--runtime", "onnxruntime", "--runtime", "iree", "--out", "two")
+    assert several.code == 0, several.err
+    runtimes = {name: json.loads((tmp_path / "two" / name / "suite.json").read_text())["runtime"] for name in RUNTIMES}
+    assert runtimes == dict(zip(RUNTIMES, RUNTIMES, strict=True))
+    wrong = hil(*run, "--runtime", "onxruntime")
+    assert wrong.code == 2 and "onnxruntime" in wrong.err
+
+
+def test_compile_flags_apply_to_all_cases(hil, simulator, models):
+    run = ("suite", "run", models, "--board", simulator, "--json")
+    assert hil(*run, "--compile-flag=--iree-opt-level=O1", "--out", "good").code == 0
+    ended = hil(*run, "--compile-flag=--no-such-flag", "--out", "bad")
+    assert {case["outcome"] for case in ended.document["cases"]} == {"COMPILE_ERROR"} and ended.code == 3
+    assert all("--compile-flag=--no-such-flag" in case["repeat"] for case in ended.document["cases"])
+
+
+def test_project_file_sets_compile_flags_of_one_model(hil, simulator, models, tmp_path):
+    chain(models / "other.onnx", ["Relu", "Exp"])
+    (tmp_path / "hil.toml").write_text('[models."other.onnx"]\ncompile_flags = ["--no-such-flag"]\n')
+    assert hil("board", "trust", tmp_path).code == 0
+    ended = hil("suite", "run", models, "--no-layers", "--board", simulator, "--out", "out", "--json")
+    outcomes = {case["id"]: case["outcome"] for case in ended.document["cases"]}
+    assert outcomes == {"net_full_model": "PASS", "other_full_model": "COMPILE_ERROR"}
 
 
 def test_suite_blames_overflowing_layer_of_shared_shape(hil, tmp_path):

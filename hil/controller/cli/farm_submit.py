@@ -75,14 +75,13 @@ _SCHEDULE = ("selector", "board", "priority", "timeout_s", "max_attempts", "proj
 # Options for only some job kinds; the other kinds reject them.
 _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "confirm", "keep_all")
 _OF_BUNDLES = ("methods", "key")
-_OF_RUNS = (
-    *("runtime", "function", "compile_flags", "inputs", "input_range", "expected", "flagfile"),
-    *("dims", "seed", "recompute", "references"),
-)
+# Options of both models and suites, but not of bundles.
+_OF_MODELS = ("runtime", "compile_flags", "input_range", "dims", "seed", "recompute", "references")
+_OF_RUNS = ("function", "inputs", "expected", "flagfile", *_OF_MODELS)
 _OWN = {
     Kind.RUN: _OF_RUNS,
     Kind.BUNDLE: _OF_BUNDLES,
-    Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute", "references"),
+    Kind.SUITE: (*_OF_SUITES, *_OF_MODELS),
 }
 
 
@@ -127,7 +126,9 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     _refuse_foreign(kind)
     if settings["timeout_s"] <= 0:
         raise UsageError("--timeout must be above 0")
-    targets = split_targets(settings, "flow" if kind is Kind.SUITE else "runtime", "selector", "board")
+    if kind is Kind.SUITE and "runtime" not in given_options():
+        settings["runtime"] = ()  # the project file's runtime does not replace that of the flow
+    targets = split_targets(settings, *(["flow"] if kind is Kind.SUITE else []), "runtime", "selector", "board")
     settings |= {name: "".join(settings[name]) for name in ("flow", "runtime")}
     logs = kind is not Kind.SUITE
     with connected() as farm:
@@ -177,7 +178,8 @@ def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], se
     if kind is Kind.SUITE:
         own = {name: settings[name] for name in _OF_SUITES}
         how_cases = with_project(Settings(**{name: settings[name] for name in _typed(CaseSettings, settings)}))
-        request = SuiteRequest(words[0], **own, dims=settings["dims"], settings=how_cases)
+        own |= {name: settings[name] for name in ("runtime", "dims")}
+        request = SuiteRequest(words[0], **own, settings=how_cases)
         return load_suite(request, matching(farm, how["selector"], how["board"]))
     models = tuple(Path(word) for word in words)
     named = {name: settings[name] for name in _typed(Job, settings)}

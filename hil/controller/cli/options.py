@@ -236,16 +236,15 @@ program_options = options(
     run_options("function", "dims", "compile_flags"),
 )
 model_options = options(program_options, cache_options)
+
+_RUNTIMES_HELP = f"Runtime: {', '.join(RUNTIMES)}, ... (default: {{}}); repeatable: each is a target."
 # The same for commands with multiple targets.
 target_program_options = options(
-    run_option(
-        "runtime",
-        multiple=True,
-        default=(),
-        help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's); repeatable: each is a target.",
-    ),
+    run_option("runtime", multiple=True, default=(), help=_RUNTIMES_HELP.format("the board's")),
     run_options("function", "dims", "compile_flags"),
 )
+# For suites. The project file does not set it, because flows have a runtime.
+flow_runtime_option = click.option("--runtime", multiple=True, metavar="NAME", help=_RUNTIMES_HELP.format("the flow's"))
 label_option = run_option("labels")
 runs_option = click.option("--out", type=FILE, metavar="DIR", help="Directory for runs (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")

@@ -17,6 +17,7 @@ from hil.controller.cli.options import (
     cache_options,
     fault_option,
     flow_option,
+    flow_runtime_option,
     group_option,
     iteration_options,
     json_option,
@@ -83,6 +84,8 @@ Examples:
 )
 @click.argument("source", required=False, metavar="@operators|@models|PATH")
 @flow_option("iree", repeats=True)
+@flow_runtime_option
+@run_options("compile_flags")
 @suite_options
 @click.option("--only-expected-failures", is_flag=True, help="Only run the expected failures in expected.toml.")
 @boards_options
@@ -93,7 +96,7 @@ Examples:
     metavar="N",
     help="Number of parallel compilations (default: cores) or, with --board farm:..., of boards (default: 1).",
 )
-@run_options("seed", "references", "require_independent")
+@run_options("seed", "input_range", "references", "require_independent")
 @tolerance_options
 @arithmetic_option
 @iteration_options
@@ -119,8 +122,8 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     """Run a suite: the ONNX node tests, hil's models, or the models at PATH and all their layers.
 
     Results are stored continuously in the run's directory: results.jsonl, then CSV, JUnit, Markdown and HTML. With
-    several values of --flow or --runtime-hw-type, or of --board with --each-board, each combination is a target with a
-    separate run in that directory. The report has a row per case and a column per target.
+    several values of --flow, --runtime or --runtime-hw-type, or of --board with --each-board, each combination is a
+    target with a separate run in that directory. The report has a row per case and a column per target.
     """
     from hil.controller.storage.console import Console
     from hil.controller.storage.runs import MATRIX
@@ -167,7 +170,7 @@ def _targets(settings: dict[str, Any]) -> tuple[MatrixTarget, ...]:
     """
     each = settings.pop("each_board")
     boards = settings["board"] = settings["boards"] if each else ()
-    targets = split_targets(settings, "flow", "board", "hw_type")
+    targets = split_targets(settings, "flow", "runtime", "board", "hw_type")
     settings["boards"] = settings["boards"] if len(boards) < 2 else ()
     del settings["board"]
     return targets

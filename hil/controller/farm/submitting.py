@@ -16,7 +16,7 @@ from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
 from hil.controller.models.dimensions import own_sizes, sizes_of_models
-from hil.controller.models.flows import BESIDE, flows, load_flow
+from hil.controller.models.flows import BESIDE, flows
 from hil.controller.models.importers import SAVED_MODEL, import_model
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.model_settings import refuse_functions
@@ -203,7 +203,7 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
     Raises:
         UsageError: the suite or flow does not exist, or a file cannot be read.
     """
-    flow = load_flow(request.flow)
+    flow = request.load_flow()
     refuse_functions(request.settings)
     with Isolated(request.jobs) as isolated:
         context = RunContext(Cache(), isolated)

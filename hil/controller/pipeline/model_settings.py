@@ -52,8 +52,8 @@ def matches(pattern: str, path: Path) -> bool:
 def for_model(settings: T, path: Path) -> T:
     """Return the settings, updated by the project file's settings for a model. Later patterns take precedence.
 
-    Sizes of dimensions are merged by name. Settings that the class lacks are ignored: in a suite, the flow defines
-    runtime and flags.
+    Sizes of dimensions are merged by name. Settings that the class lacks are ignored: a suite has one runtime for all
+    models.
     """
     if not settings.per_model:
         return settings

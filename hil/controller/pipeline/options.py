@@ -228,7 +228,24 @@ class CaseSettings:
     # settings of the project file: model file pattern -> field -> value; see :mod:`.model_settings`.
     per_model: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, kw_only=True)
 
+    # added after the flags of the board and the flow.
+    compile_flags: tuple[str, ...] = _make_option(
+        (),
+        TEXTS,
+        "Compiler flag, added to the flags of the board and the flow. Repeatable.",
+        flag="--compile-flag",
+        metavar="FLAG",
+        repeats=True,
+        hint="for example ['--iree-opt-level=O2']",
+    )
     seed: int = _make_option(0, _COUNT, "Seed of random inputs.", shows_default=True)
+    input_range: tuple[float, float] | None = _make_option(
+        None,
+        ("two numbers in ascending order", _allow_none(_to_range)),
+        "Range of random input values.",
+        metavar="LOW:HIGH",
+        of_text=parse_range,
+    )
     # reference names; empty means those of the flow, or the default for the model's format.
     references: tuple[str, ...] = _make_option(
         (),
@@ -377,13 +394,6 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example {'x': array}, or ['x=x.npy']",
     )
-    input_range: tuple[float, float] | None = _make_option(
-        None,
-        ("two numbers in ascending order", _allow_none(_to_range)),
-        "Range of random input values.",
-        metavar="LOW:HIGH",
-        of_text=parse_range,
-    )
     # texts of ``--expected``, or name -> tensor. Compared first. References are used in addition only if named.
     expected: Sequence[str] | Mapping[str, Array] = _make_option(
         (),
@@ -395,16 +405,6 @@ class RunSettings(CaseSettings):
     )
     # for expected outputs, the IREE element type (``si64``) that iree-run-module requires; "" accepts any.
     element_types: tuple[str, ...] = ()
-    # added after the board's flags.
-    compile_flags: tuple[str, ...] = _make_option(
-        (),
-        TEXTS,
-        "Compiler flag, added to the board's flags.",
-        flag="--compile-flag",
-        metavar="FLAG",
-        repeats=True,
-        hint="for example ['--iree-opt-level=O2']",
-    )
 
     def __post_init__(self) -> None:
         sizes, ranges = split_dims(self.dims)

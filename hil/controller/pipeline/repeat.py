@@ -1,9 +1,9 @@
-"""Build the command that repeats a run."""
+"""Build the commands that repeat a run or a case."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,21 @@ def run_command(job: Job, models: Sequence[Path] = ()) -> str:
             value = {**value, **{symbol: range_text(sizes) for symbol, sizes in job.dim_ranges.items()}}
         if not spec.help or not spec.decides or value == getattr(usual, name):
             continue
-        named += [(flag_of(name, spec), one) for one in _format_option_values(name, value, repeats=spec.repeats)]
+        named += [(flag_of(name, spec), one) for one in format_option_values(name, value, repeats=spec.repeats)]
+    given = [(flag, value) for flag, value in named if value not in (None, "")]
+    return shlex.join([*words, *option_words(given)])
+
+
+def option_words(named: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return options as command line arguments. True is an option without a value."""
+    words: list[str] = []
     for flag, value in named:
-        if value not in (None, ""):
-            # A value that starts with a dash would be parsed as an option.
-            words += [flag] if value is True else [f"{flag}={value}"] if str(value)[:1] == "-" else [flag, str(value)]
-    return shlex.join(words)
+        # A value that starts with a dash would be parsed as an option.
+        words += [flag] if value is True else [f"{flag}={value}"] if str(value)[:1] == "-" else [flag, str(value)]
+    return words
 
 
-def _format_option_values(name: str, value: Any, *, repeats: bool) -> list[Any]:
+def format_option_values(name: str, value: Any, *, repeats: bool) -> list[Any]:
     """Return a field's value in the command line's form, as a list of occurrences."""
     if name == "dims":
         return [f"{key}={size}" for key, size in value.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -72,6 +72,12 @@ class Flow:
     min_sqnr_db: float | None = None
     arithmetic: str = ""
     description: str = ""
+
+    def with_runtime(self, runtime: str) -> Flow:
+        """Return the flow for a different runtime, without the compiler and the flags of its own runtime."""
+        if runtime in ("", self.runtime):
+            return self
+        return replace(self, runtime=runtime, compiler="", compile_flags=())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
-from hil.controller.models.flows import Flow, load_flow
+from hil.controller.models.flows import Flow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
@@ -110,7 +110,7 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
 
 def check_request(request: SuiteRequest) -> None:
     """Raise UsageError for unknown flows or boards, and for settings that the flows or boards do not support."""
-    check_settings(request.settings, load_flow(request.flow), _resolve_boards(request))
+    check_settings(request.settings, request.load_flow(), _resolve_boards(request))
 
 
 def select(
@@ -154,7 +154,7 @@ class _SuiteJob:
         self._request = request
         self._context = context
         self._screen = screen
-        self._flow = load_flow(request.flow)
+        self._flow = request.load_flow()
         self._choices = list(boards) or _resolve_boards(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(

@@ -132,7 +132,8 @@ def sized_models(
 
 def _resolve_settings(model: SuiteModel, settings: CaseSettings) -> RunSettings:
     """Return the settings for a model's inputs."""
-    return for_model(RunSettings(seed=settings.seed, per_model=settings.per_model), model.path)
+    shared = {name: getattr(settings, name) for name in ("seed", "input_range", "per_model")}
+    return for_model(RunSettings(**shared), model.path)
 
 
 def with_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> SuiteModel:

@@ -18,7 +18,7 @@ from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.model_settings import accept_of_file, for_model
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options, RunSettings
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
@@ -29,7 +29,7 @@ from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, unread
 from hil.core.board_config import BoardConfig
 from hil.core.futures import iterate_completed
-from hil.core.results import Stage
+from hil.core.results import Model, Stage
 from hil.errors import (
     CompileFailed,
     HilError,
@@ -122,22 +122,20 @@ def _model_path(data: CaseData, spec: CaseSpec) -> Path:
 def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) -> Options:
     """Return the pipeline options for a case, from its data, flow and settings.
 
-    The project file's settings for a model apply to the whole model only. So do criteria without an output name: layers
-    are judged by the tolerance.
+    The project file's settings for a model and the range of inputs apply to the whole model only. So do criteria
+    without an output name: layers are judged by the tolerance.
     """
-    input_range = None
     if spec.layer:
-        settings = replace(settings, per_model={})
+        settings = replace(settings, per_model={}, input_range=None)
     else:
-        path = _model_path(data, spec)
-        input_range = for_model(RunSettings(per_model=settings.per_model), path).input_range
-        settings = for_model(settings, path)
+        settings = for_model(settings, _model_path(data, spec))
     accept = settings.accept or flow.accept
     chosen: dict[str, Any] = {
         "debug_ir": settings.debug_ir / spec.id if settings.debug_ir else None,
         "references": references_of(settings, flow),
         "accept": with_outputs(accept) if spec.layer else accept,
         "arithmetic": settings.arithmetic or flow.arithmetic,
+        "compile_flags": (*flow.compile_flags, *settings.compile_flags),
     }
     for name in ("rtol", "atol"):
         # The user's tolerance overrides the flow's, which overrides the case's.
@@ -147,10 +145,8 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         **{**vars(settings), **chosen},
         runtime=flow.runtime,
         compiler=flow.compiler,
-        compile_flags=flow.compile_flags,
         dims=data.dims,
         inputs=data.inputs,
-        input_range=input_range,
         expected=data.expected,
         plain_model=data.plain_path,
         plain_expected=data.plain_expected,
@@ -218,40 +214,47 @@ def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardCon
         return False
     try:
         return settings.recompute or not has_compiled(
-            case.model, flags=_collect_flags(flow, config), cache=context.cache
+            case.model, flags=_collect_flags(case, config), cache=context.cache
         )
     except HilError:
         # The compile stage will report the error.
         return True
 
 
-def _collect_flags(flow: Flow, config: BoardConfig) -> tuple[str, ...]:
-    return (*config.compile_flags.get("iree", ()), *flow.compile_flags)
+def _collect_flags(case: Case, config: BoardConfig) -> tuple[str, ...]:
+    return (*config.compile_flags.get("iree", ()), *case.options.compile_flags)
 
 
 def _compile_groups(
     cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, context: RunContext, logs: Path
 ) -> dict[str, float]:
     """Compile small models in groups. Return the newly compiled models' shares of the time in seconds, by digest."""
-    models = [case.model for case in cases if case.model is not None and not case.outcome]
     if (flow.compiler or flow.runtime) != "iree" or settings.debug_ir is not None:
         return {}
-    start = time.monotonic()
-    try:
-        done = compile_together(
-            models,
-            flags=_collect_flags(flow, config),
-            cache=context.cache,
-            isolated=context.isolated,
-            recompute=settings.recompute,
-            timeout=COMPILE_TIMEOUT_S,
-            log_folder=logs,
-        )
-    except HilError:
-        # The models are then compiled separately and report errors.
-        return {}
-    share = (time.monotonic() - start) / max(len(done.compiled), 1)
-    return {model.digest: share for model in done.compiled}
+    # The project file may set different flags for some models.
+    by_flags: dict[tuple[str, ...], list[Model]] = {}
+    for case in cases:
+        if case.model is not None and not case.outcome:
+            by_flags.setdefault(_collect_flags(case, config), []).append(case.model)
+    shares: dict[str, float] = {}
+    for number, (flags, models) in enumerate(by_flags.items()):
+        start = time.monotonic()
+        try:
+            done = compile_together(
+                models,
+                flags=flags,
+                cache=context.cache,
+                isolated=context.isolated,
+                recompute=settings.recompute,
+                timeout=COMPILE_TIMEOUT_S,
+                log_folder=logs / str(number) if number else logs,
+            )
+        except HilError:
+            # The models are then compiled separately and report errors.
+            continue
+        share = (time.monotonic() - start) / max(len(done.compiled), 1)
+        shares |= {model.digest: share for model in done.compiled}
+    return shares
 
 
 def _compile_case(case: Case, config: BoardConfig, runner: Runner, seconds: float | None) -> Case:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board_choice import is_lent
+from hil.controller.models.flows import Flow, check_flow, load_flow
 from hil.controller.pipeline.options import CaseSettings, flag_of, specs_of, stored_settings
+from hil.controller.pipeline.repeat import format_option_values, option_words
 from hil.errors import UsageError
 
 
@@ -30,6 +32,7 @@ class SuiteRequest:
     flow: str = "iree"  # name or file
     boards: tuple[str, ...] = ()  # ``--board`` values, in order; empty is the simulator
     hw_type: str = ""  # ``--runtime-hw-type`` value
+    runtime: str = field(default="", kw_only=True)  # runtime instead of the flow's; "" is the flow's
     # ``identity``, ``known_hosts``, ``accept_new_host_key``, if given.
     ssh: Mapping[str, Any] = field(default_factory=dict)
     # Shell patterns over case IDs; any may match. Patterns without wildcards match a part in the ID. Text after an
@@ -73,6 +76,17 @@ class SuiteRequest:
         profiles = {kind: str(Path(folder) / name) for kind, folder in self.profiles.items()}
         return replace(self, **options, settings=settings, profiles=profiles)
 
+    def load_flow(self, beside: Path = Path(), *, trusted: bool = False) -> Flow:
+        """Return the flow with the requested runtime. Raises as :func:`hil.controller.models.flows.load_flow` does.
+
+        Args:
+            beside, trusted: as for that function.
+        """
+        flow = load_flow(self.flow, beside, trusted=trusted).with_runtime(self.runtime)
+        if self.runtime:
+            check_flow(flow, f"--runtime {self.runtime}")
+        return flow
+
     @property
     def on_farm(self) -> bool:
         """Whether the suite runs on farm boards."""
@@ -97,8 +111,7 @@ class SuiteRequest:
 
     @functools.cached_property
     def _option_words(self) -> list[str]:
-        words = ((name,) if value is True else (name, str(value)) for name, value in self._list_options())
-        return [word for pair in words for word in pair]
+        return option_words(self._list_options())
 
     def _list_options(self) -> list[tuple[str, Any]]:
         """Return the non-default options that affect the results of cases."""
@@ -106,6 +119,7 @@ class SuiteRequest:
         named: list[tuple[str, Any, Any]] = [
             *(("--board", board, "") for board in self.boards),
             ("--runtime-hw-type", self.hw_type, ""),
+            ("--runtime", self.runtime, ""),
             ("--identity", self.ssh.get("identity"), None),
             ("--known-hosts", self.ssh.get("known_hosts"), None),
             ("--group", self.group, usual.group),
@@ -116,8 +130,9 @@ class SuiteRequest:
         ]
         for name, spec in specs_of(CaseSettings).items():
             value, without = getattr(settings, name), getattr(usual.settings, name)
-            if spec.decides:
-                named += [(flag_of(name, spec), one, without) for one in (value if spec.repeats else (value,))]
+            if spec.decides and value != without:
+                values = format_option_values(name, value, repeats=spec.repeats)
+                named += [(flag_of(name, spec), one, None) for one in values]
         return [(name, value) for name, value, without in named if value is not None and value != without]
 
 

@@ -32,11 +32,11 @@ ROOT = Path(hil.__file__).parent
         ("--dim N is open", "--hil-dim N is open", "dims N is open"),
         ("--dim N=1..8", "--hil-dim N=1..8", "dims={'N': '1..8'}"),
         ("(--arithmetic float32)", "(--hil-arithmetic float32)", "(arithmetic='float32')"),
-        ("--input-range -1:1", "--input-range -1:1", "input_range=(-1, 1)"),
+        ("--input-range -1:1", "--hil-input-range -1:1", "input_range=(-1, 1)"),
         ('use --accept "y: kl<=1"', 'use --hil-accept "y: kl<=1"', "use accept=['y: kl<=1']"),
         ("--debug-ir DIR keeps it", "--hil-debug-ir DIR keeps it", "debug_ir=DIR keeps it"),
         ("--accept names output 'y'", "--hil-accept names output 'y'", "accept names output 'y'"),
-        ("--profile DIR", "--hil-runtime-profile DIR", "--profile DIR"),
+        ("--profile DIR", "--hil-profile DIR", "--profile DIR"),
         ("hil bench MODEL --iterations 9", "hil bench MODEL --iterations 9", "hil bench MODEL --iterations 9"),
         ("`hil board deploy --runtime x` helps", *["`hil board deploy --runtime x` helps"] * 2),
         ("--hil-dim N=1, --iree-opt-level=O2", *["--hil-dim N=1, --iree-opt-level=O2"] * 2),
@@ -50,7 +50,7 @@ def test_rename_options_uses_names_of_interface(text: str, pytests: str, library
 def test_pytest_options_rename_from_hil_options() -> None:
     for option in OPTIONS:
         assert renamed(option.name) == option.name
-        if option.name not in ("--hil-runtime-profile", "--hil-compile-profile"):
+        if option.name not in ("--hil-profile", "--hil-compile-time-profile"):
             assert renamed(option.name.replace("--hil-", "--")) == option.name
 
 

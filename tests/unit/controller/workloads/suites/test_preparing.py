@@ -42,6 +42,21 @@ def test_project_file_applies_to_whole_models() -> None:
     assert (layer.rtol, layer.atol, layer.per_model) == (None, None, {})
 
 
+def test_compile_flags_of_flow_model_and_user_are_combined() -> None:
+    flow = Flow("own", "iree", compile_flags=("--of-flow",))
+    settings = Settings(compile_flags=("--of-user",))
+    assert options_for(DATA, flow, settings, LAYER).compile_flags == ("--of-flow", "--of-user")
+    settings = Settings(compile_flags=("--of-user",), per_model={"net.onnx": {"compile_flags": ("--of-model",)}})
+    assert options_for(DATA, flow, settings, WHOLE).compile_flags == ("--of-flow", "--of-model")
+    assert options_for(DATA, flow, settings, LAYER).compile_flags == ("--of-flow", "--of-user")
+
+
+def test_input_range_applies_to_whole_models() -> None:
+    settings = Settings(input_range=(2.0, 3.0))
+    assert options_for(DATA, FLOW, settings, WHOLE).input_range == (2.0, 3.0)
+    assert options_for(DATA, FLOW, settings, LAYER).input_range is None
+
+
 @pytest.mark.parametrize(("pattern", "outcome"), [("net.onnx", Outcome.IMPORT_ERROR), ("*.onnx", None)])
 def test_model_table_must_name_existing_outputs(
     pattern: str, outcome: Any, save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path

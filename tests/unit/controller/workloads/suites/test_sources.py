@@ -163,6 +163,17 @@ def test_project_file_sets_inputs_of_models(tmp_path, context, data_of):
     assert not np.array_equal(data_of(again, "net_full_model").inputs["x"], x)
 
 
+def test_input_range_sets_inputs_of_whole_model_and_layers(tmp_path, context, data_of):
+    two_layers(tmp_path / "net.onnx", batch=2)
+    request = SuiteRequest(str(tmp_path), settings=Settings(input_range=(10.0, 11.0)))
+    suite = open_suite(request, PLAIN, context)
+    whole = data_of(suite, "net_full_model").inputs["x"]
+    assert whole.min() >= 10 and whole.max() <= 11
+    shutil.rmtree(tmp_path / "case")
+    # The layer's input is the activation that the reference computes from the model's input.
+    assert np.array_equal(data_of(suite, "net_layer_MatMul_mix").inputs["x"], whole)
+
+
 def test_project_file_sets_size_range_of_models(tmp_path, context):
     for name in ("net", "other"):
         two_layers(tmp_path / f"{name}.onnx", batch="N")

@@ -1,0 +1,43 @@
+"""Requests of suites: the flow with a different runtime, and the command that repeats a case."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from hil.controller.cli.suite import run as suite_run
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
+from hil.errors import UsageError
+
+
+def test_runtime_replaces_runtime_compiler_and_flags_of_flow() -> None:
+    flow = SuiteRequest("models", "iree-O3", runtime="onnxruntime").load_flow()
+    assert (flow.name, flow.runtime, flow.compiler, flow.compile_flags) == ("iree-O3", "onnxruntime", "", ())
+    assert (
+        SuiteRequest("models", "iree-O3", runtime="iree").load_flow() == SuiteRequest("models", "iree-O3").load_flow()
+    )
+
+
+def test_unknown_runtime_is_usage_error() -> None:
+    with pytest.raises(UsageError, match="--runtime onxruntime") as caught:
+        SuiteRequest("models", runtime="onxruntime").load_flow()
+    assert "onnxruntime" in caught.value.hint
+
+
+def test_repeat_command_is_accepted_by_command_line() -> None:
+    settings = Settings(compile_flags=("--iree-opt-level=O1", "plain"), input_range=(-1.0, 2.5), seed=3)
+    request = SuiteRequest("models", runtime="onnxruntime", settings=settings)
+    words = shlex.split(request.command("net_full_model"))
+    assert words[:3] == ["hil", "suite", "run"]
+    parsed = suite_run.make_context("run", words[3:]).params
+    assert parsed["runtime"] == ("onnxruntime",)
+    assert parsed["compile_flags"] == settings.compile_flags
+    assert (parsed["input_range"], parsed["seed"]) == (settings.input_range, 3)
+
+
+def test_stored_request_without_runtime_is_read() -> None:
+    stored = SuiteRequest("models", settings=Settings(input_range=(0.0, 1.0))).to_json()
+    assert SuiteRequest.of_json(stored).settings.input_range == (0.0, 1.0)
+    del stored["runtime"], stored["settings"]["input_range"], stored["settings"]["compile_flags"]
+    assert SuiteRequest.of_json(stored) == SuiteRequest("models")
