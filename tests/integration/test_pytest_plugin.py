@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support.models import save_model
@@ -87,6 +88,41 @@ def test_mismatch_fails_test_and_prints_working_commands(project):
     )
     assert wider.code == 0, wider.out
     assert not list((project.folder / ".hil").rglob("*.npy")), "what has been mended leaves nothing behind"
+
+
+def test_runtimes_are_targets(project, small):
+    project.set_up(small)
+    tested = project.test("--hil-runtime=onnxruntime", "--hil-runtime=iree", "--hil-no-layers")
+    assert tested.code == 0, tested.out
+    names = {name: told["hil_runtime"] for name, told in tested.properties.items()}
+    assert names == {"small_full_model-onnxruntime-sim": "onnxruntime", "small_full_model-iree-sim": "iree"}
+
+
+def test_options_of_suites_apply(project, small):
+    project.set_up(small)
+    words = ("--hil-no-layers", "--hil-runtime=onnxruntime", "--hil-input-range=5:6", "--hil-keep-all")
+    tested = project.test(*words)
+    assert tested.code == 0, tested.out
+    inputs = [np.load(path) for path in sorted(project.folder.glob(".hil/**/inputs/*.npy"))]
+    assert len(inputs) == 2 and all(one.min() >= 5 and one.max() <= 6 for one in inputs)
+    bad = project.test("--hil-no-layers", "--hil-compile-flag=--no-such-flag")
+    assert bad.code == 1 and "--no-such-flag" in bad.out
+    assert bad.properties[SMALL[0]]["hil_outcome"] == "COMPILE_ERROR"
+    assert "--hil-compile-flag=--no-such-flag" in bad.command("repeat it")
+    both = project.test("--hil-sandbox", "--hil-no-sandbox")
+    assert both.code == 4 and "mutually exclusive" in both.out
+
+
+def test_faults_are_injected_and_mismatches_confirmed(project, small):
+    project.set_up(small)
+    words = ("--hil-no-layers", "--hil-runtime=onnxruntime", "--hil-fault=corrupt", "--hil-fresh", "--hil-confirm=2")
+    tested = project.test(*words, "--hil-out=out")
+    assert tested.code == 1 and tested.properties[SMALL[0]]["hil_outcome"] == "FAIL", tested.out
+    (line,) = next((project.folder / "out").rglob("results.jsonl")).read_text().splitlines()
+    case = json.loads(line)
+    assert case["confirmed"] == "always wrong" and "(always wrong)" in tested.out
+    assert [one["why"] for one in case["attempts"]] == ["confirm", "confirm"]
+    assert "--hil-fault=corrupt" in tested.command("repeat it")
 
 
 def test_project_file_criteria_apply_unless_overridden(project):
@@ -457,7 +493,7 @@ def test_debug_ir_option_writes_intermediate_files(project, small):
 @pytest.mark.slow
 def test_profile_options_write_profiles_per_case(project, small):
     project.set_up(small)
-    tested = project.test("-k", "Relu", "--hil-runtime-profile", "runs", "--hil-compile-profile", "compiled")
+    tested = project.test("-k", "Relu", "--hil-profile", "runs", "--hil-compile-time-profile", "compiled")
     assert tested.code == 0, tested.out
     profile = read_profile(project.folder / "runs" / "small_layer_Relu_relu-sim")
     assert {row.iteration for row in profile.rows} == set(range(10))

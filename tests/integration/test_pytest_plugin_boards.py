@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import threading
@@ -26,6 +27,23 @@ def small(tmp_path: Path) -> Path:
 
 def boards_of(tested: Run) -> set[str]:
     return {told["hil_board"] for told in tested.properties.values()}
+
+
+@pytest.mark.parametrize(
+    ("faults", "result"),
+    [(["corrupt", "corrupt"], "always wrong"), (["corrupt", "slow:rate=1e9,delay=0.1"], "one bad board")],
+)
+def test_confirmation_alternates_between_boards(project, small, start_agent, faults, result):
+    project.set_up(small)
+    boards = [start_agent("--fault", fault, module="hil.sim") for fault in faults]
+    words = [f"--board={board}" for board in boards]
+    how = ("--hil-no-layers", "--hil-runtime=onnxruntime", "--hil-confirm=2", "--hil-out=out")
+    tested = project.test(*words, *how)
+    assert tested.code == 1, tested.out
+    (line,) = next((project.folder / "out").rglob("results.jsonl")).read_text().splitlines()
+    case = json.loads(line)
+    assert (case["board"], case["confirmed"]) == (boards[0], result)
+    assert [one["board"] for one in case["attempts"]] == boards
 
 
 @pytest.mark.slow

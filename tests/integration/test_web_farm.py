@@ -163,9 +163,7 @@ def test_update_waits_until_mouse_is_released(farm: RunningFarm, address: str, p
     page.wait("!document.getElementById('farm').mark")
 
 
-def test_update_that_arrives_while_mouse_is_pressed_keeps_click(
-    farm: RunningFarm, address: str, page: Page
-) -> None:
+def test_update_that_arrives_while_mouse_is_pressed_keeps_click(farm: RunningFarm, address: str, page: Page) -> None:
     go(page, address, "/boards")
     slow = {"offline": False, "latency": 1000, "downloadThroughput": -1, "uploadThroughput": -1}
     page.call("Network.emulateNetworkConditions", **slow)

@@ -96,7 +96,12 @@ class BoardLender:
     """Boards of a hardware type, and this process's current board. Without locks, no other process uses them."""
 
     def __init__(
-        self, choices: Sequence[BoardChoice], runtimes: Sequence[str], pool: BoardPool, locks: BoardLocks | None
+        self,
+        choices: Sequence[BoardChoice],
+        runtimes: Sequence[str],
+        pool: BoardPool,
+        locks: BoardLocks | None,
+        faults: Sequence[str] = (),
     ) -> None:
         configs = [choice.config for choice in choices]
         alike = all(one.compile_flags == configs[0].compile_flags for one in configs)
@@ -106,6 +111,7 @@ class BoardLender:
         self._pool = pool
         self._runtimes = tuple(runtimes)
         self._locks = locks
+        self._faults = tuple(faults)
         # Order of preference: a lost board comes last.
         self._order = list(self.choices)
         self._mutex = threading.RLock()
@@ -125,14 +131,20 @@ class BoardLender:
         return self._config if self._known[runtime] else None
 
     @contextlib.contextmanager
-    def borrow(self) -> Iterator[BoardSession]:
+    def borrow(self, boards: Sequence[str] = ()) -> Iterator[BoardSession]:
         """Borrow a board for exclusive use in the context. Nested calls return the same board.
+
+        Args:
+            boards: names of boards to prefer, in this order. They are ignored in a nested call.
 
         Raises:
             UsageError: the board does not support this use.
             BoardError: the board is not available. The next call tries again.
         """
         with self._mutex:
+            if boards and self._name not in boards and not self._users:
+                self._give_back()
+                self._order.sort(key=lambda name: name not in boards)
             session = self._session or self._take_board()
             self._users += 1
         try:
@@ -146,7 +158,7 @@ class BoardLender:
         """Reconnect to the lost board, and add the result to the error."""
         with self._mutex:
             if self._session is not None:
-                self._session = self._pool.reconnect(self.choices[self._name], error)
+                self._session = self._pool.reconnect(self.choices[self._name], error, faults=self._faults)
             if self._session is None:
                 self._demote_board()
 
@@ -169,7 +181,7 @@ class BoardLender:
         if not self._name:
             self._name = self._locks.take(self._order) if self._locks else self._order[0]
         try:
-            self._session = self._pool.session(self.choices[self._name], runtimes=self._runtimes)
+            self._session = self._pool.session(self.choices[self._name], runtimes=self._runtimes, faults=self._faults)
             self._check_target(self._session.board.config)
         except BaseException:
             self._demote_board()
@@ -211,7 +223,7 @@ class BoardLender:
         self._session, self._name = None, ""
         try:
             if name:
-                self._pool.give_back(self.choices[name])
+                self._pool.give_back(self.choices[name], faults=self._faults)
         finally:
             if name and self._locks:
                 self._locks.end(name)

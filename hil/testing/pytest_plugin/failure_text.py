@@ -28,6 +28,7 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
         again: Return only the first line, because another test has already reported this error.
     """
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
+    text += f" ({record.confirmed})" if record.confirmed else ""
     facts = [f"  {line}" for line in evidence_lines(vars(record))]
     if case.error is None:
         verdicts = [*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])]
@@ -97,6 +98,8 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "outcome": record.outcome,
         "stage": record.stage,
         "flow": record.flow,
+        "runtime": record.runtime,
+        "confirmed": record.confirmed,
         "board": record.board,
         "hw_type": record.hw_type,
         "op": record.op,

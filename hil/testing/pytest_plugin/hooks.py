@@ -130,15 +130,15 @@ class Hooks:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Report cases that are left out, and expected failures that match no case or have expired."""
-        flows = {target.request.flow: target.flow for target in self._plugin.targets}
+        flows = {target.flow_key: target.flow for target in self._plugin.targets}
         left_out = [f"hil: left out: {line}" for folder in self._plugin.folders for line in folder.left_out]
         remarks = [
             f"hil: {line}"
             for folder in self._plugin.folders
-            for asked, flow in flows.items()
-            if folder.models.keys() == folder.specs[asked].keys()
+            for key, flow in flows.items()
+            if folder.models.keys() == folder.specs[key].keys()
             for line in folder.expectations.remarks(
-                [spec.id for specs in folder.specs[asked].values() for spec in specs],
+                [spec.id for specs in folder.specs[key].values() for spec in specs],
                 flow=flow.name,
                 runtime=flow.runtime,
             )

@@ -33,7 +33,7 @@ MODELS = "hil_models"
 FLOW = "hil_flow"
 OUT = ".hil"
 # Options that define targets.
-_TARGETS = ("hil_flow", "hil_runtime_hw_type")
+_TARGETS = ("hil_flow", "hil_runtime", "hil_runtime_hw_type")
 # pytest's options that affect which tests and settings are found.
 _PLACES = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o"}
 
@@ -67,6 +67,13 @@ class Option:
         return {name: getattr(self, name) for name in names} | {"action": "append" if self.repeats else "store"}
 
 
+def _to_count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise ValueError
+    return count
+
+
 # Case settings that are also available under hil's names, because projects rarely define such options.
 _SHORT = ("recompute", "debug_ir", "debug_ir_passes", "no_fallback")
 
@@ -76,8 +83,8 @@ def _of_cases() -> Iterator[Option]:
     usual = CaseSettings()
     for name, spec in specs_of(CaseSettings).items():
         flag, default = flag_of(name, spec), getattr(usual, name)
-        is_float = default is None and spec.metavar != "DIR"
-        profiled = f", with --hil-runtime-profile {PROFILED_COUNTS[name]}" if name in PROFILED_COUNTS else ""
+        is_float = default is None and spec.metavar != "DIR" and spec.of_text is None
+        profiled = f", with --hil-profile {PROFILED_COUNTS[name]}" if name in PROFILED_COUNTS else ""
         yield Option(
             f"--hil-{flag.removeprefix('--')}",
             spec.help + (f" (default {default:g}{profiled})" if spec.shows_default else ""),
@@ -113,6 +120,12 @@ OPTIONS = (
         metavar="NAME|FILE",
         repeats=True,
     ),
+    Option(
+        "--hil-runtime",
+        "Runtime (default: the flow's). Repeatable: each runtime is a target.",
+        metavar="NAME",
+        repeats=True,
+    ),
     Option("--hil-no-layers", "Test whole models only, without layers.", type=bool),
     Option("--hil-group", "Definition of a layer (default node).", default="node", choices=("node", "fused")),
     Option(
@@ -145,13 +158,36 @@ OPTIONS = (
     Option("--hil-accept-new-host-key", "Pin the host key of an unknown host.", type=bool),
     Option("--hil-only-expected-failures", "Run only the expected failures in expected.toml.", type=bool, counts=False),
     Option(
-        "--hil-runtime-profile",
+        "--hil-confirm",
+        "Rerun mismatches N times, on the same and a different board, to detect flaky cases and bad boards.",
+        metavar="N",
+        type=_to_count,
+        default=0,
+        counts=False,
+    ),
+    Option("--hil-keep-all", "Also store the tensors of passed cases.", type=bool, counts=False),
+    Option(
+        "--hil-fault",
+        "Simulator fault: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeatable.",
+        metavar="FAULT",
+        repeats=True,
+    ),
+    Option("--hil-sandbox", "Require the simulator's sandbox (default: if the kernel supports it).", type=bool),
+    Option("--hil-no-sandbox", "Run the simulator's programs without a sandbox.", type=bool),
+    Option(
+        "--hil-fresh",
+        "Start new simulators, and stop them at the end (default: reuse them).",
+        type=bool,
+        counts=False,
+    ),
+    Option(
+        "--hil-profile",
         "Also profile each case with the runtime's profiler: Perfetto trace and table of operations in DIR/CASE.",
         metavar="DIR",
         counts=False,
     ),
     Option(
-        "--hil-compile-profile",
+        "--hil-compile-time-profile",
         "Also profile the compilation of each case: passes, dispatches and executables in DIR/CASE.",
         metavar="DIR",
         counts=False,
@@ -166,11 +202,7 @@ OPTIONS = (
 )
 
 # Name in hil's commands -> name in pytest.
-_RENAMED = {
-    **{f"--{option.name.removeprefix('--hil-')}": option.name for option in OPTIONS},
-    "--profile": "--hil-runtime-profile",
-    "--compile-time-profile": "--hil-compile-profile",
-}
+_RENAMED = {f"--{option.name.removeprefix('--hil-')}": option.name for option in OPTIONS}
 
 
 def renamed(text: str) -> str:
@@ -179,7 +211,7 @@ def renamed(text: str) -> str:
 
 
 # Option for a profile directory -> kind of profile.
-PROFILES = {"runtime_profile": "run", "compile_profile": "compile"}
+PROFILES = {"profile": "run", "compile_time_profile": "compile"}
 # Errors that pytest raises for a conflicting option, depending on its version.
 CONFLICTS = (ValueError, argparse.ArgumentError)
 # Options with a short name that a different plugin uses.
@@ -242,7 +274,7 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
         elif name in defaults:
             value = defaults[name]
         if name in PROFILED_COUNTS and value is None:
-            return PROFILED_COUNTS[name] if config.getoption("hil_runtime_profile") else getattr(CaseSettings(), name)
+            return PROFILED_COUNTS[name] if config.getoption("hil_profile") else getattr(CaseSettings(), name)
         if spec.repeats:
             return spec.of_text(tuple(value or ()), f"--hil-{option}") if spec.of_text else tuple(value or ())
         if spec.metavar == "DIR":
@@ -270,14 +302,16 @@ def request_of(config: pytest.Config) -> SuiteRequest:
     def given(name: str) -> Any:
         return config.getoption(f"hil_{name}")
 
-    if given("runtime_profile") and given("runtime_profile") == given("compile_profile"):
-        raise UsageError("--hil-runtime-profile and --hil-compile-profile require different directories")
+    if given("profile") and given("profile") == given("compile_time_profile"):
+        raise UsageError("--hil-profile and --hil-compile-time-profile require different directories")
+    if given("sandbox") and given("no_sandbox"):
+        raise UsageError("--hil-sandbox and --hil-no-sandbox are mutually exclusive")
     make_profile_folders(profile_folders(config, ""))
 
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None
 
-    settings = Settings(profile=bool(given("runtime_profile")), **settings_of(config))
+    settings = Settings(profile=bool(given("profile")), **settings_of(config))
     return SuiteRequest(
         "",
         flows_of(config)[0],
@@ -295,9 +329,19 @@ def request_of(config: pytest.Config) -> SuiteRequest:
         merge=given("merge"),
         dims=parse_dims(tuple(given("dim") or ()), "--hil-dim"),
         only_expected_failures=given("only_expected_failures"),
+        confirm=given("confirm"),
+        keep_all=given("keep_all"),
+        faults=tuple(given("fault") or ()),
         wait_s=parse_seconds(given("wait"), "--hil-wait"),
         settings=settings,
     )
+
+
+def simulator_settings(config: pytest.Config) -> dict[str, str]:
+    """Return the environment variables for the simulators of this process."""
+    chosen = {"sandbox": ("HIL_SANDBOX", "required"), "no_sandbox": ("HIL_SANDBOX", "off")}
+    chosen |= {"fresh": ("HIL_SIMULATOR", "fresh")}
+    return {name: value for option, (name, value) in chosen.items() if config.getoption(f"hil_{option}")}
 
 
 def absolute(path: Path) -> Path:

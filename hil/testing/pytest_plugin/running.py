@@ -23,7 +23,7 @@ from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.outcome import left_by, record_of
 from hil.controller.workloads.suites.preparing import begin_case
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
-from hil.controller.workloads.suites.tasks import Task
+from hil.controller.workloads.suites.tasks import Task, attempt, fresh, next_confirmation
 from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage
 from hil.core.tensors import Array
@@ -48,10 +48,13 @@ class CaseRun:
         self._item = item
         self._case: Case | None = None
         self._early: Case | None = None
+        self._executed: RunResult | None = None
         self._board = ""
         self._hw_type = hil_case.hw_type
         self._work = Path(tempfile.mkdtemp(prefix="case-", dir=plugin.work))
         self._store = SuiteRun(hil_case.out, {})
+        # The mismatch and the reruns that confirm it, or None.
+        self._confirmation: Task | None = None
 
     @property
     def config(self) -> BoardConfig | None:
@@ -122,6 +125,7 @@ class CaseRun:
             self._case = case
         self._end_if_failed()
         assert case.result is not None
+        self._executed = case.result
         return case.result
 
     def run_reference(self, inputs: Mapping[str, Array]) -> RunResult:
@@ -143,9 +147,25 @@ class CaseRun:
             case = replace(case, references=(reference,))
         self._case = self.plugin.runner.judge(case)
         self._end_if_failed()
+        if self._case.outcome is Outcome.FAIL and result is self._executed:
+            self._confirm_mismatch()
         # With several references, return the verdict that determined the outcome.
         verdicts = self._case.verdicts
         return next((one for one in verdicts if one.outcome is self._case.outcome), verdicts[0])
+
+    def _confirm_mismatch(self) -> None:
+        """Rerun a mismatch on the same and other boards, as `hil suite run --confirm` does."""
+        task = Task(self.case, wrong=self.case, wrong_on=self._board)
+        while boards := next_confirmation(task, self.plugin.request.confirm, list(self.lender.choices)):
+            with self.lender.borrow(boards) as session:
+                task.board = session.board.name
+                case = self.plugin.runner.execute(fresh(self.case), session)
+                if isinstance(case.error, errors.BoardError):
+                    self.lender.lost(case.error)
+            task.case = case if case.outcome else self.plugin.runner.judge(case)
+            task.attempts.append(attempt("confirm", task))
+            task.confirmations.append((task.board, task.case.outcome is not Outcome.PASS))
+        self._confirmation = task
 
     def check(self, result: RunResult, reference: RunResult) -> Verdict:
         """Compare and end the case: the test fails if outputs differ, or if an expected failure passed."""
@@ -249,13 +269,16 @@ class CaseRun:
         return before
 
     def _make_record(self, case: Case) -> CaseRecord:
-        """Return the record of a case. Store its files unless it passed."""
+        """Return the record of a case. Store its files unless it passed and --hil-keep-all is off."""
         plugin = self.plugin
         task = Task(case, board=self._board, hw_type=self._hw_type)
+        if self._confirmation is not None:
+            task.attempts, task.confirmations = self._confirmation.attempts, self._confirmation.confirmations
+            task.wrong, task.wrong_on = case, self._board
         request = self.hil_case.request
         common = (self.hil_case.spec, task, self.hil_case.folder.path.name, self.flow, request)
         try:
-            if case.outcome is not Outcome.PASS:
+            if case.outcome is not Outcome.PASS or request.keep_all:
                 plugin.make_out(self.hil_case.out)
                 logs = self._store.case_folder(case.name) / "logs"
                 with storing(logs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import threading
@@ -17,7 +18,7 @@ import pytest
 
 from hil.controller.devices.board_choice import BoardChoice, is_lent
 from hil.controller.devices.board_resolver import choose
-from hil.controller.models.flows import Flow, load_flow
+from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage import live
@@ -39,7 +40,15 @@ from hil.core.scratch import new_folder
 from hil.core.text import numbered, visible
 from hil.errors import UsageError
 from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
-from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, flows_of, out_folder, request_of
+from hil.testing.pytest_plugin.options import (
+    MODELS,
+    OUT,
+    absolute,
+    flows_of,
+    out_folder,
+    request_of,
+    simulator_settings,
+)
 
 # Maximum number of prepared cases that wait for their tests, because their tensors are in memory.
 _WAITING = 256
@@ -108,6 +117,8 @@ class Prefetch:
 
 
 SESSION = pytest.StashKey["PluginSession"]()
+# Requested flow and runtime; "" is the flow's runtime.
+FlowKey = tuple[str, str]
 # Key of xdist's worker input: the directory with the board locks.
 BOARD_LOCKS = "hil_board_locks"
 
@@ -121,8 +132,8 @@ class ModelFolder:
     models: Mapping[Path, SuiteModel]
     left_out: list[str]  # test cases in the directory that cannot be run, one line for each place
     expectations: Expectations
-    # requested flow -> file -> cases, for imported models.
-    specs: defaultdict[str, dict[Path, tuple[CaseSpec, ...]]] = field(default_factory=lambda: defaultdict(dict))
+    # requested flow and runtime -> file -> cases, for imported models.
+    specs: defaultdict[FlowKey, dict[Path, tuple[CaseSpec, ...]]] = field(default_factory=lambda: defaultdict(dict))
 
     def has_read(self, file: Path) -> bool:
         """Return True if a model's cases are known."""
@@ -133,12 +144,17 @@ class ModelFolder:
 class CaseTarget:
     """Flow and boards of cases."""
 
-    # suffix of test names: the hardware type or the board, with the flow as a prefix in case of several flows.
+    # suffix of test names: the hardware type or the board, with the flow or runtime as a prefix if there are several.
     name: str
     hw_type: str
     request: SuiteRequest  # equivalent request of `hil suite run`; ``source`` is set for each model directory
     flow: Flow
     lender: BoardLender
+
+    @property
+    def flow_key(self) -> FlowKey:
+        """The requested flow and runtime."""
+        return self.request.flow, self.request.runtime
 
 
 @dataclass(frozen=True)
@@ -191,6 +207,10 @@ class PluginSession:
             live_output = contextlib.ExitStack()
             live_output.enter_context(live.showing(lambda text: print(visible(text), flush=True)))
             config.add_cleanup(live_output.close)
+        settings = pytest.MonkeyPatch()
+        for name, value in simulator_settings(config).items():
+            settings.setenv(name, value)
+        config.add_cleanup(settings.undo)
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
         self.is_worker = bool(self._worker)  # True if xdist started this process
         self.reported: set[tuple[str, str]] = set()  # (board, message) of reported board errors
@@ -226,8 +246,8 @@ class PluginSession:
         """Return the cases of some models in a directory on all targets. Models are imported in parallel."""
         files = list(files)
         request = self.request
-        for asked, flow in {target.request.flow: target.flow for target in self.targets}.items():
-            known = folder.specs[asked]
+        for key, flow in {target.flow_key: target.flow for target in self.targets}.items():
+            known = folder.specs[key]
             if unread := [file for file in files if file not in known]:
                 layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
                 models = [model for file in unread for model in self._sized_models[file]]
@@ -239,7 +259,7 @@ class PluginSession:
             HilCase(spec, folder, target)
             for file in files
             for target in self.targets
-            for spec in folder.specs[target.request.flow][file]
+            for spec in folder.specs[target.flow_key][file]
         ]
 
     def make_room(self, lender: BoardLender) -> None:
@@ -314,18 +334,25 @@ class PluginSession:
         """Return the combinations of flows with hardware types or boards. Raises UsageError if one is invalid."""
         boards = self.request.boards
         each = boards if self.config.getoption("hil_each_board") and len(boards) > 1 else ()
-        axes = {"flow": flows_of(self.config), "board": each, "hw_type": self.config.getoption("hil_runtime_hw_type")}
+        flow_names, runtime_names = flows_of(self.config), self.config.getoption("hil_runtime") or [""]
+        hw_types = self.config.getoption("hil_runtime_hw_type")
+        axes = {"flow": flow_names, "runtime": runtime_names, "board": each, "hw_type": hw_types}
         asked = targets_of(axes)
         # flows.toml is in the ini file's directory, independent of the working directory. The project's code is trusted
         # already.
-        flows = {text: load_flow(text, self.config.rootpath, trusted=True) for text in axes["flow"]}
+        flows = {
+            key: replace(self.request, flow=key[0], runtime=key[1]).load_flow(self.config.rootpath, trusted=True)
+            for key in itertools.product(flow_names, runtime_names)
+        }
         runtimes = list(dict.fromkeys(flow.runtime for flow in flows.values()))
         made: list[CaseTarget] = []
         for one in asked:
-            flow, board = flows[one.options["flow"]], one.options.get("board", "")
+            key, board = (one.options["flow"], one.options["runtime"]), one.options.get("board", "")
+            flow = flows[key]
             request = replace(
                 self.request,
-                flow=one.options["flow"],
+                flow=key[0],
+                runtime=key[1],
                 hw_type=one.options.get("hw_type", ""),
                 boards=(board,) if board else boards,
             )
@@ -335,7 +362,7 @@ class PluginSession:
                 check_settings(request.settings, flow, [choice])
                 kinds[choice.config.hw_type].append(choice)
             for hw_type, alike in kinds.items():
-                parts = [flow.name] if len(flows) > 1 else []
+                parts = [flow.name] * (len(flow_names) > 1) + [flow.runtime] * (len(runtime_names) > 1)
                 parts.append(safe_name(board) if board else hw_type)
                 made.append(CaseTarget("-".join(parts), hw_type, request, flow, self._get_lender(alike, runtimes)))
         names = numbered([target.name for target in made])
@@ -349,7 +376,9 @@ class PluginSession:
     def _get_lender(self, choices: list[BoardChoice], runtimes: list[str]) -> BoardLender:
         key = tuple((choice.name, choice.config.hw_type) for choice in choices)
         if key not in self._lenders:
-            self._lenders[key] = BoardLender(choices, runtimes, self._pool, self._locks_of(choices))
+            self._lenders[key] = BoardLender(
+                choices, runtimes, self._pool, self._locks_of(choices), self.request.faults
+            )
         return self._lenders[key]
 
     def _load_folder(self, path: Path) -> ModelFolder:
