@@ -1,0 +1,182 @@
+"""Write docs/options.md: the options of each workload, and the reason why a workload lacks an option.
+
+Run as ``python -m tools.options_table``. A test compares the file with the commands.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from hil.controller.cli.main import cli
+from hil.testing.pytest_plugin.options import OPTIONS
+
+PAGE = Path(__file__).parents[1] / "docs/options.md"
+PYTEST = "pytest"
+# Command -> column of the table.
+WORKLOADS = {
+    "run": "run",
+    "suite run": "suite",
+    PYTEST: "pytest",
+    "bundle run": "bundle",
+    "bench": "bench",
+    "trace run": "trace",
+    "farm submit": "farm",
+}
+# Option -> workload with a different name -> that name.
+RENAMED = {"--layers": {PYTEST: "--no-layers"}, "--timeout": {"farm submit": "--run-timeout"}}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Workloads that lack options, and why."""
+
+    options: tuple[str, ...]
+    workloads: tuple[str, ...]
+    reason: str
+
+
+_STORED = ("bundle run", "trace run")
+# Options in the table: all of `hil run`, and those of suites.
+_MORE = ("--confirm", "--filter", "--flow", "--group", "--keep-all", "--layers", "--layer-inputs", "--merge")
+_SIMULATOR = ("--fault", "--sandbox", "--fresh")
+_SSH = ("--identity", "--known-hosts", "--accept-new-host-key")
+GAPS = (
+    Gap(
+        ("--function", "--dim", "--reference"), ("bundle run",), "The bundle contains the functions, sizes and outputs."
+    ),
+    Gap(("--input", "--seed", "--input-range", "--expected"), _STORED, "The file contains the inputs and outputs."),
+    Gap(("--require-independent",), ("trace run",), "The trace contains the outputs to compare with."),
+    Gap(("--function", "--dim", "--reference"), ("trace run",), "The trace contains the calls, sizes and outputs."),
+    Gap(("--runtime",), _STORED, "The program of a bundle or trace has one runtime."),
+    Gap(
+        ("--compile-flag", "--debug-ir", "--debug-ir-passes", "--recompute-cache"),
+        ("bundle run",),
+        "Nothing is compiled.",
+    ),
+    Gap(("--compile-time-profile",), ("bundle run",), "Nothing is compiled."),
+    Gap(
+        ("--function", "--input", "--expected"),
+        ("suite run", PYTEST),
+        "These options apply to one model. A suite reads files next to each model (docs/suites.md).",
+    ),
+    Gap(("--flagfile",), ("suite run", PYTEST), "A flag file in the directory is a case."),
+    Gap(("--flagfile",), _STORED, "The file is the input."),
+    Gap(
+        ("--profile", "--compile-time-profile"),
+        ("bench", "trace run"),
+        "Profiling changes the measured times; use `hil run`.",
+    ),
+    Gap(("--profile",), ("bundle run",), "Run the program of `hil bundle extract` with `hil run --profile`."),
+    Gap(
+        ("--profile", "--compile-time-profile", "--debug-ir", "--debug-ir-passes"),
+        ("farm submit",),
+        "A job returns results, not directories. Use `hil run --board farm:SELECTOR`.",
+    ),
+    Gap(
+        (*_SIMULATOR, "--verbose", "--runtime-hw-type"),
+        ("farm submit",),
+        "The farm's host starts its boards; --select chooses one.",
+    ),
+    Gap(_SSH, ("farm submit",), "The farm's host connects to its boards."),
+    Gap(("--resume", "--out"), ("farm submit",), "The farm continues jobs and stores results: `hil farm result`."),
+    Gap(("--resume",), (PYTEST,), "Use `pytest --last-failed`."),
+    Gap(("--resume",), ("bench", *_STORED), "The run is short. Start it again."),
+    Gap(("--json",), (PYTEST,), "Use `--hil-out` or `--junit-xml`."),
+    Gap(("--verbose",), (PYTEST,), "Use `pytest -s`."),
+    Gap(("--filter",), (PYTEST,), "Use `pytest -k`."),
+    Gap(
+        (*_MORE,),
+        ("run", "bench", *_STORED),
+        "These options select or repeat the cases of a suite. `hil suite run MODEL` has them.",
+    ),
+)
+
+
+def list_options() -> dict[str, set[str]]:
+    """Return option -> workloads that have it, for the options of `hil run` and suites."""
+    found: dict[str, set[str]] = {}
+    for command in WORKLOADS:
+        for option in _list_command_options(command):
+            found.setdefault(option, set()).add(command)
+    shown = {*_list_command_options("run"), *_MORE}
+    return {option: commands for option, commands in sorted(found.items()) if option in shown}
+
+
+def _list_command_options(command: str) -> Iterator[str]:
+    names = {own: option for option, others in RENAMED.items() for where, own in others.items() if where == command}
+    if command == PYTEST:
+        options = [f"--{option.name.removeprefix('--hil-')}" for option in OPTIONS]
+    else:
+        options = [name for param in _find_command(command).params for name in _long_names(param)]
+    yield from (names.get(option, option) for option in options)
+
+
+def _find_command(path: str) -> click.Command:
+    command: click.Command = cli
+    for name in path.split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        command = found
+    return command
+
+
+def _long_names(param: click.Parameter) -> list[str]:
+    return [name for name in param.opts if name.startswith("--")][:1] if isinstance(param, click.Option) else []
+
+
+def find_gaps(options: Mapping[str, set[str]]) -> dict[tuple[str, str], str]:
+    """Return (option, workload) -> reason, for the options that a workload lacks; "" without a reason."""
+    reasons = {(option, command): gap.reason for gap in GAPS for option in gap.options for command in gap.workloads}
+    return {
+        (option, command): reasons.get((option, command), "")
+        for option, commands in options.items()
+        for command in WORKLOADS
+        if command not in commands
+    }
+
+
+def find_unused_reasons(options: Mapping[str, set[str]]) -> list[tuple[str, str]]:
+    """Return the (option, workload) of reasons for options that the workload has."""
+    named = [(option, command) for gap in GAPS for option in gap.options for command in gap.workloads]
+    gaps = find_gaps(options)
+    return [one for one in named if one not in gaps]
+
+
+def write_page() -> str:
+    """Return the page."""
+    options = list_options()
+    gaps = find_gaps(options)
+    notes: dict[str, int] = {}
+    rows = ["| Option | " + " | ".join(WORKLOADS.values()) + " |", "|---" * (len(WORKLOADS) + 1) + "|"]
+    for option, commands in options.items():
+        cells = []
+        for command in WORKLOADS:
+            if command in commands:
+                cells.append(f"`{own}`" if (own := RENAMED.get(option, {}).get(command, option)) != option else "yes")
+            else:
+                number = notes.setdefault(gaps[option, command], len(notes) + 1)
+                cells.append(f"({number})")
+        rows.append(f"| `{option}` | " + " | ".join(cells) + " |")
+    reasons = [f"{number}. {reason}" for reason, number in notes.items()]
+    parts = [_HEAD, "\n".join(rows), "## Reasons for gaps", "\n".join(reasons)]
+    return "\n\n".join(parts) + "\n"
+
+
+_HEAD = """\
+# Options by workload
+
+This page lists the options of `hil run` and of suites. A number refers to the reason for a missing option.
+
+An option has the same name and meaning in all workloads. In `hil farm submit` two options differ: `--board` names a
+board of the farm, and `--wait` waits for the results. In pytest, names start with `--hil-`."""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(write_page())
+    print(PAGE, file=sys.stderr)
