@@ -34,7 +34,7 @@ PAGES = {
     "queue, 200 on a page": "/queue?hours=168&limit=2000",
     "queue, its last page": "/queue?hours=168&page=20",
 }
-# Charts are made anew after so long: `hil.controller.web.farm_link`.
+# Charts are made anew after so long: `hil.controller.web.farm.link`.
 _PAUSE_S = 15.5
 
 

@@ -48,8 +48,8 @@ class _Connection:
 def _opened(folder: Path) -> Iterator[Attempt]:
     import tenacity
 
-    from hil.controller.web import web_client
-    from hil.controller.web.publisher import Publisher, read_folder
+    from hil.controller.web.publish import web_client
+    from hil.controller.web.publish.publisher import Publisher, read_folder
 
     run = folder / "one"
     run.mkdir()

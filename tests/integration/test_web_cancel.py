@@ -19,8 +19,8 @@ import pytest
 from support.waiting import eventually
 from support.web import serving, write_run
 
-from hil.controller.web import sharing
-from hil.controller.web.connections import EXIT_S, MOST_WORKING
+from hil.controller.web.access import sharing
+from hil.controller.web.access.connections import EXIT_S, MOST_WORKING
 
 # Inspecting every element takes minutes.
 ELEMENTS = 8 << 30

@@ -13,7 +13,8 @@ from urllib.request import urlopen
 import pytest
 from support.web import serving, write_run
 
-from hil.controller.web import connections, server
+from hil.controller.web.access import connections
+from hil.controller.web.server import server
 
 
 @pytest.fixture

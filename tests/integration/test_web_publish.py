@@ -18,7 +18,7 @@ from support.commands import Ended
 from support.waiting import eventually
 from support.web import serving, write_record, write_run, write_suite
 
-from hil.controller.web import publisher, web_client
+from hil.controller.web.publish import publisher, web_client
 from hil.errors import FarmUnreachable, UsageError
 
 TOKEN = "the token"

@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.farm.messages import JobSpec, Kind, Role
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.web.farm_link import FarmLink
+from hil.controller.web.farm.link import FarmLink
 from hil.core.digest import digest_of
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
 from support.waiting import eventually

@@ -15,11 +15,11 @@ import anyio
 from starlette.responses import FileResponse
 from starlette.testclient import TestClient
 
-from hil.controller.web.app import create_app
-from hil.controller.web.farm_link import FarmLink
-from hil.controller.web.index import IndexWriter
-from hil.controller.web.indexer import Indexer
-from hil.controller.web.security import AccessRules
+from hil.controller.web.access.security import AccessRules
+from hil.controller.web.farm.link import FarmLink
+from hil.controller.web.index.index import IndexWriter
+from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.server.app import create_app
 from support.waiting import eventually
 
 # The name that requests of a TestClient are for; hil web answers to loopback's names only, where it has no token.
@@ -93,7 +93,7 @@ async def _opened(response: FileResponse) -> AsyncIterator[anyio.AsyncFile[bytes
 @contextmanager
 def serving(*roots: Path, token: str = "", farm: FarmLink | None = None, port: int = 0) -> Iterator[str]:
     """A server on a port of loopback, 0 is a free one, with its indexer, in threads of this process; its address."""
-    from hil.controller.web.server import listener, server_of
+    from hil.controller.web.server.server import listener, server_of
 
     with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:
         folders = [root.resolve() for root in roots]

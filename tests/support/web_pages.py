@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
-from hil.controller.web.app import PAGES
+from hil.controller.web.server.app import PAGES
 from hil.core.text import visible
 
 # What never ends, or is large and not ours.

@@ -28,7 +28,7 @@ def publish(
     hil-runs or hil-suites, or `latest`. Only sends missing files; after Ctrl-C, the same command continues. The session
     appears when complete.
     """
-    from hil.controller.web.publisher import Publisher, read_folder, session_folder
+    from hil.controller.web.publish.publisher import Publisher, read_folder, session_folder
 
     with Publisher(address, token, plain_http=plain_http) as server:
         folder = read_folder(session_folder(session), name, tensors=not no_tensors)

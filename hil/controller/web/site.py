@@ -12,9 +12,9 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment
 
-from hil.controller.web.farm_link import FarmLink
-from hil.controller.web.index import IndexReader
-from hil.controller.web.indexer import IndexProgress
+from hil.controller.web.farm.link import FarmLink
+from hil.controller.web.index.index import IndexReader
+from hil.controller.web.index.indexer import IndexProgress
 from hil.errors import UsageError
 
 if TYPE_CHECKING:

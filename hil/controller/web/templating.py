@@ -14,10 +14,10 @@ from hil.controller.farm.timeline import moment
 from hil.controller.farm.turns import turn_text
 from hil.controller.farm.wording import duration, labels_text
 from hil.controller.storage.texts import counted
-from hil.controller.web.entries import gravest_kind, real
-from hil.controller.web.names import said
-from hil.controller.web.numbers import spent
 from hil.controller.web.tables import case_link
+from hil.controller.web.text.entries import gravest_kind, real
+from hil.controller.web.text.names import said
+from hil.controller.web.text.numbers import spent
 from hil.core.text import visible
 
 # Number of digits per statistic, so that 0.9998 does not become 1.

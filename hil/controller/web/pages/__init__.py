@@ -1,1 +1,1 @@
-"""Routes, one module per page. :mod:`hil.controller.web.app` combines them."""
+"""Routes, one module per page. :mod:`hil.controller.web.server.app` combines them."""

@@ -7,8 +7,10 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from hil.controller.web import compared, comparing, sessions, sides
-from hil.controller.web.series import history_query
+from hil.controller.web.compare import compared, comparing
+from hil.controller.web.index import sessions
+from hil.controller.web.index.series import history_query
+from hil.controller.web.session import sides
 from hil.controller.web.site import asked, number_of, rows_of, site_of
 from hil.errors import UsageError
 

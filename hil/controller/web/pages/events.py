@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from hil.controller.web.index.sessions import find_session
 from hil.controller.web.live import told_of
-from hil.controller.web.sessions import find_session
-from hil.controller.web.sides import session_of
+from hil.controller.web.session.sides import session_of
 from hil.controller.web.site import number_of, site_of
 from hil.errors import UsageError
 

@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 
-from hil.controller.web import sessions
-from hil.controller.web.kept import own
-from hil.controller.web.names import meant, said
+from hil.controller.web.files.kept import own
+from hil.controller.web.index import sessions
 from hil.controller.web.site import number_of, site_of
+from hil.controller.web.text.names import meant, said
 from hil.core.files import open_file
 from hil.errors import UsageError
 

@@ -15,14 +15,14 @@ from hil.controller.analysis.graphs.colours import ColourScale, text_on
 from hil.controller.analysis.graphs.node_data import node_data
 from hil.controller.analysis.graphs.values import METRICS, NodeValue
 from hil.controller.storage.texts import seconds
-from hil.controller.web.addresses import PageQuery, page_at
-from hil.controller.web.csv_answer import MOST_ROWS, csv_rows
-from hil.controller.web.entries import gravest_kind
-from hil.controller.web.graph_sides import read_side
-from hil.controller.web.graphs import KINDS, WAYS, GraphChoice, GraphSide, beside, models_of
-from hil.controller.web.sessions import find_session
+from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, beside, models_of
+from hil.controller.web.graph.sides import read_side
+from hil.controller.web.index.sessions import find_session
 from hil.controller.web.site import WebSite, asked, rows_of, site_of
 from hil.controller.web.templating import number
+from hil.controller.web.text.addresses import PageQuery, page_at
+from hil.controller.web.text.csv_answer import MOST_ROWS, csv_rows
+from hil.controller.web.text.entries import gravest_kind
 from hil.core.text import visible
 from hil.errors import UsageError
 

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from hil.controller.web.addresses import link_of
-from hil.controller.web.names import said
-from hil.controller.web.parcels import parcel_of, read_request, sizes_of
-from hil.controller.web.published import Missing, PublishedStore, Refused
+from hil.controller.web.publish.parcels import parcel_of, read_request, sizes_of
+from hil.controller.web.publish.published import Missing, PublishedStore, Refused
 from hil.controller.web.site import site_of
+from hil.controller.web.text.addresses import link_of
+from hil.controller.web.text.names import said
 from hil.errors import HilError, StorageError
 
 router = APIRouter(prefix="/publish")

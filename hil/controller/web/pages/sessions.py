@@ -7,14 +7,14 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hil.controller.web import sessions
-from hil.controller.web.profiles import how_to_show, named_profiles
-from hil.controller.web.records import read_detail
-from hil.controller.web.session_view import view_session
-from hil.controller.web.sides import baseline_of
+from hil.controller.web.index import sessions
+from hil.controller.web.index.profiles import how_to_show, named_profiles
+from hil.controller.web.session.records import read_detail
+from hil.controller.web.session.session_view import view_session
+from hil.controller.web.session.sides import baseline_of
 from hil.controller.web.site import asked, number_of, rows_of, site_of
 from hil.controller.web.tables import ROWS
-from hil.controller.web.tensors import kept_of
+from hil.controller.web.tensors.tensors import kept_of
 
 router = APIRouter()
 

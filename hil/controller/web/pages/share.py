@@ -12,8 +12,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from hil.controller.storage.runs import safe_name
-from hil.controller.web.inner import InnerResponse, ask, is_ours
-from hil.controller.web.saving import needs_of, one_file
+from hil.controller.web.files.inner import InnerResponse, ask, is_ours
+from hil.controller.web.files.saving import needs_of, one_file
 from hil.controller.web.templating import size
 from hil.errors import UsageError
 

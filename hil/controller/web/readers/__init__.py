@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.runs import MATRIX, RECORD
-from hil.controller.web.entries import CaseEntry, SessionEntry, text
-from hil.controller.web.names import said
 from hil.controller.web.readers.analyses import read_bisect, read_study
 from hil.controller.web.readers.fields import read_document
 from hil.controller.web.readers.matrices import read_matrix
 from hil.controller.web.readers.runs import read_bench, read_run
 from hil.controller.web.readers.suites import read_lines, read_suite
 from hil.controller.web.readers.traces import is_trace, read_trace
+from hil.controller.web.text.entries import CaseEntry, SessionEntry, text
+from hil.controller.web.text.names import said
 from hil.controller.workloads.suites.store import HEAD
 from hil.controller.workloads.traces.trace import FILE as TRACE
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hil.controller.web.entries import CaseEntry, SessionEntry, real, text, texts, whole
-from hil.controller.web.names import said
 from hil.controller.web.readers.fields import common, digests, mapping, mappings, statistics
+from hil.controller.web.text.entries import CaseEntry, SessionEntry, real, text, texts, whole
+from hil.controller.web.text.names import said
 
 Found = tuple[SessionEntry, list[CaseEntry]]
 # Findings about the whole model: unchanged, and with intermediates exposed as outputs.

@@ -8,8 +8,8 @@ from typing import Any
 
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.repeat import run_command
-from hil.controller.web.entries import text
 from hil.controller.web.readers.fields import mapping, mappings
+from hil.controller.web.text.entries import text
 from hil.controller.workloads.suites.request import SuiteRequest
 
 # Exceptions for a request that is damaged or from another version.

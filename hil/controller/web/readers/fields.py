@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.compare.stats import STATISTICS, Statistic
-from hil.controller.web.entries import NAMES, OutputEntry, real, text, texts, whole
+from hil.controller.web.text.entries import NAMES, OutputEntry, real, text, texts, whole
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
 from hil.errors import UsageError

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.runs import RECORD, safe_name
-from hil.controller.web.entries import SessionEntry, text, texts, whole
-from hil.controller.web.names import said
 from hil.controller.web.readers.fields import common, mapping, mappings, read_document
+from hil.controller.web.text.entries import SessionEntry, text, texts, whole
+from hil.controller.web.text.names import said
 from hil.controller.workloads.suites.store import HEAD
 from hil.core.results import Outcome, gravest
 

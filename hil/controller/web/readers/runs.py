@@ -8,8 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.storage.runs import RECORD
-from hil.controller.web.entries import CaseEntry, SessionEntry, real, text, texts, whole
-from hil.controller.web.names import said
 from hil.controller.web.readers.commands import command_of_run
 from hil.controller.web.readers.fields import (
     common,
@@ -21,6 +19,8 @@ from hil.controller.web.readers.fields import (
     statistics,
     times,
 )
+from hil.controller.web.text.entries import CaseEntry, SessionEntry, real, text, texts, whole
+from hil.controller.web.text.names import said
 
 Found = tuple[SessionEntry, list[CaseEntry]]
 

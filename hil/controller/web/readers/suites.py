@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hil.controller.web.entries import CaseEntry, SessionEntry, program_number, real, text, texts, whole
 from hil.controller.web.readers.commands import command_of_suite
 from hil.controller.web.readers.fields import common, digests, mapping, statistics, times
+from hil.controller.web.text.entries import CaseEntry, SessionEntry, program_number, real, text, texts, whole
 from hil.controller.workloads.suites.store import LINES
 from hil.core.bounded_json import parse_json
 from hil.core.files import open_file

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 from support.fake_farm_client import FakeFarm, busy_farm
 from support.web import ADDRESS, asking, write_run
 
-from hil.controller.web import peers, security
-from hil.controller.web.peers import user_of_peer
+from hil.controller.web.access import peers, security
+from hil.controller.web.access.peers import user_of_peer
 
 TOKEN = "the server's token"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

@@ -10,7 +10,7 @@ import pytest
 from jinja2 import ChoiceLoader, DictLoader
 from support.web import asking, write_run
 
-from hil.controller.web import app
+from hil.controller.web.server import app
 
 ROOT = Path(__file__).parents[4]
 SECTION = (ROOT / "docs/internals/adding-pages.md").read_text().partition("\n## Change the farm")[0]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.web.cached import Results
-from hil.controller.web.index import IndexReader, IndexWriter
+from hil.controller.web.files.cached import Results
+from hil.controller.web.index.index import IndexReader, IndexWriter
 from hil.core.cancellation import WorkCancelled, cancelled_by
 
 

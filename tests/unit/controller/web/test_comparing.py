@@ -12,11 +12,11 @@ from support.suite_runs import case, comparison, large_run, suite_run
 from support.web import asking, write_record, write_run, write_suite
 
 from hil.controller.analysis.bench.stats import DEFAULT_EFFECT, compare_samples
-from hil.controller.web import side_cases
-from hil.controller.web.comparing import MOVES, NOTHING, SAME, compare_sides
-from hil.controller.web.index import IndexReader, IndexWriter
-from hil.controller.web.indexer import Indexer
-from hil.controller.web.sides import ComparedSide, baseline_of, choose_side, session_of
+from hil.controller.web.compare import side_cases
+from hil.controller.web.compare.comparing import MOVES, NOTHING, SAME, compare_sides
+from hil.controller.web.index.index import IndexReader, IndexWriter
+from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.session.sides import ComparedSide, baseline_of, choose_side, session_of
 from hil.controller.workloads.suites.reports.changes import Numbers, changes
 from hil.controller.workloads.suites.reports.diff import diff_runs
 from hil.errors import UsageError

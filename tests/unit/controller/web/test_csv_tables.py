@@ -22,7 +22,7 @@ from support.web import asking, write_record, write_run, write_suite
 from support.web_tensors import write_tensors
 
 from hil.controller.analysis.profile.store import write_profile
-from hil.controller.web import csv_answer
+from hil.controller.web.text import csv_answer
 
 FORMULAS = ["=1+1", "+1", "-1+2", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0", '=HYPERLINK("http://evil.example")']
 

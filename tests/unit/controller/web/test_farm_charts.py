@@ -8,7 +8,7 @@ import pytest
 from support.fake_farm_client import FakeFarm, at, job
 
 from hil.controller.farm.timeline import stays
-from hil.controller.web.farm_charts import PARTS, stays_chart, wait_chart
+from hil.controller.web.pages.farm.charts import PARTS, stays_chart, wait_chart
 
 HOUR = 3600.0
 

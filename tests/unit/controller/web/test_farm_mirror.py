@@ -10,7 +10,7 @@ from support.fake_farm_client import FakeFarm, job
 from support.waiting import eventually
 
 from hil.controller.farm.messages import Kind
-from hil.controller.web.farm_mirror import FarmMirror
+from hil.controller.web.farm.mirror import FarmMirror
 from hil.core.digest import digest_of
 from hil.errors import FarmUnreachable
 

@@ -13,7 +13,7 @@ from support.fake_farm_client import FakeFarm, at, board, busy_farm, job
 from support.waiting import eventually
 from support.web import asking
 
-from hil.controller.web.pages import farm_events
+from hil.controller.web.pages.farm import farm_events
 
 OWN = {"origin": "http://127.0.0.1:8790", "authorization": "Bearer the server's token"}
 EVIL = '<script>alert("x")</script>\u202e'

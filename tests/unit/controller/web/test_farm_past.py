@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.fake_farm_client import at, job
 
-from hil.controller.web import farm_past
-from hil.controller.web.farm_past import FarmPast
+from hil.controller.web.farm import past as farm_past
+from hil.controller.web.farm.past import FarmPast
 from hil.errors import UsageError
 
 SIZES = {"MOST_EVENTS": 300, "MOST_JOBS": 80, "_EVENTS_AGAIN": 40, "_MORE_EVENTS": 100}

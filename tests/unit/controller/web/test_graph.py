@@ -19,7 +19,7 @@ from hil.controller.analysis.profile.store import write_profile
 from hil.controller.models.description import digest_of_files
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.web import models
+from hil.controller.web.graph import models
 from hil.core.clock import ClockFit
 from hil.core.digest import digest_file
 from hil.core.timeline import OpRow, Profile

@@ -6,13 +6,13 @@ import pytest
 from support.web import asking, write_run, write_suite
 
 from hil.controller.analysis.steps import find_steps
-from hil.controller.web.charts import case_chart
-from hil.controller.web.index import IndexReader, IndexWriter
-from hil.controller.web.indexer import Indexer
-from hil.controller.web.regressions import RegressionFilter, list_regressions, since_of
-from hil.controller.web.remarks import NAME, annotate, correct, read_annotations
-from hil.controller.web.series import MEASURES, HistoryFilter, identities, judge, read_series
-from hil.controller.web.suite_history import read_suite
+from hil.controller.web.history.charts import case_chart
+from hil.controller.web.history.regressions import RegressionFilter, list_regressions, since_of
+from hil.controller.web.history.remarks import NAME, annotate, correct, read_annotations
+from hil.controller.web.history.suite_history import read_suite
+from hil.controller.web.index.index import IndexReader, IndexWriter
+from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.index.series import MEASURES, HistoryFilter, identities, judge, read_series
 from hil.errors import UsageError
 
 DAY = 86400.0

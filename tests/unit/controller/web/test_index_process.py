@@ -10,9 +10,9 @@ import pytest
 from support.waiting import eventually
 from support.web import write_suite
 
-from hil.controller.web.index import IndexReader
-from hil.controller.web.index_process import IndexProcess
-from hil.controller.web.sessions import SessionFilter, list_sessions
+from hil.controller.web.index.index import IndexReader
+from hil.controller.web.index.index_process import IndexProcess
+from hil.controller.web.index.sessions import SessionFilter, list_sessions
 from hil.errors import StorageError
 
 

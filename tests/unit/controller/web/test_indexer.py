@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from support.waiting import allowed_s, eventually
 
-from hil.controller.web import indexer
-from hil.controller.web.index import IndexReader, IndexWriter
-from hil.controller.web.indexer import Indexer
+from hil.controller.web.index import indexer
+from hil.controller.web.index.index import IndexReader, IndexWriter
+from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.index.sessions import CaseFilter, SessionFilter, find_session, list_cases, list_sessions
 from hil.controller.web.readers import read_session
-from hil.controller.web.sessions import CaseFilter, SessionFilter, find_session, list_cases, list_sessions
 
 
 def write_record(path: Path, document: object) -> Path:
@@ -139,7 +139,7 @@ def test_indexer_reloads_directories_restored_unchanged(desk: Desk) -> None:
 
 
 def test_indexer_ignores_directory_deleted_while_reading(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hil.controller.web.indexer as module
+    import hil.controller.web.index.indexer as module
 
     folder, read = write_run(desk.root, "a"), module.read_session
 

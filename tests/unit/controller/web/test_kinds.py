@@ -15,7 +15,7 @@ import pytest
 from support.waiting import eventually
 from support.web import serving
 
-from hil.controller.web.publisher import Publisher, read_folder
+from hil.controller.web.publish.publisher import Publisher, read_folder
 
 TOKEN = "the token"
 _CASE = {"name": "net", "outcome": "PASS", "path": "net.onnx"}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.web import write_suite
 
-from hil.controller.web.index import IndexReader, IndexWriter
-from hil.controller.web.indexer import Indexer
-from hil.controller.web.sessions import PAGE_ROWS, CaseFilter, CasePage, find_session, list_cases
+from hil.controller.web.index.index import IndexReader, IndexWriter
+from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.index.sessions import PAGE_ROWS, CaseFilter, CasePage, find_session, list_cases
 
 OUTCOMES = ("PASS", "FAIL", "XFAIL", "SKIP", "RUN_CRASH")
 CASES = [

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from hil.controller.storage.cache import Cache
-from hil.controller.web import graphs, made
-from hil.controller.web.pages import perfetto
-from hil.controller.web.profiles import StoredProfile
+from hil.controller.web.files import made
+from hil.controller.web.graph import graphs
+from hil.controller.web.index.profiles import StoredProfile
+from hil.controller.web.pages.traces import perfetto
 from hil.errors import StorageError
 
 

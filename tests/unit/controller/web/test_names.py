@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.web import asking, write_record, write_run, write_suite
 
-from hil.controller.web.names import command_text, meant, said
+from hil.controller.web.text.names import command_text, meant, said
 
 _NAMES = st.binary(min_size=1, max_size=40).map(lambda one: os.fsdecode(one.replace(b"\0", b".")))
 

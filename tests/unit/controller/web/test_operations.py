@@ -8,7 +8,7 @@ import pytest
 from support.shown_profile import example
 
 from hil.controller.analysis.profile.store import write_profile
-from hil.controller.web.operations import TableQuery, diff_of, page_of_diffs, page_of_totals, totals_of
+from hil.controller.web.pages.traces.operations import TableQuery, diff_of, page_of_diffs, page_of_totals, totals_of
 from hil.errors import UsageError
 
 

@@ -9,10 +9,10 @@ import pytest
 from support.shown_profile import example
 
 from hil.controller.analysis.profile.store import write_profile
-from hil.controller.web import profiles
-from hil.controller.web.index import IndexReader, IndexWriter
-from hil.controller.web.indexer import Indexer
-from hil.controller.web.profiles import (
+from hil.controller.web.index import profiles
+from hil.controller.web.index.index import IndexReader, IndexWriter
+from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.index.profiles import (
     file_of,
     find_profile,
     how_to_show,

@@ -17,7 +17,8 @@ import pytest
 from starlette.testclient import TestClient
 from support.web import asking, write_run
 
-from hil.controller.web import parcels, published, quota
+from hil.controller.web.files import quota
+from hil.controller.web.publish import parcels, published
 from hil.core.cancellation import WorkCancelled, cancelled_by
 from hil.core.digest import digest_of
 from hil.errors import UsageError

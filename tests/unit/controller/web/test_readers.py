@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.runs import RunStore
-from hil.controller.web.entries import CaseEntry, SessionEntry
-from hil.controller.web.index import IndexWriter
+from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.readers import RECORDS, read_lines, read_session
+from hil.controller.web.text.entries import CaseEntry, SessionEntry
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget
 from hil.controller.workloads.traces.trace import ModuleCall, Trace
@@ -45,7 +45,7 @@ def test_run_reader_returns_origin_and_command(tmp_path: Path) -> None:
     run.save()
     session, (case,) = read(run.folder, "run.json")
     assert session.labels == ("x",) and not session.finished
-    assert session.command == "hil run 'a b.onnx' --board pi --seed 3 --dim N=2 --input-range=-1:0.5"
+    assert session.command == "hil run 'a b.onnx' --board pi --seed 3 --input-range=-1:0.5 --dim N=2"
     assert (session.boards, session.compilers, session.versions) == (("pi",), ("iree 3.1",), {"iree": "3"})
     assert (case.board, case.outcome, case.program_bytes, case.started) == ("pi", "PASS", 7, session.created)
 

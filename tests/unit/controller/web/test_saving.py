@@ -8,8 +8,8 @@ import html
 import json
 import re
 
-from hil.controller.web.inner import InnerResponse
-from hil.controller.web.saving import needs_of, one_file
+from hil.controller.web.files.inner import InnerResponse
+from hil.controller.web.files.saving import needs_of, one_file
 
 STYLE = InnerResponse(200, "text/css", b"p { color: red }")
 SCRIPT = InnerResponse(200, "text/javascript", b'"use strict"; const end = "</script><!--";')

@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 from support.web import asking, write_run
 
 from hil.controller.cli.web import web
-from hil.controller.web.security import COOKIE, HEADERS, MOST_BODY, AccessRules
-from hil.controller.web.server import listener, reached_at
+from hil.controller.web.access.security import COOKIE, HEADERS, MOST_BODY, AccessRules
+from hil.controller.web.server.server import listener, reached_at
 from hil.errors import UsageError
 
 TOKEN = "a token of some length"
@@ -263,7 +263,7 @@ def test_server_error_hides_details(root: Path, monkeypatch: pytest.MonkeyPatch)
     def broken(*_: object) -> None:
         raise RuntimeError("/home/me/secret")
 
-    monkeypatch.setattr("hil.controller.web.sessions.list_sessions", broken)
+    monkeypatch.setattr("hil.controller.web.index.sessions.list_sessions", broken)
     with asking(root) as client:
         client = TestClient(client.app, base_url=client.base_url, raise_server_exceptions=False)
         answer = client.get("/")

@@ -16,9 +16,10 @@ import pytest
 from starlette.testclient import TestClient
 from support.web import asking, write_record, write_run, write_suite
 
-from hil.controller.web import session_view, tables
+from hil.controller.web import tables
 from hil.controller.web.readers import RECORDS
-from hil.controller.web.session_view import comparison_text
+from hil.controller.web.session import session_view
+from hil.controller.web.session.session_view import comparison_text
 from hil.controller.workloads.traces.comparing import compare_traces, judged
 from hil.controller.workloads.traces.stored import COMPARISON, TraceComparison, title_of
 from hil.controller.workloads.traces.trace import ModuleCall, Trace

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from hil.controller.web import sharing
-from hil.controller.web.sharing import MOST_OF_CLIENT, FairShare, client_of
+from hil.controller.web.access import sharing
+from hil.controller.web.access.sharing import MOST_OF_CLIENT, FairShare, client_of
 
 
 class App:

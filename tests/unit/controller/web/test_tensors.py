@@ -17,9 +17,9 @@ from support.waiting import eventually
 from support.web import asking, write_run, write_suite
 from support.web_tensors import write_tensors
 
-from hil.controller.web import tensor_view
-from hil.controller.web.cached import Results
-from hil.controller.web.tensor_view import MOST_BYTES, TensorView
+from hil.controller.web.files.cached import Results
+from hil.controller.web.tensors import view
+from hil.controller.web.tensors.view import MOST_BYTES, TensorView
 from hil.core.npy import save_npy
 from hil.core.tensors import DTYPES, dtype_of
 from hil.errors import UsageError
@@ -236,7 +236,7 @@ def test_case_page_suggests_option_to_keep_tensors(tmp_path):
 
 
 def test_tensor_page_loads_large_tensors_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_view, "AT_ONCE", 10)
+    monkeypatch.setattr(view, "AT_ONCE", 10)
     a = np.arange(100, dtype=np.float32)
     write_tensors(tmp_path, {"y": a + np.eye(1, 100, 7, np.float32)[0]}, {"y": a})
     with asking(tmp_path) as client:
@@ -356,7 +356,7 @@ def test_waiting_thread_computes_result_after_failure():
 def test_shown_provides_page_numbers_in_python(tmp_path):
     """Test the Python interface to the numbers of the page."""
     from hil.controller.web.pages.tensors import pair_of
-    from hil.controller.web.tensor_query import TensorQuery
+    from hil.controller.web.tensors.query import TensorQuery
 
     a, b = np.ones((3, 4), np.float32), np.zeros((3, 4), np.float32)
     np.save(tmp_path / "a.npy", a)
@@ -368,7 +368,7 @@ def test_shown_provides_page_numbers_in_python(tmp_path):
 
 def test_shown_reloads_replaced_file(tmp_path):
     from hil.controller.web.pages.tensors import pair_of
-    from hil.controller.web.tensor_query import TensorQuery
+    from hil.controller.web.tensors.query import TensorQuery
 
     def write(array: np.ndarray) -> TensorView:
         for name in ("a", "b"):
@@ -386,11 +386,11 @@ def test_shown_reloads_replaced_file(tmp_path):
 
 def test_shown_rejects_file_during_write(tmp_path, monkeypatch):
     from hil.controller.web.pages.tensors import pair_of
-    from hil.controller.web.tensor_query import TensorQuery
+    from hil.controller.web.tensors.query import TensorQuery
 
     np.save(tmp_path / "a.npy", np.ones(3))
     times = iter(range(1000))
-    monkeypatch.setattr(tensor_view, "stamp_of", lambda path: next(times))
+    monkeypatch.setattr(view, "stamp_of", lambda path: next(times))
     with pytest.raises(UsageError, match="is being written"):
         TensorView.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "a.npy"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hil.controller.farm.messages import Role
-from hil.controller.web.visitors import TRUST_S, Visitor, Visitors
+from hil.controller.web.access.visitors import TRUST_S, Visitor, Visitors
 from hil.errors import AccessRefused, FarmUnreachable
 
 ANN = Visitor("ann", Role.SUBMITTER, "t")

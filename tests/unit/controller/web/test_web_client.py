@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from support.web import write_run
 
 from hil.controller.cli.publish import publish
-from hil.controller.web import web_client
-from hil.controller.web.publisher import Publisher, SessionFolder, read_folder, session_folder
+from hil.controller.web.publish import web_client
+from hil.controller.web.publish.publisher import Publisher, SessionFolder, read_folder, session_folder
 from hil.errors import EXIT_BOARD, EXIT_USAGE, FarmUnreachable, HilError, UsageError
 
 LIMIT_S = 0.5
@@ -324,7 +324,7 @@ def test_read_folder_stops_at_file_limit(tmp_path: Path, monkeypatch: pytest.Mon
     folder = write_run(tmp_path, "one")
     for number in range(20):
         (folder / f"{number}.log").write_text(str(number))
-    monkeypatch.setattr("hil.controller.web.publisher.MOST_FILES", 5)
-    monkeypatch.setattr("hil.controller.web.parcels.MOST_FILES", 5)
+    monkeypatch.setattr("hil.controller.web.publish.publisher.MOST_FILES", 5)
+    monkeypatch.setattr("hil.controller.web.publish.parcels.MOST_FILES", 5)
     with pytest.raises(UsageError, match="6 files, at most 5 are allowed"):
         read_folder(folder)

@@ -1,0 +1,1 @@
+"""Connection to a farm's gateway, and views of the farm."""

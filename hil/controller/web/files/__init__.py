@@ -1,0 +1,1 @@
+"""Files that `hil web` caches, creates and saves."""

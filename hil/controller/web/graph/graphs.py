@@ -1,0 +1,326 @@
+"""Build a session's graph: find the model, lay out nodes, and attach the recorded values."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hil.controller.analysis.graphs import imported, onnx_graph
+from hil.controller.analysis.graphs.dispatches import dispatch_graph, of_members, of_operations, timed_operations
+from hil.controller.analysis.graphs.layout import layered
+from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph
+from hil.controller.analysis.graphs.values import (
+    LayerValue,
+    NodeValue,
+    bisect_layers,
+    merged,
+    of_layers,
+    of_outputs,
+    of_placement,
+    of_totals,
+    suite_layers,
+)
+from hil.controller.analysis.profile.store import TABLE, read_profile
+from hil.controller.analysis.profile.totals import Total
+from hil.controller.storage.cache import Cache, default_root
+from hil.controller.storage.isolated import Isolated, IsolatedFunction, naming_errors
+from hil.controller.storage.run_context import RunContext
+from hil.controller.web.files.made import check_room
+from hil.controller.web.graph.models import FoundModel, digest_now, find_model, is_recorded, kept_onnx
+from hil.controller.web.graph.records import GraphRecord
+from hil.controller.web.index.index import joined
+from hil.controller.web.index.profiles import named_profiles
+from hil.controller.web.index.sessions import IndexedSession
+from hil.controller.web.site import WebSite
+from hil.controller.workloads.suites.zoo import zoo_models
+from hil.errors import HilError, ImportFailed, UsageError
+
+KINDS = {"onnx": "ONNX", "imported": "imported program", "dispatches": "operations of the program"}
+WAYS = ("isolated", "cumulative")
+TIMEOUT_S = 60.0
+# Maximum bytes for a profile's table. The page reports an error for larger profiles.
+MOST_TABLE_BYTES = 512 << 20
+# Increase this when graphs change for the same model.
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class GraphSide:
+    """Graph with values for nodes."""
+
+    session: IndexedSession
+    case: str
+    kind: str  # from KINDS
+    model: str  # model name
+    graph: ModelGraph
+    layout: Mapping[str, Any]
+    values: Mapping[str, NodeValue]
+    notes: Sequence[str] = ()
+    ways: Sequence[str] = ()  # a bisection's ways to judge layers, see WAYS
+    files: Sequence[Path] = ()  # source files other than the record
+
+    @property
+    def title(self) -> str:
+        """Graph title."""
+        boards = ", ".join(self.session.boards)
+        title = self.session.title if self.session.title != self.model else self.session.id
+        return " · ".join(filter(None, (self.model, KINDS[self.kind], boards, title)))
+
+    @functools.cached_property
+    def places(self) -> dict[str, int]:
+        """Node name -> index in the graph."""
+        return {node.name: place for place, node in enumerate(self.graph.nodes)}
+
+
+def make_side(site: WebSite, record: GraphRecord, kind: str, way: str) -> GraphSide:
+    """Build a graph from a session's record.
+
+    If the model is not available, show the recorded nodes in order, without edges.
+
+    Raises:
+        UsageError: no node is known, or this kind of graph is unknown or not available.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"unknown graph {kind!r}", hint=f"valid graphs: {', '.join(KINDS)}")
+    if way not in WAYS:
+        raise UsageError(f"invalid layer mode {way!r}", hint=f"valid modes: {', '.join(WAYS)}")
+    found = _find_built_in(record) or find_model(record.named, Path(record.session.folder), site.roots)
+    notes: list[str] = []
+    drawn = _convert_to_onnx(found, record)
+    model = _draw_model(found, drawn, record, notes)
+    layers = _read_layers(record, drawn, way, model, notes)
+    operations, profile = _read_operations(site, record, notes)
+    # Without a model, return no files, so that the graph is not cached: the model may become available later.
+    files = [file for file in (found.path, record.imported, profile) if file] if model else []
+    alone, timed = of_layers(layers), of_totals(operations)
+    if timed:
+        # Do not mix isolated layer times with times from the whole program.
+        alone = {name: replace(value, time_ns=None) for name, value in alone.items()}
+    values = merged(
+        alone,
+        of_outputs(record.outputs, record.case),
+        timed,
+        of_placement(record.placement, [one.name for one in model[0].nodes if one.kind == "node"] if model else []),
+    )
+    if kind == "dispatches":
+        if not operations:
+            raise UsageError("\n".join([f"{record.session.title} has no profile", *notes]), hint=_PROFILE_HINT)
+        graph = dispatch_graph(operations, record.model, model[0] if model else None)
+        return _build_side(record, kind, graph, {}, of_operations(graph, operations, values), notes, files)
+    if kind == "imported":
+        graph, layout = _draw_imported(record, found, notes)
+        return _build_side(record, kind, graph, layout, of_members(graph, values), notes, files)
+    graph, layout = model or _draw_record(record, layers, values, notes)
+    holders = graph.holders()
+    named = {graph.nodes[holders[name]].name: value for name, value in values.items() if name in holders}
+    if lost := sorted(set(values) - set(holders) - set(of_outputs(record.outputs, record.case))):
+        notes.append(f"{len(lost)} nodes of the record are missing from the model file, such as {lost[0]}")
+    return _build_side(record, kind, graph, layout, named, notes, files)
+
+
+_PROFILE_HINT = "hil run MODEL --profile DIR writes a profile"
+
+
+def _build_side(
+    record: GraphRecord,
+    kind: str,
+    graph: ModelGraph,
+    layout: Mapping[str, Any],
+    values: Mapping[str, NodeValue],
+    notes: Sequence[str],
+    files: Sequence[Path],
+) -> GraphSide:
+    placed = layout or layered(len(graph.nodes), graph.edges)
+    told = tuple(dict.fromkeys((*notes, *graph.notes)))
+    return GraphSide(record.session, record.case, kind, record.model, graph, placed, values, told, record.ways, files)
+
+
+def _find_built_in(record: GraphRecord) -> FoundModel | None:
+    """Return a built-in model's file. A missing file is generated."""
+    if record.built_in != "models":
+        return None
+    model = next((one for one in zoo_models(_run_context(default_root())) if one.name == record.model), None)
+    return FoundModel(model.path, digest_now(model.path), inside=True) if model is not None else None
+
+
+Drawn = tuple[ModelGraph, Mapping[str, Any]]
+
+
+def _convert_to_onnx(found: FoundModel, record: GraphRecord) -> FoundModel:
+    """Return the model as an ONNX file: the file itself, or its cached conversion."""
+    if found.path is None or found.path.suffix.lower() == ".onnx":
+        return found
+    return kept_onnx(found, record.named, _run_context(default_root()))
+
+
+def _draw_model(found: FoundModel, drawn: FoundModel, record: GraphRecord, notes: list[str]) -> Drawn | None:
+    if found.path is None or drawn.path is None:
+        notes.append(found.why or drawn.why)
+        return None
+    try:
+        document = graph_of(onnx_graph.read_onnx, drawn.digest, path=str(drawn.path), dims=dict(record.named.dims))
+    except HilError as error:
+        notes.append(f"cannot draw {found.path.name}: {error.message}")
+        return None
+    same = is_recorded(record.named, found, document["external"] if drawn is found else ())
+    if same is False:
+        if not found.inside:
+            notes.append(f"{found.path.name} has changed since the run, and is outside the served directories")
+            return None
+        notes.append(f"{found.path.name} has changed since the run: the graph shows the current file")
+    return ModelGraph.from_json(document), document["layout"]
+
+
+def _draw_imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> Drawn:
+    kept = record.imported
+    if record.runtime not in ("", "iree"):
+        raise UsageError(f"a program for {record.runtime} is not imported: only IREE programs are")
+    if kept is None and (found.path is None or found.path.suffix.lower() != ".onnx"):
+        raise UsageError(
+            "imported program not stored, and ONNX file unavailable",
+            hint="hil run --debug-ir DIR stores it",
+        )
+    if kept is None and is_recorded(record.named, found, ()) is not True and not found.inside:
+        raise UsageError(f"cannot verify that {record.named.path} is the file of the run")
+    if kept is None:
+        notes.append("the program was reimported for this graph: hil run --debug-ir DIR stores the imported program")
+    document = graph_of(
+        imported.read_imported,
+        found.digest if kept is None else str(kept.stat().st_mtime_ns),
+        text=str(kept or ""),
+        model=str(found.path or ""),
+        dims=dict(record.named.dims),
+    )
+    return ModelGraph.from_json(document), document["layout"]
+
+
+def graph_of(function: IsolatedFunction, digest: str, **arguments: Any) -> Any:
+    """Return a function's result for a file from an isolated process. The user's cache stores results by digest."""
+    context = _run_context(default_root())
+    key = Cache.key("graph", function=getattr(function, "__name__", ""), digest=digest, version=_VERSION, **arguments)
+
+    def compute() -> Any:
+        check_room(context.cache)
+        with (
+            tempfile.TemporaryDirectory(prefix="hil-graph-") as folder,
+            naming_errors("import", "reading the graph", functools.partial(ImportFailed, stage="import"), ""),
+        ):
+            return context.isolated.call(function, arguments, timeout=TIMEOUT_S, log=Path(folder) / "log")
+
+    return context.cache.get_or_compute(key, {"what": "a graph"}, compute)[0]
+
+
+@functools.lru_cache(maxsize=2)
+def _run_context(root: Path) -> RunContext:
+    return RunContext(Cache(root), Isolated(2))
+
+
+def _read_layers(
+    record: GraphRecord, found: FoundModel, way: str, model: Drawn | None, notes: list[str]
+) -> list[LayerValue]:
+    if record.session.kind == "bisect":
+        return bisect_layers(record.document, way if way in record.ways else (*record.ways, way)[0])
+    if not record.cases:
+        return []
+    nodes: dict[str, Sequence[str]] = {}
+    if model is not None and found.path is not None:
+        arguments = {"path": str(found.path), "dims": dict(record.named.dims), "group": record.group}
+        try:
+            nodes = dict(graph_of(onnx_graph.named_layers, found.digest, **arguments))
+        except HilError as error:
+            notes.append(f"layer nodes unknown: {error.message}")
+    else:
+        # Without the model, layers become nodes.
+        nodes = {str(one.get("layer")): [str(one.get("layer"))] for one in record.cases}
+    layers, missing = suite_layers(record.cases, nodes)
+    if missing:
+        notes.append(f"{len(missing)} layers of the suite are missing from the model file, such as {missing[0]}")
+    return layers
+
+
+def _read_operations(site: WebSite, record: GraphRecord, notes: list[str]) -> tuple[list[Total], Path | None]:
+    found = named_profiles(site.roots, Path(record.session.folder), record.case, {"run": record.profiles})
+    if not (found and found[0].key):
+        notes += ["profile deleted, or outside the served directories"] if record.profiles else []
+        return [], None
+    folder = found[0].folder
+    try:
+        look = (folder / TABLE).stat()
+        if look.st_size > MOST_TABLE_BYTES:
+            raise UsageError(f"profile exceeds the size limit for pages: {look.st_size >> 20} MiB")
+        return _read_timed_operations(folder, look.st_size, look.st_mtime_ns), folder / TABLE
+    except OSError as error:
+        notes.append(f"cannot read the profile: {error.strerror}")
+    except HilError as error:
+        notes.append(error.message)
+    return [], None
+
+
+@functools.lru_cache(maxsize=16)
+def _read_timed_operations(folder: Path, size: int, changed: int) -> list[Total]:
+    return timed_operations(read_profile(folder).rows)
+
+
+def _draw_record(
+    record: GraphRecord, layers: Sequence[LayerValue], values: Mapping[str, NodeValue], notes: Sequence[str]
+) -> Drawn:
+    """Return the recorded nodes without edges, for a model that is not available."""
+    outputs = of_outputs(record.outputs, record.case)
+    own = (name for name in values if name not in outputs)
+    names = list(dict.fromkeys([*(name for layer in layers for name in layer.nodes), *own]))
+    if not names:
+        raise UsageError(
+            f"nodes unknown for {record.model or record.session.title}: {'; '.join(notes)};"
+            " layers and profile not found",
+            hint="hil bisect, hil suite run (layers) and hil run --profile record nodes",
+        )
+    ops = {layer.nodes[0]: layer.op for layer in layers if len(layer.nodes) == 1}
+    nodes = [GraphNode(name, ops.get(name, "")) for name in names[:MOST_NODES]]
+    note = "connections unknown: the nodes are in the order of the record"
+    graph = ModelGraph("onnx", record.model, nodes, [], notes=(note,))
+    return graph, layered(len(nodes), [])
+
+
+@dataclass(frozen=True)
+class GraphChoice:
+    """Option in a list: a model in the session, or a session with the same model."""
+
+    value: str
+    name: str
+
+
+def models_of(database: sqlite3.Connection, session: IndexedSession) -> list[GraphChoice]:
+    """Return the session's models with their first cases."""
+    if session.kind == "bisect":
+        return []
+    rows = database.execute(
+        "select (select word from words where words.key = cases.name),"
+        " (select word from words where words.key = cases.model), min(number) from cases where session = ?"
+        " group by model order by 3 limit 500",
+        (session.key,),
+    )
+    return [GraphChoice(row[0], row[1]) for row in rows if row[1]]
+
+
+def beside(database: sqlite3.Connection, session: IndexedSession, model: str) -> list[GraphChoice]:
+    """Return the sessions that contain the same model, newest first."""
+    stem = model.removesuffix(".onnx")
+    names = (stem, f"{stem}.onnx")
+    # The session's model list may include models without cases. It limits the search to matching sessions.
+    rows = database.execute(
+        "select root, id, kind, boards, created from sessions where (instr(models, ?) or instr(models, ?)) and exists"
+        " (select 1 from cases where session = sessions.key"
+        " and model in (select words.key from words where word in (?, ?)))"
+        " order by created desc limit 50",
+        (*(joined([name]) for name in names), *names),
+    )
+    return [
+        GraphChoice(f"{row[0]}:{row[1]}", f"{row[1]} ({row[2]}, {(row[3] or '').strip().replace(chr(10), ', ')})")
+        for row in rows
+        if (row[0], row[1]) != (session.root, session.id)
+    ]

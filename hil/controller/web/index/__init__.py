@@ -1,0 +1,1 @@
+"""Index of stored sessions."""

@@ -1,0 +1,263 @@
+"""Keep the index current: scan directories periodically, and read new and changed sessions."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hil.controller.web.index.folders import Folders, index_stamp
+from hil.controller.web.index.index import IndexedState, IndexWriter
+from hil.controller.web.index.judging import judge_some
+from hil.controller.web.readers import read_lines, read_session
+from hil.controller.web.text.entries import CaseEntry, SessionEntry
+from hil.controller.web.text.names import said
+from hil.core.digest import digest_of
+from hil.core.files import open_file
+from hil.errors import StorageError, UsageError
+
+# Seconds between scans. New sessions appear within twice that time.
+POLL_S = 0.8
+# Maximum time share for scans. Slow scans run less often.
+_SHARE = 0.25
+# Cases per commit, so that pages show a large run during reading.
+_BATCH = 20_000
+# Seconds between commits while reading many sessions.
+_SHOWN_S = 0.5
+# A known record that becomes unreadable may still be in transfer. It counts as damaged after this time.
+_SETTLED_S = 2.0
+# Bytes before the last read position to compare. If they match, the lines file was only appended to.
+_MARK_BYTES = 512
+_MARKED = "|"
+
+
+@dataclass
+class IndexProgress:
+    """Progress of the indexer, for pages."""
+
+    sessions: int = 0  # sessions in the last scan
+    to_read: int = 0  # new or changed sessions in the last scan
+    read: int = 0  # sessions among ``to_read`` that were read
+    cases: int = 0  # cases read since the start
+    generation: int = 0  # increments after index changes
+    first_done: bool = False  # True after all directories were read
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def tell(self) -> None:
+        """Notify threads that wait for a change."""
+        with self.changed:
+            self.generation += 1
+            self.changed.notify_all()
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Session to read."""
+
+    root: int
+    folder: Path
+    record: str
+    id: str
+    stamp: str
+    old: IndexedState | None
+
+
+class Indexer:
+    """Context manager with a thread that reads runs directories into the index.
+
+    If a different process writes the index, this process only reports changes. This process takes over after the other
+    process ends.
+    """
+
+    def __init__(self, writer: IndexWriter, roots: Sequence[Path]) -> None:
+        self.progress = IndexProgress()
+        self._writer = writer
+        self._roots = roots
+        self._folders = [Folders() for _ in roots]
+        # Other tools' files with a record's name: (root, id) -> stamp.
+        self._foreign: dict[tuple[int, str], str] = {}
+        self._quiet: object = None  # the last scan's result, if it found no changes
+        self._others = ""  # index stamp, if a different process writes
+        self._looked_s = 0.0  # last scan's duration, without reading sessions
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._scan_until_stopped, name="hil-indexer", daemon=True)
+
+    def __enter__(self) -> Indexer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.progress.tell()
+
+    def _scan_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            self.look()
+            self._stop.wait(self.pause_s)
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to the next scan. Only scan time counts, not the time for reading sessions."""
+        return max(POLL_S, self._looked_s * (1 / _SHARE - 1))
+
+    def look(self) -> None:
+        """Scan all directories, read new sessions, and delete missing sessions from the index.
+
+        A deleted or damaged index is rebuilt by this scan or the next.
+        """
+        try:
+            if self._writer.take():
+                self._scan_folders()
+            else:
+                self._follow_writer()
+        except sqlite3.Error as error:
+            self._writer.recover(error)
+        except StorageError:
+            pass  # the disk is full or not writable; the existing index remains readable
+
+    def _follow_writer(self) -> None:
+        stamp = index_stamp(self._writer.path)
+        if stamp != self._others or not self.progress.first_done:
+            self._others, self.progress.first_done = stamp, True
+            self.progress.tell()
+
+    def _scan_folders(self) -> None:
+        begun, progress = time.monotonic(), self.progress
+        found, jobs, gone = 0, list[_Job](), list[int]()
+        there = [folders.look(root) for folders, root in zip(self._folders, self._roots, strict=True)]
+        seen = (self._writer.opened, there)
+        if seen == self._quiet:
+            self._looked_s = time.monotonic() - begun
+            self._judge_batch()
+            return
+        for number, root in enumerate(self._roots):
+            known = self._writer.known(number)
+            for way, record, stamp in there[number].sessions:
+                session_id = said(way)
+                found += 1
+                old = known.pop(session_id, None)
+                if self._foreign.get((number, session_id)) == stamp:
+                    continue
+                if old is None or old.stamp.partition(_MARKED)[0] != stamp:
+                    jobs.append(_Job(number, root / way, record, session_id, stamp, old))
+            gone += [old.key for old in known.values()]
+            if self._writer.keep_profiles(number, there[number].profiles):
+                progress.tell()
+        self._looked_s = time.monotonic() - begun
+        jobs.sort(key=_changed_ns, reverse=True)  # newest sessions first
+        progress.sessions, progress.to_read, progress.read = found, len(jobs), 0
+        if gone:
+            self._writer.forget(gone)
+            progress.tell()
+        self._read_all(jobs)
+        if self._stop.is_set():
+            return
+        if not progress.first_done:
+            progress.first_done = True
+            progress.tell()
+        self._quiet = None if jobs or gone else seen
+        self._judge_batch()
+
+    def _judge_batch(self) -> None:
+        if self._writer.work(judge_some):
+            self.progress.tell()
+
+    def _read_all(self, jobs: Sequence[_Job]) -> None:
+        """Read sessions. Commit periodically and at the end."""
+        with self._writer.gathering():
+            shown, changed = time.monotonic(), False
+            for job in jobs:
+                if self._stop.is_set():
+                    break
+                changed |= self._read_job(job)
+                self.progress.read += 1
+                if changed and time.monotonic() - shown > _SHOWN_S:
+                    self._writer.commit()
+                    self.progress.tell()
+                    shown, changed = time.monotonic(), False
+        if changed:
+            self.progress.tell()
+
+    def _read_job(self, job: _Job) -> bool:
+        """Read a session into the index. Return True if the index changed."""
+        found = read_session(job.folder, job.record, job.id)
+        if found is None:
+            self._foreign[job.root, job.id] = job.stamp
+            return False
+        session, cases = found
+        if session.kind == "damaged" and _is_incomplete(job.folder / job.record, known=job.old is not None):
+            return False
+        if session.lines:
+            self._read_lines(job, session)
+        else:
+            self._writer.write(job.root, job.folder, session, cases, stamp=job.stamp)
+            self.progress.cases += len(cases)
+        return True
+
+    def _read_lines(self, job: _Job, session: SessionEntry) -> None:
+        """Read a suite run's cases. If the lines file was only appended to, read only new lines."""
+        path, old = job.folder / session.lines, job.old
+        grown = (
+            old is not None and bool(old.read_bytes) and _digest_before(path, old.read_bytes) == _parse_mark(old.stamp)
+        )
+        start, number, damaged = (old.read_bytes, old.cases, old.damaged) if grown and old else (0, 0, 0)
+        batch: list[CaseEntry] = []
+        fresh = not grown
+
+        def write() -> None:
+            nonlocal fresh
+            stamp = f"{job.stamp}{_MARKED}{_digest_before(path, start)}"
+            self._writer.write(
+                job.root, job.folder, session, batch, stamp=stamp, read_bytes=start, damaged=damaged, fresh=fresh
+            )
+            self.progress.cases += len(batch)
+            fresh = False
+            batch.clear()
+
+        for case, end in read_lines(path, start, number):
+            start = end
+            if case is None:
+                damaged += 1
+            else:
+                batch.append(case)
+            if len(batch) >= _BATCH:
+                write()
+                self._writer.commit()
+                self.progress.tell()
+        write()
+
+
+def _changed_ns(job: _Job) -> int:
+    """Return the record's modification time from the session's stamp, or 0 if unknown."""
+    parts = job.stamp.split(" ")[0].split(":")
+    return int(parts[1]) if len(parts) > 1 else 0
+
+
+def _is_incomplete(path: Path, *, known: bool) -> bool:
+    """Return True if an unreadable record was deleted, or recently replaced and may still be in transfer."""
+    try:
+        changed = path.stat().st_mtime
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return known and 0 <= time.time() - changed < _SETTLED_S
+
+
+def _digest_before(path: Path, end: int) -> str:
+    """Return a digest for the bytes before an offset, or "" if the file is shorter."""
+    try:
+        with open_file(path) as file:
+            file.seek(max(0, end - _MARK_BYTES))
+            found = file.read(min(end, _MARK_BYTES))
+    except (OSError, UsageError):
+        return ""
+    return digest_of(found) if found and len(found) == min(end, _MARK_BYTES) else ""
+
+
+def _parse_mark(stamp: str) -> str:
+    return stamp.partition(_MARKED)[2] or "nothing"

@@ -1,0 +1,289 @@
+"""Queries for sessions and cases in the index."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hil.controller.web.index.index import NUMBERS, SEPARATOR, WORDS
+from hil.controller.web.text.addresses import PageQuery, link_of, page_at, reference_of
+from hil.controller.web.text.names import meant
+from hil.errors import UsageError
+
+PAGE_ROWS = 100
+# The trigram index needs three characters. Shorter words are only searched in titles, ids and model names.
+_TRIGRAM = 3
+_LISTS = ("models", "boards", "runtimes", "compilers", "labels")
+_EQUAL = {"kind": "kind", "suite": "suite", "flow": "flow", "verdict": "verdict", "branch": "branch"}
+_ORDERS = {
+    "created": "created",
+    "title": "title",
+    "cases": "cases",
+    "failing": "failing",
+}
+
+
+@dataclass(frozen=True)
+class SessionFilter(PageQuery):
+    """Query parameters for sessions. "" matches all."""
+
+    q: str = ""  # words to search for
+    kind: str = ""
+    verdict: str = ""
+    model: str = ""
+    board: str = ""
+    runtime: str = ""
+    compiler: str = ""
+    label: str = ""
+    branch: str = ""
+    commit: str = ""  # a prefix
+    suite: str = ""
+    flow: str = ""
+    order: str = ""  # column, with "-" for descending order; "" is newest first
+    page: int = 1
+
+
+@dataclass(frozen=True)
+class IndexedSession:
+    """Session as pages show it."""
+
+    key: int
+    id: str
+    root: int
+    folder: str
+    kind: str
+    title: str
+    created: float | None
+    finished: bool
+    exit_code: int | None
+    suite: str
+    place: str  # directory of the models; "" for a built-in suite, or if unknown
+    flow: str
+    branch: str
+    commit: str
+    command: str
+    error: str
+    lines: str
+    verdict: str
+    planned: int
+    cases: int
+    failing: int
+    damaged: int
+    # sum of the device times with enough iterations to compare, and number of these cases
+    device_ns: float | None = None
+    device_cases: int = 0
+    boards: Sequence[str] = ()
+    runtimes: Sequence[str] = ()
+    compilers: Sequence[str] = ()
+    models: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)  # model -> digest of its file, if known
+
+    @property
+    def link(self) -> str:
+        """Query that identifies the session."""
+        return link_of(self.id, self.root)
+
+    @property
+    def reference(self) -> str:
+        """Text that identifies the session in a single URL parameter."""
+        return reference_of(self.id, self.root)
+
+
+def _make_session(row: sqlite3.Row) -> IndexedSession:
+    values = {name: row[name] for name in row.keys() if name not in ("commit_id", "stamp", "read_bytes")}  # noqa: SIM118 - iterating over a row gives its values
+    values |= {name: [one for one in (row[name] or "").split(SEPARATOR) if one] for name in _LISTS}
+    values |= {name: json.loads(row[name] or "{}") for name in ("outcomes", "versions", "digests")}
+    return IndexedSession(
+        **{
+            **values,
+            "folder": meant(row["folder"] or ""),
+            "commit": row["commit_id"] or "",
+            "finished": bool(row["finished"]),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class SessionPage:
+    """Page of sessions, and the total number."""
+
+    sessions: Sequence[IndexedSession]
+    total: int
+    pages: int
+
+
+def list_sessions(database: sqlite3.Connection, asked: SessionFilter, rows: int = PAGE_ROWS) -> SessionPage:
+    """Return a page of matching sessions. Raises UsageError for an unknown order."""
+    where, values = _session_condition(asked)
+    total = int(database.execute(f"select count(*) from sessions where {where}", values).fetchone()[0])
+    first, pages = page_at(asked.page, total, rows)
+    found = database.execute(
+        f"select * from sessions where {where} order by {_order_clause(asked.order)} limit ? offset ?",
+        (*values, rows, first),
+    )
+    return SessionPage([_make_session(row) for row in found], total, pages)
+
+
+def sessions_where(database: sqlite3.Connection, condition: str, values: Sequence[Any]) -> list[IndexedSession]:
+    """Return sessions that match an SQL condition. The condition must not contain user input."""
+    return [_make_session(row) for row in database.execute(f"select * from sessions where {condition}", values)]
+
+
+def _order_clause(order: str) -> str:
+    if not order:
+        return "created desc, key desc"
+    column = _ORDERS.get(order.removeprefix("-"))
+    if column is None:
+        raise UsageError(f"invalid session order {order!r}", hint=f"valid orders: {', '.join(_ORDERS)}")
+    return f"{column} {'desc' if order.startswith('-') else 'asc'}, key desc"
+
+
+def _session_condition(asked: SessionFilter) -> tuple[str, list[Any]]:
+    parts, values = ["1"], list[Any]()
+    for name, column in _EQUAL.items():
+        if value := getattr(asked, name):
+            parts.append(f"{column} = ?")
+            values.append(value)
+    for name in _LISTS:
+        if value := getattr(asked, name.removesuffix("s")):
+            parts.append(f"instr({name}, ?)")
+            values.append(f"{SEPARATOR}{value}{SEPARATOR}")
+    if asked.commit:
+        parts.append("substr(commit_id, 1, length(?)) = ?")
+        values += [asked.commit, asked.commit]
+    for word in asked.q.split():
+        if len(word) >= _TRIGRAM:
+            parts.append("key in (select rowid from session_texts where text match ?)")
+            values.append('"' + word.replace('"', '""') + '"')
+        else:
+            parts.append("(instr(lower(title), ?) or instr(lower(id), ?) or instr(lower(models), ?))")
+            values += [word.lower()] * 3
+    return " and ".join(parts), values
+
+
+def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
+    """Return the possible values of each filter."""
+    found: dict[str, list[str]] = {}
+    for name, column in _EQUAL.items():
+        rows = database.execute(f"select distinct {column} from sessions where {column} != '' order by 1 limit 500")
+        found[name] = [row[0] for row in rows]
+    for column in _LISTS:
+        rows = database.execute(f"select distinct {column} from sessions where {column} != '' limit 2000")
+        names = {name for row in rows for name in row[0].split(SEPARATOR) if name}
+        found[column.removesuffix("s")] = sorted(names)[:500]
+    return found
+
+
+def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -> IndexedSession:
+    """Return a session by id. Raises UsageError if the session is missing."""
+    row = database.execute("select * from sessions where id = ? and root = ?", (session_id, root)).fetchone()
+    if row is None:
+        raise UsageError(f"session {session_id!r} not found", hint="see the list of sessions; it may have been deleted")
+    return _make_session(row)
+
+
+_CASE_ORDERS = {
+    "number": "number",
+    "name": "name",
+    "op": "op",
+    "outcome": "outcome",
+    "time": "device_p50_ns",
+    "host": "host_s",
+    "abs": "max_abs",
+    "ulp": "max_ulp",
+    "sqnr": "sqnr_db",
+}
+_CASE_COLUMNS = (
+    *(f"(select word from words where words.key = cases.{name}) as {name}" for name in WORDS),
+    "session",
+    *NUMBERS,
+)
+SELECT_CASES = f"select {', '.join(_CASE_COLUMNS)} from cases"
+
+
+@dataclass(frozen=True)
+class CaseFilter(PageQuery):
+    """Query parameters for the cases of a session. "" matches all."""
+
+    q: str = ""  # words that the case name must contain
+    outcome: str = ""  # an outcome, or "failing"
+    op: str = ""
+    model: str = ""
+    order: str = ""
+    page: int = 1
+
+
+@dataclass(frozen=True)
+class CasePage:
+    """Page of cases, and the total number."""
+
+    cases: Sequence[sqlite3.Row]
+    total: int
+    pages: int
+
+
+PASSING = ("PASS", "XFAIL", "SKIP")
+
+
+def list_cases(
+    database: sqlite3.Connection, session: IndexedSession, asked: CaseFilter, rows: int = PAGE_ROWS
+) -> CasePage:
+    """Return a page of a session's cases. Raises UsageError for an unknown order."""
+    where, values = _case_condition(session, asked)
+    column = _CASE_ORDERS.get(asked.order.removeprefix("-") or "number")
+    if column is None:
+        raise UsageError(f"invalid case order {asked.order!r}", hint=f"valid orders: {', '.join(_CASE_ORDERS)}")
+    direction = "desc" if asked.order.startswith("-") else "asc"
+    shown = f"(select word from words where words.key = {column})" if column in WORDS else column
+    order = f"sought {direction} nulls last, seen"
+    values |= {"rows": rows, "skip": (max(1, asked.page) - 1) * rows}
+    hits = f"select name as hit, number as seen, {shown} as sought from cases where {where}"
+    if asked.q.split():
+        # Text search is slowest, so filter and count in one pass.
+        begin, source, total = f"with hits as materialized ({hits}), ", "hits", "(select count(*) from hits)"
+    else:
+        count = database.execute(f"select count(*) from cases where {where}", values).fetchone()[0]
+        begin, source, total = "with ", f"({hits})", str(int(count))
+    # Fetch columns only for the cases of this page. Page numbers beyond the end show the last page.
+    last_page = f"max(0, ({total} - 1) / :rows * :rows)"
+    found = database.execute(
+        f"{begin}shown as (select * from {source} order by {order} limit :rows offset min(:skip, {last_page})) "
+        f"select {', '.join(_CASE_COLUMNS)}, {total} as total "
+        f"from shown join cases on session = :session and cases.name = hit order by {order}",
+        values,
+    ).fetchall()
+    counted = int(found[0]["total"]) if found else 0
+    return CasePage(found, counted, max(1, -(-counted // rows)))
+
+
+def _case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[str, dict[str, Any]]:
+    parts, values = ["session = :session"], dict[str, Any](session=session.key)
+    for name in ("outcome", "op", "model"):
+        value = getattr(asked, name)
+        if name == "outcome" and value == "failing":
+            passing = ", ".join(f"'{word}'" for word in PASSING)
+            parts.append(f"outcome not in (select key from words where word in ({passing}))")
+        elif value:
+            parts.append(f"{name} = (select key from words where word = :{name})")
+            values[name] = value
+    for number, word in enumerate(asked.q.split()):
+        # Search only this session's names. Most other words are failure messages.
+        parts.append(f"instr((select lower(word) from words where key = cases.name), :q{number})")
+        values[f"q{number}"] = word.lower()
+    return " and ".join(parts), values
+
+
+def find_case(database: sqlite3.Connection, session: IndexedSession, name: str) -> sqlite3.Row:
+    """Return a case by name. Raises UsageError if the case is missing."""
+    row: sqlite3.Row | None = database.execute(
+        f"{SELECT_CASES} where session = ? and name = (select key from words where word = ?)", (session.key, name)
+    ).fetchone()
+    if row is None:
+        raise UsageError(f"case {name!r} not found in {session.id}", hint="see the session's table of cases")
+    return row

@@ -1,0 +1,84 @@
+"""Farm boards: list, state and reason, leases, jobs, use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import RedirectResponse, Response
+
+from hil.controller.farm import selector
+from hil.controller.farm.timeline import stays
+from hil.controller.web.pages.farm.charts import SPANS, Chart, no_chart, span_of, stays_chart
+from hil.controller.web.pages.farm.view import STATE_KINDS, FarmView, away_page, farm_page, form_of, is_update, view_of
+from hil.controller.web.site import number_of
+from hil.errors import FarmUnreachable, UsageError
+
+router = APIRouter()
+_EVENTS = 200
+
+
+@router.get("/boards")
+def boards(request: Request) -> Response:
+    """List all boards, or the boards that match a selector."""
+    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    text = request.query_params.get("select", "")
+    wanted = selector.parse(text)
+    try:
+        every = farm.ask("boards")
+        chart = no_chart(hours) if is_update(request) else use_of(farm, [one["name"] for one in every], hours)
+    except FarmUnreachable as error:
+        return away_page(request, error)
+    found = [one for one in every if wanted.matches(one["labels"])]
+    chart = chart.of([one["name"] for one in found])
+    return farm_page(request, "boards.html", {**_common_values(farm), "boards": found, "select": text, "chart": chart})
+
+
+@router.get("/board")
+def board(request: Request) -> Response:
+    """Show a board with events, leases, jobs and use."""
+    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    name = request.query_params.get("name", "")
+    try:
+        found = next((one for one in farm.ask("boards") if one["name"] == name), None)
+        if found is None:
+            raise UsageError(f"board {name[:100]!r} not found on the farm", hint="see the list of boards")
+        events = farm.link.past.events(farm.ask, name)[-5 * _EVENTS :]
+        chart = no_chart(hours) if is_update(request) else use_of(farm, [name], hours, board=name)
+    except FarmUnreachable as error:
+        return away_page(request, error)
+    had = sorted(stays(events), key=lambda one: one.lease, reverse=True)[:_EVENTS]
+    values = {"board": found, "events": events[: -_EVENTS - 1 : -1], "stays": had}
+    return farm_page(request, "board.html", {**_common_values(farm), **values, "chart": chart})
+
+
+def use_of(farm: FarmView, boards: list[str], hours: int, board: str = "") -> Chart:
+    """Return the use of boards over a time span. With ``board``, more events of that board are read."""
+
+    def make() -> Chart:
+        return stays_chart(*farm.link.past.stays(farm.ask, board), boards, hours)
+
+    return farm.link.lately(f"use {hours} {board}", make)
+
+
+def _common_values(farm: FarmView) -> dict[str, Any]:
+    return {"farm": farm, "kinds": STATE_KINDS, "spans": SPANS}
+
+
+@router.post("/board/drain")
+async def drain(request: Request) -> Response:
+    """Drain a board: running jobs may end, and no new jobs start."""
+    form = await form_of(request)
+    return await _change_board(request, form, "drain", reason=form.get("reason", "") or "drained from the web page")
+
+
+@router.post("/board/resume")
+async def resume(request: Request) -> Response:
+    """Return a board to service."""
+    return await _change_board(request, await form_of(request), "resume")
+
+
+async def _change_board(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:
+    await run_in_threadpool(view_of(request).do, action, name=form.get("name", ""), **arguments)
+    return RedirectResponse("/boards", 303)

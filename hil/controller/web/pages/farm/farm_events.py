@@ -1,0 +1,131 @@
+"""Server-sent events for farm events and job logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+
+from hil.controller.farm.messages import ENDED, parse_job
+from hil.controller.web.live import PACE_S, told_of
+from hil.controller.web.pages.farm.view import FarmView, view_of
+from hil.core.text import visible
+from hil.errors import FarmUnreachable, HilError
+
+router = APIRouter()
+# Maximum concurrently followed logs, and characters from a log's end to show as text.
+_MOST_FOLLOWED, _LOG_CHARS = 50, 256 << 10
+_NUMBER_DIGITS = 18
+_MOST_PARTS = 1000
+# Timeout for reading a log for a page, in seconds.
+_LOG_S = 10.0
+_LONGER = "\n[truncated: hil farm logs {name} prints the full log]\n"
+_followed: set[object] = set()
+
+
+@router.get("/farm/events")
+async def farm_events(request: Request) -> StreamingResponse:
+    """Send a ``farm`` event after each farm event, connect and disconnect."""
+    link = view_of(request).link
+    return told_of("farm", request, lambda: link.generation, lambda: link.over)
+
+
+@router.get("/job/log")
+async def job_log(request: Request) -> Response:
+    """Stream a job's log from the start to the job's end, with an event for each piece."""
+    farm, name = view_of(request), request.query_params.get("name", "")
+    parse_job(name)
+    if len(_followed) >= _MOST_FOLLOWED:
+        return PlainTextResponse("The limit of open log streams is reached.", 503)
+    given = request.headers.get("last-event-id", "")
+    after = int(given) if given.isdecimal() and len(given) < _NUMBER_DIGITS else 0
+    return StreamingResponse(_stream_log(request, farm, name, after), media_type="text/event-stream")
+
+
+async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -> AsyncIterator[str]:
+    me, quiet = object(), True
+    _followed.add(me)
+    try:
+        while not (farm.link.over or await request.is_disconnected()):
+            try:
+                # Check the state before reading the log, so that the log is complete if the job has ended.
+                ended = quiet and await run_in_threadpool(_has_ended, farm, name)
+                pieces = await run_in_threadpool(_new_log_pieces, farm, name, after)
+            except FarmUnreachable:
+                yield ": the farm is away\n\n"
+                await asyncio.sleep(PACE_S)
+                continue
+            except HilError as error:
+                yield f"event: over\ndata: {json.dumps(error.message)}\n\n"
+                return
+            for piece in pieces:
+                after = piece["number"]
+                yield f"id: {after}\ndata: {json.dumps(_format_piece(piece, name))}\n\n"
+            if (quiet := not pieces) and ended:
+                yield 'event: over\ndata: ""\n\n'
+                return
+            if quiet:
+                await asyncio.sleep(PACE_S)
+    finally:
+        _followed.discard(me)
+
+
+def _new_log_pieces(farm: FarmView, name: str, after: int) -> list[dict[str, Any]]:
+    """Return the log pieces after a number. Repeated pieces from a hostile gateway are dropped."""
+    found: list[dict[str, Any]] = []
+    for piece in farm.ask("logs", name=name, after=after):
+        if piece["number"] > after:
+            after = piece["number"]
+            found.append(piece)
+    return found
+
+
+def _has_ended(farm: FarmView, name: str) -> bool:
+    """Return True if all jobs have ended, so that the log is complete."""
+    submission, number = parse_job(name)
+    named = number is not None
+    rows = [farm.ask("job", name=name)] if named else farm.ask("jobs", submission=submission, limit=_MOST_PARTS)
+    return all(row["state"] in ENDED for row in rows)
+
+
+def _format_piece(piece: dict[str, Any], name: str) -> str:
+    text = visible(piece["text"])
+    if piece["job"] == name:
+        return text
+    return "".join(f"{piece['job']}  {line}" for line in text.splitlines(keepends=True))
+
+
+@router.get("/job/log.txt")
+def job_log_text(request: Request) -> Response:
+    """Return the current end of a job's log."""
+    farm, name = view_of(request), request.query_params.get("name", "")
+    parse_job(name)
+    return PlainTextResponse(printed(farm, name))
+
+
+def printed(farm: FarmView, name: str) -> str:
+    """Return the current end of a job's log. Reading stops after :data:`_LOG_S` seconds.
+
+    Raises the errors of :meth:`.FarmView.ask`.
+    """
+    kept: deque[str] = deque()
+    size = after = 0
+    deadline = time.monotonic() + _LOG_S
+    while pieces := _new_log_pieces(farm, name, after):
+        after = pieces[-1]["number"]
+        if time.monotonic() >= deadline:
+            kept.append(_LONGER.format(name=name))
+            break
+        for piece in pieces:
+            kept.append(_format_piece(piece, name))
+            size += len(kept[-1])
+            while len(kept) > 1 and size > _LOG_CHARS:
+                size -= len(kept.popleft())
+    return "".join(kept)[-_LOG_CHARS:]

@@ -1,0 +1,144 @@
+"""Farm queue and jobs: position and reason, leases, events, outcomes of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import RedirectResponse, Response
+
+from hil.controller.farm.messages import ENDED, JobState, parse_job
+from hil.controller.farm.timeline import QueueTimes
+from hil.controller.farm.turns import with_turns
+from hil.controller.web.index.sessions import IndexedSession, find_session
+from hil.controller.web.pages.farm.charts import SPANS, Chart, no_chart, span_of, wait_chart
+from hil.controller.web.pages.farm.farm_events import printed
+from hil.controller.web.pages.farm.view import FarmView, away_page, farm_page, form_of, is_update, view_of
+from hil.controller.web.site import is_saved, number_of, rows_of, site_of
+from hil.errors import FarmUnreachable, UsageError
+
+router = APIRouter()
+# Maximum rows: queued jobs by default, queued or running jobs at most, jobs in a submission, ended jobs. The last limit
+# is the number of queued jobs to request from the farm.
+_JOBS, _MOST_ROWS, _MOST_PARTS, _ENDED = 100, 200, 1000, 20
+_MOST_QUEUED = 2000
+# Maximum cases to show for a job or submission.
+_CASES = 200
+
+
+@router.get("/queue")
+def queue(request: Request) -> Response:
+    """Show queued jobs in order, running jobs, and the last ended jobs."""
+    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    limit = min(max(1, number_of(request, "limit", _JOBS)), _MOST_ROWS)
+    page = min(max(1, number_of(request, "page", 1)), _MOST_QUEUED // limit)
+    first, rows = (page - 1) * limit, rows_of(request, limit)
+    try:
+        stats = farm.ask("stats")
+        waiting = farm.ask("queue", limit=min(first + rows, _MOST_QUEUED))[first:]
+        running = farm.ask("jobs", state=[JobState.RUNNING.value], limit=rows_of(request, _MOST_ROWS))
+        ended = farm.ask("jobs", state=[state.value for state in ENDED], limit=10 * _ENDED)
+        chart, waits = (no_chart(hours), []) if is_update(request) else waits_of(farm, hours)
+    except FarmUnreachable as error:
+        return away_page(request, error)
+    ended = sorted(ended, key=lambda job: str(job["finished_at"]), reverse=True)[:_ENDED]
+    pages = _Pages(limit, page, hours, first + len(waiting), stats["jobs"]["queued"])
+    values = {"stats": stats, "waiting": waiting, "running": running, "ended": ended, "pages": pages}
+    return farm_page(request, "queue.html", {**values, "chart": chart, "waits": waits, "spans": SPANS, "farm": farm})
+
+
+@dataclass(frozen=True)
+class _Pages:
+    """Current page of the queue, with links to adjacent pages."""
+
+    limit: int  # jobs per page
+    page: int
+    hours: int
+    shown: int  # jobs on this and previous pages
+    queued: int
+
+    @property
+    def left(self) -> int:
+        """Number of queued jobs after this page."""
+        return max(0, self.queued - self.shown)
+
+    @property
+    def more(self) -> bool:
+        """True if there is a next page."""
+        return bool(self.left) and (self.page + 1) * self.limit <= _MOST_QUEUED
+
+    def at(self, page: int) -> str:
+        """Return the query for another page."""
+        asked = {"limit": self.limit, "page": page, "hours": self.hours}
+        usual = {"limit": _JOBS, "page": 1, "hours": 24}
+        return urlencode({name: value for name, value in asked.items() if value != usual[name]})
+
+
+def waits_of(farm: FarmView, hours: int) -> tuple[Chart, list[QueueTimes]]:
+    """Return queue times over a time span."""
+
+    def make() -> tuple[Chart, list[QueueTimes]]:
+        return wait_chart(farm.link.past.jobs(farm.ask), hours)
+
+    return farm.link.lately(f"waits {hours}", make)
+
+
+@router.get("/job")
+def job(request: Request) -> Response:
+    """Show a job, or all jobs of a submission."""
+    farm, name = view_of(request), request.query_params.get("name", "")
+    submission, _ = parse_job(name)
+    try:
+        jobs = jobs_of(farm, name)
+        values = _fetch_details(farm, name, jobs, rows_of(request, _CASES))
+        # A saved page cannot follow the log.
+        values["printed"] = printed(farm, name) if is_saved(request) else ""
+    except FarmUnreachable as error:
+        return away_page(request, error)
+    values["session"] = _find_result_session(request, str(submission), name, jobs)
+    return farm_page(request, "job.html", {**values, "name": name, "farm": farm})
+
+
+def jobs_of(farm: FarmView, name: str) -> list[Mapping[str, Any]]:
+    """Return a job, or all jobs of a submission."""
+    submission, number = parse_job(name)
+    jobs = farm.ask("jobs", submission=submission, limit=_MOST_PARTS) if number is None else []
+    return jobs if len(jobs) > 1 else [farm.ask("job", name=name)]
+
+
+def _fetch_details(farm: FarmView, name: str, jobs: list[Mapping[str, Any]], most: int) -> dict[str, Any]:
+    """Return the details of a job: queue position, events, current outcomes of cases."""
+    events = farm.ask("events", job=name)
+    if (whole := name.partition(".")[0]) != name:
+        events = sorted([*farm.ask("events", job=whole), *events], key=lambda one: one["id"])
+    live = any(one["state"] not in ENDED for one in jobs)
+    found: dict[str, Any] = farm.ask("cases", name=name, limit=most)
+    return {**found, "jobs": with_turns(farm.ask, jobs), "events": events[::-1], "live": live}
+
+
+def _find_result_session(
+    request: Request, submission: str, name: str, jobs: list[Mapping[str, Any]]
+) -> IndexedSession | None:
+    """Return the stored session with a job's results, or None if it does not exist (yet)."""
+    site, farm = site_of(request), view_of(request).link
+    if farm.runs is None or farm.runs not in site.roots:
+        return None
+    with site.reader.reading() as database:
+        for one in dict.fromkeys((submission, f"{submission}/{name}")):
+            try:
+                return find_session(database, one, list(site.roots).index(farm.runs))
+            except UsageError:
+                continue
+    return None
+
+
+@router.post("/job/cancel")
+async def cancel(request: Request) -> Response:
+    """Cancel a queued or running job."""
+    form = await form_of(request)
+    await run_in_threadpool(view_of(request).do, "cancel", name=form.get("name", ""))
+    return RedirectResponse("/queue", 303)

@@ -1,0 +1,241 @@
+"""Profiles: operations with a trace, a comparison of two, and a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hil.controller.analysis.profile.compile_totals import read_compilation
+from hil.controller.analysis.profile.diff import OpDiff
+from hil.controller.analysis.profile.show import TITLES
+from hil.controller.analysis.profile.totals import GROUPS, run_times, shortener
+from hil.controller.web.index import sessions
+from hil.controller.web.index.profiles import (
+    StoredProfile,
+    check_compilation,
+    find_profile,
+    how_to_show,
+    list_profiles,
+    named_profiles,
+    open_profile,
+    trace_file,
+)
+from hil.controller.web.pages.traces import operations
+from hil.controller.web.pages.traces.perfetto import viewer_hint
+from hil.controller.web.session.records import read_detail
+from hil.controller.web.site import WebSite, asked, number_of, rows_of, site_of
+from hil.controller.web.templating import when
+from hil.controller.web.text.csv_answer import MOST_ROWS, csv_rows
+from hil.controller.web.text.names import said
+from hil.errors import UsageError
+
+router = APIRouter()
+# Maximum profiles to offer for a comparison. The list of traces has all.
+_CHOICES = 200
+_LISTED = 500
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """Frame with Perfetto's UI."""
+
+    query: str  # query of the viewer's URL; "" without a trace
+    reason: str  # reason why the trace cannot be shown, or ""
+    bytes: int = 0
+
+
+@router.get("/traces")
+def traces(request: Request) -> Response:
+    """List all profiles in the served directories."""
+    site = site_of(request)
+    with site.reader.reading() as database:
+        listed = list_profiles(database, site.roots, rows_of(request, _LISTED))
+    return site.page(request, "traces.html", found=listed.found, total=listed.total)
+
+
+@router.get("/trace")
+def trace(request: Request) -> Response:
+    """Show a profile, ``?profile=KEY`` or ``?id=...&case=...&kind=run``, or compare two, ``?a=KEY&b=KEY``."""
+    query = request.query_params
+    if query.get("a") or query.get("b"):
+        return _render_comparison(request)
+    if query.get("profile"):
+        return _render_profile(request, find_profile(site_of(request).roots, query["profile"]), "")
+    return _render_case_profile(request)
+
+
+def _render_case_profile(request: Request) -> Response:
+    site, query = site_of(request), request.query_params
+    with site.reader.reading() as database:
+        session = sessions.find_session(database, query.get("id", ""), number_of(request, "root"))
+        row = sessions.find_case(database, session, query.get("case", ""))
+    found = named_profiles(site.roots, Path(session.folder), str(row["name"]), read_detail(session, row).profiles)
+    wanted = query.get("kind") or next((one.kind for one in found if one.kind == "run"), "")
+    profile = next((one for one in found if one.kind == wanted), found[0] if found and not wanted else None)
+    if profile is None:
+        hint = "hil run MODEL --profile DIR writes a profile, hil suite run --profile DIR writes a profile per case"
+        raise UsageError(f"{row['name']} has no {f'{wanted} ' if wanted else ''}profile", hint=hint)
+    if not profile.key:
+        raise UsageError("cannot show this profile", hint=how_to_show(profile))
+    return _render_profile(request, profile, said(Path(session.folder).name))
+
+
+def _render_profile(request: Request, profile: StoredProfile, run: str) -> Response:
+    """Show a profile.
+
+    Args:
+        run: expected session of the profile; "" accepts any.
+    """
+    site, wanted = site_of(request), asked(request, operations.TableQuery)
+    common: dict[str, Any] = {
+        "profile": profile,
+        "asked": wanted,
+        "fixed": f"{urlencode({'profile': profile.key})}&",
+        "line": _make_time_line(site, {"profile": profile.key}, [profile]),
+    }
+    if profile.kind == "trace":
+        return site.page(request, "trace_only.html", **common)
+    if profile.kind == "compile":
+        found = read_compilation(check_compilation(site.roots, profile))
+        return site.page(request, "trace_compile.html", found=found, most=rows_of(request, 50), **common)
+    head = open_profile(site.roots, profile)
+    sums = operations.totals_of(profile.folder, wanted.by)
+    with site.reader.reading() as database:
+        others = list_profiles(database, site.roots, _CHOICES, kind="run", but=profile.key).found
+    return site.page(
+        request,
+        "trace.html",
+        head=head,
+        times=run_times(head),
+        other_run=bool(run) and head.run.split(" ")[0] != run,
+        found=operations.page_of_totals(sums, wanted, rows_of(request, operations.PAGE_ROWS)),
+        short=shortener(sums),
+        groups=GROUPS,
+        title=TITLES[wanted.by],
+        others=others,
+        **common,
+    )
+
+
+def _render_comparison(request: Request) -> Response:
+    site, wanted = site_of(request), asked(request, operations.TableQuery)
+    a, b = _find_profile_pair(site, request.query_params)
+    keys = {"a": a.key, "b": b.key}
+    heads = [open_profile(site.roots, one) for one in (a, b)]
+    diff = operations.diff_of(a.folder, b.folder)
+    return site.page(
+        request,
+        "trace_diff.html",
+        a=a,
+        b=b,
+        heads=heads,
+        diff=diff,
+        asked=wanted,
+        found=operations.page_of_diffs(diff.ops, wanted, rows_of(request, operations.PAGE_ROWS)),
+        fixed=f"{urlencode(keys)}&",
+        swapped=urlencode({"a": b.key, "b": a.key}),
+        line=_make_time_line(site, keys, []),
+    )
+
+
+def _find_profile_pair(site: WebSite, query: Mapping[str, str]) -> tuple[StoredProfile, StoredProfile]:
+    """Return the two requested profiles. Raises UsageError if one is missing or is not from a run."""
+    keys = [query.get(name, "") for name in ("a", "b")]
+    if not all(keys):
+        raise UsageError("a comparison requires two profiles, A and B", hint="choose both in the list of traces")
+    a, b = (find_profile(site.roots, key) for key in keys)
+    for one in (a, b):
+        if one.kind != "run":
+            raise UsageError(f"cannot compare {one.name}: not a profile of a run", hint="open each profile separately")
+    return a, b
+
+
+def _make_time_line(site: WebSite, query: dict[str, str], profiles: Sequence[StoredProfile]) -> TimeLine:
+    """Return the frame for a trace. The merged trace of two profiles is created when the frame requests it."""
+    try:
+        size = sum(trace_file(site.roots, one).stat().st_size for one in profiles)
+    except (UsageError, OSError):
+        return TimeLine("", "The trace of this profile is missing: hil writes a trace with each profile.")
+    return TimeLine(urlencode(query), viewer_hint(), size)
+
+
+_TOTAL = (
+    *("name", "kind", "run_ns", "share", "calls", "total_ns", "mean_ns", "p50_ns", "parallelism", "flops_per_s"),
+    *("bytes_per_s", "intensity", "bound_estimate", "onnx_nodes", "op_types", "ops"),
+)
+_DIFF = (
+    *(
+        "name",
+        "kind",
+        "change",
+        "a_p50_ns",
+        "b_p50_ns",
+        "a_share",
+        "b_share",
+        "change_ns",
+        "ratio",
+        "ratio_low",
+        "ratio_high",
+    ),
+)
+
+
+@router.get("/trace.csv")
+def trace_csv(request: Request) -> Response:
+    """Return the operations of one or two profiles in the requested order. Raises the same errors as the page."""
+    site, wanted, query = site_of(request), asked(request, operations.TableQuery), request.query_params
+    if query.get("a") or query.get("b"):
+        a, b = _find_profile_pair(site, query)
+        for one in (a, b):
+            open_profile(site.roots, one)
+        diff = operations.diff_of(a.folder, b.folder)
+        sums = [diff.timed] if diff.incomparable else [diff.timed, diff.total]
+        changes = operations.page_of_diffs(diff.ops, wanted, MOST_ROWS + 1).rows
+        return csv_rows(f"{a.name} and {b.name}", _DIFF, [_change_row(one) for one in (*sums, *changes)])
+    profile = find_profile(site.roots, query.get("profile", ""))
+    if profile.kind != "run":
+        raise UsageError(f"operations unavailable: {profile.name} is not a profile of a run")
+    open_profile(site.roots, profile)
+    found = operations.page_of_totals(operations.totals_of(profile.folder, wanted.by), wanted, MOST_ROWS + 1).rows
+    return csv_rows(profile.name, _TOTAL, [[getattr(one, name) for name in _TOTAL] for one in found])
+
+
+def _change_row(one: OpDiff) -> tuple[Any, ...]:
+    times = [(cost.p50_ns, cost.share) if cost else (None, None) for cost in (one.a, one.b)]
+    (a, of_a), (b, of_b) = times
+    return (one.name, one.kind, one.change, a, b, of_a, of_b, one.change_ns, one.ratio, one.low, one.high)
+
+
+_STEPS = {
+    "phases": ("name", "seconds", "share"),
+    "passes": ("name", "phase", "seconds", "share", "runs"),
+    "operations": ("name", "share", "seconds", "flops", "bytes", "bound"),
+}
+
+
+@router.get("/trace/compilation.csv")
+def compilation_csv(request: Request) -> Response:
+    """Return a table of a compilation's profile: phases, passes or operations."""
+    site, wanted = site_of(request), request.query_params.get("table", "")
+    if wanted not in _STEPS:
+        raise UsageError(f"unknown compilation table {wanted[:40]!r}", hint=f"valid tables: {', '.join(_STEPS)}")
+    profile = find_profile(site.roots, request.query_params.get("profile", ""))
+    found = read_compilation(check_compilation(site.roots, profile))
+    rows = [[getattr(one, name) for name in _STEPS[wanted]] for one in getattr(found, wanted)]
+    return csv_rows(f"{wanted} of {profile.name}", _STEPS[wanted], rows)
+
+
+@router.get("/traces.csv")
+def traces_csv(request: Request) -> Response:
+    """Return the list of profiles."""
+    site = site_of(request)
+    with site.reader.reading() as database:
+        found = list_profiles(database, site.roots, MOST_ROWS + 1).found
+    rows = [(one.name, one.key, one.kind, when(one.changed)) for one in found]
+    return csv_rows("profiles", ("name", "key", "kind", "written"), rows)

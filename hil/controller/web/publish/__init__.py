@@ -1,0 +1,1 @@
+"""Published sessions: sending, receiving and storing."""

@@ -1,0 +1,254 @@
+"""Upload a stored session to a `hil web` server. Only missing content is sent, and interrupted uploads resume."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from hil.controller.storage.runs import DEFAULT_ROOT
+from hil.controller.web.publish.parcels import (
+    DIGESTS,
+    MOST_FILES,
+    MOST_SESSION,
+    PIECE,
+    FileEntry,
+    Parcel,
+    check_size,
+    name_trouble,
+)
+from hil.controller.web.publish.web_client import ServerResponse, WebClient
+from hil.controller.web.readers import RECORDS
+from hil.core.digest import digest_file
+from hil.core.files import open_file, within
+from hil.errors import FarmUnreachable, UsageError
+
+# Maximum number of responses without progress for a file.
+_MAX_STALLS = 5
+_MAX_NAME = 2000
+# Directories to search for a session by name.
+FOLDERS = (DEFAULT_ROOT, Path("hil-suites"))
+_TENSORS = (".npy", ".npz")
+
+
+@dataclass(frozen=True)
+class SessionFolder:
+    """Session directory to upload."""
+
+    parcel: Parcel
+    files: Mapping[str, Path]  # digest -> a file with this content
+    left_out: Sequence[str] = ()  # skipped files with reasons
+
+
+@dataclass(frozen=True)
+class PublishResult:
+    """Result of publishing a session."""
+
+    id: str
+    url: str  # URL of the session's page
+    new: bool  # False if the server already had the session
+    files: int
+    bytes: int
+    sent_files: int  # number of uploaded files
+    sent_bytes: int
+    left_out: Sequence[str] = field(default_factory=tuple)
+
+
+def session_folder(name: str) -> Path:
+    """Return the directory of a session. ``name`` is a path, a name, a unique prefix, or ``latest``.
+
+    Raises:
+        UsageError: no session matches, or multiple sessions match.
+    """
+    try:
+        if has_record(Path(name)):
+            return Path(name)
+        stored = [path for base in FOLDERS if base.is_dir() for path in base.iterdir() if has_record(path)]
+    except OSError as error:  # the name is too long, or a directory is not readable
+        raise UsageError(f"session {name[:100]!r} not found: {error.strerror or error}") from error
+    stored.sort(key=lambda path: path.name)  # names start with the time
+    found = stored[-1:] if name == "latest" else [path for path in stored if name and path.name.startswith(name)]
+    exact = [path for path in found if path.name == name]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    what = (
+        f"session {name!r} is ambiguous: {', '.join(map(str, found[:5]))}" if found else f"session {name!r} not found"
+    )
+    raise UsageError(
+        what, hint="specify the session's directory, which contains a record such as run.json or suite.json"
+    )
+
+
+def has_record(folder: Path) -> bool:
+    """Return True if a directory contains a session."""
+    return any((folder / name).is_file() for name in RECORDS)
+
+
+def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> SessionFolder:
+    """Read the files of a session directory and their digests. Hidden files are private.
+
+    Args:
+        name: name of the session on the server; "" uses the directory name.
+        tensors: include tensors.
+
+    Raises:
+        UsageError: the directory is not a session, exceeds a limit, or a file is unreadable.
+    """
+    if not has_record(folder):
+        raise UsageError(f"{folder} is not a stored session", hint=f"expected record files: {', '.join(RECORDS)}")
+    entries: list[FileEntry] = []
+    paths: dict[str, Path] = {}
+    left_out, total = [], 0
+    for path in _walk_files(folder):
+        shown = path.relative_to(folder).as_posix()
+        if not tensors and path.suffix in _TENSORS:
+            continue
+        if trouble := name_trouble(shown) or _skip_reason(folder, path):
+            left_out.append(f"{shown}: {trouble}")
+            continue
+        try:
+            size, digest = path.stat().st_size, digest_file(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+        entries.append(FileEntry(shown, digest, size))
+        paths.setdefault(digest, path)
+        total += size
+        if len(entries) > MOST_FILES or total > MOST_SESSION:  # stop early; check_size() reports the error
+            break
+    parcel = Parcel(name or folder.resolve().name, entries)
+    check_size(parcel)
+    return SessionFolder(parcel, paths, left_out)
+
+
+def _walk_files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        yield from (Path(place) / one for one in sorted(names) if not one.startswith("."))
+
+
+def _skip_reason(folder: Path, path: Path) -> str:
+    """Return the reason for skipping a file, or ""."""
+    try:
+        within(folder, path)
+    except UsageError:
+        return "link outside the directory"
+    return "" if path.is_file() else "not a regular file"
+
+
+class Publisher(WebClient):
+    """Client that publishes sessions to a `hil web` server. A context manager."""
+
+    def publish(
+        self, folder: SessionFolder, told: Callable[[int, int], None] = lambda done, total: None
+    ) -> PublishResult:
+        """Upload missing content, then create the session on the server.
+
+        Args:
+            told: progress callback with the number of available bytes and the total.
+
+        Raises:
+            UsageError: the server rejects the session, is not a `hil web` server, or a file changed during the upload.
+            FarmUnreachable: the server does not respond or makes no progress.
+        """
+        sizes = {one.digest: one.size for one in folder.parcel.files}
+        sent: dict[str, int] = {}
+        for _ in range(2):  # the second pass uploads blobs that the server found damaged
+            lacking = self._request_missing(sizes)
+            done = sum(size for digest, size in sizes.items() if digest not in lacking)
+            for digest, have in lacking.items():
+                for there in self._upload_file(digest, folder.files[digest], have, sizes[digest]):
+                    told(done + there, sum(sizes.values()))
+                done += sizes[digest]
+                sent[digest] = sizes[digest]
+            answer = self.ask("POST", "/publish/sessions", json.dumps(folder.parcel.to_json()).encode())
+            if not (answer.status == 409 and "missing" in answer.document):
+                break
+        found = self.check(answer)
+        return PublishResult(
+            id=self._check_text(found, "id"),
+            url=self.address + self._check_text(found, "url"),
+            new=found.get("new") is True,
+            files=len(folder.parcel.files),
+            bytes=folder.parcel.size,
+            sent_files=len(sent),
+            sent_bytes=sum(sent.values()),
+            left_out=folder.left_out,
+        )
+
+    def _check_text(self, document: Mapping[str, Any], name: str) -> str:
+        """Return a validated text to show to the user: the session's id, or the path of its page."""
+        found = document.get(name)
+        if not (isinstance(found, str) and found.isprintable() and 0 < len(found) <= _MAX_NAME):
+            raise self.malformed(f"{name} is {_format_value(found)}")
+        if name == "url" and not found.startswith("/"):  # any other prefix could lead to another server
+            raise self.malformed(f"url is {_format_value(found)}")
+        return found
+
+    def _request_missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        lacking: dict[str, int] = {}
+        digests = iter(sizes.items())
+        while part := dict(itertools.islice(digests, DIGESTS)):
+            answer = self.ask("POST", "/publish/missing", json.dumps({"digests": part}).encode())
+            found = self.check(answer).get("missing")
+            if not isinstance(found, dict):
+                raise self.malformed(f"missing is {_format_value(found)}")
+            for digest, have in found.items():
+                if digest not in part:
+                    raise self.malformed("unrequested digest in the response")
+                lacking[digest] = self._check_number(have, part[digest], "missing")
+        return lacking
+
+    def _check_number(self, value: Any, most: int, name: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise self.malformed(f"{name} is {_format_value(value)}")
+        return value
+
+    def _upload_file(self, digest: str, path: Path, have: int, size: int) -> Iterator[int]:
+        """Upload a file from an offset. Yield the number of bytes that the server has."""
+        furthest, stalls = have, 0
+        try:
+            with open_file(path) as file:
+                while True:
+                    file.seek(have)
+                    data = file.read(min(PIECE, size - have))
+                    if len(data) < min(PIECE, size - have):
+                        raise UsageError(
+                            f"{path} was truncated during the upload", hint="publish after all writes are complete"
+                        )
+                    query = urlencode({"offset": have, "size": size})
+                    answer = self.ask("PUT", f"/publish/blobs/{digest}?{query}", data)
+                    have = self._parse_have(answer, path, size)
+                    if answer.status == 200:
+                        yield have
+                        if have == size:
+                            return
+                    stalls += have <= furthest
+                    furthest = max(furthest, have)
+                    if stalls > _MAX_STALLS:
+                        raise FarmUnreachable(
+                            f"upload to {self.address} stalled at {have} of {size} bytes of {path}",
+                            hint="a concurrent upload of the same file may be in progress: retry later",
+                        )
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+    def _parse_have(self, answer: ServerResponse, path: Path, size: int) -> int:
+        """Return the number of bytes that the server has, from the response to an upload request."""
+        hint = answer.document.get("hint")
+        if answer.status == 409 and isinstance(hint, str) and hint.isascii() and hint.isdecimal() and len(hint) < 16:
+            # An earlier response was lost, or another client uploads the same file.
+            return self._check_number(int(hint), size, "hint")
+        return self._check_number(self.check(answer, path).get("have"), size, "have")
+
+
+def _format_value(value: Any) -> str:
+    """Format a response value for a message.
+
+    Lists and objects become the type name, since the values may be deeply nested.
+    """
+    return type(value).__name__ if isinstance(value, (dict, list)) else repr(value)[:100]

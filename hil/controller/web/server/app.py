@@ -1,0 +1,136 @@
+"""Create the FastAPI application: pages, their shared state, and error pages."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+from hil.controller.web.access.security import HEADERS, AccessRules, RequestGuard
+from hil.controller.web.access.sharing import FairShare
+from hil.controller.web.farm.link import FarmLink
+from hil.controller.web.index.index import IndexReader
+from hil.controller.web.index.indexer import IndexProgress
+from hil.controller.web.pages import compare, events, files, graph, history, publish, sessions, share, tensors
+from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
+from hil.controller.web.pages.farm import boards, farm_events, queue
+from hil.controller.web.pages.traces import perfetto, traces
+from hil.controller.web.publish.published import PUBLISHED, PublishedStore
+from hil.controller.web.site import WebSite, site_of
+from hil.controller.web.templating import environment
+from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
+
+PAGES = (
+    sessions,
+    compare,
+    history,
+    files,
+    events,
+    share,
+    boards,
+    queue,
+    farm_events,
+    graph,
+    traces,
+    perfetto,
+    publish,
+    tensors,
+    csv_tables,
+    csv_tensors,
+    csv_farm,
+)
+_STATUS = {AccessRefused: 403, FarmUnreachable: 503, StorageError: 507}
+
+
+def create_app(
+    roots: Sequence[Path],
+    index: Path,
+    progress: IndexProgress,
+    access: AccessRules,
+    farm: FarmLink | None = None,
+    published: PublishedStore | None = None,
+) -> FastAPI:
+    """Create the application for runs directories and their index. A separate process updates the index.
+
+    Args:
+        published: store for sessions sent by `hil publish`. Default: the ``published`` directory in the first root.
+    """
+    app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.site = WebSite(roots, IndexReader(index), progress, environment(), farm)
+    app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
+    app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
+    app.state.streams = {}  # event streams of :mod:`.live`, oldest first
+    app.state.publishing = asyncio.Semaphore(publish.AT_A_TIME)
+    for page in PAGES:
+        app.include_router(page.router)
+    static = str(resources.files("hil.controller.web").joinpath("static"))
+    app.mount("/static", StaticFiles(directory=static), "static")
+    app.add_exception_handler(HilError, _handle_hil_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_query)
+    app.add_exception_handler(sqlite3.Error, _handle_index_error)
+    for unreadable in (OSError, UnicodeError, RecursionError):
+        app.add_exception_handler(unreadable, _handle_read_error)
+    app.add_exception_handler(Exception, _handle_internal_error)
+    app.add_middleware(FairShare)
+    app.add_middleware(RequestGuard, access=access)
+    return app
+
+
+def _handle_hil_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HilError)
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 404)
+    return _render_error(request, status, error.message, error.hint)
+
+
+def _handle_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _render_error(request, error.status_code, str(error.detail), "")
+
+
+def _handle_invalid_query(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    names = ", ".join(str(one["loc"][-1]) for one in error.errors()[:5])
+    return _render_error(request, 400, f"invalid URL parameters: {names}", "")
+
+
+def _handle_index_error(request: Request, error: Exception) -> Response:
+    """Handle index errors: an invalid query, or a deleted or damaged index."""
+    return _render_error(
+        request,
+        400,
+        f"index query failed: {error}",
+        "narrow the query, or retry in a moment: hil rebuilds a missing index",
+    )
+
+
+def _handle_read_error(request: Request, error: Exception) -> Response:
+    """Handle read errors: an invalid file name in a record, a deleted file, or missing permissions."""
+    why = (
+        error.strerror
+        if isinstance(error, OSError) and error.strerror
+        else "invalid text, or nesting exceeds the limit"
+    )
+    return _render_error(request, 404, f"cannot read a file named in the record: {why}", "")
+
+
+def _handle_internal_error(request: Request, error: Exception) -> Response:
+    """Handle unexpected errors. The page shows no details. The traceback is on the server's stderr."""
+    response = _render_error(request, 500, "internal error in hil web", "see the traceback in the server's terminal")
+    response.headers.update(HEADERS)
+    return response
+
+
+def _render_error(request: Request, status: int, message: str, hint: str) -> Response:
+    # API requests get plain text instead of HTML.
+    if request.headers.get("accept", "").startswith("application/json") and "/api/" in request.url.path:
+        return PlainTextResponse(f"{message}; {hint}" if hint else message, status)
+    return site_of(request).page(request, "error.html", status=status, message=message, hint=hint)

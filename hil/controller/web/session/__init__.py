@@ -1,0 +1,1 @@
+"""Data of a session's pages."""

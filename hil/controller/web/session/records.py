@@ -1,0 +1,377 @@
+"""Read the whole record of a case for a page, in the same format for all kinds of sessions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil.controller.pipeline.evidence import evidence, evidence_of_case
+from hil.controller.storage.runs import RECORD
+from hil.controller.web.files.kept import KeptFile, kept_files, logs_below
+from hil.controller.web.files.kept import own as own
+from hil.controller.web.index.sessions import IndexedSession
+from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
+from hil.controller.web.readers.analyses import findings, row_name
+from hil.controller.web.readers.commands import command_of_run
+from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document
+from hil.controller.web.readers.runs import side_name
+from hil.controller.web.readers.traces import CALL, compared_calls, comparison_of, names_of_outputs
+from hil.controller.web.session.provenance import Facts, facts_of_layer, facts_of_line, facts_of_row, facts_of_run
+from hil.controller.web.text.entries import real, text, whole
+from hil.controller.web.text.names import said
+from hil.controller.workloads.suites.store import HEAD
+from hil.controller.workloads.traces.trace import call_name
+from hil.core.bounded_json import parse_json
+from hil.core.files import open_file
+from hil.errors import UsageError
+
+# Maximum characters of a record to show as JSON.
+_SHOWN_CHARS = 200_000
+# Maximum number of outputs, attempts and similar entries of a case.
+_ROWS = 500
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """Stored tensor of a case."""
+
+    kind: str  # inputs, outputs, references; for other references: references-1, ..., plain_references
+    name: str
+    path: Path
+    dtype: str = ""  # hil's dtype, since .npy does not support all of them; "" uses the file's dtype
+
+
+# Maximum number of references to look for.
+_REFERENCES = 10
+# Directory with outputs of the original model, before the flow's recipe.
+PLAIN_REFERENCES = "plain_references"
+
+
+@dataclass(frozen=True)
+class OtherComparison:
+    """Comparison with a reference that does not determine the verdict."""
+
+    against: str
+    outcome: str
+    outputs: Sequence[Mapping[str, Any]] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CaseDetail:
+    """Complete stored data of a case."""
+
+    record: Mapping[str, Any]
+    outputs: Sequence[Mapping[str, Any]] = ()  # comparison of each output with the decisive reference
+    against: str = ""
+    hint: str = ""
+    detail: str = ""
+    timings: Mapping[str, float | None] = field(default_factory=dict)
+    repeat: str = ""  # command that repeats the case
+    diff: str = ""  # command that shows the difference
+    tensors: Sequence[TensorFile] = ()
+    logs: Sequence[Path] = ()
+    # Kind of profile (run, compile) -> recorded directories, for `profiles.named_profiles`.
+    profiles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    facts: Facts = ()  # provenance as names and values
+    others: Sequence[OtherComparison] = ()  # other references, including failed ones
+    disagreement: str = ""  # description of a disagreement between references
+    evidence: Facts = ()  # basis of the verdict
+    attempts: Sequence[Mapping[str, str]] = ()  # earlier attempts and confirmation runs
+    confirmed: str = ""
+    expectation: Mapping[str, str] = field(default_factory=dict)
+    kept: Sequence[KeptFile] = ()  # other files of the case
+
+    @property
+    def text(self) -> str:
+        """The record as JSON, cut to :data:`_SHOWN_CHARS`."""
+        try:
+            found = json.dumps(self.record, indent=1, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return "the nesting of the record exceeds the limit for pages"
+        return found if len(found) <= _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}\n... {len(found)} characters in total"
+
+
+def read_detail(session: IndexedSession, case: sqlite3.Row) -> CaseDetail:
+    """Read a case's record. Raises UsageError if the record is missing or unreadable."""
+    folder, name = Path(session.folder), str(case["name"])
+    if session.lines:
+        return _detail_of_line(folder, _read_line(folder / session.lines, case["place"], case["length"], name))
+    if session.kind == "bisect":
+        return _detail_of_layer(folder, _read_record(folder / BISECT), name)
+    if session.kind == "study":
+        return _detail_of_row(folder, _read_record(folder / STUDY), name)
+    if session.kind == "trace":
+        return _detail_of_call(folder, case["number"], session)
+    if session.kind == "bench" and (folder / BENCH).exists():
+        return _detail_of_side(folder, _read_record(folder / BENCH), name)
+    return _detail_of_run(folder, _read_record(folder / RECORD), name)
+
+
+def _read_line(path: Path, place: int, length: int, name: str) -> Mapping[str, Any]:
+    if length > MOST_BYTES:
+        raise UsageError(f"the record of {name} exceeds the size limit for pages: {length} bytes")
+    try:
+        with open_file(path) as file:
+            file.seek(place)
+            record = parse_json(file.read(length))
+        if text(record["id"]) != name:
+            raise ValueError("the file has changed")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the record of {name} cannot be read: {error}", hint="reload the page") from error
+    return dict(record)
+
+
+def _read_record(path: Path) -> Mapping[str, Any]:
+    try:
+        return read_document(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path.name} cannot be read: {error}") from error
+
+
+def _detail_of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
+    named = text(record.get("folder"))
+    place = folder / named if named and own(folder, folder / named) else None
+    outputs = _parse_outputs(record.get("outputs"))
+    try:
+        head = read_document(folder / HEAD)
+    except (OSError, ValueError):
+        head = {}
+    left = {text(what): text(where) for what, where in mapping(record.get("left")).items() if text(where)}
+    profiles = [what for what in left if what.endswith(" profile")]
+    others = [_parse_other_verdict(one) for one in mappings(record.get("other_references"))]
+    plain = _parse_outputs(record.get("plain_outputs"))
+    if plain:
+        against = f"{text(record.get('plain_against'))}, the model before the flow's recipe"
+        others.append(OtherComparison(against, "", plain))
+    return CaseDetail(
+        record,
+        outputs=outputs,
+        against=text(record.get("against")),
+        hint=str(record.get("hint") or ""),
+        detail=str(record.get("detail") or ""),
+        timings=_parse_seconds(record.get("timings")),
+        repeat=str(record.get("repeat") or ""),
+        diff=str(record.get("diff") or ""),
+        tensors=_find_tensors(place, outputs),
+        logs=logs_below(folder, place) if place else (),
+        profiles={what.removesuffix(" profile"): [str(folder / left[what])] for what in profiles},
+        facts=facts_of_line(record, head),
+        others=others,
+        disagreement=text(record.get("disagreement")),
+        evidence=evidence(record),
+        attempts=[_parse_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
+        confirmed=text(record.get("confirmed")),
+        expectation=_parse_texts(mapping(record.get("expectation"))),
+        kept=kept_files(folder, place, left),
+    )
+
+
+def _detail_of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    cases = mappings(document.get("cases"))
+    record = next((one for one in cases if text(one.get("name")) == name), {})
+    verdicts, references = mappings(record.get("verdicts")), mappings(record.get("references"))
+    verdict, reference = next(iter(verdicts), {}), next(iter(references), {})
+    error = mapping(record.get("error"))
+    named = {"inputs": record.get("inputs"), "outputs": record.get("outputs"), "references": reference.get("outputs")}
+    named |= {f"references-{number}": one.get("outputs") for number, one in enumerate(references[1:], 1)}
+    place = folder / name if own(folder, folder / name) else None
+    profiles = mappings(record.get("profiles"))
+    log = "\n".join(text(line) for line in listed(record.get("worker_log"))[:200])
+    return CaseDetail(
+        record,
+        outputs=_parse_outputs(verdict.get("outputs")),
+        against=text(reference.get("source")) or text(verdict.get("against")),
+        hint=str(error.get("hint") or ""),
+        detail=str(error.get("detail") or "") or log,
+        timings=_parse_seconds(record.get("timings")),
+        repeat=command_of_run(document, record),
+        tensors=[
+            TensorFile(kind, text(one.get("name")), folder / str(one.get("file")), text(one.get("dtype")))
+            for kind, entries in named.items()
+            for one in mappings(entries)
+            if own(folder, folder / str(one.get("file")))
+        ],
+        logs=logs_below(folder, place) if place else (),
+        profiles=profile_names(folder, record),
+        facts=facts_of_run(record, document),
+        others=[
+            *map(_parse_other_verdict, verdicts[1:]),
+            *(
+                OtherComparison(text(one.get("reference")), text(one.get("outcome")), reason=text(one.get("reason")))
+                for one in mappings(record.get("unanswered"))
+            ),
+        ],
+        disagreement=text(record.get("disagreement")),
+        evidence=evidence_of_case(record),
+        kept=kept_files(
+            folder, place, {f"{text(one.get('kind'))} profile": text(one.get("folder")) for one in profiles}
+        ),
+    )
+
+
+def _detail_of_side(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    """Return the detail for a bench's side, completed with the case from the bench's run record."""
+    try:
+        run = read_document(folder / RECORD)
+    except (OSError, ValueError):
+        run = {}
+    taken: set[str] = set()
+    for side in mappings(document.get("sides")):
+        called = side_name(side, taken)
+        taken.add(called)
+        if called == name:
+            case = next((one for one in mappings(run.get("cases")) if one.get("name") == side.get("name")), {})
+            found = _detail_of_run(folder, run, text(case.get("name")))
+            known = {**vars(found), "record": side, "timings": _parse_seconds(side.get("timings"))}
+            known["repeat"] = command_of_run({**run, **document})
+            known["facts"] = facts_of_run({**case, "placement": side.get("placement")}, run) or found.facts
+            known["hint"] = text(side.get("hint"))
+            return CaseDetail(**known)
+    return _detail_of_run(folder, run, name)
+
+
+def _detail_of_layer(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    found = ((layer, finding) for layer, finding in findings(document) if text(layer.get("name")) == name)
+    record, finding = next(found, ({}, {}))
+    outputs = _parse_outputs(finding.get("outputs"))
+    place = folder / name if own(folder, folder / name) else None
+    unjudged = [f"{text(key)}: {text(why)}" for key, why in mapping(finding.get("unjudged")).items()]
+    return CaseDetail(
+        finding if "isolated" not in record else record,
+        outputs=outputs,
+        against=text(document.get("against")),
+        hint=text(finding.get("hint")),
+        detail="\n".join(unjudged),
+        repeat=text(document.get("command")),
+        tensors=_find_tensors(place, outputs),
+        logs=logs_below(folder, place) if place else (),
+        facts=facts_of_layer(record, document, finding),
+        kept=kept_files(folder, place, {}),
+    )
+
+
+def _detail_of_row(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    row = next((one for one in mappings(document.get("rows")) if row_name(one) == name), {})
+    place = folder / text(row.get("experiment")) / text(row.get("way"))
+    stages = _parse_seconds({text(one.get("name")): one.get("seconds") for one in mappings(row.get("stages"))})
+    return CaseDetail(
+        row,
+        detail=str(row.get("detail") or ""),
+        against="training in TensorFlow",
+        timings=stages,
+        repeat=text(document.get("command")),
+        logs=logs_below(folder, place),
+        facts=facts_of_row(row, document),
+        kept=kept_files(folder, place, {}),
+    )
+
+
+def _detail_of_call(trace: Path, number: int, session: IndexedSession) -> CaseDetail:
+    folder = trace / call_name(number)
+    record = _read_record(folder / CALL)
+    compared = compared_calls(comparison_of(trace, _read_record(trace / TRACE)))
+    verdict = mapping(compared.get(number, {}).get("verdict"))
+    program, names = mapping(record.get("program")), names_of_outputs(record)
+    kinds = {"input": "inputs", "output": "outputs", "variable": "outputs"}
+    known = {"Backend": ", ".join(session.boards), "Method": text(record.get("method"))}
+    known |= {"Program": text(program.get("model")), "Runtime": text(program.get("runtime"))}
+    return CaseDetail(
+        record,
+        outputs=_parse_outputs(verdict.get("outputs")),
+        against=text(verdict.get("against")),
+        repeat=session.command,
+        tensors=[
+            TensorFile(kinds[path.stem.partition("_")[0]], names.get(path.name) or said(path.stem), path)
+            for path in sorted(folder.glob("*.npy"), key=_tensor_sort_key)
+            if path.stem.partition("_")[0] in kinds and own(folder, path)
+        ],
+        facts=[(name, value) for name, value in known.items() if value],
+    )
+
+
+def _parse_other_verdict(verdict: Mapping[str, Any]) -> OtherComparison:
+    return OtherComparison(
+        text(verdict.get("against")),
+        text(verdict.get("outcome")),
+        _parse_outputs(verdict.get("outputs")),
+        text(verdict.get("reason")),
+    )
+
+
+def _parse_outputs(values: Any) -> list[Mapping[str, Any]]:
+    """Normalize comparisons of outputs for pages, since a record may have missing or invalid values."""
+    return [
+        {
+            **one,
+            **{key: text(one.get(key)) for key in ("name", "dtype", "reason")},
+            **{key: whole(one.get(key)) for key in ("mismatches", "elements")},
+            **{key: one.get(key) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")},
+            "shape": [text(size) for size in listed(one.get("shape"))[:64]],
+            "passed": one.get("passed") is True,
+            "criteria": [_format_criterion(criterion) for criterion in mappings(one.get("criteria"))[:_ROWS]],
+        }
+        for one in mappings(values)[:_ROWS]
+    ]
+
+
+def _format_criterion(values: Mapping[str, Any]) -> str:
+    met = "met" if values.get("passed") is True else "not met"
+    shown = met if values.get("value") is None else f"{text(values['value'])}, {met}"
+    return f"{text(values.get('criterion'))}: {shown}"
+
+
+def _parse_seconds(values: Any) -> dict[str, float | None]:
+    return {text(stage): real(value) for stage, value in list(mapping(values).items())[:_ROWS]}
+
+
+def _parse_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {text(key): text(value) for key, value in list(values.items())[:_ROWS]}
+
+
+def _find_tensors(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) -> list[TensorFile]:
+    """Return the tensors of a case: files ``0-NAME.npy`` in inputs/, outputs/, references/ and similar directories."""
+    if folder is None:
+        return []
+    dtypes = {text(one.get("name")): text(one.get("dtype")) for one in outputs}
+    found = []
+    further = (f"references-{number}" for number in range(1, _REFERENCES))
+    for kind in ("inputs", "outputs", "references", "reference-0", *further, PLAIN_REFERENCES):
+        for path in sorted(_glob_files(folder / kind, "*.npy"), key=_tensor_sort_key):
+            name = said(path.stem.partition("-")[2])
+            if own(folder, path):
+                dtype = "" if kind == "inputs" else dtypes.get(name, "")
+                found.append(TensorFile("references" if kind == "reference-0" else kind, name, path, dtype))
+    return found
+
+
+def _glob_files(folder: Path, pattern: str) -> list[Path]:
+    """Return matching files, up to a limit. A missing or invalid directory has none."""
+    try:
+        return list(itertools.islice(folder.glob(pattern), _ROWS))
+    except (OSError, ValueError):
+        return []
+
+
+def _tensor_sort_key(path: Path) -> tuple[int, str]:
+    first = path.name.partition("-")[0]
+    return (int(first) if first.isdecimal() and len(first) < 10 else 1 << 30, path.name)
+
+
+def profile_names(folder: Path, record: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the profile directories of a case in a run's record, by kind.
+
+    For run profiles, the first entry is the link in the case's directory.
+    """
+    found: dict[str, list[str]] = {}
+    for one in mappings(record.get("profiles")):
+        kind, named = one.get("kind"), one.get("folder")
+        if isinstance(kind, str) and isinstance(named, str) and named:
+            link = [str(folder / text(record.get("name")) / "profile")] if kind == "run" else []
+            found[kind] = [*link, named]
+    return found

@@ -1,0 +1,180 @@
+"""Data for a session's page other than cases: special tables, missing cases, related sessions, logs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hil.controller.storage.runs import MATRIX, RECORD
+from hil.controller.web.files.kept import KeptFile, logs_below, own_files
+from hil.controller.web.index.sessions import IndexedSession, find_session
+from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
+from hil.controller.web.readers.fields import listed, mapping, mappings, read_document
+from hil.controller.web.readers.matrices import targets_of
+from hil.controller.web.readers.traces import comparison_of
+from hil.controller.web.tables import ROWS, SessionTable, bench_table, bisect_table, matrix_table, study_table
+from hil.controller.web.text.entries import text
+from hil.controller.web.text.names import command_text
+from hil.controller.workloads.suites.store import HEAD
+from hil.errors import UsageError
+
+# Maximum number of missing cases to list, and of planned cases to check.
+_NAMED, _ASKED = 50, 20_000
+_RECORDS = {
+    "suite": HEAD,
+    "run": RECORD,
+    "bench": BENCH,
+    "bisect": BISECT,
+    "study": STUDY,
+    "matrix": MATRIX,
+    "trace": TRACE,
+}
+
+
+@dataclass(frozen=True)
+class SessionView:
+    """Data for a session's page other than cases."""
+
+    table: SessionTable | None = None  # cases with columns specific to the kind of session
+    missing: Sequence[str] = ()  # first planned cases without a result
+    missing_count: int = 0
+    go_on: str = ""  # command that resumes an unfinished session
+    parent: IndexedSession | None = None  # the matrix, if this is a target of it
+    children: Sequence[IndexedSession] = ()  # targets of a matrix
+    notes: Sequence[str] = ()
+    logs: Sequence[Path] = ()
+    files: Sequence[KeptFile] = ()  # record, reports, tables
+
+
+def view_session(database: sqlite3.Connection, session: IndexedSession, most: int = ROWS) -> SessionView:
+    """Collect the data for a session's page. An unreadable record counts as empty, not as an error.
+
+    Args:
+        most: maximum rows of the special table.
+    """
+    name = _RECORDS.get(session.kind, "")
+    # For a complete session without special columns, the index is sufficient.
+    is_whole = session.finished and session.cases >= session.planned
+    document: Mapping[str, Any] = {}
+    if name and not (is_whole and session.kind in ("suite", "run")):
+        try:
+            document = read_document(Path(session.folder) / name)
+        except (OSError, ValueError):
+            document = {}
+    children = _find_children(database, session, document)
+    missing = [] if is_whole and not document else _list_missing(database, session, document)
+    return SessionView(
+        table=_make_table(database, session, document, children, most),
+        missing=missing[:_NAMED],
+        # Only _ASKED planned cases were checked.
+        missing_count=max(len(missing), session.planned - session.cases if missing else 0),
+        go_on="" if session.finished else _resume_command(session, document),
+        parent=_find_parent(database, session),
+        children=children,
+        notes=_collect_notes(session, document),
+        logs=logs_below(Path(session.folder)),
+        files=own_files(Path(session.folder)),
+    )
+
+
+def _make_table(
+    database: sqlite3.Connection,
+    session: IndexedSession,
+    document: Mapping[str, Any],
+    children: Sequence[IndexedSession],
+    most: int,
+) -> SessionTable | None:
+    if session.kind == "matrix":
+        return matrix_table(database, document, children, most)
+    tables = {"bisect": bisect_table, "study": study_table, "bench": bench_table}
+    return tables[session.kind](document, most) if document and session.kind in tables else None
+
+
+def _find_children(
+    database: sqlite3.Connection, session: IndexedSession, document: Mapping[str, Any]
+) -> list[IndexedSession]:
+    """Return the targets of a matrix that are sessions, in order."""
+    found = []
+    for name in targets_of(document) if session.kind == "matrix" else ():
+        try:
+            found.append(find_session(database, (PurePosixPath(session.id) / name).as_posix(), session.root))
+        except UsageError:
+            continue
+    return found
+
+
+def _find_parent(database: sqlite3.Connection, session: IndexedSession) -> IndexedSession | None:
+    try:
+        found = find_session(database, PurePosixPath(session.id).parent.as_posix(), session.root)
+    except UsageError:
+        return None
+    return found if found.kind == "matrix" and found.id != session.id else None
+
+
+def _list_missing(database: sqlite3.Connection, session: IndexedSession, document: Mapping[str, Any]) -> list[str]:
+    """Return the planned cases without a result."""
+    if session.kind == "suite":
+        asked = [text(one) for one in listed(document.get("ids"))[:_ASKED]]
+        rows = database.execute(
+            # Force this join order. SQLite has no statistics for the list and would scan it for each case.
+            "select n.word from json_each(?) cross join words n on n.word = value"
+            " cross join cases on session = ? and cases.name = n.key"
+            " where outcome is not (select key from words where word = '')",
+            (json.dumps(asked), session.key),
+        ).fetchall()
+        ended = {row[0] for row in rows}
+        return [name for name in asked if name not in ended]
+    rows = database.execute(
+        "select n.word, o.word from cases join words n on n.key = cases.name join words o on o.key = cases.outcome"
+        " where session = ? limit ?",
+        (session.key, _ASKED),
+    ).fetchall()
+    if session.kind == "run":
+        started = {text(one.get("path")) for one in mappings(document.get("cases"))}
+        models = [text(one) for one in listed(mapping(document.get("request")).get("models"))[:_ASKED]]
+        waiting = [one for one in models if one not in started] if len(models) > 1 or not started else []
+        return [row[0] for row in rows if not row[1]] + waiting
+    return [] if session.kind == "trace" else [row[0] for row in rows if not row[1]]
+
+
+def _resume_command(session: IndexedSession, document: Mapping[str, Any]) -> str:
+    if session.kind in ("suite", "matrix") and not text(document.get("command")).startswith("pytest "):
+        return text(document.get("command"))
+    if session.kind == "run" and not text(document.get("command")):
+        return command_text(["hil", "run", "--resume", session.folder])
+    if session.kind == "study" and session.command:
+        return f"{session.command} --resume"
+    return ""
+
+
+def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if session.kind == "bisect":
+        notes += [text(document.get("verdict")), *map(text, listed(document.get("notes"))[:_NAMED])]
+    if session.kind == "suite":
+        notes += [f"Left out: {text(one)}" for one in listed(document.get("left_out"))[:_NAMED]]
+    if session.kind == "matrix":
+        errors = ((one.get("name"), mapping(one.get("error"))) for one in mappings(document.get("targets")))
+        notes += [f"{text(name)}: {text(error.get('message'))}" for name, error in errors if error]
+    if session.kind == "bench" and (compared := mapping(document.get("comparison"))):
+        notes.append(comparison_text(compared))
+    if session.kind == "trace" and (found := comparison_of(Path(session.folder), document)):
+        told = (text(found.get(name)) for name in ("name", "outcome", "reason"))
+        notes.append(": ".join(filter(None, told)))
+    return [note for note in notes if note]
+
+
+def comparison_text(compared: Mapping[str, Any]) -> str:
+    """Format a bench's comparison: ``B takes 1.08 times as long as A (99 % interval 1.05 to 1.11): slower``."""
+    interval = mapping(compared.get("interval"))
+    try:
+        ratio, low, high = (float(one) for one in (compared["ratio"], interval["low"], interval["high"]))
+        level = f"{float(interval['level']):.0%}"
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return text(compared.get("verdict"))
+    sure = f"{level} interval {low:.4g} to {high:.4g}"
+    return f"B takes {ratio:.4g} times as long as A ({sure}): {text(compared.get('verdict'))}"

@@ -1,0 +1,1 @@
+"""Names, numbers, addresses and fields as text for pages."""
