@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.common import compile_mlir
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.job_files import packed_bundle
-from hil.controller.farm.local_farm import LocalFarm, UpOptions
+from hil.controller.farm.local.local_farm import LocalFarm, UpOptions
 from hil.controller.farm.messages import JobSpec, Submission
 from hil.controller.farm.paths import HOME_VARIABLE, farm_address
 from hil.controller.pipeline.options import Job
@@ -128,6 +128,6 @@ def _end(host: subprocess.Popen[bytes]) -> None:
 
 def embedded_url(home: Path) -> str:
     """The URL of the database of a farm's home."""
-    from hil.controller.farm.store.embedded_database import EmbeddedDatabase
+    from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 
     return EmbeddedDatabase(home / "postgres").url

@@ -22,9 +22,9 @@ from typing import Any
 from benchmarks import common
 from benchmarks.common import Row, timed
 from benchmarks.web_pages import P95, percentile
+from hil.controller.farm.database.database import migrate
+from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role
-from hil.controller.farm.store.database import migrate
-from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 
 P50, P99 = 0.5, 0.99
 KINDS, USERS, MODELS = 5, 8, 200

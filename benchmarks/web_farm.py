@@ -23,7 +23,7 @@ from benchmarks.common import Row
 from benchmarks.farm_lab import embedded_url
 from benchmarks.web_pages import P95, percentile
 from benchmarks.web_server import hil_web
-from hil.controller.farm.local_farm import LocalFarm, UpOptions
+from hil.controller.farm.local.local_farm import LocalFarm, UpOptions
 from hil.controller.farm.paths import HOME_VARIABLE
 
 BOARDS, JOBS, WAITING = 20, 5000, 2000

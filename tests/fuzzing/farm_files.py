@@ -114,8 +114,8 @@ def _rows() -> list[bytes]:
 @contextlib.contextmanager
 def _answers(folder: Path) -> Iterator[Attempt]:
     """Reads a gateway's answer as a command that fetches results does."""
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.results import fetch_run, merge, outcomes
+    from hil.controller.farm.client.client import FarmClient
+    from hil.controller.farm.client.results import fetch_run, merge, outcomes
     from hil.protocol.v1 import farm_pb2 as pb
 
     def attempt(data: bytes) -> Tried:

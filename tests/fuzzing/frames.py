@@ -362,9 +362,9 @@ class _GatewayCall:
 @contextlib.contextmanager
 def _uplink(folder: Path) -> Iterator[Attempt]:
     """A worker's end of an uplink, and the uplink's own."""
-    from hil.controller.farm.host import uplink_call
-    from hil.controller.farm.host.gateway_stream import GatewayStream
-    from hil.controller.farm.host.uplink import Uplink, _Link
+    from hil.controller.farm.host.gateway_link import uplink_call
+    from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
+    from hil.controller.farm.host.gateway_link.uplink import Uplink, _Link
     from hil.controller.farm.paths import FarmAddress
 
     loop = asyncio.new_event_loop()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.farm_desks import ANNA, BERT, PASSED, Desk, open_desk
 
+from hil.controller.farm.leasing import leases, submissions
 from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role, Submission
-from hil.controller.farm.store import leases, submissions
 
 BOARDS = ("a", "b", "c", "d")
 CARL = Principal("carl", Role.SUBMITTER, "robots")

@@ -22,9 +22,9 @@ from support.waiting import eventually
 
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
-from hil.controller.farm import lease_session
+from hil.controller.farm.client import lease_session
+from hil.controller.farm.client.lease_session import LeaseSession, lease_order
 from hil.controller.farm.job_files import packed_run
-from hil.controller.farm.lease_session import LeaseSession, lease_order
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.settings import FarmSettings

@@ -19,9 +19,9 @@ from support.plugin_runs import Project
 from support.running_farms import HIL, TERMS, RunningFarm, running_farm
 
 import hil as library
-from hil.controller.farm import lease_session as holdings
-from hil.controller.farm.client import FarmClient
-from hil.controller.farm.lease_session import LeaseSession, lease_order
+from hil.controller.farm.client import lease_session as holdings
+from hil.controller.farm.client.client import FarmClient
+from hil.controller.farm.client.lease_session import LeaseSession, lease_order
 from hil.controller.farm.paths import farm_address
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import SuiteRequest

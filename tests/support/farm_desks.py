@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from hil.controller.farm.database.database import Database, Tx
+from hil.controller.farm.leasing import boards, leases, submissions, sweeper
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import (
     BoardCard,
     BoardState,
@@ -20,9 +23,6 @@ from hil.controller.farm.messages import (
     Submission,
 )
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import boards, leases, submissions, sweeper
-from hil.controller.farm.store.database import Database, Tx
-from hil.controller.farm.store.lease_queue import LeaseQueue
 
 P = ParamSpec("P")
 T = TypeVar("T")

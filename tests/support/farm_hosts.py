@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.host.inventory import sockets_for
 from hil.controller.farm.messages import JobSpec, Submission
 from support.farm_chaos_checks import read_journal

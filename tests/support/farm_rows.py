@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 def with_tx(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Do something in a transaction of its own."""
-    from hil.controller.farm.store.database import Database
+    from hil.controller.farm.database.database import Database
 
     async def main() -> T:
         database = await Database.open(url)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from hil.controller.farm.store.embedded_database import EmbeddedDatabase
+    from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 
 SYSTEM = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 TEMPLATE = "farm_template"
@@ -29,7 +29,7 @@ class Server:
     """A PostgreSQL server on which databases are made. Nothing is kept safe from a crash of the machine."""
 
     def __init__(self, folder: Path, binaries: Path | None = None) -> None:
-        from hil.controller.farm.store.embedded_database import EmbeddedDatabase
+        from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 
         settings = {"fsync": "off", "max_connections": "300"}
         self.embedded: EmbeddedDatabase = EmbeddedDatabase(folder, binaries=binaries, settings=settings)
@@ -44,7 +44,7 @@ class Server:
 
     def make_farm(self, name: str) -> str:
         """One with the farm's schema: copied, which is faster than made."""
-        from hil.controller.farm.store.database import migrate
+        from hil.controller.farm.database.database import migrate
 
         if not self._has_template:
             asyncio.run(migrate(self.make(TEMPLATE)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.gateway.server import Gateway, GatewayConfig, serving
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Role, Submission
 from hil.controller.farm.paths import FarmAddress

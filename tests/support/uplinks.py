@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hil.controller.farm.host.uplink import Uplink, listen
+from hil.controller.farm.host.gateway_link.uplink import Uplink, listen
 from hil.controller.farm.paths import FarmAddress
 
 

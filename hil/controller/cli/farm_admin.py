@@ -11,8 +11,8 @@ from hil.controller.cli.farm_options import connected
 from hil.controller.cli.farm_tables import AUDIT, TOKENS, show, table
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say
+from hil.controller.farm.client.wording import UNITS
 from hil.controller.farm.messages import Role
-from hil.controller.farm.wording import UNITS
 
 
 def _period(context: click.Context, option: click.Parameter, value: str) -> float:

@@ -20,14 +20,14 @@ from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
 from hil.controller.cli.screen import answer, say
+from hil.controller.farm.client.wording import UNITS
 from hil.controller.farm.messages import Priority
-from hil.controller.farm.wording import UNITS
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.farm.lease_session import LeaseSession
+    from hil.controller.farm.client.lease_session import LeaseSession
 
 _LOOK_S = 0.2
 # Time for a command to exit after Ctrl-C or SIGTERM.
@@ -73,7 +73,7 @@ def lease(
     code of CMD, or with 4 if the lease ends first, which terminates CMD. With CMD, stdout contains only CMD's output,
     even with --json.
     """
-    from hil.controller.farm.lease_session import LeaseSession, lease_order
+    from hil.controller.farm.client.lease_session import LeaseSession, lease_order
     from hil.controller.farm.paths import farm_address
 
     for_s = duration(for_)

@@ -10,7 +10,7 @@ from hil.controller.cli.screen import say
 from hil.controller.farm.messages import Priority
 
 if TYPE_CHECKING:
-    from hil.controller.farm.client import FarmClient
+    from hil.controller.farm.client.client import FarmClient
 
 _WANTED = 'Board requirements: "chip=a53, mem>=1GiB"'
 select_option = click.option("--select", "selector", default="", metavar="SELECTOR", help=f"{_WANTED}.")
@@ -32,7 +32,7 @@ project_option = click.option(
 
 def connected() -> FarmClient:
     """Return a client for the farm in the environment variables, or for the local farm."""
-    from hil.controller.farm.client import RESTART_S, FarmClient
+    from hil.controller.farm.client.client import RESTART_S, FarmClient
     from hil.controller.farm.paths import farm_address
 
     return FarmClient(farm_address(), restart_s=RESTART_S, say=say)

@@ -19,9 +19,9 @@ from hil.core.results import Timings, gravest
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.results import EndedJob
-    from hil.controller.farm.submitting import SubmitReceipt
+    from hil.controller.farm.client.client import FarmClient
+    from hil.controller.farm.client.results import EndedJob
+    from hil.controller.farm.client.submitting import SubmitReceipt
     from hil.protocol.v1 import farm_pb2 as pb
 
 _job = click.argument("job", metavar="JOB")
@@ -108,7 +108,7 @@ def wait_for_targets(farm: FarmClient, sent: Mapping[str, SubmitReceipt], *, log
 
 
 def _show_targets(farm: FarmClient, names: Mapping[str, str], *, out: Path | None, as_json: bool) -> int:
-    from hil.controller.farm.results import fetch_targets
+    from hil.controller.farm.client.results import fetch_targets
 
     return answer_matrix(as_json, *fetch_targets(farm, names, out))
 
@@ -178,7 +178,7 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
 
     Fetch the files for suites, and for other jobs if ``out`` is set.
     """
-    from hil.controller.farm.results import fetch_run, fetch_suite, outcomes
+    from hil.controller.farm.client.results import fetch_run, fetch_suite, outcomes
 
     ended = outcomes(farm, name)
     document: dict[str, Any] = {"name": name}

@@ -25,7 +25,7 @@ from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.farm.gateway.server import GatewayConfig
-    from hil.controller.farm.local_farm import UpOptions
+    from hil.controller.farm.local.local_farm import UpOptions
 
 _PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DETACH_S = 180.0
@@ -61,7 +61,7 @@ def up(detach: bool, as_json: bool, **settings: Any) -> int:
     The farm stores its data in HIL_FARM_HOME. Processes that die are restarted. After a kill, the next start continues
     from the stored state.
     """
-    from hil.controller.farm.local_farm import LocalFarm, UpOptions
+    from hil.controller.farm.local.local_farm import LocalFarm, UpOptions
     from hil.controller.farm.paths import farm_home
     from hil.protocol.listening import check_tls_files
 
@@ -88,7 +88,7 @@ def up(detach: bool, as_json: bool, **settings: Any) -> int:
 
 def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
     """Start the farm in a separate process. Wait until it serves and has checked its boards."""
-    from hil.controller.farm.local_farm import LOGS, ask, prepare_home
+    from hil.controller.farm.local.local_farm import LOGS, ask, prepare_home
     from hil.controller.farm.paths import DB_VARIABLE, sheet_of
 
     prepare_home(home)
@@ -133,7 +133,7 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
 @json_option
 def down(as_json: bool) -> None:
     """Stop the farm of HIL_FARM_HOME on this machine. Its jobs continue when it restarts."""
-    from hil.controller.farm.local_farm import end_farm
+    from hil.controller.farm.local.local_farm import end_farm
     from hil.controller.farm.paths import farm_home
 
     ended = end_farm(farm_home())
@@ -151,7 +151,7 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
 
     Prints a JSON line when it is ready, and JSON logs to stderr. Stop it with Ctrl-C or SIGTERM.
     """
-    from hil.controller.farm.local_farm import need_packages
+    from hil.controller.farm.local.local_farm import need_packages
 
     need_packages()
     from hil.controller.farm.gateway.artifacts import ARTIFACTS_VARIABLE

@@ -29,15 +29,15 @@ from hil.controller.cli.farm_tables import (
 )
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say
+from hil.controller.farm.client.turns import turn_text, with_turns
+from hil.controller.farm.client.wording import labels_text
 from hil.controller.farm.messages import BoardState, JobState, parse_job
-from hil.controller.farm.turns import turn_text, with_turns
-from hil.controller.farm.wording import labels_text
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hil.controller.farm.client import FarmClient
+    from hil.controller.farm.client.client import FarmClient
 
 Row = Mapping[str, Any]
 _MOST = 100_000

@@ -35,7 +35,7 @@ from hil.controller.pipeline.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.farm.submitting import SubmitReceipt
+    from hil.controller.farm.client.submitting import SubmitReceipt
 
 schedule_options = options(
     selects_option,
@@ -117,8 +117,8 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     is a target with separate jobs; --wait ends with a table of all targets.
     """
     from hil.controller.cli.farm_result import wait_for, wait_for_targets
-    from hil.controller.farm.submitting import kind_of
-    from hil.controller.farm.submitting import submit as send
+    from hil.controller.farm.client.submitting import kind_of
+    from hil.controller.farm.client.submitting import submit as send
 
     if not words and not settings["flagfile"]:
         raise UsageError("no model, bundle or suite specified", hint="hil farm submit MODEL, or hil farm submit --help")
@@ -172,7 +172,7 @@ def _answer_targets(as_json: bool, sent: Mapping[str, SubmitReceipt]) -> int:
 
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
-    from hil.controller.farm.submitting import load_bundles, load_models, load_suite, matching
+    from hil.controller.farm.client.submitting import load_bundles, load_models, load_suite, matching
     from hil.controller.workloads.suites.request import Settings, SuiteRequest
 
     if kind is Kind.SUITE:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.farm.client.turns import turn_text
+from hil.controller.farm.client.wording import duration, labels_text
 from hil.controller.farm.messages import BoardState, JobState, Kind
-from hil.controller.farm.turns import turn_text
-from hil.controller.farm.wording import duration, labels_text
 from hil.core.text import visible
 
 if TYPE_CHECKING:

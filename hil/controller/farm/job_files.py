@@ -99,7 +99,7 @@ class JobFiles:
             raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def uploads(self) -> dict[str, Path]:
-        """Return digest -> file, the argument of :meth:`hil.controller.farm.client.FarmClient.upload`."""
+        """Return digest -> file, the argument of :meth:`hil.controller.farm.client.client.FarmClient.upload`."""
         return {digest: self.files[at] for at, digest in self.digests().items()}
 
 

@@ -10,9 +10,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
 
 from hil.compare.stats import STATISTICS
 from hil.controller.analysis.profile.show import si
+from hil.controller.farm.client.turns import turn_text
+from hil.controller.farm.client.wording import duration, labels_text
 from hil.controller.farm.timeline import moment
-from hil.controller.farm.turns import turn_text
-from hil.controller.farm.wording import duration, labels_text
 from hil.controller.storage.texts import counted
 from hil.controller.web.tables import case_link
 from hil.controller.web.text.entries import gravest_kind, real

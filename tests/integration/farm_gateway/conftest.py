@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.gateways import BareBoard, Running, running_gateway, token_of
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.messages import Role
 
 Client = Callable[..., FarmClient]

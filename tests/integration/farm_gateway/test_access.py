@@ -15,8 +15,8 @@ from support.gateways import BareBoard, Running, report, rows, running_gateway, 
 from support.uplinks import uplink
 from support.waiting import eventually
 
-from hil.controller.farm.client import FarmClient, translated
-from hil.controller.farm.host.uplink_call import ask
+from hil.controller.farm.client.client import FarmClient, translated
+from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.messages import JobResult, Role
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import SERVICES, methods, result_message, submission_message

@@ -11,7 +11,7 @@ import pytest
 from support.gateways import BareBoard, running_gateway, simple_order, token_of
 from support.waiting import eventually
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
 from hil.controller.farm.messages import Grant, Role
 from hil.controller.farm.settings import FarmSettings

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from support.gateways import BareBoard, Running, rows, simple_order
 
-from hil.controller.farm.client import FarmClient, translated
+from hil.controller.farm.client.client import FarmClient, translated
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.core.digest import digest_of
 from hil.errors import FarmError, UsageError

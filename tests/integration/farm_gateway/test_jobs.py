@@ -10,9 +10,9 @@ import pytest
 from support.gateways import WAIT_S, BareBoard, rows, simple_order
 from support.waiting import eventually
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
+from hil.controller.farm.client.lease_session import LeaseSession, lease_order
 from hil.controller.farm.gateway import attached_workers
-from hil.controller.farm.lease_session import LeaseSession, lease_order
 from hil.controller.farm.messages import JobResult, JobSpec, Kind, Role
 from hil.errors import BoardBusy, FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb

@@ -16,7 +16,7 @@ import pytest
 from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of
 from support.waiting import eventually
 
-from hil.controller.farm.client import FarmClient, translated
+from hil.controller.farm.client.client import FarmClient, translated
 from hil.controller.farm.host.tunnel_endpoint import TunnelEndpoint
 from hil.controller.farm.messages import Grant, JobSpec, Kind, Role, Submission
 from hil.controller.farm.rpc import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
@@ -160,7 +160,7 @@ def test_reconnected_holder_preserves_queue_position(
     farm_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     if not comes_back:
-        monkeypatch.setattr("hil.controller.farm.gateway.lease_holder._ANSWER_S", 1.0)
+        monkeypatch.setattr("hil.controller.farm.gateway.services.lease_holder._ANSWER_S", 1.0)
     settings, opening = FarmSettings(holder_s=2.0, beat_s=0.2), {"open": submission_message(order())}
     with contextlib.ExitStack() as stack:
         one, two = (stack.enter_context(running_gateway(farm_db, tmp_path / name, settings=settings)) for name in "ab")

@@ -25,12 +25,12 @@ from support.gateways import WAIT_S, BareBoard, Running, report, running_gateway
 from support.spans import receiving
 from support.waiting import eventually
 
-from hil.controller.farm.client import FarmClient
-from hil.controller.farm.lease_session import LeaseSession, lease_order
+from hil.controller.farm.client.client import FarmClient
+from hil.controller.farm.client.lease_session import LeaseSession, lease_order
+from hil.controller.farm.database.database import DatabaseAway
 from hil.controller.farm.messages import JobResult, JobSpec, Kind, Role
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store.database import DatabaseAway
 from hil.errors import AccessRefused, BoardBusy, FarmUnreachable, UsageError
 
 Client = Callable[..., FarmClient]

@@ -18,7 +18,7 @@ from hil import errors
 from hil.agent.server import BoardService
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.gateway.calls import HandlerFactory
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.messages import Principal, Role

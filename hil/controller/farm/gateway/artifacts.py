@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from hil.controller.farm.database.database import Database
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.store import access
-from hil.controller.farm.store.database import Database
 from hil.core import digest
 from hil.errors import FarmError, HilError, StorageError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb

@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import Iterable
 
 from hil.controller.farm import telemetry
+from hil.controller.farm.database.database import Database, DatabaseAway
+from hil.controller.farm.database.notifications import PubSub, drained
 from hil.controller.farm.gateway.metrics import Metrics
+from hil.controller.farm.leasing import boards, leases
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import BoardCard, Grant, Principal
 from hil.controller.farm.rpc import grant_message
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import access, boards, leases
-from hil.controller.farm.store.database import Database, DatabaseAway
-from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.notifications import PubSub, drained
+from hil.controller.farm.store import access
 from hil.controller.farm.store.records import LEASES, NAME, fetched
 from hil.protocol.v1 import farm_pb2 as pb
 

@@ -15,11 +15,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from hil import errors
+from hil.controller.farm.database.database import Database, DatabaseAway, end_tasks
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.rpc import methods
 from hil.controller.farm.store import access as tokens
-from hil.controller.farm.store.database import Database, DatabaseAway, end_tasks
 from hil.protocol import wire, wire_errors
 from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
 from hil.protocol.versions import FARM_KEY, check_farm_caller

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from hil.controller.farm.database.database import Database
+from hil.controller.farm.database.notifications import PubSub
 from hil.controller.farm.gateway.artifacts import ArtifactStore
 from hil.controller.farm.gateway.attached_workers import Dispatcher
 from hil.controller.farm.gateway.calls import Authenticator
 from hil.controller.farm.gateway.log_buffer import LogBuffer
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.gateway.tunnel import TunnelRegistry
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store.database import Database
-from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.notifications import PubSub
 
 
 class GatewayContext:

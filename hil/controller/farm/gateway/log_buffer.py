@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import logging
 
+from hil.controller.farm.database.database import Database, DatabaseAway
 from hil.controller.farm.store import case_results, event_log
-from hil.controller.farm.store.database import Database, DatabaseAway
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _GATHER_S = 0.05

@@ -15,15 +15,16 @@ from typing import Any
 
 import grpc
 
+from hil.controller.farm.database.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
 from hil.controller.farm.gateway.artifacts import ArtifactService, ArtifactStore
 from hil.controller.farm.gateway.calls import HandlerFactory
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.farm_service import FarmService
-from hil.controller.farm.gateway.host_service import HostService
+from hil.controller.farm.gateway.services.farm_service import FarmService
+from hil.controller.farm.gateway.services.host_service import HostService
+from hil.controller.farm.leasing import sweeper
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import presence, queries, sweeper
-from hil.controller.farm.store.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
-from hil.controller.farm.store.lease_queue import LeaseQueue
+from hil.controller.farm.store import presence, queries
 from hil.controller.farm.store.records import fetched
 from hil.protocol import grpc_calls
 from hil.protocol.listening import (

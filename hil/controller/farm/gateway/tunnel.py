@@ -11,9 +11,9 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from hil.controller.farm.database.database import end_tasks
+from hil.controller.farm.database.notifications import PubSub, drained
 from hil.controller.farm.gateway.calls import GatewayCall
-from hil.controller.farm.store.database import end_tasks
-from hil.controller.farm.store.notifications import PubSub, drained
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 

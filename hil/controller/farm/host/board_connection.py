@@ -15,9 +15,9 @@ from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.ssh.address import is_ssh_address
+from hil.controller.farm.client.lease_session import describe_lease, machine_id
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_config, public_text
 from hil.controller.farm.labgrid import borrowed
-from hil.controller.farm.lease_session import describe_lease, machine_id
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink

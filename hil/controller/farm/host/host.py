@@ -14,10 +14,10 @@ from pathlib import Path
 
 import filelock
 
-from hil.controller.farm.host import uplink
+from hil.controller.farm.host.gateway_link import uplink
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, checked, find_boards, make_simulators, sockets_for
+from hil.controller.farm.local.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
 from hil.core.files import read_text
 from hil.errors import FarmError, StorageError, UsageError
 from hil.protocol.listening import take_descriptors

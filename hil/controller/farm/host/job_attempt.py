@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import filelock
 
-from hil.controller.farm.client import AGAIN_S, FarmClient
+from hil.controller.farm.client.client import AGAIN_S, FarmClient
 from hil.controller.farm.host.lease_runner import REASON, Attempt
 from hil.controller.farm.job_files import inside, job_of, key_of, request_of
 from hil.controller.farm.messages import JobResult, JobSpec, Kind

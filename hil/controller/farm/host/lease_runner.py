@@ -12,9 +12,9 @@ from pathlib import Path
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.recovery import recover_board
 from hil.controller.farm import telemetry
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
-from hil.controller.farm.host.gateway_stream import GatewayStream
+from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.host.inventory import HostInfo
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard, TunnelEndpoint
 from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from hil.controller.farm import telemetry
-from hil.controller.farm.client import AGAIN_S, FarmClient
+from hil.controller.farm.client.client import AGAIN_S, FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
-from hil.controller.farm.host.gateway_stream import GatewayStream
+from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
+from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, emptied
 from hil.controller.farm.host.suspicion import after_probe, is_suspicious
-from hil.controller.farm.host.uplink_call import ask
 from hil.controller.farm.messages import PROBE_S, BoardCard, Grant, JobResult, Kind
 from hil.controller.farm.rpc import result_message
 from hil.core.results import Outcome

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import Principal, Role
-from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.records import as_json, fetched, storable
 from hil.errors import UsageError
 

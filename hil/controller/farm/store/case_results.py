@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hil.controller.farm.store.database import Tx
+from hil.controller.farm.database.database import Tx
 from hil.controller.farm.store.records import JOBS, NAME, as_json, fetched, storable
 
 # Maximum characters per text, and maximum cases per lease.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.database.notifications import tell
 from hil.controller.farm.messages import JobState
-from hil.controller.farm.store.database import Tx
-from hil.controller.farm.store.notifications import tell
 from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetched, storable
 
 

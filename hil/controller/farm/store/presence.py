@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hil.controller.farm.store.database import Tx
+from hil.controller.farm.database.database import Tx
 from hil.controller.farm.store.event_log import note_host
 from hil.controller.farm.store.records import fetched
 

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing import waiting_room
 from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, parse_job
 from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import case_results, event_log, waiting_room
-from hil.controller.farm.store.database import Tx
+from hil.controller.farm.store import case_results, event_log
 from hil.controller.farm.store.records import JOBS, NAME, board_rows, fetched, storable
 from hil.errors import UsageError
 

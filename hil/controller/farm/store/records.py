@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
+from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import BoardState, Document, JobState, Kind
 from hil.controller.farm.scheduler.policy import BoardRow
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store.database import Tx
 from hil.errors import UsageError
 
 Row: TypeAlias = dict[str, Any]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.messages import Role
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.web.access.visitors import Visitor, Visitors

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.farm.client.results import EndedJob, fetch_run, fetch_suite
 from hil.controller.farm.messages import ENDED, Kind
-from hil.controller.farm.results import EndedJob, fetch_run, fetch_suite
 from hil.controller.web.farm.link import ILL_FORMED, FarmLink
 from hil.controller.web.farm.mirror_room import MirrorRoom, NoRoom, TooLarge
 from hil.core.digest import check

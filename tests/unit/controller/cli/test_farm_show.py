@@ -123,7 +123,7 @@ class Farm:
 @pytest.fixture
 def farm(monkeypatch: pytest.MonkeyPatch) -> Farm:
     made = Farm()
-    monkeypatch.setattr("hil.controller.farm.client.FarmClient", made)
+    monkeypatch.setattr("hil.controller.farm.client.client.FarmClient", made)
     monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
     monkeypatch.setenv("HIL_FARM_TOKEN", "token")
     monkeypatch.setattr(farm_tables, "utc_now", lambda: NOW)

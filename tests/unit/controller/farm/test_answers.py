@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from support.fake_farm_client import at, board, job
 
 from hil.controller.cli.main import cli
-from hil.controller.farm import answers
-from hil.controller.farm.answers import parse_answer
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client import answers
+from hil.controller.farm.client.answers import parse_answer
+from hil.controller.farm.client.client import FarmClient
 from hil.errors import EXIT_BOARD, FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 

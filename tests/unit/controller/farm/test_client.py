@@ -16,8 +16,8 @@ from support.farm_keeper import free_ports
 from support.interrupting import interrupted_at
 
 from hil import errors
-from hil.controller.farm import client as farm_client
-from hil.controller.farm.client import FarmClient, open_channel
+from hil.controller.farm.client import client as farm_client
+from hil.controller.farm.client.client import FarmClient, open_channel
 from hil.controller.farm.messages import JobSpec, Kind, Submission
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import json_message, methods

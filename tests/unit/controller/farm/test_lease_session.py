@@ -16,8 +16,8 @@ from support.waiting import eventually
 
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.client import AgentClient
-from hil.controller.farm import lease_session
-from hil.controller.farm.lease_session import LeaseSession, lease_order, leased_config, machine_id
+from hil.controller.farm.client import lease_session
+from hil.controller.farm.client.lease_session import LeaseSession, lease_order, leased_config, machine_id
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.core.boards import parse_board
 from hil.core.digest import digest_of
@@ -36,7 +36,7 @@ def sim(start_agent: Callable[..., str]) -> str:
 def hold(fake_farm: FakeFarm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseSession]]:
     """Order leases and close all of them at the end."""
     made: list[LeaseSession] = []
-    monkeypatch.setattr("hil.controller.farm.lease_session._CLOSE_S", 60.0)
+    monkeypatch.setattr("hil.controller.farm.client.lease_session._CLOSE_S", 60.0)
 
     def order(selector: str = "") -> LeaseSession:
         made.append(LeaseSession(fake_farm.address, lease_order(selector, "a test")))

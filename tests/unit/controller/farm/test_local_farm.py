@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.local_farm import ask, need_packages, prepare_home, write_whole
+from hil.controller.farm.local.local_farm import ask, need_packages, prepare_home, write_whole
 from hil.controller.farm.paths import sheet_of
 from hil.errors import FarmUnreachable, StorageError, UsageError
 

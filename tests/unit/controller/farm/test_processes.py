@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.waiting import eventually
 
-from hil.controller.farm.processes import SupervisedProcess, end_noted, start_time
+from hil.controller.farm.local.processes import SupervisedProcess, end_noted, start_time
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -51,7 +51,7 @@ def test_process_restart_delay_grows_after_failures(keep):
 
 
 def test_process_stop_kills_stubborn_process_and_children(keep, tmp_path, monkeypatch):
-    monkeypatch.setattr("hil.controller.farm.processes._STOP_S", 0.5)
+    monkeypatch.setattr("hil.controller.farm.local.processes._STOP_S", 0.5)
     program = (
         "import pathlib, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

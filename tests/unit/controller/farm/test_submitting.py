@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.farm.client.submitting import _build_workload, kind_of
 from hil.controller.farm.job_files import JobFiles
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.controller.farm.submitting import _build_workload, kind_of
 from hil.controller.pipeline.options import Job
 from hil.errors import UsageError
 

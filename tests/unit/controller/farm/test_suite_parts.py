@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.models import DIGITS
 
+from hil.controller.farm.client.results import EndedJob, merge
+from hil.controller.farm.client.submitting import load_suite, parts_for, split
 from hil.controller.farm.job_files import request_of
 from hil.controller.farm.messages import JobResult, JobSpec
-from hil.controller.farm.results import EndedJob, merge
-from hil.controller.farm.submitting import load_suite, parts_for, split
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.spec import CaseSpec

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
-from hil.controller.farm.results import fetch_targets
 from hil.controller.workloads.matrix.report import MatrixReport
 
 

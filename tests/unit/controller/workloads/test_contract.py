@@ -26,10 +26,10 @@ from hil.controller.analysis.bench import job as bench_job
 from hil.controller.analysis.bisect import find as bisection
 from hil.controller.analysis.profile import collect
 from hil.controller.backends import compilers, references
-from hil.controller.farm import submitting
+from hil.controller.farm.client import submitting
+from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.host import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
-from hil.controller.farm.results import fetch_targets
 from hil.controller.models import importers
 from hil.controller.pipeline.options import CaseSettings, Job, Options, flag_of, specs_of
 from hil.controller.storage import isolated as isolated_module

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from hil.controller.farm import selector
+from hil.controller.farm.client.turns import with_turns
+from hil.controller.farm.client.wording import labels_text
 from hil.controller.farm.messages import JobState
 from hil.controller.farm.timeline import stays
-from hil.controller.farm.turns import with_turns
-from hil.controller.farm.wording import labels_text
 from hil.controller.web.farm.past import MOST_EVENTS, MOST_JOBS
 from hil.controller.web.pages.farm.boards import use_of
 from hil.controller.web.pages.farm.charts import Chart, span_of

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
+from hil.controller.farm.client.turns import with_turns
 from hil.controller.farm.messages import ENDED, JobState, parse_job
 from hil.controller.farm.timeline import QueueTimes
-from hil.controller.farm.turns import with_turns
 from hil.controller.web.index.sessions import IndexedSession, find_session
 from hil.controller.web.pages.farm.charts import SPANS, Chart, no_chart, span_of, wait_chart
 from hil.controller.web.pages.farm.farm_events import printed

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hil.controller.farm.gateway.calls import NEEDED, admit
-from hil.controller.farm.gateway.farm_service import AdminActions
+from hil.controller.farm.gateway.services.farm_service import AdminActions
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.rpc import SERVICES, methods
 from hil.controller.farm.store.queries import _ANSWERS

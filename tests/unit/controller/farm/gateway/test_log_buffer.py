@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("psycopg", reason="needs the extra `farm`")
 
+from hil.controller.farm.database.database import DatabaseAway
 from hil.controller.farm.gateway import log_buffer
 from hil.controller.farm.gateway.log_buffer import LogBuffer
-from hil.controller.farm.store.database import DatabaseAway
 
 
 class Outages:

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="needs the extra `farm`")
 
+from hil.controller.farm.database.database import DatabaseAway
 from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.store.database import DatabaseAway
 from hil.errors import UsageError
 
 _STATS = {

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("psycopg", reason="needs the extra `farm`")
 
-from hil.controller.farm.store.notifications import _MOST, AGAIN, PubSub, drained
+from hil.controller.farm.database.notifications import _MOST, AGAIN, PubSub, drained
 
 
 def test_pubsub_delivers_changes_to_all_subscribers() -> None:

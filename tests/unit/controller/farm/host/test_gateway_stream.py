@@ -15,8 +15,8 @@ import pytest
 from support.uplinks import uplink
 from support.waiting import eventually
 
-from hil.controller.farm.host import gateway_stream
-from hil.controller.farm.host.gateway_stream import GatewayStream
+from hil.controller.farm.host.gateway_link import gateway_stream
+from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import card_of, grant_message, methods

@@ -19,9 +19,9 @@ import pytest
 from support.uplinks import serving, uplink
 from support.waiting import eventually
 
-from hil.controller.farm.host import uplink as uplink_module
-from hil.controller.farm.host.uplink import listen
-from hil.controller.farm.host.uplink_call import UplinkCall, ask
+from hil.controller.farm.host.gateway_link import uplink as uplink_module
+from hil.controller.farm.host.gateway_link.uplink import listen
+from hil.controller.farm.host.gateway_link.uplink_call import UplinkCall, ask
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import methods
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
@@ -158,7 +158,7 @@ def test_closing_call_cancels_rpc(gateway, path):
 
 
 def test_closing_call_cancels_rpc_when_gateway_reads_slowly(gateway, path, monkeypatch):
-    monkeypatch.setattr("hil.controller.farm.host.uplink.SILENT_S", 0.5)
+    monkeypatch.setattr("hil.controller.farm.host.gateway_link.uplink.SILENT_S", 0.5)
     gateway.reads = False
     call = UplinkCall(path, "Attend")
     for _ in range(12):  # more than fits into the buffers
@@ -172,7 +172,7 @@ def test_uplink_reports_unexpected_error_and_recovers(gateway, path, monkeypatch
         monkeypatch.undo()
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("hil.controller.farm.client._accepts_connections", no_threads)
+    monkeypatch.setattr("hil.controller.farm.client.client._accepts_connections", no_threads)
     with pytest.raises(FarmUnreachable, match="RuntimeError: can't start new thread"):
         ask(path, "Report", REPORT, WAIT_S)
     assert ask(path, "Report", REPORT, WAIT_S).recorded

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.farm_rows import rows, with_tx
 
+from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.store.access import add_token, note_audit, principal_of, revoke
-from hil.controller.farm.store.database import Tx
 from hil.errors import UsageError
 
 NOW = datetime.datetime.now(datetime.timezone.utc)

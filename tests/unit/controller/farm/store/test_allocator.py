@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from support.farm_desks import ADMIN, ANNA, BERT, BROKEN, PASSED, Desk
 
+from hil.controller.farm.leasing import allocator, leases, submissions
 from hil.controller.farm.messages import JobResult, JobSpec, Kind, Submission
 from hil.controller.farm.scheduler import policy
-from hil.controller.farm.store import allocator, leases, records, submissions
+from hil.controller.farm.store import records
 
 
 def test_allocator_grants_free_board_immediately(desk: Desk) -> None:

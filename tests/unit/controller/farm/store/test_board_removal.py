@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.farm_desks import Desk
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing.sweeper import gc
 from hil.controller.farm.messages import Kind
-from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.queries import boards, stats
-from hil.controller.farm.store.sweeper import gc
 from hil.errors import FarmError, UsageError
 
 DAY = 86400.0

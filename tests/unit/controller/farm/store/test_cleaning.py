@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.farm_rows import board, insert, job, lease, rows, submission, with_tx
 
-from hil.controller.farm.store.database import Tx
-from hil.controller.farm.store.sweeper import gc
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing.sweeper import gc
 from hil.errors import StorageError
 
 DAY = 86400.0

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 from support.waiting import allowed_s
 
-from hil.controller.farm.store.database import Database, DatabaseAway, end_tasks
-from hil.controller.farm.store.embedded_database import EmbeddedDatabase
-from hil.controller.farm.store.notifications import listen, tell
+from hil.controller.farm.database.database import Database, DatabaseAway, end_tasks
+from hil.controller.farm.database.embedded_database import EmbeddedDatabase
+from hil.controller.farm.database.notifications import listen, tell
 from hil.errors import UsageError
 
 PATIENCE_S = 1.0
@@ -68,7 +68,7 @@ def test_query_error_differs_from_outage(farm_db: str) -> None:
 
 
 def test_database_serves_more_queries_than_connections(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hil.controller.farm.store.database._MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("hil.controller.farm.database.database._MOST_CONNECTIONS", 2)
 
     patience_s = 3.0
 
@@ -83,7 +83,7 @@ def test_database_serves_more_queries_than_connections(farm_db: str, monkeypatch
 
 
 def test_database_reports_outage_when_pool_stays_busy(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hil.controller.farm.store.database._MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("hil.controller.farm.database.database._MOST_CONNECTIONS", 2)
 
     async def work(database: Database) -> None:
         async with database.transaction(), database.transaction():

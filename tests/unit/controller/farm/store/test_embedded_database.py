@@ -20,8 +20,8 @@ import psycopg
 import pytest
 from support.waiting import eventually
 
-from hil.controller.farm.store import embedded_database as module
-from hil.controller.farm.store.embedded_database import EmbeddedDatabase, binaries
+from hil.controller.farm.database import embedded_database as module
+from hil.controller.farm.database.embedded_database import EmbeddedDatabase, binaries
 from hil.errors import FarmError, StorageError, UsageError
 
 pytestmark = [pytest.mark.ci, pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")]
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.ci, pytest.mark.skipif(sys.platform != "linux", reason
 STARTER = """
 import sys, time
 from pathlib import Path
-from hil.controller.farm.store.embedded_database import EmbeddedDatabase
+from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 database = EmbeddedDatabase(Path(sys.argv[1]), settings={"fsync": "off"})
 print(database.start(), flush=True)
 time.sleep(600)

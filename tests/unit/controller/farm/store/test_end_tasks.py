@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from hil.controller.farm.store import database as tasks
-from hil.controller.farm.store.database import end_tasks
+from hil.controller.farm.database import database as tasks
+from hil.controller.farm.database.database import end_tasks
 
 
 async def deaf(times: int) -> None:

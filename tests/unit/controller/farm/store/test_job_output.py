@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from support.farm_rows import board, job, lease, submission, with_tx
 
+from hil.controller.farm.database.database import Database, Tx
+from hil.controller.farm.database.notifications import listen
 from hil.controller.farm.store import event_log
-from hil.controller.farm.store.database import Database, Tx
-from hil.controller.farm.store.notifications import listen
 from hil.controller.farm.store.records import fetched
 
 

@@ -18,8 +18,8 @@ from support import farm_rows
 from support.farm_rows import rows
 
 import hil
-from hil.controller.farm.store.database import Database, DatabaseAway
-from hil.controller.farm.store.lease_queue import LeaseQueue
+from hil.controller.farm.database.database import Database, DatabaseAway
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 
 Work = Callable[[Database, LeaseQueue], Awaitable[None]]
 

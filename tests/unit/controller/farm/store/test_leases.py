@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.farm_desks import BROKEN, PASSED, Desk
 
+from hil.controller.farm.leasing import leases
+from hil.controller.farm.leasing.leases import WorkerBeat
 from hil.controller.farm.messages import JobResult, Kind
-from hil.controller.farm.store import leases
-from hil.controller.farm.store.leases import WorkerBeat
 from hil.errors import AccessRefused
 
 

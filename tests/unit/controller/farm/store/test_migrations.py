@@ -13,8 +13,8 @@ import pytest
 from support.farm_desks import open_desk
 from support.farm_rows import board, insert, job, lease, rows, submission, with_tx
 
+from hil.controller.farm.database.database import SchemaPart, Tx, migrate, shipped
 from hil.controller.farm.messages import Kind
-from hil.controller.farm.store.database import SchemaPart, Tx, migrate, shipped
 from hil.errors import FarmError, UsageError
 
 # The parts of a schema, without generated names.

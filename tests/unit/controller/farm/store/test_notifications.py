@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.store.database import Database
-from hil.controller.farm.store.notifications import listen, tell
+from hil.controller.farm.database.database import Database
+from hil.controller.farm.database.notifications import listen, tell
 
 
 def test_listeners_receive_committed_changes_in_order(farm_db: str) -> None:

@@ -12,10 +12,10 @@ import pytest
 from support.farm_rows import board, insert, job, lease, submission, with_tx
 from support.farms import Server, fresh
 
+from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import JobResult, Principal, Role
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, queries
-from hil.controller.farm.store.database import Tx
 from hil.errors import UsageError
 
 SCHEMA = json.loads((Path(__file__).parents[5] / "docs" / "farm.schema.json").read_text())

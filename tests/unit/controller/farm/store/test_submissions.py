@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.farm_desks import ADMIN, ANNA, BERT, Desk
 
+from hil.controller.farm.leasing import submissions
 from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role
-from hil.controller.farm.store import submissions
 from hil.errors import AccessRefused, FarmError, NoSuchBoard, UsageError
 
 

@@ -10,10 +10,11 @@ from unittest.mock import Mock
 import pytest
 from support.farm_desks import ANNA, LONG_AGO, PASSED, Desk, open_desk
 
+from hil.controller.farm.database.database import Database, DatabaseAway, Tx, end_tasks
 from hil.controller.farm.gateway.server import SweepTimer
+from hil.controller.farm.leasing import leases, submissions, sweeper
 from hil.controller.farm.messages import PROBE_S, JobSpec, Kind, Submission
-from hil.controller.farm.store import leases, queries, submissions, sweeper
-from hil.controller.farm.store.database import Database, DatabaseAway, Tx, end_tasks
+from hil.controller.farm.store import queries
 from hil.controller.farm.store.queries import unrunnable
 from hil.controller.farm.store.records import fetched, serialized
 

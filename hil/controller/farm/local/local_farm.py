@@ -18,7 +18,8 @@ from typing import Any
 
 import filelock
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
+from hil.controller.farm.local.processes import SupervisedProcess, end_noted, start_time
 from hil.controller.farm.messages import BoardState, Role
 from hil.controller.farm.paths import (
     CA_VARIABLE,
@@ -33,7 +34,6 @@ from hil.controller.farm.paths import (
     socket_of,
     token_file,
 )
-from hil.controller.farm.processes import SupervisedProcess, end_noted, start_time
 from hil.controller.farm.settings import load_settings
 from hil.core.files import read_text, write_atomic
 from hil.core.processes import module_command
@@ -173,7 +173,7 @@ class LocalFarm:
             end_noted(note)
         url = self.wishes.db or os.environ.get(DB_VARIABLE, "")
         if not url:
-            from hil.controller.farm.store.embedded_database import EmbeddedDatabase
+            from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 
             self._database = EmbeddedDatabase(self.home / "postgres")
             url = self._database.start()
@@ -272,8 +272,8 @@ class LocalFarm:
 
 async def _prepare_database(url: str, token: Path) -> None:
     """Migrate the database, and create an admin token if the stored token is missing or invalid."""
+    from hil.controller.farm.database.database import Database, migrate
     from hil.controller.farm.store.access import add_token, principal_of
-    from hil.controller.farm.store.database import Database, migrate
 
     await migrate(url)
     database = await Database.open(url)

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from hil.controller.farm.store.database import DatabaseAway, Tx, connect
+from hil.controller.farm.database.database import DatabaseAway, Tx, connect
 
 CHANNEL = "hil_farm"
 # PostgreSQL allows 8000 bytes per notification; readers get full texts from the tables.

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing import transitions
+from hil.controller.farm.leasing.allocator import grant, grant_new
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
+from hil.controller.farm.leasing.transitions import enqueue, finish
 from hil.controller.farm.messages import (
     JobResult,
     JobState,
@@ -19,11 +24,7 @@ from hil.controller.farm.messages import (
 from hil.controller.farm.scheduler.policy import BoardRow, WaitingJob
 from hil.controller.farm.selector import nearest, parse
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import transitions
-from hil.controller.farm.store.allocator import grant, grant_new
-from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_job
-from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import (
     JOBS,
     JobRow,
@@ -35,7 +36,6 @@ from hil.controller.farm.store.records import (
     storable,
     stored,
 )
-from hil.controller.farm.store.transitions import enqueue, finish
 from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, NoSuchBoard, UsageError, did_you_mean
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results
-from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_ended, note_job, note_queued
-from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import JobRow, LeaseRow, Row, as_json, board_rows, fetched, job_rows
 from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
 

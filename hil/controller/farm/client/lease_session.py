@@ -19,7 +19,7 @@ import tomlkit
 
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.link import Link
-from hil.controller.farm.client import RESTART_S, SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
+from hil.controller.farm.client.client import RESTART_S, SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.paths import FarmAddress, farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message

@@ -27,8 +27,8 @@ from procrastinate import exceptions
 from procrastinate.jobs import Job
 from psycopg_pool import AsyncConnectionPool
 
-from hil.controller.farm.store import notifications
-from hil.controller.farm.store.database import Database, DatabaseAway, Tx, end_tasks, seam
+from hil.controller.farm.database import notifications
+from hil.controller.farm.database.database import Database, DatabaseAway, Tx, end_tasks, seam
 
 CHANNEL = "hil_farm_boards"
 _TASK = "hil.lease"

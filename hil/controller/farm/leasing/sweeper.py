@@ -9,12 +9,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing import boards, transitions
+from hil.controller.farm.leasing.allocator import grant
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import JobResult
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import boards, transitions
-from hil.controller.farm.store.allocator import grant
-from hil.controller.farm.store.database import Tx
-from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import SERIALIZED, active_leases, fetched, serialized
 from hil.errors import EXIT_OK
 

@@ -225,7 +225,7 @@ _AUDIT: dict[str, Check] = {
     "detail": _make_mapping_check(_accept_any),
 }
 _CASE: dict[str, Check] = dict.fromkeys(("job", "name", "outcome", "reason"), _check_text)
-# `hil.controller.farm.results` validates the contents of a job's result.
+# `hil.controller.farm.client.results` validates the contents of a job's result.
 _ANSWERS: dict[str, Check] = {
     "jobs": _make_list_check(_make_record_check(_JOB, {"pinned": _check_text})),
     "job": _make_record_check(

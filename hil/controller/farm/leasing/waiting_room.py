@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing.allocator import queued_lanes, shares, waiting_jobs
 from hil.controller.farm.messages import Kind
 from hil.controller.farm.scheduler import outlook
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store.allocator import queued_lanes, shares, waiting_jobs
-from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.records import board_rows
 
 

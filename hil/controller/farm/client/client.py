@@ -18,7 +18,7 @@ import tenacity
 
 from hil import errors
 from hil.controller.devices.interrupts import ChannelClosed, InterruptibleChannel
-from hil.controller.farm.answers import invalid_answer, parse_answer
+from hil.controller.farm.client.answers import invalid_answer, parse_answer
 from hil.controller.farm.messages import Submission
 from hil.controller.farm.paths import FarmAddress, check_way, may_return
 from hil.controller.farm.rpc import FarmStub, submission_message

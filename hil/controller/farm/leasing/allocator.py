@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing import transitions
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import PROBE_S, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
 from hil.controller.farm.scheduler.policy import BoardRow, FreeBoard, WaitingJob
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import transitions
-from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_granted
-from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import JOBS, LEASES, NAME, board_rows, fetched
 
 # Extra jobs to read per lane: a board may be warm for one of them.

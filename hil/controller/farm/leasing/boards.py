@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing import transitions
+from hil.controller.farm.leasing.allocator import grant, queued_lanes
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
+from hil.controller.farm.leasing.leases import grants_of, over
+from hil.controller.farm.leasing.transitions import finish
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, BoardState, Grant, JobResult, Principal
 from hil.controller.farm.scheduler import health
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import presence, transitions
-from hil.controller.farm.store.allocator import grant, queued_lanes
-from hil.controller.farm.store.database import Tx
+from hil.controller.farm.store import presence
 from hil.controller.farm.store.event_log import note_board
-from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.leases import grants_of, over
 from hil.controller.farm.store.records import (
     Row,
     active_leases,
@@ -24,7 +26,6 @@ from hil.controller.farm.store.records import (
     serialized,
     storable,
 )
-from hil.controller.farm.store.transitions import finish
 from hil.errors import EXIT_BOARD, UsageError, did_you_mean
 
 _NEW = """

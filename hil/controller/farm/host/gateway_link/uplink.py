@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from hil.controller.farm.client import (
+from hil.controller.farm.client.client import (
     CONNECT_S,
     SILENT_S,
     gateways_that_listen,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.job_files import JobFiles, affinity, packed_bundle, packed_run
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse

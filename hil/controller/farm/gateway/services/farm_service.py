@@ -13,14 +13,16 @@ from typing import Any, TypeVar
 import psycopg
 
 from hil.controller.farm import telemetry
+from hil.controller.farm.database import notifications
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.database.notifications import Change, drained
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.lease_holder import LeaseHolder
+from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
+from hil.controller.farm.leasing import boards, leases, submissions, sweeper
 from hil.controller.farm.messages import ENDED, Priority, Role, parse_job
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message, submission_of
-from hil.controller.farm.store import access, boards, event_log, leases, notifications, queries, submissions, sweeper
-from hil.controller.farm.store.database import Tx
-from hil.controller.farm.store.notifications import Change, drained
+from hil.controller.farm.store import access, event_log, queries
 from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetched
 from hil.errors import AccessRefused, UsageError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from hil.controller.farm.host.uplink_call import UplinkCall
+from hil.controller.farm.host.gateway_link.uplink_call import UplinkCall
 from hil.controller.farm.messages import BoardCard, Grant
 from hil.controller.farm.rpc import card_message, grant_of
 from hil.errors import AccessRefused, FarmUnreachable, HilError, VersionMismatch

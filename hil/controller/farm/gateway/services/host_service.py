@@ -9,14 +9,15 @@ import time
 from collections.abc import AsyncIterator, Iterable
 
 from hil.controller.farm import telemetry
+from hil.controller.farm.database.database import end_tasks
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.log_buffer import Case
+from hil.controller.farm.leasing import leases
 from hil.controller.farm.rpc import DIAL_KEY, card_of, result_of
-from hil.controller.farm.store import access, leases
+from hil.controller.farm.store import access
 from hil.controller.farm.store.case_results import LONGEST
-from hil.controller.farm.store.database import end_tasks
 from hil.controller.farm.store.records import LEASES, fetched
 from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb

@@ -6,13 +6,13 @@ import hmac
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from hil.controller.farm.database.database import Tx
+from hil.controller.farm.leasing import transitions
+from hil.controller.farm.leasing.allocator import grant
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import transitions
-from hil.controller.farm.store.allocator import grant
-from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_lease, note_started
-from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import (
     LEASES,
     NAME,

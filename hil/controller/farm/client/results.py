@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hil.controller.farm.answers import invalid_answer
-from hil.controller.farm.client import FarmClient, reading_answer
+from hil.controller.farm.client.answers import invalid_answer
+from hil.controller.farm.client.client import FarmClient, reading_answer
 from hil.controller.farm.job_files import typed_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind, parse_job
 from hil.controller.storage.runs import Run, safe_name, storing

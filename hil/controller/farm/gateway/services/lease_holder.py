@@ -13,13 +13,14 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from hil.controller.farm.database.database import DatabaseAway, Tx, end_tasks
+from hil.controller.farm.database.notifications import AGAIN, Change, drained, tell
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
+from hil.controller.farm.leasing import leases, submissions
 from hil.controller.farm.messages import ENDED, JobState, Kind
 from hil.controller.farm.rpc import card_message, grant_message, status_message, submission_of
-from hil.controller.farm.store import access, leases, queries, submissions
-from hil.controller.farm.store.database import DatabaseAway, Tx, end_tasks
-from hil.controller.farm.store.notifications import AGAIN, Change, drained, tell
+from hil.controller.farm.store import access, queries
 from hil.controller.farm.store.records import fetched
 from hil.errors import AccessRefused, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb

@@ -1,0 +1,1 @@
+"""Clients of a farm: requests, leases and results."""

@@ -1,0 +1,1 @@
+"""The farm's PostgreSQL database: connections, notifications and an embedded server."""

@@ -1,0 +1,1 @@
+"""A host's connection to its gateway."""

@@ -1,0 +1,1 @@
+"""Leases of boards: submissions, queue, allocation and transitions."""

@@ -1,0 +1,1 @@
+"""A farm on this machine."""
