@@ -25,7 +25,7 @@ from benchmarks.model import DEVICE, mobilenet
 from hil.agent.ipc import Arena
 from hil.agent.iterations import AnswerLog
 from hil.controller.backends.compilers import compile_model
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.models.importers import import_model
 from hil.controller.models.rewrite_check import check_rewrites
 from hil.controller.storage.cache import Cache

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint, Invocation, ProgramHandle
-from hil.controller.devices.client import AgentClient
 from hil.core.boards import load_board
 from hil.core.digest import digest_file
 

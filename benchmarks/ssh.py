@@ -31,7 +31,7 @@ from benchmarks.ssh_footprint import footprint_rows
 from benchmarks.ssh_layers import choice_for, make_layers, one_by_one, one_test, renew, together
 from benchmarks.ssh_rivals import Rival
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_factory import open_board
+from hil.controller.devices.choosing.board_factory import open_board
 from tools.virtual_board import VirtualBoard, start
 
 

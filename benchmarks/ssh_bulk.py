@@ -12,10 +12,10 @@ import numpy as np
 from benchmarks import common
 from benchmarks.ssh_layers import DEVICE
 from benchmarks.ssh_rivals import FOLDER, GCM, BareTunnel, Rival
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.board_factory import open_board
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_factory import open_board
 from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel

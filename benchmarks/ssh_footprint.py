@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import common
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_factory import connect_board
+from hil.controller.devices.choosing.board_factory import connect_board
 from hil.controller.devices.deploy import probe
 from tools.virtual_board import VirtualBoard, start
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
 from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession

@@ -8,8 +8,8 @@ import pytest
 from support.agents import Program
 from support.links import AGENTS, Reached, reach
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.digest import digest_file

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hil import errors
-from hil.controller.devices.call import CallFailed, Replies
+from hil.controller.devices.agent_client.call import CallFailed, Replies
 from hil.core.clock import DRIFT_MOST, fit
 from hil.core.digest import digest_of
 from hil.protocol import wire_errors

@@ -13,10 +13,10 @@ from support.agents import compile_mlir
 from support.links import AGENTS, COMMANDS, ENDS, Reached, reach
 
 from hil import errors
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_factory import open_board
-from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_factory import open_board
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.core.board_config import RuntimeCommand
 from hil.core.digest import digest_file
 from hil.core.results import Artifact

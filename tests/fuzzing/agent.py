@@ -88,8 +88,8 @@ class Victim:
         self._base_mib = _rss_mib(self._process.pid)
 
     def _open(self) -> None:
+        from hil.controller.devices.agent_client.client import AgentClient
         from hil.controller.devices.board_client import AgentEndpoint
-        from hil.controller.devices.client import AgentClient
 
         if self._client is not None:
             self._client.close()

@@ -223,10 +223,10 @@ def _controller_kinds(call: int, kind: int) -> type[Message] | None:
 @contextlib.contextmanager
 def _controller(folder: Path) -> Iterator[Attempt]:
     """A client, each of whose calls gets the input as its agent's answer."""
+    from hil.controller.devices.agent_client.call import CallFailed
+    from hil.controller.devices.agent_client.client import AgentClient
+    from hil.controller.devices.agent_client.data_call import DataCall, NoDataConnection
     from hil.controller.devices.board_client import AgentEndpoint
-    from hil.controller.devices.call import CallFailed
-    from hil.controller.devices.client import AgentClient
-    from hil.controller.devices.data_call import DataCall, NoDataConnection
 
     blob = folder / "blob"
     blob.write_bytes(lying_agent.PROGRAM)

@@ -24,8 +24,8 @@ from support.waiting import eventually
 
 from hil import errors
 from hil.agent.admission import FIRST_MESSAGE_S, SILENT_CALLS
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
 

@@ -17,7 +17,7 @@ from support.waiting import eventually
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_factory import connect_board
+from hil.controller.devices.choosing.board_factory import connect_board
 from hil.controller.devices.ssh import connect as login
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.shell import Shell

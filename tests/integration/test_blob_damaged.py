@@ -16,10 +16,10 @@ from support.over_grpc import metadata_of, stub_of
 
 import hil as library
 from hil import errors
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_factory import connect_board
-from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_factory import connect_board
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Artifact, Outcome
 from hil.protocol import wire

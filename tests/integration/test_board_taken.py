@@ -10,8 +10,8 @@ from support.boards import MakeBoard
 from support.waiting import eventually
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_factory import connect_board
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_factory import connect_board
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.devices.deploy import ensure
 from hil.errors import BoardUnreachable
 from tools.virtual_board import VirtualBoard

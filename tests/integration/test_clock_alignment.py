@@ -14,8 +14,8 @@ from support.boards import MakeBoard
 
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
-from hil.controller.devices.board_factory import connect_board
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_factory import connect_board
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.devices.power import answering
 from hil.core.results import Artifact
 from hil.errors import BoardUnfit

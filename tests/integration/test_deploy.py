@@ -15,10 +15,10 @@ from support.boards import MakeBoard
 from support.deploying import empty_index
 from support.waiting import eventually
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.board_factory import open_board
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_factory import open_board
 from hil.controller.devices.deploy import ensure, probe, wheels
 from hil.controller.devices.deploy.ensure import AgentPlace, AgentRecipe
 from hil.controller.devices.deploy.packages import NoPython, NoWheels

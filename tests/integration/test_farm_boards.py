@@ -127,8 +127,8 @@ def test_bench_reports_reason_of_lost_lease(farm: FakeFarm, environment: dict[st
     farm.end("lab1-sim-1", "cancelled by an admin")
     eventually(lambda: farm.leases[0].told)
     # When a lease ends, the host takes the session so that other sessions are rejected.
+    from hil.controller.devices.agent_client.client import AgentClient
     from hil.controller.devices.board_client import AgentEndpoint
-    from hil.controller.devices.client import AgentClient
 
     client = AgentClient(AgentEndpoint(farm.boards["lab1-sim-1"].agent), "host")
     client.describe()

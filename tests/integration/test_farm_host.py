@@ -20,8 +20,8 @@ from support.gateways import Running, running_gateway, token_of
 from support.models import DIGITS
 from support.waiting import eventually
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.controller.farm.client import lease_session
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order
 from hil.controller.farm.job_files import packed_run

@@ -15,10 +15,10 @@ from support.models import DIGITS
 from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.board_factory import open_board
-from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_factory import open_board
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.farm.client import lease_session
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order

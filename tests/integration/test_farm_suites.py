@@ -14,8 +14,8 @@ from support.models import save_model
 from support.plugin_runs import Project
 from support.waiting import eventually
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 
 OPS = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus"]
 

@@ -90,8 +90,8 @@ def victim(tmp_path_factory, add_programs):
     """Start an agent with a session and a loaded program; return them with the directory around its store."""
     from support.agents import start_process, stop_process
 
+    from hil.controller.devices.agent_client.client import AgentClient
     from hil.controller.devices.board_client import AgentEndpoint
-    from hil.controller.devices.client import AgentClient
 
     folder = tmp_path_factory.mktemp("fuzz")
     process, address = start_process("hil.agent", f"unix:{folder}/a.sock", folder / "store")

@@ -20,8 +20,8 @@ from support.waiting import eventually
 from hil.agent.admission import Room
 from hil.agent.grpc_on_demand import GrpcOnDemand
 from hil.agent.grpc_server import GrpcServer
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.core.digest import digest_of
 from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb

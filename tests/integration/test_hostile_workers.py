@@ -22,8 +22,8 @@ from support.waiting import eventually
 
 from hil import errors
 from hil.agent import confinement
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 
 HOSTILE = Path(hostile.__file__)
 MIB = 1 << 20

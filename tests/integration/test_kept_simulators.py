@@ -15,8 +15,8 @@ import pytest
 from support.kept import keeping_simulators, process_at
 from support.waiting import eventually
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import BoardClient
-from hil.controller.devices.client import AgentClient
 from hil.controller.devices.links import kept_simulators
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.links.simulator import open_simulator

@@ -10,7 +10,7 @@ from support.fake_farm import FakeFarm
 
 import hil as library
 from hil import errors
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.agent_client.client import AgentClient
 
 NAMES = {"ascii": "x", "wide": "\U0001f600", "nul": "\0%"}
 

@@ -16,9 +16,9 @@ from support.agents import start_process, stop_process
 from support.lying_agent import HONEST, Lie, LyingAgent
 from support.waiting import allowed_s
 
+from hil.controller.devices.agent_client.call import CallFailed
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.call import CallFailed
-from hil.controller.devices.client import AgentClient
 from hil.errors import BoardError
 from hil.protocol.v1 import agent_pb2 as pb
 

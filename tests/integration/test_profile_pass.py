@@ -17,10 +17,10 @@ from support.waiting import eventually
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.board_factory import connect_board
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_factory import connect_board
 from hil.core.boards import load_board
 from hil.core.clock import by_pairs
 from hil.core.digest import digest_file
@@ -34,7 +34,7 @@ CONTROLLER = """
 import sys
 import numpy as np
 from support.agents import program
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 client = AgentClient(AgentEndpoint(sys.argv[1]), "test")
 client.open_session("test", on_wait=print)

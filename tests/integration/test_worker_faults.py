@@ -21,8 +21,8 @@ from support.waiting import eventually
 from hil import errors
 from hil.agent import programs
 from hil.agent.server import Agent, AgentConfig
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)

@@ -17,8 +17,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.core.digest import digest_file
 
 ADD_MLIR = """

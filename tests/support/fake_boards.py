@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.pipeline import board_pool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options

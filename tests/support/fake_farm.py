@@ -20,8 +20,8 @@ import grpc
 import pytest
 
 from hil import errors
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.controller.farm.client.lease_session import machine_id
 from hil.controller.farm.messages import BoardCard, Grant, Submission
 from hil.controller.farm.paths import FarmAddress

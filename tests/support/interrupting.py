@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from hil.controller.devices import interrupts
+from hil.controller.devices.agent_client import interrupts
 
 
 def _ends(frame: FrameType | None) -> bool:

@@ -21,10 +21,11 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 from hil import errors
-from hil.controller.devices import client, connection, guard
+from hil.controller.devices import guard
+from hil.controller.devices.agent_client import client, connection
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_factory import connect_board
+from hil.controller.devices.choosing.board_factory import connect_board
 from hil.core.board_config import BoardConfig, Connection
 from hil.core.digest import digest_of
 from hil.core.results import Artifact

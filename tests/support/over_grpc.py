@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.protocol import grpc_calls, wire
 
 

@@ -52,7 +52,7 @@ def list_boards(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Show a board's config, trusted or not."""
-    from hil.controller.devices.board_resolver import is_address
+    from hil.controller.devices.choosing.board_resolver import is_address
     from hil.core.boards import find_board, read_board
 
     if is_address(name):

@@ -14,8 +14,8 @@ from hil.controller.cli.screen import say
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
+    from hil.controller.devices.agent_client.client import AgentClient
     from hil.controller.devices.board_choice import BoardChoice
-    from hil.controller.devices.client import AgentClient
     from hil.controller.devices.ssh.shell import Shell
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,8 +60,8 @@ def shell_at(choice: BoardChoice) -> Shell:
 @contextmanager
 def agent_at(choice: BoardChoice) -> Iterator[AgentClient]:
     """Connect to a board's agent without disturbing sessions. Deploy the agent if it is missing."""
-    from hil.controller.devices.board_resolver import open_link
-    from hil.controller.devices.client import AgentClient
+    from hil.controller.devices.agent_client.client import AgentClient
+    from hil.controller.devices.choosing.board_resolver import open_link
 
     with closing(open_link(replace(choice, say=say))) as link, closing(AgentClient(link.target, choice.name)) as client:
         yield client

@@ -111,7 +111,7 @@ def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
     """Default --board to the board in HIL_BOARD, so that the run records it."""
     if value or context.resilient_parsing:
         return value
-    from hil.controller.devices.board_resolver import named_board
+    from hil.controller.devices.choosing.board_resolver import named_board
 
     board = named_board("".join(context.params.get("hw_type", "")))
     if not board:
@@ -124,7 +124,7 @@ def _board(name: str, more: str, **settings: Any) -> Callable[[F], F]:
     return click.option("--board", name, callback=_named, metavar="ADDR|NAME", help=f"{which}{more}.", **settings)
 
 
-# Options for the board's name and connection, as arguments for hil.controller.devices.board_resolver.choose. The two
+# Options for the board's name and connection, as arguments for hil.controller.devices.choosing.board_resolver.choose. The two
 # variants are for commands with multiple targets, and for boards that share the cases.
 board_options = _hardware(_board("board", "", default=""))
 target_options = _hardware(_board("board", "; repeatable: each is a target", multiple=True), repeats=True)
@@ -275,7 +275,7 @@ def split_targets(settings: dict[str, Any], *fields: str) -> tuple[MatrixTarget,
 
 def chosen_board(settings: dict[str, Any]) -> BoardChoice:
     """Return the board selected by :data:`board_options`. Remove their values from a command's settings."""
-    from hil.controller.devices.board_resolver import choose
+    from hil.controller.devices.choosing.board_resolver import choose
 
     return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in SSH})
 

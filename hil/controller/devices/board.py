@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hil import errors
+from hil.controller.devices.agent_client.answers import expected_bytes
+from hil.controller.devices.agent_client.client import AgentClient
+from hil.controller.devices.agent_client.measurement import BoardClock, CounterWatch
 from hil.controller.devices.agentless.signature import check_inputs, fits
-from hil.controller.devices.answers import expected_bytes
 from hil.controller.devices.board_choice import BoardChoice, with_target
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
-from hil.controller.devices.client import AgentClient
 from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Link
-from hil.controller.devices.measurement import BoardClock, CounterWatch
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage import live
 from hil.controller.storage.cache import Cache

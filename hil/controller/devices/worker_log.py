@@ -6,9 +6,9 @@ import contextlib
 import threading
 from collections import deque
 
-from hil.controller.devices.answers import LOG_CHARACTERS, LOG_LINES
+from hil.controller.devices.agent_client.answers import LOG_CHARACTERS, LOG_LINES
+from hil.controller.devices.agent_client.call import CallFailed
 from hil.controller.devices.board_client import BoardClient
-from hil.controller.devices.call import CallFailed
 from hil.controller.storage import live
 from hil.errors import BoardError
 

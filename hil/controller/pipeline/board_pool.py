@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice, pinned
-from hil.controller.devices.board_factory import open_board, reconnect
+from hil.controller.devices.choosing.board_factory import open_board, reconnect
 from hil.core.results import Artifact
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnfit, HilError

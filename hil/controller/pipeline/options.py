@@ -484,7 +484,7 @@ def _restore_value(declared: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _ModelsAndBoard:
-    """Models and board of a job (see :func:`hil.controller.devices.board_resolver.choose`)."""
+    """Models and board of a job (see :func:`hil.controller.devices.choosing.board_resolver.choose`)."""
 
     models: tuple[Path, ...] = ()
     board: str = ""

@@ -25,7 +25,7 @@ from hil.controller.backends.references import (
 )
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.default_inputs import with_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hil.controller.devices.board_choice import BoardChoice, is_lent
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner

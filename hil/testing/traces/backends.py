@@ -184,7 +184,7 @@ def folder_name(name: str) -> str:
 
 
 def _parse_board(name: str) -> Backend:
-    from hil.controller.devices.board_resolver import choose
+    from hil.controller.devices.choosing.board_resolver import choose
 
     where, colon, runtime = name.removeprefix(_BOARD).rpartition(":")
     if not colon or runtime not in RUNTIMES:
@@ -202,7 +202,7 @@ def _parse_board(name: str) -> Backend:
 
 def _choose_simulated_board(runtime: str, device: str = "", flags: tuple[str, ...] = ()) -> BoardChoice:
     """Return the simulated board with another device of a runtime and, if given, other compiler flags."""
-    from hil.controller.devices.board_resolver import choose
+    from hil.controller.devices.choosing.board_resolver import choose
 
     choice = choose("", "sim")
     compile_flags = {**choice.config.compile_flags, **({runtime: flags} if flags else {})}

@@ -18,8 +18,8 @@ import pytest
 from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
-from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.connect import open_shell
+from hil.controller.devices.ssh.openssh_path import openssh
 from hil.controller.devices.ssh.shell import Shell
 
 

@@ -12,8 +12,8 @@ from support.agents import Program
 from support.sshd import BOTH, LOOPBACK, Sshd, running_sshd, started_with
 from support.waiting import eventually
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import NoTunnel, SshTunnel, TcpRelay, open_any_tunnel
 from hil.core.digest import digest_file

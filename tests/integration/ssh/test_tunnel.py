@@ -17,7 +17,7 @@ from support.agents import Program
 from support.sshd import BOTH, Sshd, descendants, running_sshd
 from support.waiting import eventually
 
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import SshTunnel, open_tunnel
 from hil.core.digest import digest_file

@@ -10,8 +10,8 @@ import pytest
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 
 
 @pytest.fixture(scope="module")

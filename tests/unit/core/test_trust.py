@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board, read_board, trust_digest
 from hil.core.config_files import distrust, trust, trusted_folders

@@ -16,8 +16,8 @@ import pytest
 
 from hil import errors
 from hil.agent.server import BoardService
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.gateway.calls import HandlerFactory
 from hil.controller.farm.gateway.metrics import Metrics

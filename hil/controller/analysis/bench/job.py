@@ -22,7 +22,7 @@ from hil.controller.analysis.bench.store import (
     write_google,
 )
 from hil.controller.devices.board_choice import knows_target, with_target
-from hil.controller.devices.board_resolver import is_address
+from hil.controller.devices.choosing.board_resolver import is_address
 from hil.controller.models.dimensions import sizes_of_models
 from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil import errors
+from hil.controller.devices.agent_client.answers import broken, expected_bytes, most_bytes
 from hil.controller.devices.agentless import scripts, signature
 from hil.controller.devices.agentless.scripts import DETAIL, BoardStore, Item, RunFolder
-from hil.controller.devices.answers import broken, expected_bytes, most_bytes
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool

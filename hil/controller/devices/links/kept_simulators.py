@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hil.controller.devices.agent_client.calls import AgentCalls
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.calls import AgentCalls
 from hil.controller.devices.links import simulator_process
 from hil.core.board_config import BoardConfig
 from hil.core.digest import digest_of

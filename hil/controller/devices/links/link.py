@@ -44,7 +44,7 @@ class Link:
 
 @dataclass(frozen=True)
 class LinkKind:
-    """Kind of link. :mod:`hil.controller.devices.board_resolver` lists all kinds."""
+    """Kind of link. :mod:`hil.controller.devices.choosing.board_resolver` lists all kinds."""
 
     name: str
     # Open a link. Imports heavy modules on demand. Raises UsageError for an invalid address or config. Raises

@@ -8,9 +8,9 @@ from typing import Any
 
 import tenacity
 
-from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.address import Address, parse_address
 from hil.controller.devices.ssh.errors import LoginSlow, TurnedAway
+from hil.controller.devices.ssh.openssh_path import openssh
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.transport import SLOW_LOGIN_ALIVE_COUNT, SLOW_LOGIN_CONNECT_S, SshDestination, Transport
 from hil.controller.storage.paths import located
@@ -51,7 +51,7 @@ def look_up(address: str) -> SshDestination:
     place = parse_address(address)
     if openssh.is_usable():
         return openssh.look_up(place)
-    from hil.controller.devices.ssh.paramiko_config import read_settings
+    from hil.controller.devices.ssh.paramiko_path.paramiko_config import read_settings
 
     found = read_settings(place)
     proxy = ", ".join(map(str, found.jumps)) or found.proxy_command
@@ -66,6 +66,6 @@ def _log_in(address: Address, settings: Connection, board: str, timeout: float) 
             patience = max(timeout, SLOW_LOGIN_CONNECT_S)
             return openssh.OpenSsh(address, settings, board, patience, alive_count=SLOW_LOGIN_ALIVE_COUNT)
     # Avoid half a second of imports if ssh is usable.
-    from hil.controller.devices.ssh.paramiko_connect import log_in
+    from hil.controller.devices.ssh.paramiko_path.paramiko_connect import log_in
 
     return log_in(address, settings, board, timeout)

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.board_resolver import open_link
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_resolver import open_link
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease, machine_id

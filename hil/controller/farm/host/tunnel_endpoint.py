@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from hil.controller.devices.agent_client.grpc_call import agent_channel
+from hil.controller.devices.agent_client.interrupts import InterruptibleChannel
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.grpc_call import agent_channel
-from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.controller.farm.client.client import open_channel, pass_on, pieces_from
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub

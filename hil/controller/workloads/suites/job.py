@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent

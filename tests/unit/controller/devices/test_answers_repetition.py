@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hil.controller.devices.answers import repetition_of
+from hil.controller.devices.agent_client.answers import repetition_of
 from hil.errors import ProtocolBroken
 from hil.protocol.v1 import agent_pb2 as pb
 

@@ -10,7 +10,7 @@ import pytest
 
 from hil.controller.cli.farm_lease import duration
 from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_target, pinned
-from hil.controller.devices.board_resolver import choose, is_address
+from hil.controller.devices.choosing.board_resolver import choose, is_address
 from hil.controller.farm.selector import parse
 from hil.controller.storage.packages import pick
 from hil.controller.workloads.suites.tasks import BoardSlot, LeasedSlot, TaskQueue, slots_of

@@ -12,10 +12,10 @@ from support.fake_agent import FakeAgent
 from hil.agent import server
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.supervisor import Supervisor
-from hil.controller.devices import connection
+from hil.controller.devices.agent_client import connection
+from hil.controller.devices.agent_client.call import CallFailed
+from hil.controller.devices.agent_client.connection import AgentConnection
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.call import CallFailed
-from hil.controller.devices.connection import AgentConnection
 from hil.errors import (
     BoardBusy,
     BoardError,

@@ -20,11 +20,11 @@ from hil.agent import admission, data_server
 from hil.agent.admission import Admission
 from hil.agent.data_server import DataServer
 from hil.agent.session import Journal, Session, Sessions
+from hil.controller.devices.agent_client.call import CallFailed
+from hil.controller.devices.agent_client.calls import AgentCalls
+from hil.controller.devices.agent_client.data_call import OPEN_S, DataCall, DataConnections, NoDataConnection
+from hil.controller.devices.agent_client.grpc_call import GrpcCall
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.call import CallFailed
-from hil.controller.devices.calls import AgentCalls
-from hil.controller.devices.data_call import OPEN_S, DataCall, DataConnections, NoDataConnection
-from hil.controller.devices.grpc_call import GrpcCall
 from hil.core.scratch import new_folder, remove_tree
 from hil.protocol import wire, wire_errors
 from hil.protocol.data_connection import DATA, END, HEADER, MESSAGE, METHODS, READY, ConnectionBroken, Frames

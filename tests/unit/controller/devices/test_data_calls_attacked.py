@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.devices import data_call
-from hil.controller.devices.call import CallFailed
-from hil.controller.devices.data_call import DataCall, DataConnections
+from hil.controller.devices.agent_client import data_call
+from hil.controller.devices.agent_client.call import CallFailed
+from hil.controller.devices.agent_client.data_call import DataCall, DataConnections
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import ProtocolBroken
 from hil.protocol import wire

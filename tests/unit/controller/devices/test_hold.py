@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.waiting import allowed_s
 
-from hil.controller.devices import connection
-from hil.controller.devices.call import CallFailed
-from hil.controller.devices.connection import Hold
+from hil.controller.devices.agent_client import connection
+from hil.controller.devices.agent_client.call import CallFailed
+from hil.controller.devices.agent_client.connection import Hold
 from hil.protocol.v1 import agent_pb2 as pb
 
 OPENED = pb.HoldReply(opened=pb.SessionOpened(token="t", fence=4, ttl_s=0.4))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.devices.measurement import BoardClock
+from hil.controller.devices.agent_client.measurement import BoardClock
 from hil.core.clock import Ping, now_ns
 
 SECOND = 10**9

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from hil.controller.devices import measurement
-from hil.controller.devices.call import CallFailed
-from hil.controller.devices.measurement import CounterWatch
+from hil.controller.devices.agent_client import measurement
+from hil.controller.devices.agent_client.call import CallFailed
+from hil.controller.devices.agent_client.measurement import CounterWatch
 from hil.core.timeline import Sample
 from hil.errors import BoardError, BoardLost
 from hil.protocol.v1 import agent_pb2 as pb

@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from hil.controller.devices.call import CallFailed
-from hil.controller.devices.grpc_call import GrpcCall
-from hil.controller.devices.interrupts import InterruptibleChannel
-from hil.controller.devices.stream_reader import StreamReader
+from hil.controller.devices.agent_client.call import CallFailed
+from hil.controller.devices.agent_client.grpc_call import GrpcCall
+from hil.controller.devices.agent_client.interrupts import InterruptibleChannel
+from hil.controller.devices.agent_client.stream_reader import StreamReader
 from hil.protocol.data_connection import METHODS
 from hil.protocol.v1 import agent_pb2 as pb
 

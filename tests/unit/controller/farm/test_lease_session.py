@@ -14,8 +14,8 @@ from support.agents import Program
 from support.fake_farm import FakeFarm
 from support.waiting import eventually
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.controller.farm.client import lease_session
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order, leased_config, machine_id
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind

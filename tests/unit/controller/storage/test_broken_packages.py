@@ -11,7 +11,7 @@ from support.broken_package import WAYS, install, save_relu
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import run_reference
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import choose, open_link
+from hil.controller.devices.choosing.board_resolver import choose, open_link
 from hil.controller.devices.links.package_links import provider_of
 from hil.controller.models.executorch_backends import lower, make_quantizer, pick_backend
 from hil.controller.models.flows import apply_recipe, load_flow

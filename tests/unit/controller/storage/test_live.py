@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.answers import LOG_CHARACTERS
-from hil.controller.devices.call import CallFailed
+from hil.controller.devices.agent_client.answers import LOG_CHARACTERS
+from hil.controller.devices.agent_client.call import CallFailed
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage import live
 from hil.controller.storage.isolated import Isolated, IsolatedFailure

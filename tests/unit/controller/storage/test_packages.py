@@ -11,7 +11,7 @@ import pytest
 from hil.controller.backends.compilers import compilers
 from hil.controller.backends.references import references
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import open_link
+from hil.controller.devices.choosing.board_resolver import open_link
 from hil.controller.devices.links.package_links import provider_of
 from hil.controller.models.executorch_backends import executorch_backends
 from hil.controller.models.flows import recipes

@@ -27,7 +27,7 @@ from hil.controller.devices.agentless import scripts
 from hil.controller.devices.agentless.scripts import machine, readings
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_factory import connect_board
+from hil.controller.devices.choosing.board_factory import connect_board
 from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand, fill

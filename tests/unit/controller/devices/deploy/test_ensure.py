@@ -19,8 +19,8 @@ import pytest
 from support.deploying import Small, accepts, put
 from support.waiting import eventually
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy import ensure, probe
 from hil.controller.devices.deploy.ensure import AgentPlace, AgentRecipe, install
 from hil.controller.devices.deploy.packages import File, Package, write_package

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.waiting import allowed_s
 
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.devices.links import agent
 from hil.core.boards import load_board
 from hil.errors import BoardUnreachable, UsageError

@@ -10,9 +10,9 @@ import pytest
 from support.waiting import eventually
 
 from hil.agent.server import Agent, AgentConfig
+from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.board_factory import open_board
-from hil.controller.devices.client import AgentClient
+from hil.controller.devices.choosing.board_factory import open_board
 from hil.controller.farm.host import board_connection as ways
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo

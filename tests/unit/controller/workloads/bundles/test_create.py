@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 
 from hil.bundles import Bundle
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated

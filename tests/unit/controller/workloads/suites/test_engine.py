@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from support.fake_boards import fake_boards
 
-from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import load_flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options

@@ -18,11 +18,11 @@ import numpy as np
 from google.protobuf.json_format import MessageToDict
 
 from hil import errors
-from hil.controller.devices import answers
+from hil.controller.devices.agent_client import answers
+from hil.controller.devices.agent_client.call import Call, CallFailed
+from hil.controller.devices.agent_client.calls import AgentCalls
+from hil.controller.devices.agent_client.data_call import OPEN_S
 from hil.controller.devices.board_client import AgentEndpoint, Invocation
-from hil.controller.devices.call import Call, CallFailed
-from hil.controller.devices.calls import AgentCalls
-from hil.controller.devices.data_call import OPEN_S
 from hil.controller.devices.guard import Guard
 from hil.core import clock
 from hil.core.digest import Hasher, StreamHasher

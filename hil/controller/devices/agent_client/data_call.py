@@ -12,8 +12,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from hil.controller.devices import answers
-from hil.controller.devices.call import CallFailed
+from hil.controller.devices.agent_client import answers
+from hil.controller.devices.agent_client.call import CallFailed
 from hil.protocol import data_connection as frames
 from hil.protocol import wire_errors
 from hil.protocol.bounded_message import parse_message

@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from hil.controller.devices.stream_reader import StreamReader
+from hil.controller.devices.agent_client.stream_reader import StreamReader
 from hil.protocol import grpc_calls
 
 

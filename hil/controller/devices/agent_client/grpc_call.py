@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 
 from hil import errors
-from hil.controller.devices import answers
+from hil.controller.devices.agent_client import answers
+from hil.controller.devices.agent_client.call import Call, CallFailed
+from hil.controller.devices.agent_client.interrupts import InterruptibleChannel
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.call import Call, CallFailed
-from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.core.files import read_file
 from hil.protocol import data_connection, grpc_calls, wire
 from hil.protocol.listening import check_tls_files, check_token_way, grpc_address

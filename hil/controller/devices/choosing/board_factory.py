@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import open_link
+from hil.controller.devices.choosing.board_resolver import open_link
 from hil.controller.devices.health import changed
 from hil.controller.devices.power import answering, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hil.controller.devices import answers
-from hil.controller.devices.call import CallFailed
+from hil.controller.devices.agent_client import answers
+from hil.controller.devices.agent_client.call import CallFailed
 from hil.core import clock
 from hil.core.timeline import Sample
 from hil.errors import HilError, ProtocolBroken

@@ -20,12 +20,18 @@ import fabric
 import paramiko
 from paramiko.auth_strategy import AuthFailure
 
-from hil.controller.devices.ssh import paramiko_config
 from hil.controller.devices.ssh.address import Address, name_of
 from hil.controller.devices.ssh.errors import NoSuchHost, ProxyFailed, TurnedAway
-from hil.controller.devices.ssh.paramiko_hosts import KnownHosts, user_files
-from hil.controller.devices.ssh.paramiko_login import PATIENCE_S, Login
-from hil.controller.devices.ssh.paramiko_transport import END_S, Hop, ParamikoLogin, TunedTransport, close_hops
+from hil.controller.devices.ssh.paramiko_path import paramiko_config
+from hil.controller.devices.ssh.paramiko_path.paramiko_hosts import KnownHosts, user_files
+from hil.controller.devices.ssh.paramiko_path.paramiko_login import PATIENCE_S, Login
+from hil.controller.devices.ssh.paramiko_path.paramiko_transport import (
+    END_S,
+    Hop,
+    ParamikoLogin,
+    TunedTransport,
+    close_hops,
+)
 from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE
 from hil.controller.devices.ssh.transport import SLOW_LOGIN_CONNECT_S
 from hil.core.board_config import Connection

@@ -17,10 +17,16 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from hil import errors
-from hil.controller.devices import answers
+from hil.controller.devices.agent_client import answers
+from hil.controller.devices.agent_client.call import Call, CallFailed, Replies
+from hil.controller.devices.agent_client.connection import (
+    STALL_S,
+    AgentConnection,
+    InvokeStream,
+    receive,
+    transfer_limit_s,
+)
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient, Invocation, ProfilePass, ProgramHandle
-from hil.controller.devices.call import Call, CallFailed, Replies
-from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive, transfer_limit_s
 from hil.core import clock, digest, tensors
 from hil.core.bounded_json import parse_json
 from hil.core.digest import StreamHasher

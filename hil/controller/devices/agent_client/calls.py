@@ -6,19 +6,19 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from hil.controller.devices.agent_client.call import Call, CallFailed
+from hil.controller.devices.agent_client.data_call import OPEN_S, DataConnections, NoDataConnection
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.call import Call, CallFailed
-from hil.controller.devices.data_call import OPEN_S, DataConnections, NoDataConnection
 from hil.errors import UsageError
 from hil.protocol import wire_errors
 from hil.protocol.data_connection import data_path
 
 if TYPE_CHECKING:
-    from hil.controller.devices.grpc_call import GrpcCalls
+    from hil.controller.devices.agent_client.grpc_call import GrpcCalls
 
 
 class AgentCalls:
-    """Calls to the agent at an address. Raises as :func:`hil.controller.devices.grpc_call.agent_channel`.
+    """Calls to the agent at an address. Raises as :func:`hil.controller.devices.agent_client.grpc_call.agent_channel`.
 
     Attributes:
         fallback: Why the last call used gRPC although a data-connection socket exists; "" if the last call did not use
@@ -96,7 +96,9 @@ class AgentCalls:
             raise
 
     def _over_grpc(self) -> GrpcCalls:
-        from hil.controller.devices.grpc_call import GrpcCalls  # avoid the import time of gRPC if it is not used
+        from hil.controller.devices.agent_client.grpc_call import (
+            GrpcCalls,  # avoid the import time of gRPC if it is not used
+        )
 
         with self._lock:
             self._grpc = self._grpc or GrpcCalls(self._target)

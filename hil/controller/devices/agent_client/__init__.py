@@ -1,0 +1,1 @@
+"""Client of a board's agent, over gRPC or data connections."""

@@ -1,0 +1,1 @@
+"""Resolve a board's name and open the board."""

@@ -1,0 +1,1 @@
+"""Connections through the OpenSSH client."""

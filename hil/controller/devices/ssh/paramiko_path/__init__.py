@@ -1,0 +1,1 @@
+"""Connections through paramiko, for hosts without an OpenSSH client."""
