@@ -29,7 +29,7 @@ from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.models.importers import import_model
 from hil.controller.models.rewrite_check import check_rewrites
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.tensors import Array
 
 CHANNELS = 64

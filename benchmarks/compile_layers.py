@@ -33,7 +33,7 @@ from hil.controller.backends.compilers.iree_group import compile_together
 from hil.controller.models.compiling import native_compiler
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.boards import load_board
 from hil.core.results import Artifact, Model
 

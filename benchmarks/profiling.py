@@ -20,9 +20,9 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.model import mobilenet
-from hil.controller.analysis.profile.iree_profile import read_ireeprof
+from hil.controller.analysis.profile.runtimes.iree_profile import read_ireeprof
 from hil.controller.pipeline.capture import PERIOD_S
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 
 
 def main() -> None:

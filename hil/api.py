@@ -12,13 +12,13 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
-from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.option_names import as_keyword, rename_in_error, rename_options
-from hil.controller.pipeline.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.option_names import as_keyword, rename_in_error, rename_options
+from hil.controller.pipeline.settings.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.pipeline.stages import check_options
+from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
@@ -101,7 +101,7 @@ def run(
 
 def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, options: dict[str, Any]) -> Case:
     from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.isolation.isolated import Isolated
 
     context = options.pop("shop", context)
     program = refused = None

@@ -13,7 +13,7 @@ from hil.controller.models.executorch_backends import ExecuTorchBackend
 from hil.controller.models.flows import Flow, Recipe
 from hil.controller.models.importers import Importer
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.bundles.formats import Format
 from hil.core.board_config import BoardConfig

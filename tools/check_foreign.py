@@ -33,8 +33,8 @@ from typing import Any
 import click
 import numpy as np
 
-from hil.controller.pipeline.options import Job
-from hil.controller.storage.isolated import Isolated, IsolatedCrash
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.run_job import run_job
@@ -277,7 +277,7 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
     """
     from rich.progress import track
 
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     tests = node_tests(patterns, every)
     errors = Console(stderr=True)

@@ -20,7 +20,7 @@ from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
 from hil.controller.models.flows import load_flow
 from hil.controller.models.importers.onnx_nodes import has_float64
 from hil.controller.models.onnx_rewrites import OPSET
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.tensor_files import save_tensors
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.boards import load_board
@@ -237,7 +237,7 @@ def _watched(futures: Sequence[Any]) -> Iterator[Any]:
     """Yield the futures as they are processed, with a progress bar."""
     from rich.progress import track
 
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     console = Console(stderr=True)
     yield from track(futures, "by hand", console=console, transient=True, disable=not console.is_terminal)
@@ -246,7 +246,7 @@ def _watched(futures: Sequence[Any]) -> Iterator[Any]:
 def _print(flow: str, commands: str, counts: Mapping[str, int], findings: Sequence[Finding]) -> None:
     from rich.table import Table
 
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     console = Console(soft_wrap=True)
     console.print(f"flow {flow}; by hand: {commands}", markup=False)

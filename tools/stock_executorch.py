@@ -9,7 +9,7 @@ def run(module: str, function: str, choice: int, number: int, flow: str) -> dict
     """Lower, run and compare a model as the tester does.
 
     Args:
-        module, function, choice, number: of :class:`hil.controller.workloads.suites.torch_cases.TorchTest`.
+        module, function, choice, number: of :class:`hil.controller.workloads.suites.cases.torch_cases.TorchTest`.
         flow: the tester's name of a flow.
 
     Returns:
@@ -20,7 +20,7 @@ def run(module: str, function: str, choice: int, number: int, flow: str) -> dict
     from executorch.backends.test.suite.reporting import begin_test_session, complete_test_session
     from executorch.backends.test.suite.runner import run_test
 
-    from hil.controller.workloads.suites.torch_cases import lowering_of
+    from hil.controller.workloads.suites.cases.torch_cases import lowering_of
 
     chosen = all_flows()[flow]
     lowering = lowering_of(module, function, choice, number, chosen.quantize)

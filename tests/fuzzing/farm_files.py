@@ -63,7 +63,7 @@ def _jobs() -> list[bytes]:
 def _parcels(folder: Path) -> Iterator[Attempt]:
     """Reads a job's options as the host of its board does."""
     from hil.controller.farm.job_files import inside, job_of, key_of, request_of
-    from hil.controller.pipeline.options import Job
+    from hil.controller.pipeline.settings.options import Job
 
     for name, content in _FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -307,7 +307,7 @@ def _read_tensor(path: Path) -> None:
 
 
 def _read_etdump(path: Path) -> Tried:
-    from hil.controller.analysis.profile.etdump_profile import profile_of
+    from hil.controller.analysis.profile.runtimes.etdump_profile import profile_of
 
     profile = profile_of(path, model="m", board="sim")
     for row in profile.rows:

@@ -64,7 +64,7 @@ def _pt2_archive(data: bytes, rng: Random) -> bytes:
 
 
 def _read_pt2(path: Path) -> None:
-    from hil.controller.models.importers.pt2 import describe
+    from hil.controller.models.importers.exported.pt2 import describe
 
     described(describe)(path)
 

@@ -175,7 +175,7 @@ _FLAG_WORDS = [
 def _read_flags(path: Path) -> None:
     from hil.controller.backends.references.expected import expected_result
     from hil.controller.models.inputs import make_inputs
-    from hil.controller.pipeline.flagfiles import parse_flagfile
+    from hil.controller.pipeline.settings.flagfiles import parse_flagfile
     from hil.core.tensors import TensorSpec
 
     flags = parse_flagfile(path)

@@ -13,7 +13,7 @@ from support.plugin_runs import Project, save_small
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.models.importers import import_model
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.results import Artifact, Outcome
 from hil.testing import ModelFile, compare_backends, uniform
 

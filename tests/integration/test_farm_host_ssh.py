@@ -27,8 +27,8 @@ from hil.controller.farm.messages import JobSpec
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.options import Job
-from hil.controller.storage.isolated import Isolated
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.storage.isolation.isolated import Isolated
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -24,8 +24,8 @@ from hil.controller.farm.job_files import packed_run
 from hil.controller.farm.messages import JobSpec, Submission
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.options import Job
-from hil.controller.storage.isolated import Isolated
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.boards import load_board
 
 BOARDS = ("good", "full", "read-only", "stuck", "resettable")

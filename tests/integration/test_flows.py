@@ -19,10 +19,10 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome
 from hil.core.tensors import Array

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from tools.check_foreign import FAILED, SUCCESS, check, node_tests
 
 TOOLS = Path(sys.executable).parent

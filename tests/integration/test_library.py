@@ -11,7 +11,7 @@ from support.models import DIGITS
 
 import hil
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.errors import UsageError
 

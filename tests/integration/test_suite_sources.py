@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.commands import with_tools
 
-from hil.controller.workloads.suites import sources
+from hil.controller.workloads.suites.cases import sources
 from hil.controller.workloads.suites.expected import Expectations
 
 # One of each kind: plain, every dtype class, zero-size, scalar, control flow, no inputs, many outputs, no tensors.

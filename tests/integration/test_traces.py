@@ -17,7 +17,7 @@ import pytest
 from referencing import Registry, Resource
 from support.models import DIGITS
 
-from hil.controller.pipeline.flagfiles import parse_flagfile
+from hil.controller.pipeline.settings.flagfiles import parse_flagfile
 from hil.core.results import Outcome
 from hil.errors import NotRun, UsageError
 from hil.formats.iree_command import own_tool

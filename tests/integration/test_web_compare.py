@@ -11,7 +11,7 @@ from support.suite_runs import case, suite_run
 from support.waiting import eventually
 from support.web import serving
 
-from hil.controller.storage.texts import seconds
+from hil.controller.storage.screen.texts import seconds
 
 pytestmark = pytest.mark.ci
 

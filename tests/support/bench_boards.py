@@ -14,7 +14,7 @@ from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.bench.stats import Batch
 from hil.controller.devices.board_client import Invocation
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.core.results import Artifact, RunResult
 
 

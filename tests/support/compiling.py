@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 
 
 def fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Isolated:

@@ -14,7 +14,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.pipeline import board_pool
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import BoardLost

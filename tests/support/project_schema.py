@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.options import RunSettings, Spec, specs_of
+from hil.controller.pipeline.settings.options import RunSettings, Spec, specs_of
 
 PATH = Path(__file__).parents[2] / "docs" / "project.schema.json"
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}

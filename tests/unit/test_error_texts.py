@@ -20,7 +20,7 @@ _ALLOWED = {
     "hil/controller/devices/ssh/paramiko_path/paramiko_connect.py": "paramiko",
     "hil/controller/devices/ssh/paramiko_path/paramiko_transport.py": "paramiko",
     "hil/controller/models/tensorflow/source.py": "Keras",
-    "hil/controller/storage/texts.py": "torch",
+    "hil/controller/storage/screen/texts.py": "torch",
     "hil/core/guarded.py": "a message names a package once",
     "hil/testing/pytest_plugin/__init__.py": "pytest",
 }

@@ -17,7 +17,7 @@ from hil.compare.stats import STATISTICS
 from hil.compare.values import CHUNK, common_kind, reader
 from hil.compare.verdict import outcome_of
 from hil.controller.analysis.tensors import elements
-from hil.controller.storage.pictures import new_figure, save_figure
+from hil.controller.storage.screen.pictures import new_figure, save_figure
 from hil.core.tensors import Array, shape_text, type_text
 from hil.errors import UsageError
 

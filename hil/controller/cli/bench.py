@@ -96,9 +96,9 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.analysis.bench.job import run_bench
     from hil.controller.analysis.bench.show import print_bench
     from hil.controller.analysis.bench.stats import BenchJob
-    from hil.controller.pipeline.flagfiles import read_flagfile
-    from hil.controller.pipeline.options import Job
-    from hil.controller.storage.console import table_console
+    from hil.controller.pipeline.settings.flagfiles import read_flagfile
+    from hil.controller.pipeline.settings.options import Job
+    from hil.controller.storage.screen.console import table_console
 
     models, later = _sorted(arguments, bool(settings["flagfile"]))
     if {"iterations", "min_time_s"} <= given_options().keys():

@@ -30,7 +30,7 @@ from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.pipeline.options import Options
+    from hil.controller.pipeline.settings.options import Options
 
 
 @command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
@@ -69,9 +69,9 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     from hil.controller.analysis.bisect.result import WAYS, plot_growth, print_bisection
     from hil.controller.analysis.bisect.subject import with_flow
     from hil.controller.models.flows import load_flow
-    from hil.controller.pipeline.options import Options
-    from hil.controller.storage.console import Console
-    from hil.controller.storage.pictures import check_picture
+    from hil.controller.pipeline.settings.options import Options
+    from hil.controller.storage.screen.console import Console
+    from hil.controller.storage.screen.pictures import check_picture
 
     ways = [way for way in WAYS if settings.pop(way)] or WAYS
     name = settings.pop("flow")

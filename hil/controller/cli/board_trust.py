@@ -86,7 +86,7 @@ def _look(path: Path) -> tuple[str, list[str]]:
         flows = read_flows(path).values()
         return digest_of(read_file(path)), [f"compile_flags of {flow.name}" for flow in flows if flow.compile_flags]
     if path.name == _PROJECT:
-        from hil.controller.pipeline.project import read_project
+        from hil.controller.pipeline.settings.project import read_project
 
         project = read_project(path)
         # The project has a digest only if it has settings that need trust.

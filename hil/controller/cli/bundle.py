@@ -237,7 +237,7 @@ def run(
 
     Results are stored continuously as with `hil run`. Multiple boards or hardware types are targets.
     """
-    from hil.controller.pipeline.options import Job
+    from hil.controller.pipeline.settings.options import Job
     from hil.controller.workloads.bundles.run import run_bundle
     from hil.controller.workloads.bundles.show import print_run
 

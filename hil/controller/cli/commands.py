@@ -71,7 +71,7 @@ def _use_project(command: click.Command, ctx: click.Context) -> None:
     options = {str(one.name): one for one in command.params if isinstance(one, RunOption)}
     if not options:
         return
-    from hil.controller.pipeline.project import find_project, load_project
+    from hil.controller.pipeline.settings.project import find_project, load_project
 
     if find_project(Path()) is None:
         return
@@ -87,7 +87,7 @@ def _use_project(command: click.Command, ctx: click.Context) -> None:
 
 def _show_project(command: click.Command, ctx: click.Context) -> None:
     """Print the project settings in effect. Model settings are included if they match the command's files."""
-    from hil.controller.pipeline.model_settings import matches
+    from hil.controller.pipeline.settings.model_settings import matches
 
     project = ctx.meta[PROJECT]
     words: list[str] = []

@@ -202,7 +202,7 @@ def _folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:
 
 def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None) -> None:
     from hil.controller.pipeline.record import print_case
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     console = Console()
     if "suite" in document:

@@ -226,7 +226,7 @@ def watch(every_s: float, as_json: bool) -> int:
 
     Without a terminal on stdout, prints each event as a line.
     """
-    from hil.controller.storage.console import table_console
+    from hil.controller.storage.screen.console import table_console
 
     with connected() as farm, contextlib.suppress(KeyboardInterrupt):
         if table_console().is_terminal and not as_json:
@@ -239,7 +239,7 @@ def watch(every_s: float, as_json: bool) -> int:
 def _live(farm: FarmClient, every_s: float) -> None:
     from rich.live import Live
 
-    from hil.controller.storage.console import table_console
+    from hil.controller.storage.screen.console import table_console
 
     out = table_console()
     with Live(console=out, auto_refresh=False) as live:

@@ -31,7 +31,7 @@ from hil.controller.cli.options import (
 from hil.controller.cli.screen import answer, say
 from hil.controller.cli.suite import case_options
 from hil.controller.farm.messages import Kind
-from hil.controller.pipeline.options import CaseSettings, Job, specs_of
+from hil.controller.pipeline.settings.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
 if TYPE_CHECKING:

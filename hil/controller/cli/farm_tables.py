@@ -60,7 +60,7 @@ class Column:
 
 def show(*parts: object) -> None:
     """Print tables and lines to stdout. Strip trailing spaces if it is not a terminal."""
-    from hil.controller.storage.console import table_console
+    from hil.controller.storage.screen.console import table_console
 
     out = table_console()
     with out.capture() as captured:
@@ -74,8 +74,8 @@ def show(*parts: object) -> None:
 
 def table(columns: Sequence[Column], rows: Iterable[Row], width: int | None = None) -> Table:
     """Return rows as a table of at most ``width`` characters; None is stdout's width."""
-    from hil.controller.storage import texts
-    from hil.controller.storage.console import table_console
+    from hil.controller.storage.screen import texts
+    from hil.controller.storage.screen.console import table_console
 
     room = table_console().width if width is None else width
     shown = [column for column in columns if column.least <= room]

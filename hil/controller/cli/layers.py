@@ -105,8 +105,8 @@ def _rows(found: Sequence[Layer], saved: Sequence[SavedLayer]) -> list[dict[str,
 def _print_table(found: Sequence[Layer]) -> None:
     """Print layers with the same signature as one line with their count."""
     from hil.controller.analysis.layers import layer_specs
-    from hil.controller.storage.console import table_console
-    from hil.controller.storage.texts import counted, table
+    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.texts import counted, table
 
     copies = Counter(layer.same_as or layer.name for layer in found)
     rows = [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hil.controller.analysis.graphs.model_graph import ModelGraph
     from hil.controller.analysis.graphs.values import NodeValue
     from hil.controller.analysis.layers import Layer
-    from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.isolation.isolated import Isolated
     from hil.core.results import Model
 
 _METRICS = {"max_abs": "max-abs", "sqnr_db": "sqnr", "outcome": "outcome", "time_ns": "time", "placement": "placement"}
@@ -90,7 +90,7 @@ def _stored(folder: Path, model: str, nodes: Mapping[str, Sequence[str]]) -> tup
 def _graph_of(model: Path, dims: Mapping[str, int], isolated: Isolated, log: Path) -> ModelGraph:
     from hil.controller.analysis.graphs.model_graph import ModelGraph
     from hil.controller.analysis.graphs.onnx_graph import read_onnx
-    from hil.controller.storage.isolated import naming_errors
+    from hil.controller.storage.isolation.isolated import naming_errors
     from hil.errors import ImportFailed
 
     with naming_errors("import", f"reading {model.name}", ImportFailed, f"cannot read {model.name}"):

@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hil.controller.cli.commands import PROJECT, RunOption
-from hil.controller.pipeline.options import PROFILED_COUNTS, CaseSettings, RunSettings, flag_of, parse_seconds, specs_of
+from hil.controller.pipeline.settings.options import (
+    PROFILED_COUNTS,
+    CaseSettings,
+    RunSettings,
+    flag_of,
+    parse_seconds,
+    specs_of,
+)
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
-    from hil.controller.pipeline.options import Options
+    from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import RunContext
     from hil.controller.workloads.matrix.targets import MatrixTarget
 
@@ -40,7 +47,7 @@ def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
 
 
 def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
-    """Create a command's option from the description in :mod:`hil.controller.pipeline.options`.
+    """Create a command's option from the description in :mod:`hil.controller.pipeline.settings.options`.
 
     Args:
         name: the field of :class:`RunSettings`, and the command's parameter name.
@@ -124,8 +131,9 @@ def _board(name: str, more: str, **settings: Any) -> Callable[[F], F]:
     return click.option("--board", name, callback=_named, metavar="ADDR|NAME", help=f"{which}{more}.", **settings)
 
 
-# Options for the board's name and connection, as arguments for hil.controller.devices.choosing.board_resolver.choose. The two
-# variants are for commands with multiple targets, and for boards that share the cases.
+# Options for the board's name and connection, as arguments for
+# hil.controller.devices.choosing.board_resolver.choose. The two variants are for commands with multiple targets, and
+# for boards that share the cases.
 board_options = _hardware(_board("board", "", default=""))
 target_options = _hardware(_board("board", "; repeatable: each is a target", multiple=True), repeats=True)
 boards_options = options(
@@ -183,7 +191,7 @@ fault_option = options(
 def _show_live(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     """Show the output of tools on stderr until the command ends."""
     if wanted and not context.resilient_parsing:
-        from hil.controller.storage import live
+        from hil.controller.storage.screen import live
 
         context.with_resource(live.showing(lambda text: click.echo(text, err=True)))
 
@@ -282,7 +290,7 @@ def chosen_board(settings: dict[str, Any]) -> BoardChoice:
 
 def run_settings(settings: dict[str, Any], **more: Any) -> Options:
     """Return run options from the fields in a command's settings."""
-    from hil.controller.pipeline.options import Options
+    from hil.controller.pipeline.settings.options import Options
 
     names = RunSettings.__dataclass_fields__.keys() & settings.keys()
     return Options(**{name: settings[name] for name in names}, **more)
@@ -292,7 +300,7 @@ def run_settings(settings: dict[str, Any], **more: Any) -> Options:
 def workshop(workers: int | None = None) -> Iterator[RunContext]:
     """Open the cache and isolated processes."""
     from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.isolation.isolated import Isolated
     from hil.controller.storage.run_context import RunContext
 
     with Isolated(workers) as isolated:

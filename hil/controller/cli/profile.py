@@ -91,8 +91,8 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
     """Show a run's time per operation, or a compilation's time per phase."""
     from hil.controller.analysis.profile import show as shown
-    from hil.controller.analysis.profile.compile_totals import is_compile_profile
-    from hil.controller.storage.console import table_console
+    from hil.controller.analysis.profile.compilation.compile_totals import is_compile_profile
+    from hil.controller.storage.screen.console import table_console
 
     folder = _find(run, case, out)
     if is_compile_profile(folder):
@@ -154,7 +154,7 @@ def diff(
     from hil.controller.analysis.profile.diff import compare_profiles
     from hil.controller.analysis.profile.show import plot_diff, print_diff
     from hil.controller.analysis.profile.trace import write_comparison
-    from hil.controller.storage.console import table_console
+    from hil.controller.storage.screen.console import table_console
 
     before, after = _read(a, case, out), _read(b, case, out)
     found = compare_profiles(before, after)
@@ -236,7 +236,7 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
 def import_profile(file: Path, output: Path, model: str, board: str, unit: str, as_json: bool) -> None:
     """Create a profile from an ETDump of ExecuTorch's runtime on another machine, such as a phone."""
     from hil.controller.analysis.profile.collect import check_folder
-    from hil.controller.analysis.profile.etdump_profile import profile_of
+    from hil.controller.analysis.profile.runtimes.etdump_profile import profile_of
     from hil.controller.analysis.profile.store import write_profile
 
     found = profile_of(file, model=model, board=board, unit=unit)

@@ -60,7 +60,7 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
     values of --board, --runtime-hw-type or --runtime, each combination is a target, and the result is a table with a
     row per model and a column per target.
     """
-    from hil.controller.pipeline.options import Job
+    from hil.controller.pipeline.settings.options import Job
     from hil.controller.storage.runs import MATRIX, RunStore
     from hil.controller.workloads.run_job import run_job
 

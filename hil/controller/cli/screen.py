@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from hil.controller.storage import prompts
+from hil.controller.storage.screen import prompts
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.core.text import jsonable
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from typing_extensions import Self
 
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
     from hil.controller.workloads.matrix.report import MatrixReport
     from hil.controller.workloads.suites.store import CaseRecord
 
@@ -55,7 +55,7 @@ def say(text: str) -> None:
 def print_cases(record: Mapping[str, Any]) -> None:
     """Print the results of a run's cases."""
     from hil.controller.pipeline.record import print_case
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     out, cases, where = Console(), record["cases"], shlex.quote(str(record["folder"]))
     for case in cases:
@@ -68,7 +68,7 @@ def print_cases(record: Mapping[str, Any]) -> None:
 
 def answer_matrix(as_json: bool, folder: Path | None, report: MatrixReport) -> int:
     """Print a matrix. Return the most severe exit code among the targets."""
-    from hil.controller.storage.console import table_console
+    from hil.controller.storage.screen.console import table_console
     from hil.controller.workloads.matrix.files import print_matrix
 
     document = {"folder": str(folder or ""), **report.to_json()}
@@ -151,7 +151,7 @@ def _progress(columns: Sequence[str], width: int) -> Progress:
 
 def _console() -> Console:
     """Return a console on stderr. Import rich only here, because it is slow to import."""
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     return Console(stderr=True)
 

@@ -69,7 +69,7 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
 
     Each experiment and compiler has a row with the failed stage and its message, or the differences of the values.
     """
-    from hil.controller.storage.console import table_console
+    from hil.controller.storage.screen.console import table_console
     from hil.controller.workloads.study.record import Asked, read_study, summary
     from hil.controller.workloads.study.run import run_study
     from hil.controller.workloads.study.show import failures, terminal_table

@@ -125,8 +125,8 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     several values of --flow, --runtime or --runtime-hw-type, or of --board with --each-board, each combination is a
     target with a separate run in that directory. The report has a row per case and a column per target.
     """
-    from hil.controller.storage.console import Console
     from hil.controller.storage.runs import MATRIX
+    from hil.controller.storage.screen.console import Console
     from hil.controller.workloads.suites.job import resume_suite, run_suite
     from hil.controller.workloads.suites.reports.summary import print_summary
 
@@ -177,7 +177,7 @@ def _targets(settings: dict[str, Any]) -> tuple[MatrixTarget, ...]:
 
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
-    from hil.controller.pipeline.options import CaseSettings, specs_of
+    from hil.controller.pipeline.settings.options import CaseSettings, specs_of
     from hil.controller.workloads.suites.request import Settings, SuiteRequest
 
     ssh = {name: settings.pop(name) for name in SSH}
@@ -199,8 +199,8 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a directory of models."""
     from hil.controller.models.flows import load_flow
+    from hil.controller.workloads.suites.cases.sources import open_suite
     from hil.controller.workloads.suites.request import SuiteRequest
-    from hil.controller.workloads.suites.sources import open_suite
 
     request = SuiteRequest(source, flow, **settings)
     with workshop() as context:
@@ -239,7 +239,7 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 
     Exits with 1 if a case broke, or a new case fails.
     """
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
     from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff
 
     found = diff_runs(first, second)
@@ -277,8 +277,8 @@ def matrix(folders: tuple[Path, ...], out: Path | None, markdown: bool, as_json:
 @click.argument("folder", type=FOLDER, metavar="RUN")
 def report(folder: Path) -> None:
     """Regenerate a RUN's reports from its results, and show its summary. A RUN may be a matrix."""
-    from hil.controller.storage.console import Console
     from hil.controller.storage.runs import MATRIX
+    from hil.controller.storage.screen.console import Console
     from hil.controller.workloads.suites.reports import write_reports
     from hil.controller.workloads.suites.reports.summary import print_summary
 

@@ -60,7 +60,7 @@ def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> in
     as with `hil run`; the run's directory `trace` is a trace of this board. With several values of --board or
     --runtime-hw-type, each is a target, and the result is a table with a row per call and a column per target.
     """
-    from hil.controller.pipeline.options import Job
+    from hil.controller.pipeline.settings.options import Job
     from hil.controller.workloads.bundles.show import print_run
     from hil.controller.workloads.traces.run import run_trace
 
@@ -88,7 +88,7 @@ def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any)
     compared.
     """
     from hil.compare.tolerance import check_tolerance
-    from hil.controller.pipeline.accepting import load_rules
+    from hil.controller.pipeline.verdicts.accepting import load_rules
     from hil.controller.workloads.traces.comparing import Judging
     from hil.controller.workloads.traces.stored import compare_stored, exit_code
 

@@ -20,8 +20,8 @@ from hil.controller.devices.board_client import BoardClient, Invocation, Profile
 from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.worker_log import WorkerLog
-from hil.controller.storage import live
 from hil.controller.storage.cache import Cache
+from hil.controller.storage.screen import live
 from hil.core import clock
 from hil.core.digest import algorithm_of, digest_file
 from hil.core.repetition import Answer, Repetition

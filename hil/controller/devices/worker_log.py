@@ -1,4 +1,4 @@
-"""Show the stderr of a board's workers live (:mod:`hil.controller.storage.live`)."""
+"""Show the stderr of a board's workers live (:mod:`hil.controller.storage.screen.live`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from hil.controller.devices.agent_client.answers import LOG_CHARACTERS, LOG_LINES
 from hil.controller.devices.agent_client.call import CallFailed
 from hil.controller.devices.board_client import BoardClient
-from hil.controller.storage import live
+from hil.controller.storage.screen import live
 from hil.errors import BoardError
 
 _JOIN_S = 2.0

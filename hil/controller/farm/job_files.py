@@ -13,15 +13,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.controller.pipeline.flagfiles import parse_flagfile
-from hil.controller.pipeline.model_settings import for_model, refuse_functions
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.flagfiles import parse_flagfile
+from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.flagfile import is_flagfile
+from hil.controller.workloads.suites.cases.sources import BUILT_IN
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.core.digest import digest_file, digest_of
 from hil.core.field_types import check_fields
 from hil.core.results import Model

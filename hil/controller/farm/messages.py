@@ -114,8 +114,8 @@ class JobSpec(Document):
     """Work of one job."""
 
     kind: Kind
-    # Options of the library call. For run and bundle: fields of :class:`hil.controller.pipeline.options.Job`, with
-    # ``models`` as paths in ``files``. For suite: fields of
+    # Options of the library call. For run and bundle: fields of
+    # :class:`hil.controller.pipeline.settings.options.Job`, with ``models`` as paths in ``files``. For suite: fields of
     # :class:`hil.controller.workloads.suites.request.SuiteRequest`.
     # For lease: ``purpose``. ``needs`` names the runtime that the board's agent must have, if known.
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedFunction, naming_errors
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedFunction, naming_errors
 from hil.controller.storage.packages import package_folder
 from hil.core.files import open_file
 from hil.core.processes import signal_name
@@ -70,7 +70,7 @@ class CompileOrder(_Order, total=False):
 def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how: IsolatedCall) -> Any:
     """Call a function in an isolated process.
 
-    Raises the errors of :meth:`hil.controller.storage.isolated.Isolated.call`.
+    Raises the errors of :meth:`hil.controller.storage.isolation.isolated.Isolated.call`.
 
     The error's detail starts with the last phase that the function reported (:func:`entering`).
     """
@@ -111,7 +111,7 @@ def _last_phase(log: Path, start: int) -> str:
 def compiling(
     what: str = "compiling", *, died: str = "the compiler crashed", failed: str = "cannot compile the model"
 ) -> contextlib.AbstractContextManager[None]:
-    """Name the errors of an isolated compiler call, see :func:`hil.controller.storage.isolated.naming_errors`."""
+    """Name the errors of an isolated compiler call, as :func:`naming_errors` does."""
     return naming_errors("compile", what, CompileFailed, failed, crash=CompileCrashed, died=died)
 
 

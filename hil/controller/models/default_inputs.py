@@ -9,7 +9,7 @@ from pathlib import Path
 from hil.controller.models.importers import IMPORT_TIMEOUT_S, import_model
 from hil.controller.models.inputs import digest_of_samples, parse_input, refuse_misfit
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import function_version, naming_errors
+from hil.controller.storage.isolation.isolated import function_version, naming_errors
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.files import copy_file

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version
+from hil.controller.storage.isolation.isolated import IsolatedFunction, function_name, function_version
 from hil.controller.storage.packages import needed_version, pick, registered
 from hil.core.guarded import guard
 from hil.core.named import resolve

@@ -15,7 +15,7 @@ from hil.controller.models.importers.onnx_nodes import (
     nodes_and_functions,
     nodes_of,
 )
-from hil.controller.storage.texts import first_line, unique_name
+from hil.controller.storage.screen.texts import first_line, unique_name
 from hil.formats.onnx_functions import inline_functions
 
 # Oldest opset that the lowerings of IREE's importer support.

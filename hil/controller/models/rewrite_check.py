@@ -12,7 +12,7 @@ from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.models.onnx_rewrites import INLINER, rewrites
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import naming_errors
 from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.installed import version

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.pt2 import is_tensor, user_inputs
-from hil.controller.storage.texts import foreign_errors
+from hil.controller.models.importers.exported.pt2 import is_tensor, user_inputs
+from hil.controller.storage.screen.texts import foreign_errors
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, UsageError
 from hil.formats.torch_values import from_torch, to_torch

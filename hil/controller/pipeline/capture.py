@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hil.controller.devices.board_client import Invocation, ProfilePass
-from hil.controller.pipeline.options import PROFILED_COUNTS
+from hil.controller.pipeline.settings.options import PROFILED_COUNTS
 from hil.core.clock import ClockFit, now_ns
 from hil.core.tensors import Array
 from hil.core.timeline import InvokeTiming, Sample, Span

@@ -18,7 +18,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.next_steps import hint_for_case
 from hil.controller.pipeline.repeated import worst_answer
 from hil.controller.storage.runs import Run
-from hil.controller.storage.texts import aligned, say, seconds, together
+from hil.controller.storage.screen.texts import aligned, say, seconds, together
 from hil.core.results import NEVER_IN, Outcome, Relation, RunResult, exit_code_of, placement_text
 from hil.core.tensors import TensorSpec, type_text
 from hil.core.text import jsonable

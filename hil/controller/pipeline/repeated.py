@@ -13,7 +13,7 @@ from hil.compare.verdict import Verdict
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.pipeline.board_pool import BoardSession
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.core.repetition import Answer, Repetition, merge
 from hil.core.results import Artifact, Model, Outcome, RunResult
 from hil.core.tensors import Array

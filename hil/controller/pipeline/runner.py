@@ -18,14 +18,14 @@ from hil.controller.backends.references import EXPECTED_HINT, default_references
 from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.inputs import OpenDimensions, with_sizes_of
-from hil.controller.models.size_hints import suggest_sizes
+from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.judging import judge_repetition
-from hil.controller.pipeline.model_settings import for_model
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.stages import PIPELINE, PipelineStep, make_case_inputs, refuse_ranges
 from hil.controller.pipeline.tools import Tools
+from hil.controller.pipeline.verdicts.judging import judge_repetition
 from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.results import Stage

@@ -30,19 +30,19 @@ from hil.controller.models.default_inputs import with_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
-from hil.controller.models.sizes import range_text
-from hil.controller.pipeline.accepting import load_rules
+from hil.controller.models.sizing.sizes import range_text
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.independence import runtime_of
-from hil.controller.pipeline.judging import PLAIN, compare_case
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.pipeline.repeated import (
     compile_repeatedly,
     run_repeatedly,
     with_profile,
 )
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.pipeline.tools import Tools, reference_settings
+from hil.controller.pipeline.verdicts.accepting import load_rules
+from hil.controller.pipeline.verdicts.independence import runtime_of
+from hil.controller.pipeline.verdicts.judging import PLAIN, compare_case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext

@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import ProgressSink
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.run_context import RunContext
 from hil.core.board_config import BoardConfig
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hil.controller.analysis.profile.show import si
 from hil.controller.farm.client.turns import turn_text
 from hil.controller.farm.client.wording import duration, labels_text
 from hil.controller.farm.timeline import moment
-from hil.controller.storage.texts import counted
+from hil.controller.storage.screen.texts import counted
 from hil.controller.web.tables import case_link
 from hil.controller.web.text.entries import gravest_kind, real
 from hil.controller.web.text.names import said

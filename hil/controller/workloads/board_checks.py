@@ -213,10 +213,10 @@ def runtime_text(runtime: Mapping[str, Any]) -> str:
 def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S) -> tuple[Check, HilError | None]:
     """Compile, push, run and compare a tiny model, as `hil run` does. Return the check, and the error if any."""
     from hil.controller.backends.compilers import compilers
-    from hil.controller.pipeline.options import Options
     from hil.controller.pipeline.runner import Runner
+    from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.isolation.isolated import Isolated
     from hil.controller.storage.run_context import RunContext
     from hil.core.results import Outcome
     from hil.core.runtimes import RUNTIMES

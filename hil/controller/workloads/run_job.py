@@ -11,16 +11,16 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.default_inputs import with_given_defaults
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.flagfiles import read_flagfile
-from hil.controller.pipeline.options import Job, Options
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.flagfiles import read_flagfile
+from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.pipeline.stages import STAGES, choice_of
+from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.isolation.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, check_seal, safe_name
 from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, failure_text, sized_cases

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.models.dimensions import sizes_of_models
-from hil.controller.models.sizes import (
+from hil.controller.models.sizing.dimensions import sizes_of_models
+from hil.controller.models.sizing.sizes import (
     Range,
     next_combination,
     sized_name,
@@ -16,8 +16,8 @@ from hil.controller.models.sizes import (
     smallest_failing,
     sweep,
 )
-from hil.controller.pipeline.model_settings import for_model
-from hil.controller.pipeline.options import Job, Options
+from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.core.results import BOARD_OUTCOMES, Outcome

@@ -77,7 +77,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _let_prompts_through(config: pytest.Config) -> None:
     """Show password prompts of boards in the terminal even if pytest captures output."""
-    from hil.controller.storage import prompts
+    from hil.controller.storage.screen import prompts
 
     if capture := config.pluginmanager.getplugin("capturemanager"):
 

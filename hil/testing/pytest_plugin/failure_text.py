@@ -50,7 +50,7 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
 
 def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
     """Return a reason, followed by the statistics of each output."""
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     screen = io.StringIO()
     for verdict in verdicts:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hil.compare.verdict import Verdict
-from hil.controller.storage.texts import counted
+from hil.controller.storage.screen.texts import counted
 from hil.core.results import Relation, RunResult
 from hil.core.scratch import new_folder
 from hil.core.text import visible

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hil.controller.pipeline.option_names import by_table, rename_options
-from hil.controller.pipeline.options import (
+from hil.controller.pipeline.settings.option_names import by_table, rename_options
+from hil.controller.pipeline.settings.options import (
     PROFILED_COUNTS,
     CaseSettings,
     Spec,
@@ -22,7 +22,7 @@ from hil.controller.pipeline.options import (
     parse_seconds,
     specs_of,
 )
-from hil.controller.pipeline.project import load_project
+from hil.controller.pipeline.settings.project import load_project
 from hil.core.text import visible
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text, refuse_second, times_given
 

@@ -18,8 +18,8 @@ import pytest
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.matrix.files import write_targets
+from hil.controller.workloads.suites.cases.sources import EXPECTED
 from hil.controller.workloads.suites.reports import write_reports
-from hil.controller.workloads.suites.sources import EXPECTED
 from hil.controller.workloads.suites.store import LINES, SCHEMA, CaseRecord, SuiteRun, versions
 from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable, visible

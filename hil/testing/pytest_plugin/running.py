@@ -16,9 +16,9 @@ import pytest
 
 from hil import errors
 from hil.compare.verdict import Verdict, compare
-from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.outcome import left_by, record_of
 from hil.controller.workloads.suites.preparing import begin_case

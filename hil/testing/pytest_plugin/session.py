@@ -21,18 +21,18 @@ from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
-from hil.controller.storage import live
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name, storing
+from hil.controller.storage.screen import live
 from hil.controller.workloads.matrix.targets import targets_of
+from hil.controller.workloads.suites.cases.model_cases import LayerChoice, cases_of, sized_models
+from hil.controller.workloads.suites.cases.sources import EXPECTED, look
+from hil.controller.workloads.suites.cases.spec import CaseSpec, SuiteModel
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of, sized_models
 from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
-from hil.controller.workloads.suites.sources import EXPECTED, look
-from hil.controller.workloads.suites.spec import CaseSpec, SuiteModel
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig

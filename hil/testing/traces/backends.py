@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.pipeline.options import CaseSettings
+from hil.controller.pipeline.settings.options import CaseSettings
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:

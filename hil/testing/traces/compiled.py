@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.pipeline.options import case_settings
+from hil.controller.pipeline.settings.options import case_settings
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError, did_you_mean

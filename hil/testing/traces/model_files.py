@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.backends.references import references, run_reference
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.options import CaseSettings
+from hil.controller.pipeline.settings.options import CaseSettings
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.traces.trace import CallProgram

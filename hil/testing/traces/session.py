@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.backends.references import measure_noise
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.graphs import new_value
-from hil.controller.pipeline.accepting import load_rules
-from hil.controller.pipeline.flagfiles import ATOLS, FlagFile, write_flagfile
-from hil.controller.pipeline.options import case_settings
+from hil.controller.pipeline.settings.flagfiles import ATOLS, FlagFile, write_flagfile
+from hil.controller.pipeline.settings.options import case_settings
+from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations

@@ -15,10 +15,10 @@ from typing import Any
 
 from hil.controller.models.tensorflow.graphs import error_text, is_variable, replace_leaves, restore
 from hil.controller.models.tensorflow.lower import CapturedFunction, flatten
-from hil.controller.pipeline.options import CaseSettings
+from hil.controller.pipeline.settings.options import CaseSettings
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.texts import first_line
+from hil.controller.storage.screen.texts import first_line
 from hil.controller.workloads.traces.trace import CallProgram, as_numpy
 from hil.core.results import Stage
 from hil.core.tensors import Array

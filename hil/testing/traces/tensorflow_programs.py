@@ -14,8 +14,8 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.graphs import Structure, assigned, error_text, leaves, numbered, replace_leaves
 from hil.controller.models.tensorflow.lower import CapturedFunction, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import spec_of
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
-from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S
+from hil.controller.storage.isolation.isolated import IsolatedCrash, IsolatedFailure
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import write_file
 from hil.core.npy import save_npy

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from hil.controller.pipeline.options import CaseSettings, case_settings, flag_of, specs_of
+from hil.controller.pipeline.settings.options import CaseSettings, case_settings, flag_of, specs_of
 from hil.core.results import Outcome
 from hil.errors import UsageError
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text, refuse_second, times_given

@@ -20,10 +20,10 @@ from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.backends.references import expected_result
 from hil.controller.devices.board import Board
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.bpte import read_bpte, write_bpte
 from hil.core.results import Artifact, RunResult

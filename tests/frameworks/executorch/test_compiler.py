@@ -23,7 +23,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import case_record, print_case
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Artifact, Outcome
 from hil.errors import CompileFailed, UsageError

@@ -18,7 +18,7 @@ from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, qu
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome
 from hil.errors import ImportFailed, UsageError

@@ -10,10 +10,10 @@ import pytest
 from hil.controller.models.flows import load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.cases.sources import open_suite
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.sources import open_suite
 from hil.errors import ImportFailed
 
 pytest.importorskip("executorch")

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from support.torch_modules import Counting, Keeping, Nested, Net, Recurrent, save, save_net
 
 from hil.controller.models.importers import import_model
-from hil.controller.models.importers.pt2 import describe
+from hil.controller.models.importers.exported.pt2 import describe
 from hil.errors import ImportFailed, UsageError
 
 MODEL = "models/model.json"
@@ -204,7 +204,7 @@ def test_describe_refuses_to_evaluate_expressions_and_operators(net, tmp_path):
 
 
 def test_load_program_ignores_guards_code(net, tmp_path):
-    from hil.controller.models.importers.pt2_archive import load_program
+    from hil.controller.models.importers.exported.pt2_archive import load_program
 
     made = tmp_path / "executed"
     changed = edited(net, lambda program: program.update(guards_code=[f"open({str(made)!r}, 'w')"]))

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from rich.text import Text
 
 import hil
 import tools
-from hil.controller.storage.console import Console
-from hil.controller.storage.texts import plain
+from hil.controller.storage.screen.console import Console
+from hil.controller.storage.screen.texts import plain
 from hil.core.text import VisibleStream, visible
 
 # Every character that a terminal, a pager or an editor may interpret.

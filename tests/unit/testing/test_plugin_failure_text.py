@@ -8,7 +8,7 @@ import numpy as np
 
 from hil.compare.verdict import compare
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome, RunResult
 from hil.errors import BoardLost

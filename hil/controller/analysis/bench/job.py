@@ -23,21 +23,21 @@ from hil.controller.analysis.bench.store import (
 )
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.choosing.board_resolver import is_address
-from hil.controller.models.dimensions import sizes_of_models
-from hil.controller.pipeline.accepting import check_accepted_outputs
+from hil.controller.models.sizing.dimensions import sizes_of_models
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.model_settings import refuse_functions
-from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.model_settings import refuse_functions
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import STAGES, choice_of
+from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, write_json
-from hil.controller.storage.texts import seconds
+from hil.controller.storage.screen.texts import seconds
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable

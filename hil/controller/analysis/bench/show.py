@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.storage.texts import seconds, show, table, together, units
+from hil.controller.storage.screen.texts import seconds, show, table, together, units
 from hil.core.results import placement_text
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 
 Nanoseconds: TypeAlias = "npt.NDArray[np.int64]"
 

@@ -22,14 +22,14 @@ from hil.controller.backends.references.independence import relation_of
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quanta, quantum_atol
-from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.model_settings import for_model
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.stages import check_options
-from hil.controller.storage.isolated import IsolatedError
+from hil.controller.pipeline.verdicts.accepting import load_rules
+from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, storing

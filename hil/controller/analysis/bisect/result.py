@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.compare.comparison import OutputComparison
-from hil.controller.storage.pictures import check_picture, new_figure, save_figure
-from hil.controller.storage.texts import line, table
+from hil.controller.storage.screen.pictures import check_picture, new_figure, save_figure
+from hil.controller.storage.screen.texts import line, table
 from hil.core.results import WRONG, Outcome, exit_code_of
 from hil.core.text import jsonable
 
@@ -346,7 +346,7 @@ def plot_growth(path: Path, found: Bisection) -> None:
     the worst finite error.
 
     Raises:
-        UsageError: as for :func:`hil.controller.storage.pictures.check_picture`.
+        UsageError: as for :func:`hil.controller.storage.screen.pictures.check_picture`.
         StorageError: the file cannot be written.
     """
     check_picture(path)

@@ -16,10 +16,10 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.accepting import check_accepted_outputs
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
+from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import naming_errors
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core.files import copy_file

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hil.controller.analysis.graphs.values import NodeValue
-from hil.controller.storage.texts import seconds
+from hil.controller.storage.screen.texts import seconds
 
 # From good to bad. The stops also differ for readers who cannot tell red from green.
 STOPS = ("#eef3c7", "#f6b352", "#d1495b", "#6a1b4d")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.analysis.graphs.layout import layered
 from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph, edges_of
-from hil.controller.storage.texts import first_line
+from hil.controller.storage.screen.texts import first_line
 from hil.core.tensors import type_text
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx

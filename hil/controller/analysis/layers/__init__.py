@@ -21,7 +21,7 @@ from hil.controller.analysis.layers.values import (
 )
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, naming_errors
+from hil.controller.storage.isolation.isolated import Isolated, naming_errors
 from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.results import Model

@@ -11,7 +11,7 @@ from hil.controller.analysis.layers.values import Activations, Layer, layer_inpu
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.rewrite_check import difference
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import naming_errors
 from hil.core.digest import digest_file
 from hil.core.installed import version
 from hil.errors import ImportFailed, ReferenceFailed
@@ -55,7 +55,7 @@ def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpac
 
 def find_changed(layers: Sequence[tuple[str, str, Sequence[str], Sequence[str]]], values: str) -> dict[str, str]:
     """Implement :func:`changed_layers`. Runs in an isolated process."""
-    from hil.controller.backends.references.onnx import run_runtime
+    from hil.controller.backends.references.runners.onnx import run_runtime
 
     computed = Activations(Path(values))
     found: dict[str, str] = {}

@@ -16,7 +16,7 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.models.inputs import random_tensor
 from hil.controller.models.rewrite_check import check_rewrites
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import naming_errors
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import INDEX, load_tensors, save_tensors
 from hil.core.digest import digest_of
@@ -318,7 +318,7 @@ def _expose_values(model: Any) -> None:
 
 
 def _run_onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    from hil.controller.backends.references.onnx import exact_session, ort_text
+    from hil.controller.backends.references.runners.onnx import exact_session, ort_text
     from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 
     try:
@@ -338,7 +338,7 @@ def _run_onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dic
 
 
 def _run_evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    from hil.controller.backends.references.onnx import defined_evaluator, evaluator_text
+    from hil.controller.backends.references.runners.onnx import defined_evaluator, evaluator_text
     from hil.controller.models.importers.onnx_data import embed_all
 
     embed_all(model, folder)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.analysis.profile.compile_time import profile_compile
-from hil.controller.analysis.profile.estimate import Estimate, Estimates, estimate
-from hil.controller.analysis.profile.etdump_profile import etdump_rows, read_events
-from hil.controller.analysis.profile.iree_profile import DISPATCH, IreeEvents, read_ireeprof
-from hil.controller.analysis.profile.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
+from hil.controller.analysis.profile.compilation.compile_time import profile_compile
+from hil.controller.analysis.profile.compilation.estimate import Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, write_csv
+from hil.controller.analysis.profile.runtimes.etdump_profile import etdump_rows, read_events
+from hil.controller.analysis.profile.runtimes.iree_profile import DISPATCH, IreeEvents, read_ireeprof
+from hil.controller.analysis.profile.runtimes.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.analysis.profile.sites import DispatchSite, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
@@ -22,7 +22,7 @@ from hil.controller.models.compiling import CachedCall, IsolatedCall
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core.clock import ClockFit

@@ -26,7 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
-from hil.controller.storage.texts import plain
+from hil.controller.storage.screen.texts import plain
 from hil.core.files import open_file, read_file
 from hil.core.processes import signal_group
 from hil.errors import UsageError

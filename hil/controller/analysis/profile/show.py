@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.analysis.profile.compile_totals import read_compilation
+from hil.controller.analysis.profile.compilation.compile_totals import read_compilation
 from hil.controller.analysis.profile.diff import Cost, OpDiff, ProfileDiff
 from hil.controller.analysis.profile.rows import DISPATCHES
 from hil.controller.analysis.profile.totals import (
@@ -19,8 +19,8 @@ from hil.controller.analysis.profile.totals import (
     type_of,
     typical_iteration,
 )
-from hil.controller.storage.pictures import new_figure, save_figure
-from hil.controller.storage.texts import counted, line, plain, seconds
+from hil.controller.storage.screen.pictures import new_figure, save_figure
+from hil.controller.storage.screen.texts import counted, line, plain, seconds
 from hil.core.timeline import OpRow, Profile
 from hil.errors import UsageError
 

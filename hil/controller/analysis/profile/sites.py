@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hil.controller.analysis.profile.estimate import SOFTMAX, total_of
+from hil.controller.analysis.profile.compilation.estimate import SOFTMAX, total_of
 from hil.controller.backends.compilers.iree import as_iree_takes
 from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import CachedCall, call_isolated, compiling

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from hil.controller.storage.texts import plain
+from hil.controller.storage.screen.texts import plain
 from hil.core.timeline import OpRow, Profile
 
 NOT_THE_MODEL = "(runtime)"

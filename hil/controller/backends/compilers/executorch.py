@@ -14,9 +14,9 @@ from hil.controller.models.compiling import CompileOrder, call_isolated, compile
 from hil.controller.models.executorch_backends import lower, pick_backend
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolated import function_version
+from hil.controller.storage.isolation.isolated import function_version
 from hil.controller.storage.packages import needed_version
-from hil.controller.storage.texts import foreign_errors
+from hil.controller.storage.screen.texts import foreign_errors
 from hil.core.files import read_file
 from hil.core.results import BACKEND_FLAG, BACKENDS, DELEGATE_FLAG, PORTABLE, Artifact, Model
 from hil.errors import CompileFailed, UsageError
@@ -155,8 +155,8 @@ def build(model: str, backend: str, options: dict[str, str], output: str, debug_
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
     from torch.export.graph_signature import OutputKind
 
-    from hil.controller.models.importers.pt2 import new_values, returning
-    from hil.controller.models.importers.pt2_archive import load_program
+    from hil.controller.models.importers.exported.pt2 import new_values, returning
+    from hil.controller.models.importers.exported.pt2_archive import load_program
 
     entering("load")
     program = load_program(model)

@@ -31,7 +31,7 @@ from hil.controller.backends.compilers.iree_program import (
 )
 from hil.controller.models.compiling import LOG, Work, call_isolated
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.core import scratch
 from hil.core.files import copy_file
 from hil.core.futures import iterate_completed

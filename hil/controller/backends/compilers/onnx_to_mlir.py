@@ -17,7 +17,7 @@ from hil.controller.models.importers.onnx_data import raw_of
 from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
 from hil.controller.models.onnx_model import is_heavy, load_model
 from hil.controller.models.onnx_rewrites import name_nodes, rewritten
-from hil.controller.storage.texts import first_line
+from hil.controller.storage.screen.texts import first_line
 from hil.errors import CompileFailed
 
 

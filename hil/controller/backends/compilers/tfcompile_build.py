@@ -22,7 +22,7 @@ from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
 from hil.controller.models.compiling import death_text, run_logged
 from hil.controller.models.tensorflow.hlo import dumping
 from hil.controller.storage.packages import package_folder
-from hil.controller.storage.texts import line
+from hil.controller.storage.screen.texts import line
 from hil.core.files import copy_file, read_text
 from hil.core.processes import module_command
 from hil.core.scratch import temporary_folder

@@ -13,7 +13,7 @@ from hil.controller.models.compiling import entering
 from hil.controller.models.tensorflow.graph_def import VARIABLE_OP, TfGraph
 from hil.controller.models.tensorflow.graphs import HandleGraph, captured, error_text, is_variable
 from hil.controller.models.tensorflow.source import OpenedFunction, named_outputs, open_model, spec_of
-from hil.controller.storage.texts import foreign_errors, unique_name
+from hil.controller.storage.screen.texts import foreign_errors, unique_name
 from hil.core.files import read_file
 from hil.core.tensors import TensorSpec, to_bytes
 from hil.errors import CompileFailed

@@ -24,7 +24,7 @@ from hil.controller.backends.references.table import (
 from hil.controller.models.compiling import IsolatedCall, Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, file_version, naming_errors
+from hil.controller.storage.isolation.isolated import IsolatedCrash, IsolatedFailure, file_version, naming_errors
 from hil.controller.storage.own_code import code_digest
 from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors

@@ -17,7 +17,7 @@ from hil.controller.backends.references.own_code import own_code
 from hil.controller.models.compiling import call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import naming_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.files import read_file
 from hil.core.installed import version
@@ -99,7 +99,7 @@ def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
 def control_runs(model: Any, given: Mapping[str, Array], arithmetic: str) -> dict[str, Control]:
     """Evaluate an ``onnx.ModelProto`` with and without rounding, and measure how far the outputs move."""
     from hil.compare.control import control_of
-    from hil.controller.backends.references.node_evaluator import Decisions, NodeEvaluator
+    from hil.controller.backends.references.runners.node_evaluator import Decisions, NodeEvaluator
     from hil.controller.backends.references.value_rounding import Exact, Names, Rounding
 
     evaluator, names, decisions = NodeEvaluator(model), Names.of_model(model), Decisions()

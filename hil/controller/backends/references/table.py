@@ -74,7 +74,7 @@ def _by(run: str, *fields: str, **settings: Any) -> Compute:
     return compute
 
 
-_HERE = "hil.controller.backends.references"
+_HERE = "hil.controller.backends.references.runners"
 _ONNX, _TFLITE = f"{_HERE}.onnx", f"{_HERE}.tflite"
 _IREE, _TORCH, _TENSORFLOW = f"{_HERE}.iree_llvm_cpu", f"{_HERE}.torch_eager", f"{_HERE}.tensorflow"
 _BUILT_IN = {

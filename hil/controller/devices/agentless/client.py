@@ -28,7 +28,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.clock import now_ns
 from hil.core.digest import digest_file

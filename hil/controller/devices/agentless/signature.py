@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.storage.isolated import Isolated, IsolatedError
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedError
 from hil.core import tensors
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.files import MAX_MODEL_BYTES, read_file

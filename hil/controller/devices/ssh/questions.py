@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from hil.controller.devices.ssh import askpass
-from hil.controller.storage import prompts
+from hil.controller.storage.screen import prompts
 
 PASSWORD_VARIABLE = "HIL_SSH_PASSWORD"
 _QUESTION_S = 10.0

@@ -15,21 +15,28 @@ from hil.controller.farm.job_files import JobFiles, affinity, packed_bundle, pac
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
-from hil.controller.models.dimensions import own_sizes, sizes_of_models
 from hil.controller.models.flows import BESIDE, flows
 from hil.controller.models.importers import SAVED_MODEL, import_model
-from hil.controller.pipeline.flagfiles import read_flagfile
-from hil.controller.pipeline.model_settings import refuse_functions
-from hil.controller.pipeline.options import Job
+from hil.controller.models.sizing.dimensions import own_sizes, sizes_of_models
+from hil.controller.pipeline.settings.flagfiles import read_flagfile
+from hil.controller.pipeline.settings.model_settings import refuse_functions
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
+from hil.controller.workloads.suites.cases.sources import (
+    BUILT_IN,
+    brings_cases,
+    look,
+    open_suite,
+    place_of,
+    source_hint,
+)
+from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, SuiteModel
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.sources import BUILT_IN, brings_cases, look, open_suite, place_of, source_hint
-from hil.controller.workloads.suites.spec import CaseSpec, Suite, SuiteModel
 from hil.core.files import read_text
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError

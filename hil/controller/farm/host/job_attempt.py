@@ -16,7 +16,7 @@ from hil.controller.farm.client.client import AGAIN_S, FarmClient
 from hil.controller.farm.host.lease_runner import REASON, Attempt
 from hil.controller.farm.job_files import inside, job_of, key_of, request_of
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import coming_from
 from hil.core.digest import algorithm_of, check, digest_file
 from hil.core.files import MAX_MODEL_BYTES, copy_file, read_file, write_atomic
@@ -135,7 +135,7 @@ def check_health(attempt: Attempt) -> JobResult:
     Without a program for the board's runtime, only the requirements are checked. The model is cached in the host's
     directory.
     """
-    from hil.controller.pipeline.options import Job
+    from hil.controller.pipeline.settings.options import Job
     from hil.controller.workloads.board_needs import check_needs
     from hil.controller.workloads.run_job import run_job
 

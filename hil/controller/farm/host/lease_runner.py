@@ -18,7 +18,7 @@ from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.host.inventory import HostInfo
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard, TunnelEndpoint
 from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.crash import report_crash
 from hil.core.results import Outcome
 from hil.core.scratch import remove_tree

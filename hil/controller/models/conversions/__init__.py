@@ -11,7 +11,7 @@ from typing import Any
 from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, compiling
 from hil.controller.models.description import digest_of_files
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolated import Isolated, function_version
+from hil.controller.storage.isolation.isolated import Isolated, function_version
 from hil.controller.storage.packages import needed_version
 from hil.core.results import Model
 from hil.errors import UsageError

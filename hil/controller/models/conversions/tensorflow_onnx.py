@@ -16,7 +16,7 @@ from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, entering
 from hil.controller.models.description import check_dims
 from hil.controller.models.tensorflow.graphs import converter_text, error_text
 from hil.controller.models.tensorflow.source import named_outputs, open_model, spec_of
-from hil.controller.storage.texts import foreign_errors, unique_name
+from hil.controller.storage.screen.texts import foreign_errors, unique_name
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, LoadFailed
 from hil.formats.litert import open_signature

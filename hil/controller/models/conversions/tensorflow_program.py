@@ -18,7 +18,7 @@ from hil.controller.models.importers.mlir import function_in, operations_in
 from hil.controller.models.tensorflow.graphs import converter_text, error_text
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import named_outputs, open_model
-from hil.controller.storage.texts import foreign_errors
+from hil.controller.storage.screen.texts import foreign_errors
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec

@@ -11,11 +11,11 @@ from typing import Any
 
 from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, entering
 from hil.controller.models.conversions import ONNX_HINT, OP_TYPES
+from hil.controller.models.importers.exported.pt2 import Sizes, call_of, is_tensor, returning
+from hil.controller.models.importers.exported.pt2_archive import load_program
 from hil.controller.models.importers.mlir import declaration_of, declare, function_in
 from hil.controller.models.importers.onnx_nodes import nodes_and_functions
-from hil.controller.models.importers.pt2 import Sizes, call_of, is_tensor, returning
-from hil.controller.models.importers.pt2_archive import load_program
-from hil.controller.storage.texts import first_line, foreign_errors, unique_name
+from hil.controller.storage.screen.texts import first_line, foreign_errors, unique_name
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed
 from hil.formats.onnx_file import load_onnx
@@ -52,8 +52,8 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
     """Write a program as ONNX with module names for nodes. Weights of 256 MB and more go into a separate file.
 
-    Names of inputs, outputs and symbolic dimensions come from :mod:`hil.controller.models.importers.pt2`. If ``dims``
-    sets all symbolic dimensions, the result is static.
+    Names of inputs, outputs and symbolic dimensions come from :mod:`hil.controller.models.importers.exported.pt2`. If
+    ``dims`` sets all symbolic dimensions, the result is static.
     """
     import onnx
     import torch

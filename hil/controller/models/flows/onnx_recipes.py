@@ -12,8 +12,8 @@ from hil.controller.models.importers.onnx_data import embed_all
 from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import difference, run_plainly
+from hil.controller.storage.screen.texts import line
 from hil.controller.storage.tensor_files import load_tensors
-from hil.controller.storage.texts import line
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.executorch_backends import make_quantizer, pick_backend
-from hil.controller.models.importers.pt2 import call_of, is_tensor, user_inputs
-from hil.controller.models.importers.pt2_archive import load_program
+from hil.controller.models.importers.exported.pt2 import call_of, is_tensor, user_inputs
+from hil.controller.models.importers.exported.pt2_archive import load_program
 from hil.controller.storage.tensor_files import load_tensors
 from hil.errors import ImportFailed
 from hil.formats.torch_values import to_torch

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.models.flows.recipe import Flow
 from hil.controller.models.importers import import_model
+from hil.controller.models.importers.exported.pt2 import is_tensor, output_names
+from hil.controller.models.importers.exported.pt2_archive import load_program
 from hil.controller.models.importers.onnx_data import embed_data
 from hil.controller.models.importers.onnx_nodes import constants_of
-from hil.controller.models.importers.pt2 import is_tensor, output_names
-from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import IsolatedError, function_version
+from hil.controller.storage.isolation.isolated import IsolatedError, function_version
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
 

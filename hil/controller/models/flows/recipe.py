@@ -15,7 +15,7 @@ from hil.controller.models.flows import onnx_recipes, pt2_recipes
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import calibration_samples, digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version, naming_errors
+from hil.controller.storage.isolation.isolated import IsolatedFunction, function_name, function_version, naming_errors
 from hil.controller.storage.packages import needed_version, pick, registered
 from hil.controller.storage.tensor_files import save_tensors
 from hil.core.files import copy_file, read_file

@@ -12,7 +12,7 @@ from typing import Any
 from hil.controller.models.description import digest_of_files
 from hil.controller.models.importers.heads import has_no_mark, is_bytecode, is_hilb, is_pte, is_tflite, is_vmfb
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import (
+from hil.controller.storage.isolation.isolated import (
     Isolated,
     IsolatedFunction,
     function_name,
@@ -96,7 +96,7 @@ _BUILT_IN = {
     "so": Importer((".so",), has_no_mark, f"{_PROGRAMS}:describe_library", later(f"{_PROGRAMS}:read_with_library")),
     # Registered so that running a bundle as a model explains how to run it.
     "hilb": Importer((".hilb",), is_hilb, refuse_bundle),
-    "pt2": Importer((".pt2",), has_no_mark, f"{_HERE}.pt2:describe"),
+    "pt2": Importer((".pt2",), has_no_mark, f"{_HERE}.exported.pt2:describe"),
     # A SavedModel is a directory with saved_model.pb and the variables. Other files are GraphDefs.
     "tf": Importer(
         (".pb", ".pbtxt"),

@@ -14,7 +14,7 @@ from hil.controller.models.importers.onnx_data import check_data
 from hil.controller.models.importers.onnx_nodes import has_float64, node_label, nodes_of, tensors_of
 from hil.controller.models.importers.onnx_ranges import known_ranges
 from hil.controller.models.onnx_rewrites import needed_rewrites
-from hil.controller.storage.texts import line
+from hil.controller.storage.screen.texts import line
 from hil.core.tensors import DTYPES, Dim, TensorSpec
 from hil.errors import ImportFailed, UsageError
 from hil.formats.onnx_file import load_onnx

@@ -13,7 +13,7 @@ from typing import Any
 
 from hil.controller.models.tensorflow.graphs import error_text
 from hil.controller.storage.paths import is_file
-from hil.controller.storage.texts import foreign_errors
+from hil.controller.storage.screen.texts import foreign_errors
 from hil.core.files import MAX_MODEL_BYTES, read_file, read_text
 from hil.errors import ImportFailed, UsageError, did_you_mean
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from hil.controller.storage.texts import unique_name
+from hil.controller.storage.screen.texts import unique_name
 from hil.core.tensors import Array
 from hil.errors import CompileFailed
 

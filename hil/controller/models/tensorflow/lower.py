@@ -19,7 +19,7 @@ from hil.controller.models.tensorflow.graphs import (
     restore,
 )
 from hil.controller.models.tensorflow.source import named_outputs, output_name, spec_of
-from hil.controller.storage.texts import foreign_errors
+from hil.controller.storage.screen.texts import foreign_errors
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import CompileFailed
 

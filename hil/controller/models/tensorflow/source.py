@@ -15,7 +15,7 @@ from hil.controller.models.description import check_dims, description
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.models.tensorflow.graphs import assigned, error_text, leaves, new_value, replace_leaves
 from hil.controller.storage.packages import needed_version
-from hil.controller.storage.texts import foreign_errors
+from hil.controller.storage.screen.texts import foreign_errors
 from hil.core.tensors import Array, Dim, TensorSpec, dtype_name
 from hil.errors import CompileFailed, ImportFailed, UsageError
 

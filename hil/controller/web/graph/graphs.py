@@ -28,7 +28,7 @@ from hil.controller.analysis.graphs.values import (
 from hil.controller.analysis.profile.store import TABLE, read_profile
 from hil.controller.analysis.profile.totals import Total
 from hil.controller.storage.cache import Cache, default_root
-from hil.controller.storage.isolated import Isolated, IsolatedFunction, naming_errors
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedFunction, naming_errors
 from hil.controller.storage.run_context import RunContext
 from hil.controller.web.files.made import check_room
 from hil.controller.web.graph.models import FoundModel, digest_now, find_model, is_recorded, kept_onnx

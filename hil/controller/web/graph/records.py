@@ -17,7 +17,7 @@ from hil.controller.web.readers import BISECT
 from hil.controller.web.readers.analyses import model_digest
 from hil.controller.web.readers.fields import MOST_BYTES, mapping, mappings
 from hil.controller.web.session.records import profile_names
-from hil.controller.workloads.suites.sources import BUILT_IN, look
+from hil.controller.workloads.suites.cases.sources import BUILT_IN, look
 from hil.controller.workloads.suites.store import HEAD
 from hil.core.bounded_json import parse_json
 from hil.core.files import open_file, read_file

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from hil.controller.analysis.graphs.colours import ColourScale, text_on
 from hil.controller.analysis.graphs.node_data import node_data
 from hil.controller.analysis.graphs.values import METRICS, NodeValue
-from hil.controller.storage.texts import seconds
+from hil.controller.storage.screen.texts import seconds
 from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, beside, models_of
 from hil.controller.web.graph.sides import read_side
 from hil.controller.web.index.sessions import find_session

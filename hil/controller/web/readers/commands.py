@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.options import Job
-from hil.controller.pipeline.repeat import run_command
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.pipeline.settings.repeat import run_command
 from hil.controller.web.readers.fields import mapping, mappings
 from hil.controller.web.text.entries import text
 from hil.controller.workloads.suites.request import SuiteRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hil.controller.storage.texts import seconds
+from hil.controller.storage.screen.texts import seconds
 
 
 def spent(value: float | None) -> str:

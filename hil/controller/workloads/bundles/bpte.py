@@ -11,7 +11,7 @@ import numpy as np
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles import Method as BundleMethod
 from hil.compare.values import EXACT_DTYPES, largest
-from hil.controller.storage.isolated import IsolatedError
+from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors

@@ -21,18 +21,18 @@ from hil.controller.backends.references.control import measure_control
 from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import ProgramHandle
-from hil.controller.models.dimensions import check_known, own_sizes
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
-from hil.controller.models.sizes import sized_name, sweep
-from hil.controller.pipeline.accepting import load_rules
+from hil.controller.models.sizing.dimensions import check_known, own_sizes
+from hil.controller.models.sizing.sizes import sized_name, sweep
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.model_settings import for_model
-from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.pipeline.tools import reference_settings
+from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import (

@@ -26,7 +26,7 @@ from hil.compare.tolerance import fitted
 from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references import expected_result
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.flagfiles import THRESHOLDS, FlagFile, parse_flagfile, tool_tolerance
+from hil.controller.pipeline.settings.flagfiles import THRESHOLDS, FlagFile, parse_flagfile, tool_tolerance
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name

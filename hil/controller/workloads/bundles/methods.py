@@ -14,7 +14,7 @@ from hil.bundles.cases import Values
 from hil.controller.devices.agentless.signature import signature_of
 from hil.controller.devices.board_client import ProgramHandle
 from hil.controller.models.importers import import_model, importers, mlir
-from hil.controller.storage.isolated import IsolatedError
+from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.run_context import RunContext
 from hil.core.digest import digest_file
 from hil.core.files import open_file

@@ -14,8 +14,8 @@ from hil.bundles.cases import BundledCase
 from hil.bundles.manifest import program_files
 from hil.bundles.signature import public_keys, verify
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.model_settings import for_model
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
 from hil.core.results import Artifact, Model, RunResult, Stage
 from hil.errors import ReferenceFailed

@@ -9,10 +9,10 @@ from typing import Any
 from hil.bundles.cases import untested, with_cases
 from hil.bundles.signature import sealed
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.isolation.isolated import Isolated, lent
 from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, safe_name

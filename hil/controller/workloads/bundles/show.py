@@ -12,7 +12,7 @@ from hil.bundles.signature import fingerprint
 from hil.compare.stats import STATISTICS, worst_of
 from hil.controller.pipeline.next_steps import hint_for_case
 from hil.controller.pipeline.record import criterion_text
-from hil.controller.storage.texts import counted, say, table
+from hil.controller.storage.screen.texts import counted, say, table
 from hil.core.digest import digest_of
 from hil.core.tensors import Array, dtype_name, to_bytes, type_text
 
@@ -83,7 +83,7 @@ def _tensors(tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
 
 def print_bundle(document: Mapping[str, Any]) -> None:
     """Print a bundle's document."""
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     console = Console()
     say(console, "", f"{document['path']}: {document['bytes']:,} bytes", indent=0, whole=True)
@@ -120,7 +120,7 @@ def print_run(record: Mapping[str, Any]) -> None:
     """Print a bundle run: a line per case, then the failures' reasons."""
     from rich.text import Text
 
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.screen.console import Console
 
     console = Console()
     colours = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red"}

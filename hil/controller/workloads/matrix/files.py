@@ -13,7 +13,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from hil.controller.storage.runs import MATRIX, write_file, write_json
-from hil.controller.storage.texts import counted, line, plain, seconds, table
+from hil.controller.storage.screen.texts import counted, line, plain, seconds, table
 from hil.controller.workloads.matrix.report import (
     ABSENT,
     NOT_RUN,

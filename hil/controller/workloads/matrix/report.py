@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.runs import MATRIX, Run, RunStore, safe_name
-from hil.controller.storage.texts import line
+from hil.controller.storage.screen.texts import line
 from hil.controller.workloads.suites.reports.results import (
     SuiteResults,
     exit_code_for,

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
 from hil.controller.storage import run_context
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.runs import DEFAULT_ROOT, RECORD, new_id
 from hil.controller.workloads.bundles.run import run_bundle
 from hil.controller.workloads.matrix.job import Matrix

@@ -15,10 +15,10 @@ from hil.controller.backends.references.independence import relation_of
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
+from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import Progress

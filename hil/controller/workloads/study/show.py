@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
-from hil.controller.storage.texts import table
+from hil.controller.storage.screen.texts import table
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
 from hil.controller.workloads.study.record import FAILED, PASSED, Row, StageResult

@@ -18,7 +18,7 @@ from hil.controller.models.compiling import Work
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.hlo import HLO, write_hlo
 from hil.controller.storage.cache import META, Cache
-from hil.controller.storage.isolated import Isolated, naming_errors
+from hil.controller.storage.isolation.isolated import Isolated, naming_errors
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import load_tensors

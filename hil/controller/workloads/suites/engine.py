@@ -16,10 +16,10 @@ from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
-from hil.controller.storage import prompts
+from hil.controller.storage.screen import prompts
+from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.preparing import prepared
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import (
     BoardLoss,

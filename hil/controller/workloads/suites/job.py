@@ -15,17 +15,17 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.isolation.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import check_seal
+from hil.controller.workloads.suites.cases.sources import open_suite, place_of
+from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, model_files
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.preparing import check_settings, suite_runner
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import SuiteRequest, make_profile_folders
-from hil.controller.workloads.suites.sources import open_suite, place_of
-from hil.controller.workloads.suites.spec import CaseSpec, Suite, model_files
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import NEVER_IN, Outcome, exit_code_of

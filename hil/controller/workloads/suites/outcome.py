@@ -10,9 +10,9 @@ from hil.compare.comparison import OutputComparison
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import case_record, verdict_record
-from hil.controller.storage.texts import shortened
+from hil.controller.storage.screen.texts import shortened
+from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, told_by
 from hil.controller.workloads.suites.tasks import Task, confirmed
 from hil.core.results import Outcome

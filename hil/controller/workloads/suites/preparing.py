@@ -15,16 +15,16 @@ from hil.compare.criteria import with_outputs
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.flows import Flow, quantum_atol
-from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.model_settings import accept_of_file, for_model
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.model_settings import accept_of_file, for_model
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Options
 from hil.controller.pipeline.stages import check_options
+from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
+from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.request import Settings
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, unread
 from hil.core.board_config import BoardConfig

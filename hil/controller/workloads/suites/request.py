@@ -12,8 +12,8 @@ from typing import Any
 
 from hil.controller.devices.board_choice import is_lent
 from hil.controller.models.flows import Flow, check_flow, load_flow
-from hil.controller.pipeline.options import CaseSettings, flag_of, specs_of, stored_settings
-from hil.controller.pipeline.repeat import format_option_values, option_words
+from hil.controller.pipeline.settings.options import CaseSettings, flag_of, specs_of, stored_settings
+from hil.controller.pipeline.settings.repeat import format_option_values, option_words
 from hil.errors import UsageError
 
 
@@ -28,7 +28,7 @@ class Settings(CaseSettings):
 class SuiteRequest:
     """Arguments of `hil suite run`."""
 
-    source: str  # the suite: see :func:`hil.controller.workloads.suites.sources.open_suite`
+    source: str  # the suite: see :func:`hil.controller.workloads.suites.cases.sources.open_suite`
     flow: str = "iree"  # name or file
     boards: tuple[str, ...] = ()  # ``--board`` values, in order; empty is the simulator
     hw_type: str = ""  # ``--runtime-hw-type`` value

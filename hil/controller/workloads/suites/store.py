@@ -30,7 +30,7 @@ from hil.errors import UsageError
 class CaseRecord:
     """Record of a finished case, with JSON values only."""
 
-    # id, model, layer, op, params: from the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
+    # id, model, layer, op, params: from the :class:`~hil.controller.workloads.suites.cases.spec.CaseSpec`.
     id: str
     model: str
     suite: str
@@ -97,7 +97,7 @@ class CaseRecord:
     # directory.
     left: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0  # seconds since the epoch
-    content: str = ""  # from the :class:`~hil.controller.workloads.suites.spec.CaseSpec`
+    content: str = ""  # from the :class:`~hil.controller.workloads.suites.cases.spec.CaseSpec`
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:

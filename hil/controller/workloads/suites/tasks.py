@@ -12,7 +12,7 @@ from hil.controller.devices.board_choice import BoardChoice, is_lent
 from hil.controller.devices.links.link import BoardLoan
 from hil.controller.devices.links.package_links import provider_of
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.core.board_config import BoardConfig
 from hil.core.results import Timings
 from hil.errors import BoardBusy, BoardError, FarmUnreachable

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hil.controller.backends.references.cpu_limit import limited_cpu
+from hil.controller.backends.references.runners.cpu_limit import limited_cpu
 from hil.errors import ReferenceTooSlow
 
 

@@ -24,7 +24,7 @@ from hil.controller.backends.references.definitions.quantization import (
     matmul_nbits,
     unpack_bits,
 )
-from hil.controller.backends.references.onnx import defined_evaluator, exact_session
+from hil.controller.backends.references.runners.onnx import defined_evaluator, exact_session
 from hil.core.tensors import Array, dtype_name
 from hil.formats.ort_values import from_ort, to_ort
 

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.backends.references.exact_model import make_exact, needs_rewriting
-from hil.controller.backends.references.onnx import exact_session
+from hil.controller.backends.references.runners.exact_model import make_exact, needs_rewriting
+from hil.controller.backends.references.runners.onnx import exact_session
 
 UINT8, INT8, INT32, FLOAT = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32, TensorProto.FLOAT
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from support.operator_classes import model_of
 
 from hil.controller.backends.references.control import control_runs
-from hil.controller.backends.references.node_evaluator import Decisions
+from hil.controller.backends.references.runners.node_evaluator import Decisions
 from hil.errors import ReferenceFailed
 
 # Rounds to 1 in float32, and to 0 in float16, where the value is 0.5.

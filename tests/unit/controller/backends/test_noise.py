@@ -19,7 +19,7 @@ from hil.controller.backends.references.noise import (
 )
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedTimeout
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedTimeout
 
 
 def test_perturbed_moves_floats_by_eps_and_preserves_the_rest():

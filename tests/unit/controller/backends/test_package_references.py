@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hil.controller.backends.references import run_reference
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.tools import reference_settings
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model

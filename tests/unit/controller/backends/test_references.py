@@ -22,7 +22,7 @@ from hil.controller.backends.references import (
 )
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.npy import save_npy
 from hil.core.results import Model, Relation
 from hil.core.tensors import TensorSpec, dtype_name, dtype_of

@@ -441,7 +441,7 @@ def test_watch_json_prints_document_per_line(happening: list[list[dict[str, Any]
 def test_watch_refreshes_terminal_and_ends_on_interrupt(farm: Farm, monkeypatch: pytest.MonkeyPatch):
     out, looks = StringIO(), []
     monkeypatch.setattr(
-        "hil.controller.storage.console.table_console",
+        "hil.controller.storage.screen.console.table_console",
         lambda: Console(file=out, force_terminal=True, width=100, height=30),
     )
 

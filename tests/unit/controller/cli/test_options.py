@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hil.controller.cli.options import flow_option, refuse_beside_resume
 from hil.controller.cli.run import run
 from hil.controller.cli.suite import suite
-from hil.controller.pipeline.options import parse_dims
+from hil.controller.pipeline.settings.options import parse_dims
 from hil.errors import UsageError
 
 SUITE_RUN = suite.commands["run"]

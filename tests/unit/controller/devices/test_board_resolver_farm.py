@@ -107,7 +107,7 @@ def test_selector_gets_requested_number_of_slots() -> None:
 
 def test_queue_renames_waiting_slot() -> None:
     from hil.controller.pipeline.case import Case
-    from hil.controller.pipeline.options import Options
+    from hil.controller.pipeline.settings.options import Options
     from hil.controller.workloads.suites.tasks import Task
 
     queue = TaskQueue(["farm: (1)", "b"])

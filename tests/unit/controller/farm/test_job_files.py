@@ -15,8 +15,8 @@ from support.models import DIGITS
 from hil.controller.farm.job_files import JobFiles, job_of, key_of, packed_bundle, packed_run, request_of
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.flagfiles import read_flagfile
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.flagfiles import read_flagfile
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.errors import UsageError
 

@@ -9,7 +9,7 @@ import pytest
 from hil.controller.farm.client.submitting import _build_workload, kind_of
 from hil.controller.farm.job_files import JobFiles
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 from hil.errors import UsageError
 
 

@@ -14,9 +14,9 @@ from hil.controller.farm.client.results import EndedJob, merge
 from hil.controller.farm.client.submitting import load_suite, parts_for, split
 from hil.controller.farm.job_files import request_of
 from hil.controller.farm.messages import JobResult, JobSpec
+from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.spec import CaseSpec
 from hil.core.digest import digest_file
 from hil.errors import UsageError
 

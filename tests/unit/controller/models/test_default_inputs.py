@@ -13,7 +13,7 @@ from support.models import save_model
 from hil.controller.models.default_inputs import default_specs, with_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model
 from hil.core.tensors import TensorSpec

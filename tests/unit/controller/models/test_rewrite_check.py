@@ -12,7 +12,7 @@ from hil.controller.models import onnx_rewrites, rewrite_check
 from hil.controller.models.importers import import_model
 from hil.controller.models.rewrite_check import check_rewrites, difference
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.results import Model
 from hil.errors import ImportFailed
 

@@ -13,11 +13,11 @@ from support.models import save_model
 
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import OpenDimensions, make_inputs
-from hil.controller.models.size_hints import candidates, find_sizes
-from hil.controller.pipeline.options import Options
+from hil.controller.models.sizing.size_hints import candidates, find_sizes
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 
 FLOAT = TensorProto.FLOAT

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.controller.models.sizes import (
+from hil.controller.models.sizing.sizes import (
     MAX_SIZES,
     edge_sizes,
     next_combination,

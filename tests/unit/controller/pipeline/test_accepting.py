@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.pipeline.accepting import check_accepted_outputs, load_function, load_rules
-from hil.controller.pipeline.model_settings import refuse_functions
-from hil.controller.pipeline.options import CaseSettings, parse_accept_option
+from hil.controller.pipeline.settings.model_settings import refuse_functions
+from hil.controller.pipeline.settings.options import CaseSettings, parse_accept_option
+from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs, load_function, load_rules
 from hil.core.results import Model
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hil.controller.pipeline.capture import bounded
-from hil.controller.pipeline.options import PROFILED_COUNTS
+from hil.controller.pipeline.settings.options import PROFILED_COUNTS
 
 MS = 1e6
 

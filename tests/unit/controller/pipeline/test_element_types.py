@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.controller.pipeline.flagfiles import comparable, element_type, tool_differs
+from hil.controller.pipeline.settings.flagfiles import comparable, element_type, tool_differs
 from hil.core.results import Model, RunResult
 from hil.core.tensors import TensorSpec, dtype_of
 

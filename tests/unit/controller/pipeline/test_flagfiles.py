@@ -7,8 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, read_flagfile, tool_tolerance, write_flagfile
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.flagfiles import (
+    FlagFile,
+    parse_flagfile,
+    read_flagfile,
+    tool_tolerance,
+    write_flagfile,
+)
+from hil.controller.pipeline.settings.options import Job
 from hil.errors import UsageError
 
 

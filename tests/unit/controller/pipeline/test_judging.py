@@ -13,10 +13,10 @@ from onnx import TensorProto, helper
 
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Outcome, RunResult
@@ -87,7 +87,7 @@ def test_later_answer_reports_failed_judgement(judge_two: JudgeTwo, monkeypatch:
     def refuse(*_: Any, **__: Any) -> None:
         raise ReferenceFailed("no kernel", stage="refer")
 
-    monkeypatch.setattr("hil.controller.pipeline.in_arithmetic.measure_control", refuse)
+    monkeypatch.setattr("hil.controller.pipeline.verdicts.in_arithmetic.measure_control", refuse)
     case = judge_two(*PRODUCT, rounded, "float16")
     assert case.outcome is Outcome.UNSTABLE and case.reason.endswith("; they cannot be judged: no kernel")
     allowed = judge_two(*PRODUCT, rounded, "float16", allow_unstable=("y",))

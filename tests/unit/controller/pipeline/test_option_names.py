@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hil
-from hil.controller.pipeline.option_names import as_keyword, by_table, rename_options
+from hil.controller.pipeline.settings.option_names import as_keyword, by_table, rename_options
 from hil.errors import UsageError
 from hil.testing.pytest_plugin.options import OPTIONS, renamed
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hil.controller.cli.main import cli
-from hil.controller.pipeline.options import (
+from hil.controller.pipeline.settings.options import (
     CaseSettings,
     Job,
     Options,
@@ -19,7 +19,7 @@ from hil.controller.pipeline.options import (
     options_of,
     specs_of,
 )
-from hil.controller.pipeline.repeat import run_command
+from hil.controller.pipeline.settings.repeat import run_command
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.core.text import jsonable
 from hil.errors import UsageError

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from support.project_schema import PATH, schema, text
 
 from hil.controller.cli.main import cli
-from hil.controller.pipeline.model_settings import checked_models, for_model
-from hil.controller.pipeline.options import Job, Options
-from hil.controller.pipeline.project import find_project, load_project, read_project
+from hil.controller.pipeline.settings.model_settings import checked_models, for_model
+from hil.controller.pipeline.settings.options import Job, Options
+from hil.controller.pipeline.settings.project import find_project, load_project, read_project
 from hil.core.text import jsonable
 from hil.errors import UsageError
 

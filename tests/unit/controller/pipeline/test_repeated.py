@@ -164,7 +164,7 @@ class FakeSession:
 
 
 def options(**settings: Any) -> Any:
-    from hil.controller.pipeline.options import Options
+    from hil.controller.pipeline.settings.options import Options
 
     return replace(Options(), **settings)
 

@@ -15,11 +15,11 @@ from hil.controller.backends.references import table
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline import stages
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.independence import unasked_reference
-from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Options
+from hil.controller.pipeline.verdicts.independence import unasked_reference
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Artifact, Outcome, RunResult
 from hil.errors import ImportFailed, ReferenceFailed, ReferenceTooSlow

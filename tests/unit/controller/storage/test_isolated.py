@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from support.waiting import allowed_s, eventually
 
-from hil.controller.storage import isolated
-from hil.controller.storage.isolated import (
+from hil.controller.storage.isolation import isolated
+from hil.controller.storage.isolation.isolated import (
     Isolated,
     IsolatedCrash,
     IsolatedFailure,
@@ -25,7 +25,7 @@ from hil.controller.storage.isolated import (
     function_version,
     lent,
 )
-from hil.controller.storage.isolated_worker import ERROR_FIELDS, SCRATCH
+from hil.controller.storage.isolation.isolated_worker import ERROR_FIELDS, SCRATCH
 from hil.core.cancellation import WorkCancelled, cancelled_by
 from hil.errors import ImportFailed
 
@@ -224,7 +224,7 @@ def test_isolated_processes_end_with_controller(functions: str, tmp_path: Path, 
     note = tmp_path / "pids"
     script = tmp_path / "script.py"
     script.write_text(
-        "from pathlib import Path\nfrom hil.controller.storage.isolated import Isolated\n"
+        "from pathlib import Path\nfrom hil.controller.storage.isolation.isolated import Isolated\n"
         f"log = Path({str(tmp_path / 'log')!r})\n"
         f"Isolated(1).call('{functions}:child', {{'note': {str(note)!r}}}, timeout=None, log=log)\n"
     )
@@ -264,7 +264,7 @@ def test_worker_of_killed_controller_deletes_files(functions, tmp_path):
     code = f"""
 import os, tempfile
 from pathlib import Path
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 pool = Isolated(1)
 pool.call({functions!r} + ":pid", {{}}, timeout=30, log=Path({str(tmp_path / "log")!r}))
 print(len(list(Path(os.environ["TMPDIR"]).rglob({SCRATCH + "*"!r}))), flush=True)
@@ -327,7 +327,7 @@ def test_function_version_depends_on_file_content(tmp_path, monkeypatch):
         seen.add(function_version("vendor_recipe:apply"))
     assert len(seen) == 2 and {one.split()[0] for one in seen} == {"vendor_recipe:apply"}
     own = function_version(function_name)
-    assert own.startswith("hil.controller.storage.isolated:function_name blake3:")
+    assert own.startswith("hil.controller.storage.isolation.isolated:function_name blake3:")
     assert function_version("vendor_gone:apply") == "vendor_gone:apply"
 
 

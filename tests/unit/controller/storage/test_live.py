@@ -11,8 +11,8 @@ import pytest
 from hil.controller.devices.agent_client.answers import LOG_CHARACTERS
 from hil.controller.devices.agent_client.call import CallFailed
 from hil.controller.devices.worker_log import WorkerLog
-from hil.controller.storage import live
-from hil.controller.storage.isolated import Isolated, IsolatedFailure
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedFailure
+from hil.controller.storage.screen import live
 
 
 def test_log_follower_shows_new_lines(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from hil.controller.cli.main import cli
-from hil.controller.pipeline.options import Job
-from hil.controller.pipeline.repeat import run_command
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.pipeline.settings.repeat import run_command
 from hil.controller.storage.origin import coming_from, origin_of, origin_of_request, origin_text
 from hil.controller.storage.runs import RunStore
 from hil.controller.workloads.matrix.job import Matrix

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from hil.controller.storage.texts import aligned, first_line, import_hint, say, seconds, table, together
-from hil.controller.workloads.suites.torch_cases import find_tests
+from hil.controller.storage.screen.texts import aligned, first_line, import_hint, say, seconds, table, together
+from hil.controller.workloads.suites.cases.torch_cases import find_tests
 
 
 @pytest.mark.parametrize(

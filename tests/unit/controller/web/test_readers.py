@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.runs import RunStore
 from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.readers import RECORDS, read_lines, read_session

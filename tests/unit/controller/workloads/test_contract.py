@@ -31,9 +31,9 @@ from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.host import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
-from hil.controller.pipeline.options import CaseSettings, Job, Options, flag_of, specs_of
-from hil.controller.storage import isolated as isolated_module
+from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, specs_of
 from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolation import isolated as isolated_module
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.board_checks import check_board
 from hil.controller.workloads.bundles.formats import write_format

@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 from support.models import save_model
 
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, failure_text, sized_cases
 from hil.core.results import Outcome

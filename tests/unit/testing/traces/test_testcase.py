@@ -6,7 +6,7 @@ import unittest
 
 import pytest
 
-from hil.controller.pipeline.options import CaseSettings
+from hil.controller.pipeline.settings.options import CaseSettings
 from hil.testing.traces import testcase
 
 

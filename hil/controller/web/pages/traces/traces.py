@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hil.controller.analysis.profile.compile_totals import read_compilation
+from hil.controller.analysis.profile.compilation.compile_totals import read_compilation
 from hil.controller.analysis.profile.diff import OpDiff
 from hil.controller.analysis.profile.show import TITLES
 from hil.controller.analysis.profile.totals import GROUPS, run_times, shortener

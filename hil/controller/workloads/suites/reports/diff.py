@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.storage.texts import counted, line, seconds
+from hil.controller.storage.screen.texts import counted, line, seconds
 from hil.controller.workloads.suites.reports.changes import ITERATIONS, Numbers, changes, is_measured, move_of, size_of
 from hil.controller.workloads.suites.reports.results import SuiteResults, is_failing, kind_of, load_run
 from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table

@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from hil.controller.pipeline.evidence import evidence_lines
-from hil.controller.storage.texts import line, plain, seconds, shortened
+from hil.controller.storage.screen.texts import line, plain, seconds, shortened
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
     EXPECTED,

@@ -14,7 +14,7 @@ from typing import Any
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.evidence import evidence
 from hil.controller.pipeline.record import criterion_text
-from hil.controller.storage.texts import plain, shortened
+from hil.controller.storage.screen.texts import plain, shortened
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
     WHOLE_MODEL,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.evidence import unanswered_text
-from hil.controller.storage.texts import counted, seconds
+from hil.controller.storage.screen.texts import counted, seconds
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.core.results import BOARD_OUTCOMES, Outcome, Relation
 from hil.errors import EXIT_OK, EXIT_STAGE, UsageError

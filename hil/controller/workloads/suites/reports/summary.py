@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hil.controller.pipeline.evidence import evidence_lines
-from hil.controller.storage.texts import counted, line, seconds
+from hil.controller.storage.screen.texts import counted, line, seconds
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
     SuiteResults,

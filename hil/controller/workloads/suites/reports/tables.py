@@ -13,7 +13,7 @@ from typing import Any
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.evidence import evidence_lines, reference_text, unanswered_text
 from hil.controller.pipeline.record import criterion_text
-from hil.controller.storage.texts import as_text, plain
+from hil.controller.storage.screen.texts import as_text, plain
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst_output
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Timings

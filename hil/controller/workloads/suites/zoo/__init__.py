@@ -8,7 +8,7 @@ from pathlib import Path
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_npz
-from hil.controller.workloads.suites.spec import SuiteModel
+from hil.controller.workloads.suites.cases.spec import SuiteModel
 from hil.controller.workloads.suites.zoo import networks
 from hil.core.digest import digest_of
 from hil.core.installed import version

@@ -11,7 +11,7 @@ from support.models import DIGITS
 from hil.controller.analysis.bench.job import board_of_stored, run_bench
 from hil.controller.analysis.bench.stats import BenchJob
 from hil.controller.cli.screen import Screen
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 from hil.errors import UsageError
 
 MODEL = DIGITS / "digits_cnn.onnx"

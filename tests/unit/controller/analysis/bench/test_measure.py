@@ -16,7 +16,7 @@ from support.bench_boards import PacedBoard, side_on
 from hil.controller.analysis.bench.measure import ROUNDS, compare_sides, measure
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import under_load
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 from hil.core.results import Outcome
 from hil.core.tensors import TensorSpec
 from hil.errors import RunCrashed

@@ -14,7 +14,7 @@ from hil.controller.analysis.bisect.find import Atol, finding_of, within, withou
 from hil.controller.analysis.bisect.result import BisectFinding
 from hil.controller.analysis.layers import Layer
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import CompileFailed
 

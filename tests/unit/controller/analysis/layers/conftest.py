@@ -12,7 +12,7 @@ import pytest
 from hil.controller.analysis.layers import Layer, layers_of
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.results import Model
 from hil.core.tensors import Array
 

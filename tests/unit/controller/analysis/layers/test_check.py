@@ -13,7 +13,7 @@ from support.layer_models import FLOAT, model_of, node
 
 from hil.controller.analysis.layers import Layer, activations, changed_layers, layers_of
 from hil.controller.models.importers import import_model
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 
 X = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
 

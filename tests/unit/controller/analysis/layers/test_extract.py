@@ -35,7 +35,7 @@ from support.models import DIGITS
 from hil.controller.analysis.layers import Layer, layer_specs, layers_of
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.errors import ImportFailed, UsageError
 
 FLOAT = TensorProto.FLOAT

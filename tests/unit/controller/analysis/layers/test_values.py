@@ -30,7 +30,7 @@ from support.models import DIGITS
 from hil.controller.analysis.layers import GROUPS, activations, layer_inputs, layer_outputs, layers_of
 from hil.controller.backends.references import run_reference_with_fallback
 from hil.controller.models.importers import import_model
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.results import Model
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, StageTimeout, UsageError

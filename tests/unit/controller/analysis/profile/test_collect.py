@@ -9,9 +9,9 @@ from support.models import DIGITS
 from support.profiles import profile_iree, profile_onnxruntime
 
 from hil.controller.analysis.profile.collect import check_folder, iree_rows, onnxruntime_rows
-from hil.controller.analysis.profile.estimate import estimate
-from hil.controller.analysis.profile.iree_profile import read_ireeprof
-from hil.controller.analysis.profile.onnxruntime_profile import read_onnxruntime
+from hil.controller.analysis.profile.compilation.estimate import estimate
+from hil.controller.analysis.profile.runtimes.iree_profile import read_ireeprof
+from hil.controller.analysis.profile.runtimes.onnxruntime_profile import read_onnxruntime
 from hil.controller.analysis.profile.sites import Sites, dispatch_sites
 from hil.controller.models.importers import import_model
 from hil.core.timeline import OpRow

@@ -10,7 +10,7 @@ import pytest
 from support.models import DIGITS
 from support.profiles import HOST
 
-from hil.controller.analysis.profile.compile_time import (
+from hil.controller.analysis.profile.compilation.compile_time import (
     DISPATCHES,
     EXECUTABLES,
     PASSES,

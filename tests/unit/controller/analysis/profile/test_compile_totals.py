@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.analysis.profile.compile_totals import CompileStep, is_compile_profile, read_compilation
+from hil.controller.analysis.profile.compilation.compile_totals import CompileStep, is_compile_profile, read_compilation
 from hil.errors import UsageError
 
 PASSES = """phase,depth,pass,wall_ms

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS
 
-from hil.controller.analysis.profile.estimate import RIDGE, Estimate, Estimates, estimate, operations
+from hil.controller.analysis.profile.compilation.estimate import RIDGE, Estimate, Estimates, estimate, operations
 from hil.controller.models.importers import import_model
 
 Save = Callable[..., Path]

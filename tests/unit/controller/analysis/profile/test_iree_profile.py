@@ -10,7 +10,7 @@ import pytest
 from support.models import DIGITS
 from support.profiles import Profiled, profile_iree
 
-from hil.controller.analysis.profile.iree_profile import (
+from hil.controller.analysis.profile.runtimes.iree_profile import (
     EVENT,
     EVENTS,
     SETUP,
@@ -23,7 +23,7 @@ from hil.controller.analysis.profile.iree_profile import (
     within,
 )
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.errors import RunFailed, StageTimeout
 
 RUNS = 5

@@ -14,8 +14,8 @@ from support.models import DIGITS
 from support.profiles import profile_onnxruntime
 
 from hil.controller.analysis.profile.collect import onnxruntime_rows
-from hil.controller.analysis.profile.estimate import estimate
-from hil.controller.analysis.profile.onnxruntime_profile import (
+from hil.controller.analysis.profile.compilation.estimate import estimate
+from hil.controller.analysis.profile.runtimes.onnxruntime_profile import (
     KernelEvent,
     KernelNodes,
     OnnxRuntimeEvents,
@@ -23,7 +23,7 @@ from hil.controller.analysis.profile.onnxruntime_profile import (
     read_onnxruntime,
 )
 from hil.controller.models.importers import import_model
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.zoo import zoo_models
 from hil.core.results import Model

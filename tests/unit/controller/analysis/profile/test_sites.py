@@ -12,7 +12,7 @@ from support.models import DIGITS
 from support.profiles import HOST, profile_iree
 
 from hil.controller.analysis.profile.collect import iree_rows
-from hil.controller.analysis.profile.iree_profile import read_ireeprof
+from hil.controller.analysis.profile.runtimes.iree_profile import read_ireeprof
 from hil.controller.analysis.profile.sites import DispatchSite, Region, Sites, dispatch_sites, names_in
 from hil.controller.models.importers import import_model
 from hil.controller.storage.run_context import RunContext

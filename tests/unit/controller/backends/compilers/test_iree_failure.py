@@ -15,7 +15,7 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_failure import IR, PASS, SCRIPT
 from hil.controller.models.compiling import CompileOrder, call_isolated, entering
 from hil.controller.models.importers import import_model
-from hil.controller.storage.isolated import IsolatedCrash
+from hil.controller.storage.isolation.isolated import IsolatedCrash
 from hil.errors import CompileCrashed, CompileFailed, StageError, StageTimeout, UsageError
 
 pytestmark = pytest.mark.ci

@@ -25,10 +25,10 @@ from hil.controller.backends.references import run_reference
 from hil.controller.models.flows import load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.operators import operator_cases
-from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.workloads.suites.cases.operators import operator_cases
+from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
 from hil.errors import CompileFailed, HilError, StageError

@@ -8,7 +8,7 @@ import pytest
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.farm.host.job_attempt import check_health
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.workloads import board_needs, run_job
 from hil.controller.workloads.board_needs import lack_of_disk, lack_of_memory, write_model
 from hil.core.board_config import BoardConfig

@@ -13,7 +13,7 @@ from support.models import DIGITS, save_model
 from hil.controller.models.flows import Flow, apply_recipe, quantum_atol
 from hil.controller.models.flows.quanta import _find_steps, _Node, find_onnx
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 
 FLOAT, INT8 = TensorProto.FLOAT, TensorProto.INT8

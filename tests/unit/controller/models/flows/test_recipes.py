@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from support.flow_models import residual_cnn, weights
 from support.models import DIGITS, save_model
 
-from hil.controller.backends.references.onnx import exact_session
+from hil.controller.backends.references.runners.onnx import exact_session
 from hil.controller.models.flows import Flow, apply_recipe, onnx_recipes
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.errors import ImportFailed, UsageError
 

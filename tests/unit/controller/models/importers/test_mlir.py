@@ -6,7 +6,7 @@ import pytest
 
 from hil.controller.models.importers import import_model
 from hil.controller.models.importers.mlir import describe
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, UsageError
 

@@ -19,7 +19,7 @@ from support.waiting import allowed_s
 from hil.controller.models.importers import import_model
 from hil.controller.models.importers.onnx_nodes import node_label
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, UsageError
 from hil.formats.ort_values import ONNX_TYPES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.models.importers.pt2_sizes import check_size
+from hil.controller.models.importers.exported.pt2_sizes import check_size
 
 PLAIN = [
     "s0",

@@ -11,7 +11,7 @@ from support.executorch_crafted import bundled
 
 from hil.bundles import Bundle
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.bpte import read_bpte
 from hil.errors import UsageError

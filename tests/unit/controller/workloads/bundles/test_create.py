@@ -13,9 +13,9 @@ from support.models import save_model
 
 from hil.bundles import Bundle
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.create import Request, create_bundle
 from hil.errors import ImportFailed, StageTimeout, UsageError

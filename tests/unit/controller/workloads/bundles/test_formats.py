@@ -18,7 +18,7 @@ from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.backends.references.noise import as_noise
 from hil.controller.models.inputs import random_tensor
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import _tolerances
 from hil.controller.workloads.bundles.formats import Format, formats, read_format, write_format

@@ -19,8 +19,8 @@ from support.suite_runs import case, comparison, suite_run
 from hil.compare.verdict import compare
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.record import case_record
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.runs import Run
 from hil.controller.workloads.matrix import files
 from hil.controller.workloads.matrix.job import Matrix
@@ -33,10 +33,10 @@ from hil.controller.workloads.matrix.report import (
     results_of_run,
 )
 from hil.controller.workloads.matrix.targets import MatrixTarget, targets_of
+from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import Artifact, Outcome, RunResult, Timings

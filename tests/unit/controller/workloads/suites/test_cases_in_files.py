@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from support.bundle_files import bundle, case
 
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.formats import write_format
-from hil.controller.workloads.suites.sources import by_program, cases_in, cases_of_flagfiles
+from hil.controller.workloads.suites.cases.sources import by_program, cases_in, cases_of_flagfiles
 from hil.errors import UsageError
 
 FILES = Path(__file__).parents[3] / "executorch_files"

@@ -12,12 +12,12 @@ from support.models import save_model
 
 from hil.controller.models.flows import Flow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.onnx import read_onnx
+from hil.controller.workloads.suites.cases.sources import open_suite
+from hil.controller.workloads.suites.cases.spec import CaseData
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.sources import open_suite
-from hil.controller.workloads.suites.spec import CaseData
 from hil.core.tensors import Array
 from hil.errors import HilError, UsageError
 

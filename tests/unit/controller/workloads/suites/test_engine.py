@@ -13,14 +13,14 @@ from support.fake_boards import fake_boards
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import load_flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.preparing import suite_runner
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, fresh
 from hil.core.results import Outcome, Stage, Timings

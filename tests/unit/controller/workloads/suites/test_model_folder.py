@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.controller.workloads.suites.sources import look
+from hil.controller.workloads.suites.cases.sources import look
 from hil.errors import UsageError
 
 

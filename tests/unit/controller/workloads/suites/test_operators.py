@@ -12,10 +12,10 @@ import pytest
 
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.operators import operator_cases
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec
+from hil.controller.workloads.suites.cases.operators import operator_cases
+from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 
 pytestmark = pytest.mark.ci  # making the cases takes onnx some ten seconds
 

@@ -14,10 +14,10 @@ from hil import errors
 from hil.compare.verdict import compare
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
+from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import Outcome, RunResult

@@ -11,11 +11,11 @@ from onnx import TensorProto, helper
 
 from hil.controller.models.flows import Flow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec, SuiteModelFile
 from hil.controller.workloads.suites.preparing import begin_case, options_for, suite_runner
 from hil.controller.workloads.suites.request import Settings
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec, SuiteModelFile
 from hil.core.results import Outcome
 
 DATA = CaseData(Path("made/by/recipe.onnx"))

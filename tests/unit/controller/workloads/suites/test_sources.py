@@ -17,11 +17,11 @@ from support.models import DIGITS, save_model
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.cases.sources import open_suite
+from hil.controller.workloads.suites.cases.spec import CaseData, Suite, model_files
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
-from hil.controller.workloads.suites.sources import open_suite
-from hil.controller.workloads.suites.spec import CaseData, Suite, model_files
 from hil.errors import ImportFailed, UsageError
 
 PLAIN = Flow("onnxruntime", "onnxruntime")

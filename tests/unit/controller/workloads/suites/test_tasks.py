@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.workloads.suites.tasks import Task, TaskQueue, confirmed, next_confirmation
 
 

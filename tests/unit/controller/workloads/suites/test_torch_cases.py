@@ -9,9 +9,9 @@ import pytest
 from hil.controller.models.flows import flows
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.cases.sources import open_suite
+from hil.controller.workloads.suites.cases.torch_cases import starts_from_torch
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.sources import open_suite
-from hil.controller.workloads.suites.torch_cases import starts_from_torch
 from hil.errors import UsageError
 
 

@@ -12,9 +12,9 @@ from hil.controller.backends.references import run_reference_with_fallback
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.spec import SuiteModel
+from hil.controller.workloads.suites.cases.spec import SuiteModel
 from hil.controller.workloads.suites.zoo import BUILDERS, build, zoo_models
 
 

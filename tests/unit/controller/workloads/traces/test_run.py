@@ -14,7 +14,7 @@ import pytest
 from support.fake_boards import FakeBoards, FakeProgram, fake_boards, fake_choice
 
 from hil.controller.pipeline import stages
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.workloads.traces.comparing import Judging
 from hil.controller.workloads.traces.run import run_trace
 from hil.controller.workloads.traces.stored import compare_stored, find_traces, load_one

@@ -15,7 +15,7 @@ from support.web import asking
 
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.evidence import evidence, evidence_of_case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.settings.options import Options
 from hil.controller.workloads.suites.reports.junit import junit_xml
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run

@@ -1,0 +1,1 @@
+"""Profiles of runtimes: IREE, ONNX Runtime and ExecuTorch."""

@@ -1,0 +1,131 @@
+"""References for ONNX models: ONNX Runtime's CPU provider, and the reference evaluator of the ONNX project.
+
+The evaluator uses numpy. The evaluator is slow, and independent of every runtime.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.controller.backends.references.runners.cpu_limit import limited_cpu
+from hil.controller.backends.references.runners.exact_model import make_exact, needs_rewriting
+from hil.controller.storage.screen.texts import first_line, foreign_errors
+from hil.core.installed import version
+from hil.core.tensors import Array, dtype_name
+from hil.errors import ReferenceFailed, UsageError
+from hil.formats.onnx_file import load_onnx
+from hil.formats.onnx_functions import inline_functions
+from hil.formats.ort_values import dtype_of_type, from_ort, plain_options, to_ort
+
+_MOST_BYTES = (2 << 30) - 1
+
+
+def runtime_source() -> str:
+    """Return the name and version of the reference."""
+    return f"onnxruntime {version('onnxruntime')} CPU"
+
+
+def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a model. Runs in an isolated process. Raises ReferenceFailed if ONNX Runtime rejects the model or fails."""
+    with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=ort_text):
+        session = exact_session(Path(model))
+    try:
+        feeds = {name: to_ort(array) for name, array in given.items()}
+    except UsageError as error:  # an unsupported dtype
+        raise ReferenceFailed(error.message) from error
+    with foreign_errors(ReferenceFailed, "ONNX Runtime failed to run the model", error_text=ort_text):
+        values = session.run_with_ort_values(None, feeds)
+    results: dict[str, Array] = {}
+    for node, value in zip(session.get_outputs(), values, strict=True):
+        dtype = dtype_of_type(node.type)
+        if dtype is None:
+            raise ReferenceFailed(f"output {node.name!r} is a {node.type}: hil compares tensors only")
+        results[node.name] = from_ort(value, dtype)
+    return results
+
+
+def exact_session(path: Path, model: Any = None) -> Any:
+    """Open a session that computes a model as specified: without the optimizer, and with exact integer products.
+
+    Args:
+        path: The model file. External data is in the same directory.
+        model: A ModelProto to use instead of the file. The function modifies this object.
+    """
+    import onnxruntime as ort
+
+    options = plain_options()
+    providers = ["CPUExecutionProvider"]
+    if model is None and not needs_rewriting(path):
+        return ort.InferenceSession(path, options, providers=providers)
+    if model is None:
+        model = load_onnx(path)
+    make_exact(model)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+
+
+def ort_text(error: Exception) -> str:
+    """Return an ONNX Runtime error message without the error code and source location."""
+    text = str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1]
+    return re.sub(r"/onnxruntime_src/.*\) ", "", text).strip()[:400]
+
+
+def evaluator_source() -> str:
+    """Return the name and version of the reference."""
+    return f"onnx reference evaluator {version('onnx')}"
+
+
+def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | None = None) -> dict[str, Array]:
+    """Run a model. Runs in an isolated process.
+
+    Args:
+        cpu_seconds: Limit of CPU time; None is no limit.
+
+    Raises:
+        ReferenceFailed: the evaluator rejects the model, or fails.
+        ReferenceTooSlow: the model needs more than ``cpu_seconds``.
+    """
+    import numpy as np
+
+    from hil.controller.models.importers.onnx_data import load_whole
+
+    with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
+        whole = load_whole(Path(model))
+        # The evaluator ignores default attributes of functions, and does not pass attributes to unary operators. ONNX's
+        # inliner is limited to models that fit in a protobuf message.
+        has_attributes = any(function.attribute or function.attribute_proto for function in whole.functions)
+        if has_attributes and whole.ByteSize() <= _MOST_BYTES:
+            whole = inline_functions(whole)
+        evaluator = defined_evaluator(whole)
+    with (
+        foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", error_text=evaluator_text),
+        np.errstate(all="ignore"),
+        limited_cpu(cpu_seconds),
+    ):
+        values = evaluator.run(None, dict(given))
+    results: dict[str, Array] = {}
+    for name, value in zip(evaluator.output_names, values, strict=True):
+        array = np.asarray(value)
+        try:
+            dtype_name(array.dtype)
+        except UsageError as error:
+            raise ReferenceFailed(f"output {name!r} is not a tensor: {error.message}") from error
+        results[name] = array.astype(object) if array.dtype.kind in "US" else array
+    return results
+
+
+def defined_evaluator(model: Any) -> Any:
+    """Return ONNX's evaluator for a ModelProto, with definitions for quantized operators and attention."""
+    from onnx.reference import ReferenceEvaluator
+
+    from hil.controller.backends.references.definitions import old_softmax, operators
+
+    return ReferenceEvaluator(model, new_ops=[*operators.OPERATORS, *old_softmax.OPERATORS])
+
+
+def evaluator_text(error: Exception) -> str:
+    """Return an error's type and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__

@@ -1,0 +1,55 @@
+"""Reference that runs an exported program with PyTorch in eager mode on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hil.controller.models.importers.exported.pt2 import call_of, is_tensor, new_values, output_names
+from hil.controller.models.importers.exported.pt2_archive import load_program
+from hil.controller.storage.packages import needed_version
+from hil.controller.storage.screen.texts import foreign_errors
+from hil.core.tensors import Array
+from hil.errors import ReferenceFailed
+from hil.formats.torch_values import from_torch, to_torch
+
+# Threads split sums. A fixed number makes the results the same on every machine.
+_THREADS = 4
+
+
+def source() -> str:
+    """Return the name and version of the reference."""
+    return f"torch-eager {needed_version('torch', 'torch')} CPU"
+
+
+def run(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a program. Runs in an isolated process.
+
+    The program's state (buffers that the program changes) starts as saved. The new state follows the
+    outputs. The random seed is 0.
+
+    Raises:
+        ReferenceFailed: torch cannot run the program on a CPU.
+    """
+    from functools import reduce
+
+    import torch
+
+    torch.set_num_threads(_THREADS)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.manual_seed(0)
+    program = load_program(model)
+    tensors = {name: to_torch(array) for name, array in given.items()}
+    args, kwargs = call_of(program, tensors)
+    with foreign_errors(ReferenceFailed, "torch failed to run the program"), torch.no_grad():
+        module = program.module(check_guards=False)
+        returned = module(*args, **kwargs)
+    values = torch.utils._pytree.tree_leaves(returned)
+    results = {
+        name: from_torch(value)
+        for (name, arg), value in zip(output_names(program), values, strict=True)
+        if is_tensor(arg)
+    }
+    for name, spec in new_values(program):
+        value = tensors[spec.arg.name] if spec.target is None else reduce(getattr, spec.target.split("."), module)
+        results[name] = from_torch(value.detach())
+    return results

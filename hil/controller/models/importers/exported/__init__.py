@@ -1,0 +1,1 @@
+"""Import of PyTorch's `.pt2` programs."""

@@ -1,0 +1,341 @@
+"""Flag files of IREE's tools iree-run-module and iree-benchmark-module: one ``--flag=value`` per line.
+
+hil and the tools can read each other's flag files. Paths are relative to the flag file, so that the directory can be
+moved. hil can read the file from any directory. The tools resolve paths from the working directory:
+``cd FOLDER && iree-run-module --flagfile=flagfile``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hil.compare.tolerance import blindness, scale_of
+from hil.compare.values import EXACT_DTYPES, largest
+from hil.controller.backends.references.expected import expected_result
+from hil.controller.storage.runs import storing
+from hil.core.files import read_text
+from hil.core.npy import load_npy
+from hil.core.results import Model, RunResult, Tolerance
+from hil.core.tensors import Array, TensorSpec, dtype_name, read_as, to_bytes
+from hil.errors import UsageError, did_you_mean
+from hil.formats.iree_command import PARAMETER_SCOPE, shows_sign
+
+if TYPE_CHECKING:
+    from hil.controller.pipeline.settings.options import Job
+
+
+_TYPED = re.compile(r"(?:\d+x)*([a-z]+\w*(?:<f\d+>)?)(?:=|$)")
+
+
+def element_type(text: str) -> str:
+    """Return the element type in a tensor text of the tools: ``si64`` for ``2xsi64=1 2``; "" if unspecified."""
+    if text.startswith("@") and text.endswith(".npy"):
+        dtype = load_npy(Path(text[1:]), mmap=True).dtype
+        if dtype.kind in "bc":
+            return "i1" if dtype.kind == "b" else f"complex<f{4 * dtype.itemsize}>"
+        sign = {"i": "si", "u": "ui", "f": "f"}.get(dtype.kind)
+        return f"{sign}{8 * dtype.itemsize}" if sign else ""
+    typed = _TYPED.match(text)
+    return typed[1] if typed else ""
+
+
+def tool_differs(
+    result: RunResult,
+    reference: RunResult,
+    wanted: Sequence[str],
+    inputs: Mapping[str, Array],
+    declared: Sequence[TensorSpec] = (),
+) -> str:
+    """Return why iree-run-module would report different outputs although their values agree; "" if the tool would not.
+
+    Args:
+        result: The program's outputs, as returned by :func:`comparable`.
+        wanted: For each output, the :func:`element_type` of the expected tensor. Empty disables the check.
+        inputs: The program's inputs. An output equal to an input may be that input, and keeps the input's signedness.
+        declared: The specs that the program declares for all outputs.
+    """
+    ignored = reference.provenance.get("ignored", ())
+    own_dtypes = [spec.dtype for spec in declared] or [""] * len(wanted)
+    kinds = [both for place, both in enumerate(zip(wanted, own_dtypes, strict=False)) if place not in ignored]
+    pairs = zip(result.outputs.items(), reference.outputs.values(), kinds, strict=False)
+    for (name, array), other, (kind, own_dtype) in pairs:
+        if array.dtype.kind not in "iub":
+            if kind and dtype_name(array.dtype) not in ATOLS and to_bytes(array) != to_bytes(other):
+                return (
+                    f"output {name}: the values agree, but the bits of a NaN or zero differ, "
+                    "which iree-run-module reports as different"
+                )
+            continue
+        own = "i1" if array.dtype.kind == "b" else f"i{8 * array.dtype.itemsize}"
+        own = f"u{own}" if shows_sign(own_dtype, dtype_name(array.dtype)) else own
+        signed = array.dtype.kind in "iu" and kind.lstrip("su") == own.lstrip("u")
+        same = (one for one in inputs.values() if array.dtype == one.dtype and np.array_equal(array, one))
+        if kind not in ("", own) and not (signed and next(same, None) is not None):
+            return (
+                f"output {name}: the values agree, but iree-run-module reports a type mismatch: "
+                f"expected {kind}, got {own}; use --expected_output=SHAPEx{own}=..."
+            )
+    return ""
+
+
+def comparable(result: RunResult, reference: RunResult, model: Model | None) -> RunResult:
+    """Return a run's outputs in the form that is compared with a reference.
+
+    Outputs that the reference ignores are removed. Integers of unknown signedness get that of the reference.
+    """
+    ignored = reference.provenance.get("ignored", ())
+    specs = (model and model.outputs) or ()
+    kept = [(name, array, place) for place, (name, array) in enumerate(result.outputs.items()) if place not in ignored]
+    outputs = {name: array for name, array, _ in kept}
+    if len(specs) == len(result.outputs) and len(kept) == len(reference.outputs):
+        pairs = zip(kept, reference.outputs.values(), strict=True)
+        outputs = {name: read_as(array, dtype_name(other.dtype), specs[n]) for (name, array, n), other in pairs}
+    return replace(result, outputs=outputs)
+
+
+# The tools' default tolerances. They compare other dtypes bitwise.
+RTOL = 1e-5
+ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2})
+# Together with rtol below 1: integers stay exact in a comparison with floats.
+_EXACT = 0.25
+
+
+def tool_tolerance(
+    rtol: float | None, atols: Mapping[str, float], expected: Sequence[Array]
+) -> tuple[float | None, float | None]:
+    """Return rtol and atol that are at least as strict as the tools' comparison.
+
+    If all outputs have the same dtype, rtol and atol equal the tools' tolerances. hil has one pair for all outputs, so
+    several dtypes get the strictest values. If the tools' default atol could not distinguish a right output from a
+    wrong output, atol is None: hil's default.
+
+    Args:
+        rtol, atols: Values of the flags.
+    """
+    dtypes = [dtype_name(array.dtype) for array in expected]
+    if not set(dtypes) - EXACT_DTYPES:
+        return None, None
+    if set(dtypes) - EXACT_DTYPES - ATOLS.keys():
+        return 0.0, 0.0
+    given, rtol = rtol, RTOL if rtol is None else rtol
+    floats = [(dtype, array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in ATOLS]
+    exact = [largest(array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in EXACT_DTYPES]
+    if any(dtype not in atols and _is_blind(Tolerance(rtol, ATOLS[dtype]), array) for dtype, array in floats):
+        return (None if exact else given), None
+    atol = min(atols.get(dtype, ATOLS[dtype]) for dtype, _ in floats)
+    return (min(rtol, _EXACT / max(1.0, *exact)), min(atol, _EXACT)) if exact else (rtol, atol)
+
+
+def _is_blind(tolerance: Tolerance, expected: Array) -> bool:
+    return bool(blindness(tolerance, scale_of(expected), given=True))
+
+
+# The tools' flags for the execution -> hil's equivalent, as a hint.
+_HOW = {
+    "device": "the board's config sets this: use --board or --runtime-hw-type",
+    "device_allocator": "the board's runtime sets this",
+    "print_statistics": "hil always prints statistics",
+    "output": "hil stores outputs with the run",
+    "benchmark_min_time": "use --min-time S or --iterations N",
+    "benchmark_repetitions": "use --iterations N",
+    "output_max_element_count": "hil stores outputs with the run",
+    "module_mode": "hil maps programs into memory",
+    "parameter_mode": "hil maps parameters into memory",
+    "trace_execution": "use hil layers to see intermediate values",
+}
+# The same for prefixes of flags.
+_HOW_OF = {
+    **dict.fromkeys(("task_", "cuda_", "hip_", "vulkan_"), "the board's runtime sets this"),
+    "device_profiling_": "use --profile DIR",
+}
+# dtype -> the tools' name for it in the absolute tolerance flags.
+_SHORT = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+THRESHOLDS = {dtype: f"expected_{short}_threshold" for dtype, short in _SHORT.items()}
+
+
+@dataclass(frozen=True)
+class FlagFile:
+    """Flags of a flag file."""
+
+    modules: tuple[Path, ...] = ()
+    function: str = ""  # the function to run; "" is the only one
+    # inputs, expected: tensors in the tools' notation: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
+    inputs: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
+    parameters: tuple[Path, ...] = ()
+    device: str = ""  # the device; "" if unspecified. hil takes the device from the board's config.
+    rtol: float | None = None  # relative tolerance; None is the tools' default
+    # dtype -> absolute tolerance; other dtypes have the tools' defaults.
+    atols: Mapping[str, float] = field(default_factory=dict)
+
+    def lines(self, folder: Path) -> list[str]:
+        """Return the flags as lines, with paths relative to a directory."""
+        flags = [
+            *(("module", _relativize_path(path, folder)) for path in self.modules),
+            *(("parameters", f"{PARAMETER_SCOPE}={_relativize_path(path, folder)}") for path in self.parameters),
+            ("function", self.function),
+            ("device", self.device),
+            *(("input", _relativize_tensor_file(text, folder)) for text in self.inputs),
+            *(("expected_output", _relativize_tensor_file(text, folder)) for text in self.expected),
+            ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
+            *((THRESHOLDS[dtype], repr(float(atol))) for dtype, atol in self.atols.items()),
+        ]
+        return [f"--{name}={value}" for name, value in flags if value]
+
+
+def write_flagfile(path: Path, flags: FlagFile) -> None:
+    """Write a flag file.
+
+    Raises:
+        UsageError: a value contains a line break.
+        StorageError: the file cannot be written.
+    """
+    lines = flags.lines(path.parent)
+    for line in lines:
+        if len(line.splitlines()) != 1:
+            raise UsageError(f"cannot write {line[:60]!r} to a flag file: expected a single line")
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+
+
+def parse_flagfile(path: Path) -> FlagFile:
+    """Read a flag file. Raises UsageError if the file cannot be read or a flag is unsupported."""
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the flag file {path} cannot be read: {error}") from error
+    stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
+    flags = ((f"{path}:{number}: ", line) for number, line in stripped if line and not line.startswith(("#", "//")))
+    return parse_flags(flags, path.parent)
+
+
+def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool = False) -> FlagFile:
+    """Parse flags of the tools.
+
+    The last occurrence of a flag counts. Inputs, expected outputs and similar flags accumulate.
+
+    Args:
+        flags: Pairs of location (for messages) and text ``--flag=value``.
+        folder: Directory that file names are relative to.
+        strict: Also raise UsageError for flags that only configure the execution.
+    """
+    found: dict[str, list[str]] = {}
+    for where, text in flags:
+        name, equals, value = (part.strip() for part in text.removeprefix("--").partition("="))
+        how = _HOW.get(name) or next((hint for family, hint in _HOW_OF.items() if name.startswith(family)), "")
+        if not text.startswith("--") or not (equals or how):
+            raise UsageError(f"{where}invalid flag {text[:60]!r}: expected --flag=value")
+        if strict and how:
+            raise UsageError(f"unsupported flag --{name}", hint=how)
+        if name not in _KNOWN and not how:
+            raise UsageError(f"{where}unknown flag --{name}", hint=did_you_mean(name, _KNOWN))
+        found.setdefault(name, []).append(value)
+
+    def last(name: str) -> str:
+        return found.get(name, [""])[-1]
+
+    rtol = _parse_number("expected_rtol", last("expected_rtol"))
+    given = {dtype: _parse_number(flag, last(flag)) for dtype, flag in THRESHOLDS.items()}
+    atols = {dtype: atol for dtype, atol in given.items() if atol is not None}
+    if (mode := last("equality_mode")) == "exact":
+        rtol, atols = 0.0, dict.fromkeys(THRESHOLDS, 0.0)
+    elif mode not in ("", "approximate"):
+        raise UsageError(f"invalid --equality_mode={mode}", hint="one of approximate, exact")
+    return FlagFile(
+        tuple(_resolve_path(folder, value) for value in found.get("module", ())),
+        last("function"),
+        tuple(_resolve_tensor_file(value, folder) for value in found.get("input", ())),
+        tuple(_resolve_tensor_file(value, folder) for value in found.get("expected_output", ())),
+        tuple(_resolve_path(folder, value.rpartition("=")[2]) for value in found.get("parameters", ())),
+        last("device"),
+        rtol,
+        atols,
+    )
+
+
+def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
+    """Return the job with the flags of its flag file. Options of the command line and ``later`` flags take precedence.
+
+    The flags ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are used, with files
+    relative to the flag file. Flags that only configure the execution are ignored, because the board's config defines
+    the execution.
+
+    Raises:
+        UsageError: as for :func:`parse_flagfile`, or the flags need several modules or parameter files.
+    """
+    assert job.flagfile is not None
+    flags = parse_flagfile(job.flagfile)
+    over = parse_flags((("", text) for text in later), Path(), strict=True)
+    flags = replace(flags, **{name: value for name, value in vars(over).items() if value not in ((), "", None, {})})
+    if flags.parameters:
+        raise UsageError(
+            f"unsupported --parameters in {job.flagfile}: hil stores parameters with the program",
+            hint="run the model instead of the program: hil bench MODEL.onnx",
+        )
+    if len(flags.modules) > 1:
+        raise UsageError(
+            f"{job.flagfile} lists {len(flags.modules)} linked modules, expected a single module",
+            hint="compile the modules into a single module",
+        )
+    rtol, atol = flags.rtol, min(flags.atols.values(), default=None)
+    types: tuple[str, ...] = ()
+    if flags.expected and not job.expected:
+        types = tuple(map(element_type, flags.expected))
+        # The type of a bare number is known only from the program.
+        tensors = [text for text, kind in zip(flags.expected, types, strict=True) if kind or text.startswith("@")]
+        wanted = expected_result(tensors, None).outputs.values()
+        rtol, atol = tool_tolerance(flags.rtol, flags.atols, list(wanted))
+    return replace(
+        job,
+        models=job.models or flags.modules,
+        function=job.function or flags.function,
+        inputs=job.inputs or flags.inputs,
+        expected=job.expected or flags.expected,
+        element_types=types,
+        rtol=rtol if job.rtol is None else job.rtol,
+        atol=atol if job.atol is None else job.atol,
+        flagfile=None,
+    )
+
+
+def _parse_number(name: str, text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise UsageError(f"invalid --{name}={text[:60]}: expected a number") from None
+
+
+_KNOWN = (
+    *("module", "function", "input", "expected_output", "parameters", "expected_rtol", "equality_mode"),
+    *THRESHOLDS.values(),
+)
+
+
+def _resolve_tensor_file(value: str, folder: Path) -> str:
+    """Resolve the file of a tensor text, if any, against a directory."""
+    before, at, name = value.partition("@")
+    return f"{before}@{_resolve_path(folder, name)}" if at else value
+
+
+def _resolve_path(folder: Path, name: str) -> Path:
+    path = folder / name
+    return path.resolve() if ".." in path.parts else path
+
+
+def _relativize_tensor_file(value: str, folder: Path) -> str:
+    """Make the file of a tensor text, if any, relative to a directory."""
+    before, at, name = value.partition("@")
+    return f"{before}@{_relativize_path(Path(name), folder)}" if at else value
+
+
+def _relativize_path(path: Path, folder: Path) -> str:
+    return os.path.relpath(path.absolute(), folder.absolute())

@@ -1,0 +1,92 @@
+"""Settings for single models in the project file, selected by file name patterns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.controller.models.sizing.sizes import range_text
+from hil.controller.pipeline.settings.options import CaseSettings, Kind, RunSettings, checked, specs_of
+from hil.errors import UsageError, did_you_mean
+
+T = TypeVar("T", bound=CaseSettings)
+
+# Fields of RunSettings: sizes of dimensions, and ranges, which are split from the sizes.
+_DIMS, _RANGES = "dims", "dim_ranges"
+
+
+def _require_mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return value
+
+
+_TABLE: Kind = ("a table", _require_mapping)
+
+
+def checked_models(values: Any) -> dict[str, dict[str, Any]]:
+    """Return validated settings by file name pattern. Raises UsageError if settings are invalid or unknown."""
+    specs = {name: spec for name, spec in specs_of(RunSettings).items() if spec.help and spec.decides}
+    found: dict[str, dict[str, Any]] = {}
+    for pattern, table in checked("settings of models", values, _TABLE).items():
+        own: dict[str, Any] = {}
+        for name, value in checked(f"settings of {pattern}", table, _TABLE).items():
+            if name not in specs:
+                raise UsageError(
+                    f"unknown model setting {name!r}",
+                    hint=f"{did_you_mean(name, specs)}known settings: {', '.join(specs)}",
+                )
+            own[name] = checked(name, value, specs[name].kind, specs[name].hint)
+        found[pattern] = own
+    return found
+
+
+def matches(pattern: str, path: Path) -> bool:
+    """Return True if a model's name or path matches a pattern of the project file."""
+    return fnmatchcase(path.name, pattern) or fnmatchcase(path.as_posix(), pattern)
+
+
+def for_model(settings: T, path: Path) -> T:
+    """Return the settings, updated by the project file's settings for a model. Later patterns take precedence.
+
+    Sizes of dimensions are merged by name. Settings that the class lacks are ignored: a suite has one runtime for all
+    models.
+    """
+    if not settings.per_model:
+        return settings
+    own = {field.name for field in dataclasses.fields(settings)}
+    found: dict[str, Any] = {}
+    if _DIMS in own:
+        ranges = {name: range_text(sizes) for name, sizes in getattr(settings, _RANGES).items()}
+        found[_DIMS] = {**getattr(settings, _DIMS), **ranges}
+    for pattern, values in checked_models(settings.per_model).items():
+        if matches(pattern, path):
+            dims = {**found.get(_DIMS, {}), **values.get(_DIMS, {})}
+            found |= {**values, _DIMS: dims}
+    if _DIMS in own:
+        # The constructor splits the merged sizes: a size may have replaced a range.
+        found[_RANGES] = {}
+    return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
+
+
+def accept_of_file(settings: CaseSettings, path: Path) -> tuple[str, ...]:
+    """Return the criteria of tables for exactly one model.
+
+    Tables with patterns do not count, because a pattern may match several models.
+    """
+    tables = (settings.per_model.get(name, {}) for name in dict.fromkeys((path.name, path.as_posix())))
+    return tuple(text for table in tables for text in table.get("accept", ()))
+
+
+def refuse_functions(settings: CaseSettings) -> None:
+    """Raise UsageError if settings name a Python function: only the user's settings may run code."""
+    texts = [*settings.accept]
+    for own in checked_models(settings.per_model).values():
+        texts += own.get("accept", ())
+    if texts:
+        from hil.compare.criteria import parse_accept
+
+        parse_accept(texts)

@@ -1,0 +1,208 @@
+"""The project file ``hil.toml``: default options for every command, and settings of models by file name.
+
+::
+
+    [defaults]                                   # for options that the command line does not set
+    accept = ["sqnr>=60"]
+    rtol = 1e-3
+
+    [models."*_int8.onnx"]                       # a file name pattern; later tables take precedence
+    atol = 0.5
+
+    [models."detector.onnx".outputs."boxes"]
+    accept = ["set(iou=0.9)>=0.95"]
+
+hil searches the current directory and its parents, up to the repository's root or the home directory. The keys are the
+fields of :class:`RunSettings`. Settings that run programs or write files require trust (``hil board trust DIR``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hil.controller.pipeline.settings.model_settings import checked_models
+from hil.controller.pipeline.settings.options import RunSettings, Spec, specs_of
+from hil.core.config_files import check_trust, parse_toml
+from hil.core.digest import digest_file, digest_of
+from hil.core.files import read_text
+from hil.errors import UsageError, did_you_mean
+
+FILE = "hil.toml"
+_TABLES = ("defaults", "models")
+_OUTPUTS = "outputs"
+# Tensors apply to a single command.
+_NOT_KEYS = ("inputs", "expected")
+# Compiler flags can write files and run programs.
+_NEED_TRUST = ("compile_flags", "debug_ir")
+
+
+@dataclass(frozen=True)
+class Project:
+    """Contents of a project file."""
+
+    path: Path
+    defaults: Mapping[str, Any]  # field of RunSettings -> value in the command line's form
+    models: Mapping[str, Mapping[str, Any]]  # file name pattern -> field -> value in the library's form
+    asks: tuple[str, ...]  # settings that require the user's trust
+    digest: str  # digest of the file and the Python files that it names; "" if a file cannot be read
+
+
+def find_project(start: Path) -> Path | None:
+    """Return the project file of a directory, or None.
+
+    The search through parent directories ends at a repository's root or at the home directory. Outside of a repository
+    and of the home directory, only the directory itself is searched.
+    """
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = None
+    start = start.absolute()
+    folders = [start, *start.parents]
+    ends = [number for number, folder in enumerate(folders) if folder == home or (folder / ".git").exists()]
+    for folder in folders[: ends[0] + 1 if ends else 1]:
+        if (folder / FILE).is_file():
+            return folder / FILE
+    return None
+
+
+def load_project(start: Path) -> Project | None:
+    """Return the project of a directory, or None without a project file.
+
+    Raises:
+        UsageError: the file is invalid, or contains settings that the user has not trusted.
+    """
+    path = find_project(start)
+    if path is None:
+        return None
+    project = read_project(path)
+    check_trust(path, project.digest, project.asks)
+    return project
+
+
+def read_project(path: Path) -> Project:
+    """Read a project file without checking trust. Raises UsageError if the file is unreadable or invalid."""
+    from hil.compare.criteria import function_files
+
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    data = parse_toml(text, path)
+    for name in data:
+        if name not in _TABLES:
+            _reject_key(path, f"unknown table [{name}]", name, _TABLES)
+    defaults = dict(_read_table(path, "[defaults]", data.get("defaults", {}), {}))
+    models = {}
+    for pattern, table in _require_table(path, "[models]", data.get("models", {})).items():
+        where = f'[models."{pattern}"]'
+        table = dict(_require_table(path, where, table))
+        outputs = _read_outputs(path, where, table.pop(_OUTPUTS, {}))
+        values = dict(_read_table(path, where, table, {_OUTPUTS: None}))
+        accept = (*values.pop("accept", ()), *outputs)
+        values = {name: _convert_value(path, where, name, value) for name, value in values.items()}
+        models[pattern] = {**values, **({"accept": accept} if accept else {})}
+    try:
+        checked_models(models)
+    except UsageError as error:
+        raise UsageError(f"{path}: [models] {error.message}", hint=error.hint) from error
+    asks, files = [], []
+    for where, values in (("[defaults]", defaults), *((f'[models."{one}"]', models[one]) for one in models)):
+        asks += [f"{where} {name}" for name in _NEED_TRUST if name in values]
+        if functions := function_files(values.get("accept", ())):
+            asks.append(f"{where} accept = python:...")
+            files += functions
+    try:
+        digest = digest_of("\0".join([text, *map(digest_file, map(Path, files))]).encode()) if asks else ""
+    except OSError:
+        digest = ""
+    return Project(path, defaults, models, tuple(asks), digest)
+
+
+def _list_key_specs() -> dict[str, Spec]:
+    return {name: spec for name, spec in specs_of(RunSettings).items() if spec.help and name not in _NOT_KEYS}
+
+
+def _require_table(path: Path, where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: {where} must be a table")
+    return value
+
+
+def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the keys with values in the command line's form."""
+    specs, usual = _list_key_specs(), RunSettings()
+    for name, value in _require_table(path, where, table).items():
+        if name not in specs:
+            _reject_key(path, f"unknown key {name!r} in {where}", name, [*specs, *others])
+        wanted, fits = _describe_key(specs[name], getattr(usual, name))
+        if not fits(value):
+            raise UsageError(f"{path}: {where} {name} must be {wanted}, got {value!r:.80}")
+        if name == "accept":
+            yield name, _read_accept(path, f"{where} accept", value)
+        elif specs[name].metavar == "DIR":
+            yield name, str(path.parent / value)
+        else:
+            yield name, tuple(value) if isinstance(value, list) else value
+
+
+def _read_outputs(path: Path, where: str, outputs: Any) -> tuple[str, ...]:
+    """Return the criteria of single outputs as texts of ``--accept``."""
+    from hil.compare.criteria import parse_accept
+
+    found: list[str] = []
+    for output, table in _require_table(path, f"{where} {_OUTPUTS}", outputs).items():
+        here = f'{where[:-1]}.{_OUTPUTS}."{output}"]'
+        for name, value in _require_table(path, here, table).items():
+            if name != "accept" or not _is_list_of_texts(value):
+                _reject_key(path, f"{here} supports only accept, a list of strings", name, ["accept"])
+            for text in _read_accept(path, f"{here} accept", value):
+                if parse_accept([text], _make_placeholder)[0].output:
+                    raise UsageError(f"{path}: {here} accept {text!r} must not name an output")
+                found.append(f"{output}: {text}")
+    return tuple(found)
+
+
+def _read_accept(path: Path, where: str, texts: list[str]) -> tuple[str, ...]:
+    from hil.compare.criteria import parse_accept, resolve_files
+
+    resolved = tuple(resolve_files(text, path.parent) for text in texts)
+    parse_accept(resolved, _make_placeholder, f"{path}: {where}")
+    return resolved
+
+
+def _make_placeholder(file: str, name: str) -> Callable[..., bool]:
+    """Return a placeholder for a function.
+
+    The function does not load the file, because the user may not trust the file yet.
+    """
+    return lambda actual, reference: False
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _describe_key(spec: Spec, default: Any) -> tuple[str, Callable[[Any], bool]]:
+    """Return a description of a key's type, and a function that checks a TOML value."""
+    if spec.repeats:
+        return "a list of strings", _is_list_of_texts
+    if isinstance(default, bool):
+        return "true or false", lambda value: isinstance(value, bool)
+    if isinstance(default, int):
+        return "a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(default, float) or (default is None and spec.metavar is None):
+        return "a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)
+    return "a string", lambda value: isinstance(value, str)
+
+
+def _convert_value(path: Path, where: str, name: str, value: Any) -> Any:
+    spec = _list_key_specs()[name]
+    return spec.of_text(value, f"{path}: {where} {name}") if spec.of_text else value
+
+
+def _reject_key(path: Path, what: str, name: str, known: Any) -> NoReturn:
+    raise UsageError(f"{path}: {what}", hint=f"{did_you_mean(name, known)}known keys: {', '.join(known)}")

@@ -1,0 +1,56 @@
+"""Build the commands that repeat a run or a case."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.sizing.sizes import range_text
+from hil.controller.pipeline.settings.options import Job, RunSettings, flag_of, specs_of
+
+
+def run_command(job: Job, models: Sequence[Path] = ()) -> str:
+    """Return the `hil run` command that repeats a job, with the options that can change its results.
+
+    Args:
+        models: A subset of the job's models; empty means all.
+    """
+    usual = Job()
+    words = ["hil", "run", *map(str, models or job.models)]
+    named: list[tuple[str, Any]] = [
+        ("--board", job.board),
+        ("--runtime-hw-type", job.hw_type),
+        ("--identity", job.identity),
+        ("--known-hosts", job.known_hosts),
+        ("--flagfile", job.flagfile),
+        *(("--fault", fault) for fault in job.faults),
+    ]
+    for name, spec in specs_of(RunSettings).items():
+        value = getattr(job, name)
+        if name == "dims":
+            value = {**value, **{symbol: range_text(sizes) for symbol, sizes in job.dim_ranges.items()}}
+        if not spec.help or not spec.decides or value == getattr(usual, name):
+            continue
+        named += [(flag_of(name, spec), one) for one in format_option_values(name, value, repeats=spec.repeats)]
+    given = [(flag, value) for flag, value in named if value not in (None, "")]
+    return shlex.join([*words, *option_words(given)])
+
+
+def option_words(named: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return options as command line arguments. True is an option without a value."""
+    words: list[str] = []
+    for flag, value in named:
+        # A value that starts with a dash would be parsed as an option.
+        words += [flag] if value is True else [f"{flag}={value}"] if str(value)[:1] == "-" else [flag, str(value)]
+    return words
+
+
+def format_option_values(name: str, value: Any, *, repeats: bool) -> list[Any]:
+    """Return a field's value in the command line's form, as a list of occurrences."""
+    if name == "dims":
+        return [f"{key}={size}" for key, size in value.items()]
+    if name == "input_range":
+        return [":".join(f"{end:g}" for end in value)]
+    return list(value) if repeats else [value]

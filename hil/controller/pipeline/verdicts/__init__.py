@@ -1,0 +1,1 @@
+"""Judgement of outputs: criteria, independent references and arithmetic."""

@@ -1,0 +1,230 @@
+"""The *compare* stage: compare the board's outputs with the references and set the case's outcome."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from hil import errors
+from hil.compare.random_outputs import mark_random
+from hil.compare.verdict import Verdict, compare, depends_on_noise, disagreement, judge, too_far
+from hil.controller.backends.references import EXPECTED_HINT, measure_noise
+from hil.controller.backends.references.noise import largest_noise
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.repeated import instability, judge_answers, may_differ
+from hil.controller.pipeline.settings.flagfiles import comparable, tool_differs
+from hil.controller.pipeline.settings.options import Options
+from hil.controller.pipeline.tools import Tools, reference_settings
+from hil.controller.pipeline.verdicts.accepting import load_rules
+from hil.controller.pipeline.verdicts.in_arithmetic import (
+    arithmetic_of,
+    needs_control,
+    with_control,
+    without_other_control,
+)
+from hil.controller.pipeline.verdicts.independence import (
+    not_asked,
+    only_dependent,
+    refusals,
+    runtime_of,
+    unasked_reference,
+)
+from hil.core.results import Outcome, Relation, RunResult, Stage
+from hil.core.tensors import Array
+
+# Name of the plain model's reference among the failed references.
+PLAIN = "of the plain model"
+
+
+def compare_case(case: Case, tools: Tools) -> Iterator[Case]:
+    """Compare the outputs with the references and set the outcome."""
+    try:
+        for judged in _judge_case(case, tools):
+            yield judged
+    except errors.VacuousTolerance as error:
+        if not case.options.replace_blind_tolerance:
+            raise
+        case = replace(case, options=replace(case.options, rtol=None, atol=None))
+        for judged in _judge_case(case, tools):
+            yield (case := judged)
+        note = f"used hil's default tolerances: {error.message}"
+        yield replace(case, reason="; ".join(filter(None, (case.reason, note))))
+
+
+def _judge_case(case: Case, tools: Tools) -> Iterator[Case]:
+    start = time.monotonic()
+    tools.sink.stage(case, Stage.COMPARE, "")
+    for judged in _judge_answer(case, tools, noise := _LazyNoise(case, tools)):
+        yield (case := judged)
+    runtime = runtime_of(case, tools.config)
+    evidence, rest = refusals(case, runtime)
+    case = replace(case, reason="; ".join(filter(None, (*evidence, case.reason, *rest))))
+    for judged in judge_repetition(case, tools, noise):
+        yield (case := judged)
+    if case.outcome is Outcome.REFERENCE_ERROR:
+        left = unasked_reference(case, runtime)
+        hint, option = (f"--reference {left}", "") if left else (EXPECTED_HINT, "--expected")
+        raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint, option=option)
+    if case.outcome is Outcome.PASS and case.options.min_sqnr_db is not None and PLAIN in case.unanswered:
+        why = case.unanswered[PLAIN]
+        what = f"cannot compare the outputs with the plain model: {why.message}"
+        raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
+    yield case.timed(compare_s=time.monotonic() - start)
+
+
+def judge_repetition(case: Case, tools: Tools, noise: _LazyNoise | None = None) -> Iterator[Case]:
+    """Judge outputs that differ between iterations.
+
+    The case is UNSTABLE unless the outputs may differ. All outputs are judged by the same rules.
+
+    Raises:
+        StageError: the outputs may differ, and some cannot be judged.
+    """
+    result, allowed = case.result, case.options.allow_unstable
+    repetition = result.repetition if result is not None else None
+    if result is None or repetition is None or repetition.is_stable or case.error is not None:
+        yield case
+        return
+    noise = noise or _LazyNoise(case, tools)
+
+    def judged(outputs: Mapping[str, Array]) -> Verdict:
+        answer = replace(case, result=replace(result, outputs=outputs, repetition=None))
+        *_, answer = _judge_answer(answer, tools, noise)
+        return _pick_verdict(answer)
+
+    try:
+        verdicts = judge_answers(repetition, judged) if case.references else {}
+    except errors.StageError as error:
+        if may_differ(repetition, allowed):
+            raise
+        verdicts, why = {}, f"; they cannot be judged: {error.message}"
+    else:
+        why = ""
+    is_unstable, text = instability(repetition, verdicts, case.model, allowed)
+    case = replace(case, answer_verdicts=verdicts)
+    if is_unstable:
+        yield replace(case, outcome=Outcome.UNSTABLE, reason=text + why)
+    else:
+        yield replace(case, reason="; ".join(filter(None, (case.reason, text))))
+
+
+class _LazyNoise:
+    """Noise of a case's references, measured at first use.
+
+    With several references, the largest noise applies to all: noise is a property of the computation, not of a
+    reference.
+    """
+
+    def __init__(self, case: Case, tools: Tools) -> None:
+        self._case = case
+        self._tools = tools
+
+    @cached_property
+    def value(self) -> Mapping[str, Array]:
+        """Output name -> noise."""
+        case, tools = self._case, self._tools
+        if case.model is None or case.inputs is None:
+            return {}
+        tools.sink.stage(case, Stage.COMPARE, "measuring the noise of the reference")
+        settings = reference_settings(case.options, tools.context, case.folder / "logs" / "noise.log")
+        return largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
+
+
+def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]:
+    """Set the verdicts of a case's result, then the outcome and reason that follow from them."""
+    options, result = case.options, case.result
+    assert result is not None
+    tolerance = _make_compare_args(options)
+    case = without_other_control(case)
+    case = replace(case, verdicts=_compare_with_references(case, result, case.references, tolerance))
+    if needs_control(case):
+        yield case
+        tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic_of(result)}")
+        log = case.folder / "logs" / "control.log"
+        case = with_control(case, reference_settings(options, tools.context, log))
+        tolerance |= {"rtol": None, "atol": None}
+        case = replace(case, verdicts=_compare_with_references(case, result, case.references, tolerance))
+    if tolerance["atol"] is None and any(map(depends_on_noise, case.verdicts)):
+        case = _allow_for_noise(case, result, tolerance, noise.value)
+    yield case
+    one, *others = case.references
+    # References compute in float32, independent of the board's arithmetic.
+    plain = replace(one, control={})
+    between = [
+        _mark_random_outputs(case, compare(comparable(other, one, case.model), plain, **tolerance)) for other in others
+    ]
+    outcome, reason = judge(case.verdicts, between)
+    case = replace(case, disagreement=disagreement(case.verdicts, between))
+    if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:
+        # Other references cannot outvote the user's expected outputs.
+        outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
+    passed = outcome is Outcome.PASS
+    first = comparable(result, one, case.model)
+    declared, types = (case.model and case.model.outputs) or (), options.element_types
+    if passed and (differs := tool_differs(first, one, types, case.inputs or {}, declared)):
+        outcome, reason, passed = Outcome.FAIL, differs, False
+    if case.plain_reference is not None:
+        case = replace(case, plain_verdict=compare(result, case.plain_reference))
+        assert case.plain_verdict is not None
+        if passed and (far := too_far(case.plain_verdict, options.min_sqnr_db)):
+            outcome, reason, passed = Outcome.FAIL, far, False
+    if passed and options.require_independent and (weak := only_dependent(case.verdicts)):
+        outcome, reason = Outcome.REFERENCE_ERROR, weak
+    if outcome is Outcome.REFERENCE_ERROR:
+        reason = "; ".join(filter(None, (reason, not_asked(case, runtime_of(case, tools.config)))))
+    yield replace(case, outcome=outcome, reason=reason)
+
+
+def _pick_verdict(case: Case) -> Verdict:
+    """Return the verdict that determined a judged case's outcome, with that outcome and reason.
+
+    REFERENCE_ERROR is not a statement about the outputs, so the verdict does not get that outcome.
+    """
+    strongest = [one for one in case.verdicts if one.relation is not Relation.SELF_CHECK] or case.verdicts
+    verdict = next((one for one in strongest if not one), strongest[0])
+    if case.outcome is None or case.outcome is Outcome.REFERENCE_ERROR:
+        return verdict
+    return replace(verdict, outcome=case.outcome, reason=case.reason)
+
+
+def _make_compare_args(options: Options) -> dict[str, Any]:
+    within = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind", "allow_flush")}
+    return {**within, "accept": load_rules(options.accept)}
+
+
+def _compare_with_references(
+    case: Case, result: RunResult, references: Sequence[RunResult], tolerance: Mapping[str, Any]
+) -> tuple[Verdict, ...]:
+    """Return the verdicts. The reason of a pass includes the parts of the model that were not tested."""
+    unseen = case.model.unseen if case.model is not None else ""
+    verdicts = [
+        _mark_random_outputs(case, compare(comparable(result, one, case.model), one, **tolerance)) for one in references
+    ]
+    return tuple(
+        replace(one, reason="; ".join(filter(None, (one.reason, unseen)))) if one.outcome is Outcome.PASS else one
+        for one in verdicts
+    )
+
+
+def _mark_random_outputs(case: Case, verdict: Verdict) -> Verdict:
+    """Mark the outputs that depend on random numbers, if the model draws any."""
+    if case.model is None:
+        return verdict
+    return mark_random(verdict, case.model.random, case.model.random_outputs, case.options.allow_blind)
+
+
+def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], noise: Mapping[str, Array]) -> Case:
+    """Repeat the judgement within the references' noise. If nothing changes, the verdicts stay the same."""
+    references = tuple(replace(one, noise=one.noise or noise) for one in case.references)
+    verdicts = _compare_with_references(case, result, references, tolerance)
+    if _list_judgements(verdicts) == _list_judgements(case.verdicts):
+        return case
+    return replace(case, references=references, verdicts=verdicts)
+
+
+def _list_judgements(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
+    """Return the judgement of every output, so that a wrong output does not hide a change of another output."""
+    return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]

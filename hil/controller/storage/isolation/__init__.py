@@ -1,0 +1,1 @@
+"""Isolated processes for compilers, importers and references."""

@@ -1,0 +1,1 @@
+"""Output for people: console, live output, prompts, pictures and texts."""

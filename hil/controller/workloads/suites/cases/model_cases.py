@@ -1,0 +1,455 @@
+"""Cases of a model: the whole model and the layers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import copy
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from hil.bundles import Signature
+from hil.bundles.cases import BundledCase
+from hil.bundles.checks import checked_cases
+from hil.controller.analysis.layers import (
+    Activations,
+    Layer,
+    activations,
+    changed_layers,
+    layer_inputs,
+    layers_of,
+    unmerged,
+)
+from hil.controller.models.default_inputs import default_specs, override_defaults, with_given_defaults
+from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.importers import import_model
+from hil.controller.models.inputs import OpenDimensions, make_inputs
+from hil.controller.models.sizing.dimensions import check_known, own_sizes, symbols_of
+from hil.controller.models.sizing.size_hints import suggest_sizes
+from hil.controller.models.sizing.sizes import sized_name, sweep
+from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, CaseSettings, RunSettings, split_dims
+from hil.controller.storage.paths import exists
+from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.bundles.case_files import read_case
+from hil.controller.workloads.suites.cases.spec import (
+    CaseData,
+    CaseSpec,
+    OwnCase,
+    SuiteModel,
+    SuiteModelFile,
+    short,
+    worded,
+)
+from hil.core.digest import digest_file, digest_of
+from hil.core.results import Model
+from hil.core.runtimes import RUNTIMES
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array
+from hil.core.text import numbered
+from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError
+
+T = TypeVar("T")
+
+# Formats that are cut into layers like ONNX. Formats that tf2onnx converts are excluded: their node names, and so the
+# case names, differ between processes.
+_ALSO_CUT = ("pt2",)
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """Layer settings of a suite request: how layers are formed, their inputs, and which layers are merged."""
+
+    group: str = "node"
+    inputs: str = "real"
+    merge: str = "content"
+
+
+def cases_of(
+    models: Sequence[SuiteModel],
+    flow: Flow,
+    context: RunContext,
+    *,
+    layers: LayerChoice | None,
+    settings: CaseSettings,
+    dims: Mapping[str, int | str] | None = None,
+) -> tuple[CaseSpec, ...]:
+    """Return the cases of models, in order.
+
+    The cases of a model are ``<model>_full_model``, ``<model>_<case>`` for its data sets and bundled cases, then
+    ``<model>_layer_<op>_<name>`` for its layers. Layers are cut from the model after the flow's recipe. Only the first
+    of merged layers is a case. Layers that draw random numbers are skipped. If a model cannot be read, its case raises
+    the error. If a readable model cannot be cut, the case ``<model>_layers`` raises the error.
+
+    Args:
+        models: models with different names.
+        layers: None for no layers.
+        settings: seed, and the project file's settings for models: seed, input range and sizes.
+        dims: sizes or ranges of symbolic dimensions, for the models that have these dimensions; None if the models have
+            their sizes already.
+
+    Raises:
+        UsageError: unknown layer settings, or a dimension that no model has.
+        StorageError: the cache cannot be written.
+    """
+    sized = models if dims is None else sized_models(models, dims, context, settings)
+    wholes = [_PreparedModel(model, flow, context, _resolve_settings(model, settings)) for model in sized]
+    with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
+        found = list(pool.map(lambda whole: _collect_cases(whole, layers), wholes))
+    every = [spec for specs in found for spec in specs]
+    # Two models' cases may get the same name. Number them, so that the records differ.
+    return tuple(
+        replace(spec, id=name) for spec, name in zip(every, numbered([short(spec.id) for spec in every]), strict=True)
+    )
+
+
+def sized_models(
+    models: Sequence[SuiteModel],
+    dims: Mapping[str, int | str],
+    context: RunContext,
+    settings: CaseSettings,
+    option: str = "--dim",
+) -> list[SuiteModel]:
+    """Return the models with the sizes of their dimensions. A size range gives a model per edge.
+
+    The project file's sizes for a model override the file's sizes for all models. Of the models from a range, only the
+    largest has layers. No model from a range uses tensors from the model's files.
+
+    Raises:
+        UsageError: a dimension that no model has.
+    """
+    given = [_resolve_settings(model, settings) for model in models]
+    if not dims and not any(own.dims or own.dim_ranges for own in given):
+        return list(models)
+    with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="symbols") as pool:
+        symbols = list(pool.map(lambda model: symbols_of(model.path, context), models))
+    check_known(dims, {model.name: own for model, own in zip(models, symbols, strict=True)}, option)
+    found: list[SuiteModel] = []
+    for model, symbols_of_model, own in zip(models, symbols, given, strict=True):
+        sizes, ranges = split_dims(own_sizes(dims, symbols_of_model))
+        fixed = {name: size for name, size in {**model.dims, **sizes}.items() if name not in own.dim_ranges}
+        model = replace(model, dims={**fixed, **own.dims})
+        swept = {**{name: one for name, one in ranges.items() if name not in own.dims}, **own.dim_ranges}
+        found += [with_sizes(model, one, is_cut=one == sweep(swept)[-1]) for one in sweep(swept)] if swept else [model]
+    return found
+
+
+def _resolve_settings(model: SuiteModel, settings: CaseSettings) -> RunSettings:
+    """Return the settings for a model's inputs."""
+    shared = {name: getattr(settings, name) for name in ("seed", "input_range", "per_model")}
+    return for_model(RunSettings(**shared), model.path)
+
+
+def with_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> SuiteModel:
+    """Return a renamed copy of a model with these sizes and random inputs.
+
+    Args:
+        is_cut: whether the layers are cases too.
+    """
+    return replace(
+        model,
+        name=worded(sized_name(model.name, sizes)),
+        dims={**model.dims, **sizes},
+        given=dict,
+        expected=dict,
+        data_sets=(),
+        is_cut=is_cut,
+    )
+
+
+def _collect_cases(whole: _PreparedModel, choice: LayerChoice | None) -> list[CaseSpec]:
+    source, context = whole.source, whole.context
+    own = _read_bundled_cases(source, whole.flow, context)
+    if own and not source.is_case:
+        return own
+    name = source.name
+    spec = functools.partial(CaseSpec, model=name, content=whole.content(), file=whole.file())
+    specs = [spec(f"{name}_full_model", make=whole.make), *own]
+    for place in source.data_sets:
+        make_set = functools.partial(whole.make_data_set, place)
+        specs.append(spec(f"{name}_{place.name}", make=make_set))
+    if choice is None or not source.is_cut or not whole.can_be_cut():
+        return specs
+    with temporary_folder("hil-suite-") as folder:
+        log = Path(folder) / "layers.log"
+        try:
+            model, inputs = whole.final(log), whole.inputs()
+        except StorageError:
+            raise
+        except HilError:  # the whole model's case reports it
+            return specs
+        work: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": log}
+        try:
+            layers = layers_of(model, group=choice.group, inputs=inputs, **work)
+        except UsageError:
+            raise
+        except HilError as error:
+            if model.format != "onnx":  # the whole model may still run
+                error = NotRun(f"cannot extract layers as ONNX: {error.message}", stage="import", detail=error.detail)
+            return [*specs, spec(f"{name}_layers", make=_make_raiser(error))]
+    for layer in unmerged(layers, choice.merge):
+        if not layer.by_chance:
+            make = functools.partial(whole.make_layer, layer, choice.inputs)
+            specs.append(spec(f"{name}_layer_{layer.name}", make=make, layer=layer.name, op=layer.op))
+    return specs
+
+
+def _read_bundled_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
+    """Return the cases bundled in the model's file. For an unreadable file, return a case that raises the error."""
+    try:
+        found = source.own_cases(context) if source.own_cases else ()
+    except StorageError:
+        raise
+    except HilError as error:
+        return [CaseSpec(f"{source.name}_full_model", source.name, _make_raiser(error))]
+    return [
+        CaseSpec(
+            f"{source.name}_{worded(own.name)}",
+            source.name,
+            functools.partial(_make_bundled_case, own, source.path, flow),
+            content=own.content and digest_of(repr((own.content, flow)).encode()),
+        )
+        for own in found
+    ]
+
+
+def _make_bundled_case(own: OwnCase, path: Path, flow: Flow, folder: Path) -> CaseData:
+    program = own.make(folder)
+    runtime = program.artifact.runtime
+    if flow.recipe:
+        raise ImportFailed(f"the recipe {flow.recipe} requires a model, got the compiled program {path.name}")
+    if runtime != flow.runtime:
+        raise ImportFailed(
+            f"{path.name} contains a program for {runtime}, but the flow {flow.name} runs {flow.runtime}",
+            hint=f"choose a flow that runs {runtime}",
+        )
+    return CaseData(path, rtol=program.given.rtol, atol=program.given.atol, program=program)
+
+
+def _make_raiser(error: HilError) -> Callable[[Path], CaseData]:
+    def make(folder: Path) -> CaseData:
+        raise error
+
+    return make
+
+
+class _PreparedModel:
+    """A model with inputs, form after the recipe, and reference results.
+
+    All are computed once, on demand.
+    """
+
+    def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, settings: RunSettings) -> None:
+        self.source = source
+        self.flow = flow
+        self.context = context
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._known: dict[str, Any] = {}
+
+    def make(self, folder: Path) -> CaseData:
+        """Return the data of the whole model's case."""
+        return self._create_case_data(self.inputs(), _read_tensors(self.source.expected), folder)
+
+    def make_data_set(self, place: Path, folder: Path) -> CaseData:
+        """Return a case's data from a directory with inputs and expected outputs."""
+        given = self._read_data_set(place)
+        defaults = {spec.name for spec in default_specs(self._load_plain_model())}
+        inputs = {name: array for name, array in given.inputs.items() if name not in defaults}
+        others = {name: array for name, array in given.inputs.items() if name in defaults}
+        whole = self
+        if others:
+            path = override_defaults(self._load_plain_model(), others, self.context).path
+            whole = _PreparedModel(replace(self.source, path=path, given=dict), self.flow, self.context, self._settings)
+        return whole._create_case_data(inputs, given.expected_outputs, folder)
+
+    def _create_case_data(self, inputs: Mapping[str, Array], expected: Mapping[str, Array], folder: Path) -> CaseData:
+        plain = self._load_plain_model()
+        path = self._apply_recipe(folder / "prepare.log", self._resolve_sizes(inputs))
+        if path == plain.path:
+            return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
+        return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
+
+    def _read_data_set(self, place: Path) -> BundledCase:
+        model = self._load_plain_model()
+        inputs, defaults, outputs = model.inputs or (), default_specs(model), tuple(model.outputs or ())
+        case = read_case(place, Signature((*inputs, *defaults), outputs))
+        # Inputs with default values are given by name, or after the others.
+        more = defaults[: max(len(case.inputs) - len(inputs), 0)]
+        if isinstance(case.inputs, Mapping):
+            more = tuple(spec for spec in defaults if spec.name in case.inputs)
+        (given,) = checked_cases(model.function, Signature((*inputs, *more), outputs), [case])
+        return given
+
+    def make_layer(self, layer: Layer, mode: str, folder: Path) -> CaseData:
+        """Return the data of a layer's case.
+
+        The inputs are activations that the reference computed for the whole model.
+        """
+        log = folder / "prepare.log"
+        work: dict[str, Any] = {"cache": self.context.cache, "isolated": self.context.isolated, "log": log}
+        limits: dict[str, Any] = {"recompute": False, "timeout": COMPILE_TIMEOUT_S}
+        computed: Activations = self._compute_once(
+            "activations", lambda: activations(self.final(log), self.inputs(), **limits, **work)
+        )
+        if changed := changed_layers([layer], computed, **limits, **work):
+            raise ImportFailed(changed[layer.name], stage="import")
+        return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._settings.seed))
+
+    def final(self, log: Path) -> Model:
+        """Return the model after the recipe, with all dimensions fixed that the inputs determine.
+
+        Layers are cut from the returned model.
+        """
+
+        def read() -> Model:
+            sizes = self._resolve_sizes(self.inputs())
+            return _import_model(self._apply_recipe(log, sizes), sizes, self.context)
+
+        return self._compute_once("final", read)
+
+    def can_be_cut(self) -> bool:
+        """Return whether the model has layers.
+
+        Layers are ONNX models, so for other formats the flow must accept ONNX.
+        """
+        try:
+            format = self._load_plain_model().format
+        except StorageError:
+            raise
+        except HilError:  # the model's case reports it
+            return False
+        takes_onnx = self.flow.runtime in RUNTIMES and RUNTIMES[self.flow.runtime].from_onnx
+        return format == "onnx" or (format in _ALSO_CUT and takes_onnx and not self.flow.recipe)
+
+    def content(self) -> str:
+        """Return a digest of the model, accompanying files and the flow; "" for an unreadable model."""
+        model = self.file()
+        if model is None:
+            return ""
+        beside = [_try_digest(file) for file in self.source.beside]
+        return digest_of(repr((model.digest, beside, self.flow)).encode())
+
+    def file(self) -> SuiteModelFile | None:
+        """Return the model's file, or None for an unreadable model."""
+        try:
+            return SuiteModelFile(str(self.source.path), self._load_plain_model().digest)
+        except StorageError:
+            raise
+        except HilError:  # the model's case reports it
+            return None
+
+    def _load_plain_model(self) -> Model:
+        def read() -> Model:
+            model = _import_model(self.source.path, self.source.dims, self.context)
+            return with_given_defaults(model, _read_tensors(self.source.given), self.context)[0]
+
+        return self._compute_once("plain", read)
+
+    def inputs(self) -> dict[str, Array]:
+        """Return all inputs by name: given inputs, and seeded random values for the other inputs."""
+
+        def read() -> dict[str, Array]:
+            model, given = self._load_plain_model(), self._read_given_inputs()
+            if model.inputs is None:  # only the board knows the inputs; others are made later
+                return dict(given)
+            try:
+                return make_inputs(
+                    model.inputs,
+                    given,
+                    seed=self._settings.seed,
+                    ranges=model.ranges,
+                    user_range=self._settings.input_range,
+                    dims=model.dims,
+                )
+            except UsageError as error:
+                if isinstance(error, OpenDimensions):
+                    error.suggest(suggest_sizes(model, self.context))
+                failed = error.as_kind(ImportFailed)
+                failed.hint = error.hint or f"put all inputs in {self.source.path.stem}.inputs.npz next to the model"
+                raise failed from error
+
+        return self._compute_once("inputs", read)
+
+    def _read_given_inputs(self) -> Mapping[str, Array]:
+        """Return the inputs from the files of the model."""
+        defaults = {spec.name for spec in default_specs(self._load_plain_model())}
+        if given := _read_tensors(self.source.given):
+            return {name: array for name, array in given.items() if name not in defaults}
+        for place in self.source.data_sets:
+            # An invalid data set fails in a separate case. The whole model and the layers use the next data set.
+            with contextlib.suppress(UsageError):
+                return {
+                    name: array for name, array in self._read_data_set(place).inputs.items() if name not in defaults
+                }
+        return {}
+
+    def _resolve_sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
+        """Return the sizes of all known dimensions: given sizes, and sizes that the inputs determine."""
+        plain = self._load_plain_model()
+        sizes = dict(plain.dims)
+        for spec in plain.inputs or ():
+            pairs = zip(spec.shape, inputs[spec.name].shape, strict=True)
+            sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
+        return sizes
+
+    def _apply_recipe(self, log: Path, sizes: Mapping[str, int]) -> Path:
+        def apply() -> Path:
+            return apply_recipe(
+                self.flow, self._load_plain_model().path, self._find_samples(), self.context, log, dims=sizes
+            )
+
+        return self._compute_once(f"recipe {sorted(sizes.items())}", apply)
+
+    def _find_samples(self) -> Sequence[Mapping[str, Array]]:
+        """Return calibration samples for a recipe. Empty if the recipe must find samples."""
+        if found := self.source.calibration():
+            return found
+        if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
+            return []
+        given = self._read_given_inputs()
+        return [given] if given else []
+
+    def _compute_once(self, what: str, make: Callable[[], T]) -> T:
+        """Return a cached value, or compute it. Errors are cached and raised too."""
+        with self._lock:
+            if what not in self._known:
+                try:
+                    self._known[what] = make()
+                except StorageError:
+                    raise
+                except HilError as error:
+                    self._known[what] = error
+                    raise
+            known = self._known[what]
+        if isinstance(known, HilError):
+            raise copy.copy(known)  # handlers modify the error
+        return cast(T, known)
+
+
+def _import_model(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:
+    try:
+        return import_model(path, dims=dims, isolated=context.isolated, cache=context.cache)
+    except StorageError:
+        raise
+    except UsageError as error:
+        raise error.as_kind(ImportFailed) from error
+
+
+def _try_digest(file: Path) -> str:
+    """Return a file's digest, or "" if the file is missing or unreadable. The case then reports the error."""
+    try:
+        return digest_file(file)
+    except (OSError, UsageError):
+        return ""
+
+
+def _read_tensors(beside: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+    try:
+        return beside()
+    except UsageError as error:
+        raise error.as_kind(ImportFailed) from error
