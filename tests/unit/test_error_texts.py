@@ -17,8 +17,8 @@ _TESTS = {"startswith", "endswith", "find", "index", "count", "search", "match",
 # File -> the library that reports causes by text only, or why the text does not decide anything.
 _ALLOWED = {
     "hil/agent/runtimes/executorch.py": "ExecuTorch",
-    "hil/controller/devices/ssh/paramiko_path/paramiko_connect.py": "paramiko",
-    "hil/controller/devices/ssh/paramiko_path/paramiko_transport.py": "paramiko",
+    "hil/controller/devices/ssh/paramiko/connect.py": "paramiko",
+    "hil/controller/devices/ssh/paramiko/transport.py": "paramiko",
     "hil/controller/models/tensorflow/source.py": "Keras",
     "hil/controller/storage/screen/texts.py": "torch",
     "hil/core/guarded.py": "a message names a package once",

@@ -22,27 +22,27 @@ from hil.controller.cli.lazy import LazyGroup
 from hil.core.text import show_visibly
 from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
 
-# Verb -> line in `hil --help`. The verb's module has a command with the same name.
+# Verb -> module in hil.controller.cli and line in `hil --help`. The module has a command with the verb's name.
 VERBS = {
-    "run": "Compile a model, run it on a board, compare it with a CPU reference.",
-    "bench": "Measure a model's speed on a board, or compare two models.",
-    "compile": "Compile a model for a board and write the program to a file.",
-    "compare": "Compare two stored runs or two .npy files.",
-    "layers": "List a model's layers, and save them as separate models.",
-    "bisect": "Find the first layer of a model that is wrong on a board.",
-    "suite": "Run suites of models and layers, with expected failures and reports.",
-    "study": "Run training steps through multiple compilers, stage by stage.",
-    "flows": "List the flows: compiler, options, quantisation and runtime by name.",
-    "trace": "Replay a stored trace on a board; compare and show traces.",
-    "bundle": "Bundle a program with test cases in a file, and check boards with it.",
-    "board": "List, check, set up and reset boards.",
-    "farm": "Share boards: one queue for many boards and many users.",
-    "profile": "View profiles in the terminal, in Perfetto, or with SQL.",
-    "runs": "List, show and delete stored runs.",
-    "web": "Show stored results in a browser.",
-    "publish": "Send a stored session to a hil web server.",
-    "cache": "List and clean the cache of compiled programs and reference results.",
-    "completion": "Print the shell's completion script.",
+    "run": ("running.run", "Compile a model, run it on a board, compare it with a CPU reference."),
+    "bench": ("running.bench", "Measure a model's speed on a board, or compare two models."),
+    "compile": ("running.compile", "Compile a model for a board and write the program to a file."),
+    "compare": ("stored.compare", "Compare two stored runs or two .npy files."),
+    "layers": ("running.layers", "List a model's layers, and save them as separate models."),
+    "bisect": ("running.bisect", "Find the first layer of a model that is wrong on a board."),
+    "suite": ("running.suite", "Run suites of models and layers, with expected failures and reports."),
+    "study": ("running.study", "Run training steps through multiple compilers, stage by stage."),
+    "flows": ("flows", "List the flows: compiler, options, quantisation and runtime by name."),
+    "trace": ("running.trace", "Replay a stored trace on a board; compare and show traces."),
+    "bundle": ("running.bundle", "Bundle a program with test cases in a file, and check boards with it."),
+    "board": ("board.board", "List, check, set up and reset boards."),
+    "farm": ("farm.farm", "Share boards: one queue for many boards and many users."),
+    "profile": ("stored.profile", "View profiles in the terminal, in Perfetto, or with SQL."),
+    "runs": ("stored.runs", "List, show and delete stored runs."),
+    "web": ("stored.web", "Show stored results in a browser."),
+    "publish": ("stored.publish", "Send a stored session to a hil web server."),
+    "cache": ("stored.cache", "List and clean the cache of compiled programs and reference results."),
+    "completion": ("completion", "Print the shell's completion script."),
 }
 
 
@@ -88,7 +88,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 
 @group(
     cls=LazyGroup,
-    commands={verb: (f"hil.controller.cli.{verb}", line) for verb, line in VERBS.items()},
+    commands={verb: (f"hil.controller.cli.{module}", line) for verb, (module, line) in VERBS.items()},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(

@@ -19,7 +19,7 @@ from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
 from hil.controller.devices.ssh.connect import open_shell
-from hil.controller.devices.ssh.openssh_path import openssh
+from hil.controller.devices.ssh.openssh import client as openssh
 from hil.controller.devices.ssh.shell import Shell
 
 

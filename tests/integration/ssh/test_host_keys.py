@@ -11,7 +11,7 @@ import pytest
 from support.sshd import BOTH, LOOPBACK, Sshd, make_key, running_sshd
 
 from hil.controller.devices.ssh.errors import HostKeyRefused
-from hil.controller.devices.ssh.openssh_path.openssh_log import Log
+from hil.controller.devices.ssh.openssh.log import Log
 from hil.errors import EXIT_BOARD, UsageError
 
 pytestmark = pytest.mark.parametrize(*BOTH, indirect=True)

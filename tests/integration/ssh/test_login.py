@@ -122,7 +122,7 @@ def test_missing_home_suggests_setting_home(log_in: LogIn, monkeypatch: pytest.M
         raise KeyError("no such user")
 
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    monkeypatch.setattr("hil.controller.devices.ssh.openssh_path.openssh.is_usable", lambda: False)
+    monkeypatch.setattr("hil.controller.devices.ssh.openssh.client.is_usable", lambda: False)
     monkeypatch.delenv("HOME")
     with pytest.raises(UsageError, match="missing user name or home directory") as refused:
         log_in("root@host")

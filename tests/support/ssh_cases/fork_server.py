@@ -49,7 +49,7 @@ def wait_for(child: int, timeout: float) -> int | None:
 
 def serve() -> None:
     """Run orders until stdin ends."""
-    for name in ("hil.controller.cli.board", "hil.controller.devices.ssh.connect"):
+    for name in ("hil.controller.cli.board.board", "hil.controller.devices.ssh.connect"):
         importlib.import_module(name)
     for line in sys.stdin:
         order = json.loads(line)

@@ -127,7 +127,7 @@ def test_every_command_wraps_streams_first(module: str):
 
 
 def test_farm_tables_retain_colours_and_escape_untrusted_text(monkeypatch: pytest.MonkeyPatch):
-    from hil.controller.cli.farm_tables import Column, line, show, table
+    from hil.controller.cli.farm.tables import Column, line, show, table
 
     own = io.StringIO()
     monkeypatch.setattr(own, "isatty", lambda: True, raising=False)

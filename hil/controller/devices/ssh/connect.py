@@ -10,7 +10,7 @@ import tenacity
 
 from hil.controller.devices.ssh.address import Address, parse_address
 from hil.controller.devices.ssh.errors import LoginSlow, TurnedAway
-from hil.controller.devices.ssh.openssh_path import openssh
+from hil.controller.devices.ssh.openssh import client
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.transport import SLOW_LOGIN_ALIVE_COUNT, SLOW_LOGIN_CONNECT_S, SshDestination, Transport
 from hil.controller.storage.paths import located
@@ -49,9 +49,9 @@ def open_shell(address: str, connection: Connection, *, board: str, base: Path, 
 def look_up(address: str) -> SshDestination:
     """Resolve an address with the ssh config, without connecting. Raises UsageError if the address is invalid."""
     place = parse_address(address)
-    if openssh.is_usable():
-        return openssh.look_up(place)
-    from hil.controller.devices.ssh.paramiko_path.paramiko_config import read_settings
+    if client.is_usable():
+        return client.look_up(place)
+    from hil.controller.devices.ssh.paramiko.config import read_settings
 
     found = read_settings(place)
     proxy = ", ".join(map(str, found.jumps)) or found.proxy_command
@@ -59,13 +59,13 @@ def look_up(address: str) -> SshDestination:
 
 
 def _log_in(address: Address, settings: Connection, board: str, timeout: float) -> Transport:
-    if openssh.is_usable():
+    if client.is_usable():
         try:
-            return openssh.OpenSsh(address, settings, board, timeout)
+            return client.OpenSsh(address, settings, board, timeout)
         except LoginSlow:
             patience = max(timeout, SLOW_LOGIN_CONNECT_S)
-            return openssh.OpenSsh(address, settings, board, patience, alive_count=SLOW_LOGIN_ALIVE_COUNT)
+            return client.OpenSsh(address, settings, board, patience, alive_count=SLOW_LOGIN_ALIVE_COUNT)
     # Avoid half a second of imports if ssh is usable.
-    from hil.controller.devices.ssh.paramiko_path.paramiko_connect import log_in
+    from hil.controller.devices.ssh.paramiko.connect import log_in
 
     return log_in(address, settings, board, timeout)

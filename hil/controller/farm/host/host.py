@@ -31,7 +31,7 @@ _PRELOADED = (
     "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.agent",
-    "hil.controller.devices.ssh.openssh_path.openssh",
+    "hil.controller.devices.ssh.openssh.client",
     "hil.controller.backends.compilers.executorch",
     "hil.controller.backends.compilers.tfcompile",
     "hil.controller.backends.references.runners.onnx",

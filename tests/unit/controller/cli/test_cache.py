@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hil.controller.cli.cache import cache
+from hil.controller.cli.stored.cache import cache
 from hil.controller.storage.cache import Cache
 
 

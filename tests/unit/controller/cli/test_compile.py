@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hil.controller.cli.compile import compile
+from hil.controller.cli.running.compile import compile
 from hil.errors import UsageError
 
 

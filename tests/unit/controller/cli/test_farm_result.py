@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.cli.farm_result import wait_for
+from hil.controller.cli.farm.result import wait_for
 from hil.errors import FarmUnreachable, NoSuchBoard
 from hil.protocol.v1 import farm_pb2 as pb
 

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from hil.controller.cli import farm_show, farm_tables
-from hil.controller.cli.farm_show import boards, events, status, top, watch
+from hil.controller.cli.farm import show, tables
+from hil.controller.cli.farm.show import boards, events, status, top, watch
 from hil.errors import UsageError
 
 SCHEMA = json.loads((Path(__file__).parents[4] / "docs" / "farm.schema.json").read_text())
@@ -126,7 +126,7 @@ def farm(monkeypatch: pytest.MonkeyPatch) -> Farm:
     monkeypatch.setattr("hil.controller.farm.client.client.FarmClient", made)
     monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
     monkeypatch.setenv("HIL_FARM_TOKEN", "token")
-    monkeypatch.setattr(farm_tables, "utc_now", lambda: NOW)
+    monkeypatch.setattr(tables, "utc_now", lambda: NOW)
     return made
 
 
@@ -202,7 +202,7 @@ def test_status_shows_number_of_omitted_jobs(farm: Farm):
 
 
 def test_status_json_includes_all_jobs(farm: Farm, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(farm_show, "_PAGE", 3)
+    monkeypatch.setattr(show, "_PAGE", 3)
     every = [job(name, "done") for name in ("1", "2.1", "2.2", "3", "4.1", "4.2", "5")]
 
     def jobs(limit: int, before: str = "", **asked: Any) -> list[dict[str, Any]]:
@@ -342,7 +342,7 @@ def test_events_show_reasons(farm: Farm):
     farm.answers["events"] = lambda **asked: [event]
     result = called(events, "--board", "rpi-1", "--job", "4", "--limit", "3")
     assert farm.asked == [("events", {"board": "rpi-1", "job": "4", "limit": 3})]
-    assert table_of(result, "TIME") == [[farm_tables.local(event["at"]), "board.suspect", "rpi-1", "4", "cut"]]
+    assert table_of(result, "TIME") == [[tables.local(event["at"]), "board.suspect", "rpi-1", "4", "cut"]]
     assert document_of(events) == {"schema": 1, "events": [event]}
 
 
@@ -362,7 +362,7 @@ def test_live_view_fits_any_terminal(width: int, height: int):
     waiting = [job(str(number), title="long" * 30) for number in range(100)] + [job("200", "running")]
     stats = {**STATS, "jobs": {**STATS["jobs"], "queued": 5000}}
     ended = [job("300", "done"), job("301", "done")]
-    shown = farm_show.view(stats, many, waiting + ended, width, height)
+    shown = show.view(stats, many, waiting + ended, width, height)
     out = StringIO()
     Console(file=out, width=width, height=height, highlight=False).print(shown)
     lines = out.getvalue().splitlines()
@@ -380,7 +380,7 @@ def test_live_view_fits_any_terminal(width: int, height: int):
 
 
 def test_live_view_shows_everything_in_large_terminal():
-    shown = farm_show.view({**STATS, "jobs": {"queued": 1}}, [board("rpi-1")], [job("3", "done"), job("5")], 120, 40)
+    shown = show.view({**STATS, "jobs": {"queued": 1}}, [board("rpi-1")], [job("3", "done"), job("5")], 120, 40)
     out = StringIO()
     Console(file=out, width=120).print(shown)
     heads = [line.split()[0] for line in out.getvalue().splitlines() if line]
@@ -404,7 +404,7 @@ def happening(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str
 
     farm.answers["events"] = lambda limit: sorted(happened, key=lambda one: one["id"])[-limit:]
     # Replace only this module's sleep; other threads sleep too.
-    monkeypatch.setattr(farm_show, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(show, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return rounds
 
 
@@ -466,4 +466,4 @@ def test_watch_refreshes_terminal_and_ends_on_interrupt(farm: Farm, monkeypatch:
     ],
 )  # fmt: skip
 def test_duration_formats_short_text(seconds: float, said: str):
-    assert farm_tables.duration(seconds) == said
+    assert tables.duration(seconds) == said

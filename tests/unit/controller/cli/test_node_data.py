@@ -11,8 +11,8 @@ from support.layer_models import FLOAT, model_of, node, residual_cnn
 from support.made_profiles import profile, row
 
 from hil.controller.analysis.profile.store import write_profile
-from hil.controller.cli.layers import layers
-from hil.controller.cli.profile import export
+from hil.controller.cli.running.layers import layers
+from hil.controller.cli.stored.profile import export
 from hil.errors import HilError, UsageError
 
 

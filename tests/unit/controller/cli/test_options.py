@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from hil.controller.cli.options import flow_option, refuse_beside_resume
-from hil.controller.cli.run import run
-from hil.controller.cli.suite import suite
+from hil.controller.cli.running.run import run
+from hil.controller.cli.running.suite import suite
 from hil.controller.pipeline.settings.options import parse_dims
 from hil.errors import UsageError
 
@@ -25,7 +25,7 @@ def called(command: click.Command, *words: str) -> object:
 
 @pytest.mark.parametrize("verb", ["run", "compile", "suite"])
 def test_shared_options_are_identical_in_all_commands(verb: str):
-    command = getattr(importlib.import_module(f"hil.controller.cli.{verb}"), verb)
+    command = getattr(importlib.import_module(f"hil.controller.cli.running.{verb}"), verb)
     commands = list(command.commands.values()) if isinstance(command, click.Group) else [command]
     shared = {
         "--dim", "--seed",

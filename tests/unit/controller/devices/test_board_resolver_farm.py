@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.cli.farm_lease import duration
+from hil.controller.cli.farm.lease import duration
 from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_target, pinned
 from hil.controller.devices.choosing.board_resolver import choose, is_address
 from hil.controller.farm.selector import parse

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 from support.web import asking, write_run
 
-from hil.controller.cli.web import web
+from hil.controller.cli.stored.web import web
 from hil.controller.web.access.security import COOKIE, HEADERS, MOST_BODY, AccessRules
 from hil.controller.web.server.server import listener, reached_at
 from hil.errors import UsageError

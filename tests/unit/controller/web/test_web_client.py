@@ -16,7 +16,7 @@ import tenacity
 from click.testing import CliRunner
 from support.web import write_run
 
-from hil.controller.cli.publish import publish
+from hil.controller.cli.stored.publish import publish
 from hil.controller.web.publish import web_client
 from hil.controller.web.publish.publisher import Publisher, SessionFolder, read_folder, session_folder
 from hil.errors import EXIT_BOARD, EXIT_USAGE, FarmUnreachable, HilError, UsageError

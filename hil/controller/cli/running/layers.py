@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.node_data import export_layers, node_data_options
 from hil.controller.cli.options import FILE, FOLDER, group_option, json_option, run_options, workshop
+from hil.controller.cli.running.node_data import export_layers, node_data_options
 from hil.controller.cli.screen import answer
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError

@@ -17,7 +17,7 @@ from paramiko.hostkeys import HostKeys
 from paramiko.pkey import UnknownKeyType
 
 from hil.controller.devices.ssh.errors import HostKeyRefused
-from hil.controller.devices.ssh.paramiko_path.paramiko_config import NO_SSH_HINT, match_patterns
+from hil.controller.devices.ssh.paramiko.config import NO_SSH_HINT, match_patterns
 from hil.errors import StorageError, UsageError
 
 _OF_THE_MACHINE = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.commands import group
-from hil.controller.cli.node_data import export_values, node_data_options
 from hil.controller.cli.options import json_option, options, runs_option, seconds
+from hil.controller.cli.running.node_data import export_values, node_data_options
 from hil.controller.cli.screen import answer
 from hil.errors import UsageError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.farm_options import connected, priority_option, project_option, selects_option
+from hil.controller.cli.farm.options import connected, priority_option, project_option, selects_option
 from hil.controller.cli.options import (
     FILE,
     arithmetic_option,
@@ -28,8 +28,8 @@ from hil.controller.cli.options import (
     tolerance_options,
     with_project,
 )
+from hil.controller.cli.running.suite import case_options
 from hil.controller.cli.screen import answer, say
-from hil.controller.cli.suite import case_options
 from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.settings.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError
@@ -116,7 +116,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     so this machine may then go offline. With several values of --flow, --runtime, --select or --board, each combination
     is a target with separate jobs; --wait ends with a table of all targets.
     """
-    from hil.controller.cli.farm_result import wait_for, wait_for_targets
+    from hil.controller.cli.farm.result import wait_for, wait_for_targets
     from hil.controller.farm.client.submitting import kind_of
     from hil.controller.farm.client.submitting import submit as send
 

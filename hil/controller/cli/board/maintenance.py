@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.board_options import agent_at, board_place, chosen_place, is_over_ssh, shell_at
+from hil.controller.cli.board.options import agent_at, board_place, chosen_place, is_over_ssh, shell_at
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say

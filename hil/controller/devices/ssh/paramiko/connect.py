@@ -22,10 +22,10 @@ from paramiko.auth_strategy import AuthFailure
 
 from hil.controller.devices.ssh.address import Address, name_of
 from hil.controller.devices.ssh.errors import NoSuchHost, ProxyFailed, TurnedAway
-from hil.controller.devices.ssh.paramiko_path import paramiko_config
-from hil.controller.devices.ssh.paramiko_path.paramiko_hosts import KnownHosts, user_files
-from hil.controller.devices.ssh.paramiko_path.paramiko_login import PATIENCE_S, Login
-from hil.controller.devices.ssh.paramiko_path.paramiko_transport import (
+from hil.controller.devices.ssh.paramiko import config
+from hil.controller.devices.ssh.paramiko.hosts import KnownHosts, user_files
+from hil.controller.devices.ssh.paramiko.login import PATIENCE_S, Login
+from hil.controller.devices.ssh.paramiko.transport import (
     END_S,
     Hop,
     ParamikoLogin,
@@ -61,7 +61,7 @@ def log_in(address: Address, settings: Connection, board: str, timeout: float) -
     _check_login()
     hops: list[Hop] = []
     try:
-        for machine in paramiko_config.route(address):
+        for machine in config.route(address):
             login = _MachineLogin(machine, settings, board, timeout, hops, is_board=machine is address)
             hops.append(login.open())
         return ParamikoLogin(hops)
@@ -94,7 +94,7 @@ class _MachineLogin:
         self._address = address
         self._board = board
         self._via = via
-        self._host = host = paramiko_config.read_settings(address)
+        self._host = host = config.read_settings(address)
         # The proxy command may lead to a machine that checks logins slowly.
         patience = max(timeout, SLOW_LOGIN_CONNECT_S) if host.proxy_command else timeout
         self._timeout = host.connect_timeout or patience

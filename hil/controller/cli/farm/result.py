@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.farm_options import connected
-from hil.controller.cli.farm_tables import plain
+from hil.controller.cli.farm.options import connected
+from hil.controller.cli.farm.tables import plain
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, answer_matrix, say
 from hil.controller.farm.messages import ENDED, JobState, Kind

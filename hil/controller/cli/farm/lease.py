@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.farm_options import priority_option, project_option, select_option
+from hil.controller.cli.farm.options import priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
 from hil.controller.cli.screen import answer, say
 from hil.controller.farm.client.wording import UNITS

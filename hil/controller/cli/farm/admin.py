@@ -7,8 +7,8 @@ import re
 import click
 
 from hil.controller.cli.commands import command, group
-from hil.controller.cli.farm_options import connected
-from hil.controller.cli.farm_tables import AUDIT, TOKENS, show, table
+from hil.controller.cli.farm.options import connected
+from hil.controller.cli.farm.tables import AUDIT, TOKENS, show, table
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say
 from hil.controller.farm.client.wording import UNITS

@@ -32,7 +32,7 @@ from paramiko.auth_strategy import (
 from paramiko.pkey import UnknownKeyType
 
 from hil.controller.devices.ssh.errors import LoginRefused
-from hil.controller.devices.ssh.paramiko_path.paramiko_agent import AgentKey, KeyAgent
+from hil.controller.devices.ssh.paramiko.agent import AgentKey, KeyAgent
 from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE
 from hil.controller.storage.screen import prompts
 from hil.core.files import read_file, read_text

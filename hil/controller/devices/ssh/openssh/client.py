@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hil.controller.devices.ssh.address import SSH_PORT, Address
-from hil.controller.devices.ssh.openssh_path import mux
-from hil.controller.devices.ssh.openssh_path.openssh_log import KNOWN_HOSTS_HINT, Log, LogReader, config_error
+from hil.controller.devices.ssh.openssh import mux
+from hil.controller.devices.ssh.openssh.log import KNOWN_HOSTS_HINT, Log, LogReader, config_error
 from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE, Questions
 from hil.controller.devices.ssh.transport import (
     ALIVE_COUNT,

@@ -1,0 +1,1 @@
+"""`hil board`: boards and their configs."""

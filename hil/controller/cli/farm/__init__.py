@@ -1,0 +1,1 @@
+"""`hil farm`: jobs, leases and the farm's services."""
