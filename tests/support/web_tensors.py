@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.compare.verdict import compare
-from hil.controller.pipeline.record import verdict_record
+from hil.controller.pipeline.records.record import verdict_record
 from hil.core.npy import save_npy
 from hil.core.results import RunResult
 from hil.core.tensors import dtype_name

@@ -54,7 +54,7 @@ def say(text: str) -> None:
 
 def print_cases(record: Mapping[str, Any]) -> None:
     """Print the results of a run's cases."""
-    from hil.controller.pipeline.record import print_case
+    from hil.controller.pipeline.records.record import print_case
     from hil.controller.storage.screen.console import Console
 
     out, cases, where = Console(), record["cases"], shlex.quote(str(record["folder"]))

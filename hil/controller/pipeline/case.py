@@ -11,7 +11,7 @@ from hil import errors
 from hil.bundles.cases import Signature
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.capture import Capture
-from hil.controller.pipeline.repeated import Compilations
+from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
 from hil.core.tensors import Array, TensorSpec

@@ -33,11 +33,8 @@ from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizing.sizes import range_text
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.repeated import (
-    compile_repeatedly,
-    run_repeatedly,
-    with_profile,
-)
+from hil.controller.pipeline.compilations import compile_repeatedly
+from hil.controller.pipeline.repeated import run_repeatedly, with_profile
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.pipeline.tools import Tools, reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules

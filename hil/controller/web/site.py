@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,16 +14,14 @@ from jinja2 import Environment
 
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
-from hil.controller.web.index.indexer import IndexProgress
-from hil.errors import UsageError
+from hil.controller.web.index.progress import IndexProgress
+from hil.controller.web.text.requests import is_saved
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 F = TypeVar("F", bound="DataclassInstance")
 
-# Maximum table rows in a saved page.
-SAVED_ROWS = 5000
 # Links in the header of all pages, in order.
 NAVIGATION = (("/", "Sessions"), ("/compare", "Compare"), ("/history", "History"), ("/traces", "Traces"))
 # Additional links for a server with a farm.
@@ -57,42 +55,7 @@ class WebSite:
         return HTMLResponse(found.render(**common, **values), status)
 
 
-def is_saved(request: Request) -> bool:
-    """Return True for a page to save as a file (`pages/share.py`). A saved page cannot use the server."""
-    return getattr(request.state, "saved", False) is True
-
-
-def rows_of(request: Request, usual: int) -> int:
-    """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page, which has no further pages."""
-    return SAVED_ROWS if is_saved(request) else usual
-
-
 def site_of(request: Request) -> WebSite:
     """Return the site of a request."""
     site: WebSite = request.app.state.site
     return site
-
-
-def asked(request: Request, kind: type[F]) -> F:
-    """Parse a filter from the query. Raises UsageError for an invalid number."""
-    values: dict[str, Any] = {}
-    for field in fields(kind):
-        given = request.query_params.get(field.name, "")
-        if field.type in ("int", int):
-            if given and not (given.isdecimal() and len(given) < 10):
-                raise UsageError(f"{field.name} must be a number, got {given[:40]!r}")
-            if given:
-                values[field.name] = int(given)
-        elif given:
-            values[field.name] = given
-    return kind(**values)
-
-
-def number_of(request: Request, name: str, default: int = 0) -> int:
-    """Parse a non-negative integer from the query. Raises UsageError if the value is invalid."""
-    given = request.query_params.get(name, "")
-    if not given:
-        return default
-    if not (given.isdecimal() and len(given) < 10):
-        raise UsageError(f"{name} must be a number, got {given[:40]!r}")
-    return int(given)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.evidence import evidence_lines, reference_text
-from hil.controller.pipeline.record import print_verdict, verdict_record
+from hil.controller.pipeline.records.evidence import evidence_lines, reference_text
+from hil.controller.pipeline.records.record import print_verdict, verdict_record
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import placement_text
 from hil.core.text import visible

@@ -28,7 +28,7 @@ from hil.controller.storage.runs import safe_name, storing
 from hil.controller.storage.screen import live
 from hil.controller.workloads.matrix.targets import targets_of
 from hil.controller.workloads.suites.cases.model_cases import LayerChoice, cases_of, sized_models
-from hil.controller.workloads.suites.cases.sources import EXPECTED, look
+from hil.controller.workloads.suites.cases.sources import EXPECTED, flow_of, look
 from hil.controller.workloads.suites.cases.spec import CaseSpec, SuiteModel
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
@@ -341,7 +341,7 @@ class PluginSession:
         # flows.toml is in the ini file's directory, independent of the working directory. The project's code is trusted
         # already.
         flows = {
-            key: replace(self.request, flow=key[0], runtime=key[1]).load_flow(self.config.rootpath, trusted=True)
+            key: flow_of(replace(self.request, flow=key[0], runtime=key[1]), self.config.rootpath, trusted=True)
             for key in itertools.product(flow_names, runtime_names)
         }
         runtimes = list(dict.fromkeys(flow.runtime for flow in flows.values()))

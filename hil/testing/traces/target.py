@@ -10,9 +10,9 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.devices.board import Board
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.repeated import instability
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, CaseSettings, Options
+from hil.controller.pipeline.verdicts.repetition import instability
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file
 from hil.controller.workloads.traces.trace import MOST_LOADED, CallProgram, same_bits

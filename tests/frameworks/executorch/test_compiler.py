@@ -21,7 +21,7 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.executorch import shared_out
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.record import case_record, print_case
+from hil.controller.pipeline.records.record import case_record, print_case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import hil as library
 from hil.controller.cli.main import cli
-from hil.controller.pipeline.record import case_record
+from hil.controller.pipeline.records.record import case_record
 from hil.controller.pipeline.settings.options import RunSettings, flag_of, specs_of
 from hil.core.text import jsonable
 from hil.errors import HilError, UsageError

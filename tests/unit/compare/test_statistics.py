@@ -63,7 +63,7 @@ sys.meta_path.insert(0, Mutated("hil.compare.stats", [(last, last + sys.stdin.re
 import numpy as np
 from rich.console import Console
 from hil.compare.verdict import compare
-from hil.controller.pipeline.record import print_verdict, verdict_record
+from hil.controller.pipeline.records.record import print_verdict, verdict_record
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv

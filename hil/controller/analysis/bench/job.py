@@ -26,7 +26,7 @@ from hil.controller.devices.choosing.board_resolver import is_address
 from hil.controller.models.sizing.dimensions import sizes_of_models
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.record import Recorder
+from hil.controller.pipeline.records.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job

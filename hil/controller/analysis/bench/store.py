@@ -24,8 +24,8 @@ import numpy as np
 from hil.controller.analysis.bench.measure import BenchSide, compare_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.next_steps import hint_for_case
-from hil.controller.pipeline.record import case_record
+from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.pipeline.records.record import case_record
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.runs import Run, storing, write_file

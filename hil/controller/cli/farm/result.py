@@ -201,7 +201,7 @@ def _folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:
 
 
 def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None) -> None:
-    from hil.controller.pipeline.record import print_case
+    from hil.controller.pipeline.records.record import print_case
     from hil.controller.storage.screen.console import Console
 
     console = Console()

@@ -27,8 +27,8 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.tolerance import check_tolerance
     from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results
-    from hil.controller.pipeline.next_steps import hint_for_blind
-    from hil.controller.pipeline.record import print_verdict, verdict_record
+    from hil.controller.pipeline.records.next_steps import hint_for_blind
+    from hil.controller.pipeline.records.record import print_verdict, verdict_record
     from hil.controller.pipeline.verdicts.accepting import load_rules
     from hil.controller.storage.screen.console import Console
     from hil.controller.storage.screen.texts import say as say_line

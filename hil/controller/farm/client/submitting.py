@@ -30,6 +30,7 @@ from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.cases.sources import (
     BUILT_IN,
     brings_cases,
+    flow_of,
     look,
     open_suite,
     place_of,
@@ -210,7 +211,7 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
     Raises:
         UsageError: the suite or flow does not exist, or a file cannot be read.
     """
-    flow = request.load_flow()
+    flow = flow_of(request)
     refuse_functions(request.settings)
     with Isolated(request.jobs) as isolated:
         context = RunContext(Cache(), isolated)

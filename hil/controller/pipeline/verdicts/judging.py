@@ -14,7 +14,6 @@ from hil.compare.verdict import Verdict, compare, depends_on_noise, disagreement
 from hil.controller.backends.references import EXPECTED_HINT, measure_noise
 from hil.controller.backends.references.noise import largest_noise
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.repeated import instability, judge_answers, may_differ
 from hil.controller.pipeline.settings.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.tools import Tools, reference_settings
@@ -32,6 +31,7 @@ from hil.controller.pipeline.verdicts.independence import (
     runtime_of,
     unasked_reference,
 )
+from hil.controller.pipeline.verdicts.repetition import instability, judge_answers, may_differ
 from hil.core.results import Outcome, Relation, RunResult, Stage
 from hil.core.tensors import Array
 

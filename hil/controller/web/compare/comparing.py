@@ -16,13 +16,13 @@ from functools import cached_property
 import numpy as np
 
 from hil.controller.analysis.bench.stats import Comparison
+from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.compare.case_columns import WordLookup
 from hil.controller.web.compare.movers import NOTHING, NUMBERS, SAME, WORDS, Movers, movers_of
 from hil.controller.web.compare.moves import LACKING, MOVES, Pairs, pairs_of
 from hil.controller.web.compare.side_cases import Places, SideCases, side_cases
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.session.sides import ComparedSide
-from hil.controller.workloads.suites.reports.results import is_failing
 
 __all__ = [
     "MOVES",

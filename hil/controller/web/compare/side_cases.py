@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.compare.case_columns import (
     MOST_OUTPUTS,
     NO_OUTPUTS,
@@ -26,7 +27,6 @@ from hil.controller.web.readers.fields import listed, read_document
 from hil.controller.web.session.sides import CASE_FILTERS, ComparedSide
 from hil.controller.web.text.entries import text
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
-from hil.controller.workloads.suites.reports.results import is_failing
 from hil.controller.workloads.suites.store import HEAD
 from hil.errors import UsageError
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from hil.controller.analysis.bench.stats import DEFAULT_EFFECT
 from hil.controller.analysis.steps import Level, find_steps, levels
+from hil.controller.storage.outcomes import kind_of
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession, sessions_where
-from hil.controller.workloads.suites.reports.results import kind_of
 
 MOST_SESSIONS = 1000
 # Smallest reported step of the pass rate, in percent.

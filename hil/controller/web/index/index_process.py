@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.web.index.index import IndexWriter
-from hil.controller.web.index.indexer import POLL_S, Indexer, IndexProgress
+from hil.controller.web.index.indexer import POLL_S, Indexer
+from hil.controller.web.index.progress import IndexProgress
 from hil.core.processes import module_command, wait_or_kill
 from hil.errors import StorageError
 

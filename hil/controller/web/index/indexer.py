@@ -6,12 +6,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hil.controller.web.index.folders import Folders, index_stamp
 from hil.controller.web.index.index import IndexedState, IndexWriter
 from hil.controller.web.index.judging import judge_some
+from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.readers import read_lines, read_session
 from hil.controller.web.text.entries import CaseEntry, SessionEntry
 from hil.controller.web.text.names import said
@@ -32,25 +33,6 @@ _SETTLED_S = 2.0
 # Bytes before the last read position to compare. If they match, the lines file was only appended to.
 _MARK_BYTES = 512
 _MARKED = "|"
-
-
-@dataclass
-class IndexProgress:
-    """Progress of the indexer, for pages."""
-
-    sessions: int = 0  # sessions in the last scan
-    to_read: int = 0  # new or changed sessions in the last scan
-    read: int = 0  # sessions among ``to_read`` that were read
-    cases: int = 0  # cases read since the start
-    generation: int = 0  # increments after index changes
-    first_done: bool = False  # True after all directories were read
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def tell(self) -> None:
-        """Notify threads that wait for a change."""
-        with self.changed:
-            self.generation += 1
-            self.changed.notify_all()
 
 
 @dataclass(frozen=True)

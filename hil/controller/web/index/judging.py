@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.index.series import MEASURES, MOST_SAMPLES, flips_among, steps_of
-from hil.controller.workloads.suites.reports.results import is_failing
 
 BROKE, SLOWER = "broke", "slower"
 # Seconds per batch. Between batches, the indexer reads new sessions.

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from hil.controller.analysis.bench.stats import DEFAULT_EFFECT
 from hil.controller.analysis.steps import Level, find_steps, levels
+from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.text.addresses import PageQuery, link_of, reference_of
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
-from hil.controller.workloads.suites.reports.results import is_failing
 from hil.errors import UsageError
 
 Floats = npt.NDArray[np.float64]

@@ -11,7 +11,8 @@ from hil.controller.web.compare import compared, comparing
 from hil.controller.web.index import sessions
 from hil.controller.web.index.series import history_query
 from hil.controller.web.session import sides
-from hil.controller.web.site import asked, number_of, rows_of, site_of
+from hil.controller.web.site import site_of
+from hil.controller.web.text.requests import asked, number_of, rows_of
 from hil.errors import UsageError
 
 router = APIRouter()

@@ -8,7 +8,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from hil.controller.web.index.sessions import find_session
 from hil.controller.web.live import told_of
 from hil.controller.web.session.sides import session_of
-from hil.controller.web.site import number_of, site_of
+from hil.controller.web.site import site_of
+from hil.controller.web.text.requests import number_of
 from hil.errors import UsageError
 
 router = APIRouter()

@@ -10,8 +10,9 @@ from fastapi.responses import FileResponse, PlainTextResponse, Response
 
 from hil.controller.web.files.kept import own
 from hil.controller.web.index import sessions
-from hil.controller.web.site import number_of, site_of
+from hil.controller.web.site import site_of
 from hil.controller.web.text.names import meant, said
+from hil.controller.web.text.requests import number_of
 from hil.core.files import open_file
 from hil.errors import UsageError
 

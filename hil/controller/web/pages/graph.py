@@ -18,11 +18,12 @@ from hil.controller.storage.screen.texts import seconds
 from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, beside, models_of
 from hil.controller.web.graph.sides import read_side
 from hil.controller.web.index.sessions import find_session
-from hil.controller.web.site import WebSite, asked, rows_of, site_of
+from hil.controller.web.site import WebSite, site_of
 from hil.controller.web.templating import number
 from hil.controller.web.text.addresses import PageQuery, page_at
 from hil.controller.web.text.csv_answer import MOST_ROWS, csv_rows
 from hil.controller.web.text.entries import gravest_kind
+from hil.controller.web.text.requests import asked, rows_of
 from hil.core.text import visible
 from hil.errors import UsageError
 

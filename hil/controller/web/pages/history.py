@@ -17,10 +17,11 @@ from hil.controller.web.history import charts, regressions, suite_history
 from hil.controller.web.history import remarks as remarks_file
 from hil.controller.web.index import series
 from hil.controller.web.index.sessions import find_session
-from hil.controller.web.site import WebSite, asked, rows_of, site_of
+from hil.controller.web.site import WebSite, site_of
 from hil.controller.web.templating import when
 from hil.controller.web.text.addresses import page_at
 from hil.controller.web.text.csv_answer import AT_A_TIME, MOST_ROWS, Rows, csv_pages, csv_rows
+from hil.controller.web.text.requests import asked, rows_of
 from hil.errors import UsageError
 
 router = APIRouter()

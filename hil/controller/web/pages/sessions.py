@@ -12,9 +12,10 @@ from hil.controller.web.index.profiles import how_to_show, named_profiles
 from hil.controller.web.session.records import read_detail
 from hil.controller.web.session.session_view import view_session
 from hil.controller.web.session.sides import baseline_of
-from hil.controller.web.site import asked, number_of, rows_of, site_of
+from hil.controller.web.site import site_of
 from hil.controller.web.tables import ROWS
 from hil.controller.web.tensors.tensors import kept_of
+from hil.controller.web.text.requests import asked, number_of, rows_of
 
 router = APIRouter()
 

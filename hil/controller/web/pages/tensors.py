@@ -14,13 +14,14 @@ from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.worst import ORDERS, exact
 from hil.controller.web.index import sessions
 from hil.controller.web.session.records import read_detail
-from hil.controller.web.site import number_of, site_of
+from hil.controller.web.site import site_of
 from hil.controller.web.tensors.cells import told
 from hil.controller.web.tensors.charts import HEIGHT, WIDTH, histogram, scatter_picture
 from hil.controller.web.tensors.query import TensorQuery, query_of
 from hil.controller.web.tensors.tensors import TensorSide, TensorSubject, UnknownDtype, find_subject, kept_of
 from hil.controller.web.tensors.view import TEXTS, TensorView
 from hil.controller.web.text.names import said
+from hil.controller.web.text.requests import number_of
 from hil.errors import UsageError
 
 router = APIRouter()

@@ -18,7 +18,7 @@ from hil.controller.web.access.security import HEADERS, AccessRules, RequestGuar
 from hil.controller.web.access.sharing import FairShare
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
-from hil.controller.web.index.indexer import IndexProgress
+from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.pages import compare, events, files, graph, history, publish, sessions, share, tensors
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue

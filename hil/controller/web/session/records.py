@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.evidence import evidence, evidence_of_case
+from hil.controller.pipeline.records.evidence import evidence, evidence_of_case
 from hil.controller.storage.runs import RECORD
 from hil.controller.web.files.kept import KeptFile, kept_files, logs_below
 from hil.controller.web.files.kept import own as own

@@ -14,7 +14,7 @@ from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.planes import Plane, Window, plane_of
 from hil.controller.analysis.tensors.worst import ORDERS
-from hil.controller.web.site import asked, number_of
+from hil.controller.web.text.requests import asked, number_of
 from hil.core.npy import MAX_DIMS
 from hil.errors import UsageError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hil.controller.workloads.suites.reports.results import kind_of
+from hil.controller.storage.outcomes import kind_of
 
 # Outcome kinds, most severe first. A session has its cases' most severe kind. Only sessions can be
 # ``unfinished``.

@@ -10,8 +10,8 @@ from hil.bundles import Bundle, Method
 from hil.bundles.manifest import signature_json
 from hil.bundles.signature import fingerprint
 from hil.compare.stats import STATISTICS, worst_of
-from hil.controller.pipeline.next_steps import hint_for_case
-from hil.controller.pipeline.record import criterion_text
+from hil.controller.pipeline.records.evidence import criterion_text
+from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.storage.screen.texts import counted, say, table
 from hil.core.digest import digest_of
 from hil.core.tensors import Array, dtype_name, to_bytes, type_text

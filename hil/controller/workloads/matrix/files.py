@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from hil.controller.storage.outcomes import kind_of
 from hil.controller.storage.runs import MATRIX, write_file, write_json
 from hil.controller.storage.screen.texts import counted, line, plain, seconds, table
 from hil.controller.workloads.matrix.report import (
@@ -28,7 +29,6 @@ from hil.controller.workloads.matrix.report import (
 from hil.controller.workloads.suites.reports.junit import junit_document, junit_suite
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.page import page_digest
-from hil.controller.workloads.suites.reports.results import kind_of
 from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
 from hil.controller.workloads.suites.reports.tables import csv_text
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.origin import origin_of_request, typed_command
+from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.runs import MATRIX, Run, check_seal, seal, storing, write_json
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import SCHEMA, MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget
-from hil.controller.workloads.suites.reports.results import exit_code_for
 from hil.core.bounded_json import read_json
 from hil.core.results import Outcome
 from hil.core.text import TextSink

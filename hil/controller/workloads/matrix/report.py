@@ -7,15 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hil.controller.storage.outcomes import exit_code_for, is_failing
 from hil.controller.storage.runs import MATRIX, Run, RunStore, safe_name
 from hil.controller.storage.screen.texts import line
-from hil.controller.workloads.suites.reports.results import (
-    SuiteResults,
-    exit_code_for,
-    is_failing,
-    load_run,
-    worst_output,
-)
+from hil.controller.workloads.suites.reports.results import SuiteResults, load_run, worst_output
 from hil.controller.workloads.suites.store import HEAD as SUITE_HEAD
 from hil.controller.workloads.suites.store import CaseRecord, told_by
 from hil.core.bounded_json import read_json

@@ -18,7 +18,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import check_seal
-from hil.controller.workloads.suites.cases.sources import open_suite, place_of
+from hil.controller.workloads.suites.cases.sources import flow_of, open_suite, place_of
 from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, model_files
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
@@ -110,7 +110,7 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
 
 def check_request(request: SuiteRequest) -> None:
     """Raise UsageError for unknown flows or boards, and for settings that the flows or boards do not support."""
-    check_settings(request.settings, request.load_flow(), _resolve_boards(request))
+    check_settings(request.settings, flow_of(request), _resolve_boards(request))
 
 
 def select(
@@ -154,7 +154,7 @@ class _SuiteJob:
         self._request = request
         self._context = context
         self._screen = screen
-        self._flow = request.load_flow()
+        self._flow = flow_of(request)
         self._choices = list(boards) or _resolve_boards(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from hil.compare.comparison import OutputComparison
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.record import case_record, verdict_record
+from hil.controller.pipeline.records.record import case_record, verdict_record
 from hil.controller.storage.screen.texts import shortened
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.request import SuiteRequest

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board_choice import is_lent
-from hil.controller.models.flows import Flow, check_flow, load_flow
 from hil.controller.pipeline.settings.options import CaseSettings, flag_of, specs_of, stored_settings
 from hil.controller.pipeline.settings.repeat import format_option_values, option_words
 from hil.errors import UsageError
@@ -75,17 +74,6 @@ class SuiteRequest:
             settings = replace(settings, debug_ir=settings.debug_ir / name)
         profiles = {kind: str(Path(folder) / name) for kind, folder in self.profiles.items()}
         return replace(self, **options, settings=settings, profiles=profiles)
-
-    def load_flow(self, beside: Path = Path(), *, trusted: bool = False) -> Flow:
-        """Return the flow with the requested runtime. Raises as :func:`hil.controller.models.flows.load_flow` does.
-
-        Args:
-            beside, trusted: as for that function.
-        """
-        flow = load_flow(self.flow, beside, trusted=trusted).with_runtime(self.runtime)
-        if self.runtime:
-            check_flow(flow, f"--runtime {self.runtime}")
-        return flow
 
     @property
     def on_farm(self) -> bool:

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.next_steps import hint_for_case
+from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.storage.origin import origin_of_request
 from hil.controller.storage.runs import Run, safe_name, seal, storing, write_file, write_json
 from hil.core import own_version

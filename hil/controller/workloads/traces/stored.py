@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.record import verdict_record
+from hil.controller.pipeline.records.record import verdict_record
 from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.runs import RunStore, write_file
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged

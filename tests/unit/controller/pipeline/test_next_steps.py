@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.pipeline.next_steps import hint_for_case
+from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.workloads.suites.store import told_by
 from hil.core.repetition import Answer, Repetition
 

@@ -13,8 +13,8 @@ from support.waiting import eventually
 
 from hil.compare.verdict import compare
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.record import Recorder, cached_stages
-from hil.controller.pipeline.repeated import Compilations
+from hil.controller.pipeline.compilations import Compilations
+from hil.controller.pipeline.records.record import Recorder, cached_stages
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.runs import Run, RunStore
 from hil.core.results import Artifact, Outcome, RunResult

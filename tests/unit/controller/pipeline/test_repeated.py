@@ -12,15 +12,10 @@ import pytest
 from hil.bundles.cases import Signature
 from hil.compare.verdict import Verdict, compare
 from hil.controller.devices.board_client import ProfilePass
-from hil.controller.pipeline.repeated import (
-    compile_repeatedly,
-    instability,
-    judge_answers,
-    run_repeatedly,
-    with_profile,
-    worst_answer,
-)
+from hil.controller.pipeline.compilations import compile_repeatedly
+from hil.controller.pipeline.repeated import run_repeatedly, with_profile
 from hil.controller.pipeline.stages import _make_sign_converter
+from hil.controller.pipeline.verdicts.repetition import instability, judge_answers, worst_answer
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Model, Outcome, RunResult
 from hil.core.tensors import TensorSpec

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hil.compare.verdict import compare
-from hil.controller.pipeline.record import device_statistics, print_case, print_verdict, verdict_record
+from hil.controller.pipeline.records.record import device_statistics, print_case, print_verdict, verdict_record
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import NOISE_DTYPE, RunResult
 from hil.core.text import jsonable

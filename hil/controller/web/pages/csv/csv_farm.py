@@ -18,9 +18,9 @@ from hil.controller.web.pages.farm.boards import use_of
 from hil.controller.web.pages.farm.charts import Chart, span_of
 from hil.controller.web.pages.farm.queue import jobs_of, waits_of
 from hil.controller.web.pages.farm.view import view_of
-from hil.controller.web.site import number_of
 from hil.controller.web.templating import when
 from hil.controller.web.text.csv_answer import csv_rows
+from hil.controller.web.text.requests import number_of
 from hil.errors import UsageError
 
 router = APIRouter()

@@ -16,11 +16,12 @@ from hil.controller.web.index import sessions
 from hil.controller.web.session import sides
 from hil.controller.web.session.records import read_detail
 from hil.controller.web.session.session_view import view_session
-from hil.controller.web.site import asked, number_of, site_of
+from hil.controller.web.site import site_of
 from hil.controller.web.tables import plain_rows
 from hil.controller.web.templating import when
 from hil.controller.web.text import csv_answer
 from hil.controller.web.text.entries import real
+from hil.controller.web.text.requests import asked, number_of
 from hil.errors import UsageError
 
 router = APIRouter()

@@ -12,7 +12,7 @@ from hil.controller.farm import selector
 from hil.controller.farm.timeline import stays
 from hil.controller.web.pages.farm.charts import SPANS, Chart, no_chart, span_of, stays_chart
 from hil.controller.web.pages.farm.view import STATE_KINDS, FarmView, away_page, farm_page, form_of, is_update, view_of
-from hil.controller.web.site import number_of
+from hil.controller.web.text.requests import number_of
 from hil.errors import FarmUnreachable, UsageError
 
 router = APIRouter()

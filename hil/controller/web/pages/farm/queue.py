@@ -18,7 +18,8 @@ from hil.controller.web.index.sessions import IndexedSession, find_session
 from hil.controller.web.pages.farm.charts import SPANS, Chart, no_chart, span_of, wait_chart
 from hil.controller.web.pages.farm.farm_events import printed
 from hil.controller.web.pages.farm.view import FarmView, away_page, farm_page, form_of, is_update, view_of
-from hil.controller.web.site import is_saved, number_of, rows_of, site_of
+from hil.controller.web.site import site_of
+from hil.controller.web.text.requests import is_saved, number_of, rows_of
 from hil.errors import FarmUnreachable, UsageError
 
 router = APIRouter()

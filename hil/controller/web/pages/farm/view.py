@@ -12,7 +12,8 @@ from fastapi.responses import HTMLResponse, Response
 
 from hil.controller.web.access.visitors import Visitor
 from hil.controller.web.farm.link import FarmLink
-from hil.controller.web.site import is_saved, site_of
+from hil.controller.web.site import site_of
+from hil.controller.web.text.requests import is_saved
 from hil.core.cancellation import check_cancelled
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
 

@@ -29,10 +29,11 @@ from hil.controller.web.index.profiles import (
 from hil.controller.web.pages.traces import operations
 from hil.controller.web.pages.traces.perfetto import viewer_hint
 from hil.controller.web.session.records import read_detail
-from hil.controller.web.site import WebSite, asked, number_of, rows_of, site_of
+from hil.controller.web.site import WebSite, site_of
 from hil.controller.web.templating import when
 from hil.controller.web.text.csv_answer import MOST_ROWS, csv_rows
 from hil.controller.web.text.names import said
+from hil.controller.web.text.requests import asked, number_of, rows_of
 from hil.errors import UsageError
 
 router = APIRouter()

@@ -13,7 +13,7 @@ from typing import Any
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
 from hil.bundles.signature import sealed
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows import Flow, check_flow, load_flow
 from hil.controller.models.importers import importers
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
@@ -49,6 +49,18 @@ from hil.formats.executorch_file import Damaged, is_bundle, mapped, read_cases, 
 BUILT_IN = {"@operators": "operators", "@models": "models"}
 EXPECTED = "expected.toml"
 _SHIPPED = Path(__file__).parents[1] / "expected_lists"
+
+
+def flow_of(request: SuiteRequest, beside: Path = Path(), *, trusted: bool = False) -> Flow:
+    """Return the flow of a request, with the requested runtime.
+
+    Args:
+        beside, trusted: as for :func:`hil.controller.models.flows.load_flow`, whose errors this function raises.
+    """
+    flow = load_flow(request.flow, beside, trusted=trusted).with_runtime(request.runtime)
+    if request.runtime:
+        check_flow(flow, f"--runtime {request.runtime}")
+    return flow
 
 
 def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:

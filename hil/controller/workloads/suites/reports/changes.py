@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hil.compare.stats import worst_of
-from hil.controller.workloads.suites.reports.results import is_failing, number
+from hil.controller.storage.outcomes import is_failing
+from hil.controller.workloads.suites.reports.results import number
 from hil.controller.workloads.suites.store import CaseRecord
 
 # Smaller differences are noise. Device times must also exceed the variation within a run. Of 314 cases with 20

@@ -8,16 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from hil.controller.pipeline.evidence import evidence_lines
+from hil.controller.pipeline.records.evidence import evidence_lines
+from hil.controller.storage.outcomes import kind_of
 from hil.controller.storage.screen.texts import line, plain, seconds, shortened
 from hil.controller.workloads.suites.reports.links import links_of
-from hil.controller.workloads.suites.reports.results import (
-    EXPECTED,
-    SuiteResults,
-    host_seconds,
-    kind_of,
-    timed_text,
-)
+from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResults, host_seconds, timed_text
 from hil.controller.workloads.suites.store import CaseRecord
 
 

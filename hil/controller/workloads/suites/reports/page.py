@@ -12,8 +12,8 @@ from string import Template
 from typing import Any
 
 from hil.compare.stats import STATISTICS
-from hil.controller.pipeline.evidence import evidence
-from hil.controller.pipeline.record import criterion_text
+from hil.controller.pipeline.records.evidence import criterion_text, evidence
+from hil.controller.storage.outcomes import kind_of
 from hil.controller.storage.screen.texts import plain, shortened
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
@@ -22,7 +22,6 @@ from hil.controller.workloads.suites.reports.results import (
     SuiteResults,
     Totals,
     host_seconds,
-    kind_of,
     lowering_text,
     slowest,
     worst,

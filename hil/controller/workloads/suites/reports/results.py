@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.evidence import unanswered_text
+from hil.controller.pipeline.records.evidence import unanswered_text
+from hil.controller.storage.outcomes import is_failing
 from hil.controller.storage.screen.texts import counted, seconds
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
-from hil.core.results import BOARD_OUTCOMES, Outcome, Relation
-from hil.errors import EXIT_OK, EXIT_STAGE, UsageError
+from hil.core.results import Outcome, Relation
+from hil.errors import UsageError
 
 WHOLE_MODEL = "whole model"
 EXPECTED = Outcome.XFAIL.value
@@ -92,28 +92,6 @@ def load_run(folder: Path) -> SuiteResults:
         )
     except (OSError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"the suite run in {folder} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def exit_code_for(outcome: str) -> int:
-    """Return the exit code of a stored outcome. Outcomes from newer hil versions count as failures."""
-    return Outcome(outcome).exit_code if outcome in Outcome.__members__ else EXIT_STAGE
-
-
-@functools.lru_cache(256)  # called for many cases with few different outcomes
-def is_failing(outcome: str) -> bool:
-    """Return whether an outcome needs attention."""
-    return exit_code_for(outcome) != EXIT_OK
-
-
-def kind_of(outcome: str) -> str:
-    """Return an outcome's kind: ``pass``, ``fail`` (mismatch), ``error``, ``board`` or ``quiet`` (no action needed)."""
-    if outcome == Outcome.PASS.value:
-        return "pass"
-    if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, Outcome.UNSTABLE.value, Outcome.XPASS.value):
-        return "fail"
-    if outcome in BOARD_OUTCOMES:
-        return "board"
-    return "error" if is_failing(outcome) else "quiet"
 
 
 class Totals:

@@ -12,17 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from hil.controller.pipeline.evidence import evidence_lines
+from hil.controller.pipeline.records.evidence import evidence_lines
+from hil.controller.storage.outcomes import kind_of
 from hil.controller.storage.screen.texts import counted, line, seconds
 from hil.controller.workloads.suites.reports.links import links_of
-from hil.controller.workloads.suites.reports.results import (
-    SuiteResults,
-    Totals,
-    kind_of,
-    load_run,
-    slowest,
-    timed_text,
-)
+from hil.controller.workloads.suites.reports.results import SuiteResults, Totals, load_run, slowest, timed_text
 from hil.controller.workloads.suites.store import CaseRecord
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from hil.compare.stats import STATISTICS
-from hil.controller.pipeline.evidence import evidence_lines, reference_text, unanswered_text
-from hil.controller.pipeline.record import criterion_text
+from hil.controller.pipeline.records.evidence import criterion_text, evidence_lines, reference_text, unanswered_text
 from hil.controller.storage.screen.texts import as_text, plain
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst_output
 from hil.controller.workloads.suites.store import CaseRecord

@@ -10,7 +10,7 @@ import numpy as np
 
 from hil.compare.criteria import parse_accept
 from hil.compare.verdict import compare
-from hil.controller.pipeline.record import verdict_record
+from hil.controller.pipeline.records.record import verdict_record
 from hil.controller.workloads.bundles.show import print_run
 from hil.core.results import RunResult
 

@@ -19,7 +19,7 @@ from support.suite_runs import case, comparison, suite_run
 from hil.compare.verdict import compare
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.record import case_record
+from hil.controller.pipeline.records.record import case_record
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.runs import Run
 from hil.controller.workloads.matrix import files

@@ -7,21 +7,20 @@ import shlex
 import pytest
 
 from hil.controller.cli.running.suite import run as suite_run
+from hil.controller.workloads.suites.cases.sources import flow_of
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.errors import UsageError
 
 
 def test_runtime_replaces_runtime_compiler_and_flags_of_flow() -> None:
-    flow = SuiteRequest("models", "iree-O3", runtime="onnxruntime").load_flow()
+    flow = flow_of(SuiteRequest("models", "iree-O3", runtime="onnxruntime"))
     assert (flow.name, flow.runtime, flow.compiler, flow.compile_flags) == ("iree-O3", "onnxruntime", "", ())
-    assert (
-        SuiteRequest("models", "iree-O3", runtime="iree").load_flow() == SuiteRequest("models", "iree-O3").load_flow()
-    )
+    assert flow_of(SuiteRequest("models", "iree-O3", runtime="iree")) == flow_of(SuiteRequest("models", "iree-O3"))
 
 
 def test_unknown_runtime_is_usage_error() -> None:
     with pytest.raises(UsageError, match="--runtime onxruntime") as caught:
-        SuiteRequest("models", runtime="onxruntime").load_flow()
+        flow_of(SuiteRequest("models", runtime="onxruntime"))
     assert "onnxruntime" in caught.value.hint
 
 

@@ -14,7 +14,7 @@ from support.suite_runs import case, comparison, suite_run
 from support.web import asking
 
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.evidence import evidence, evidence_of_case
+from hil.controller.pipeline.records.evidence import evidence, evidence_of_case
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.workloads.suites.reports.junit import junit_xml
 from hil.controller.workloads.suites.reports.page import report_html

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hil.compare.random_outputs import random_text
-from hil.controller.pipeline.record import criterion_text
 from hil.core.results import Relation
 
 _MAX_LINES = 100
@@ -96,3 +95,20 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
 
 def _list_mappings(value: Any) -> list[Mapping[str, Any]]:
     return [one for one in _as_list(value) if isinstance(one, Mapping)]
+
+
+def criterion_text(criterion: Mapping[str, Any]) -> str:
+    """Format a criterion of a record: ``top1>=0.99: 1, met``."""
+    value = criterion["value"]
+    found = "met" if criterion["passed"] else "not met"
+    shown = found if value is None else f"{format_number(value, 6)}, {found}"
+    return f"{criterion['criterion']}: {shown}" + (f" ({criterion['reason']})" if criterion["reason"] else "")
+
+
+def format_number(value: Any, digits: int) -> str:
+    """Format a number of a record; "-" for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):  # stored record: JSON lacks inf and nan
+        return value
+    return f"{value:.{digits}g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)

@@ -15,8 +15,9 @@ from hil.compare.random_outputs import random_text
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict, deciding
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.next_steps import hint_for_case
-from hil.controller.pipeline.repeated import worst_answer
+from hil.controller.pipeline.records.evidence import criterion_text, format_number
+from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.pipeline.verdicts.repetition import worst_answer
 from hil.controller.storage.runs import Run
 from hil.controller.storage.screen.texts import aligned, say, seconds, together
 from hil.core.results import NEVER_IN, Outcome, Relation, RunResult, exit_code_of, placement_text
@@ -283,7 +284,7 @@ def _format_row(output: dict[str, Any]) -> list[str]:
         output["name"].replace("\n", r"\n"),
         type_text(output["dtype"], output["shape"]),
         "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
-        *(_format_number(output.get(one.key), one.digits) for one in _SHOWN),
+        *(format_number(output.get(one.key), one.digits) for one in _SHOWN),
     ]
 
 
@@ -312,14 +313,6 @@ def _describe_tolerance(outputs: Sequence[dict[str, Any]]) -> str:
         return f"{by_criteria}, tolerance by dtype"
     noise = " with rounding noise" * any(output.get("noise") for output in outputs)
     return f"{by_criteria}, rtol {first['rtol']:g}, atol {first['atol']:g}{noise}"
-
-
-def criterion_text(criterion: Mapping[str, Any]) -> str:
-    """Format a criterion of a record: ``top1>=0.99: 1, met``."""
-    value = criterion["value"]
-    found = "met" if criterion["passed"] else "not met"
-    shown = found if value is None else f"{_format_number(value, 6)}, {found}"
-    return f"{criterion['criterion']}: {shown}" + (f" ({criterion['reason']})" if criterion["reason"] else "")
 
 
 def _format_device_time(device: dict[str, Any]) -> str:
@@ -361,14 +354,6 @@ def _escape_markup(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def _format_number(value: Any, digits: int) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str):  # stored record: JSON lacks inf and nan
-        return value
-    return f"{value:.{digits}g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)
 
 
 # Stages with cached results take milliseconds. Writing the record of many cases takes as long.

@@ -1,0 +1,1 @@
+"""The record of a case: writing, printing, hints and evidence."""

@@ -1,0 +1,30 @@
+"""Meaning of stored outcomes, which may be from a newer version of hil."""
+
+from __future__ import annotations
+
+import functools
+
+from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.errors import EXIT_OK, EXIT_STAGE
+
+
+def exit_code_for(outcome: str) -> int:
+    """Return the exit code of a stored outcome. Outcomes from newer hil versions count as failures."""
+    return Outcome(outcome).exit_code if outcome in Outcome.__members__ else EXIT_STAGE
+
+
+@functools.lru_cache(256)  # called for many cases with few different outcomes
+def is_failing(outcome: str) -> bool:
+    """Return whether an outcome needs attention."""
+    return exit_code_for(outcome) != EXIT_OK
+
+
+def kind_of(outcome: str) -> str:
+    """Return an outcome's kind: ``pass``, ``fail`` (mismatch), ``error``, ``board`` or ``quiet`` (no action needed)."""
+    if outcome == Outcome.PASS.value:
+        return "pass"
+    if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, Outcome.UNSTABLE.value, Outcome.XPASS.value):
+        return "fail"
+    if outcome in BOARD_OUTCOMES:
+        return "board"
+    return "error" if is_failing(outcome) else "quiet"

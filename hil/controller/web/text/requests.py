@@ -1,0 +1,54 @@
+"""Parameters of requests: filters, numbers, and whether the page is saved as a file."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import Request
+
+from hil.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+F = TypeVar("F", bound="DataclassInstance")
+
+
+# Maximum table rows in a saved page.
+SAVED_ROWS = 5000
+
+
+def is_saved(request: Request) -> bool:
+    """Return True for a page to save as a file (`pages/share.py`). A saved page cannot use the server."""
+    return getattr(request.state, "saved", False) is True
+
+
+def rows_of(request: Request, usual: int) -> int:
+    """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page, which has no further pages."""
+    return SAVED_ROWS if is_saved(request) else usual
+
+
+def asked(request: Request, kind: type[F]) -> F:
+    """Parse a filter from the query. Raises UsageError for an invalid number."""
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        given = request.query_params.get(field.name, "")
+        if field.type in ("int", int):
+            if given and not (given.isdecimal() and len(given) < 10):
+                raise UsageError(f"{field.name} must be a number, got {given[:40]!r}")
+            if given:
+                values[field.name] = int(given)
+        elif given:
+            values[field.name] = given
+    return kind(**values)
+
+
+def number_of(request: Request, name: str, default: int = 0) -> int:
+    """Parse a non-negative integer from the query. Raises UsageError if the value is invalid."""
+    given = request.query_params.get(name, "")
+    if not given:
+        return default
+    if not (given.isdecimal() and len(given) < 10):
+        raise UsageError(f"{name} must be a number, got {given[:40]!r}")
+    return int(given)
