@@ -67,7 +67,7 @@ reported = "it failed"
 
 def _study_seeds() -> list[bytes]:
     row = {
-        **{"experiment": "a", "title": "an experiment", "reported": "", "way": "iree", "compiler": "iree 3"},
+        **{"experiment": "a", "title": "an experiment", "reported": "", "toolchain": "iree", "compiler": "iree 3"},
         **{"relation": "independent", "detail": "", "steps": 3, "placement": [{"device": "cpu", "nodes": 2}]},
         "outcome": "FAIL",
         "stages": [{"name": "train", "outcome": "pass", "seconds": 1.5, "message": ""}, {"name": "run"}],

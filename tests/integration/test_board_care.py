@@ -116,7 +116,7 @@ def test_board_check_fails_for_unpinned_host_key(hil, board_x86, tmp_path):
     ended = hil("board", "check", *place, "--json")
     assert ended.code == 4
     assert list(states(ended.document).items())[-1] == ("host key", "fail")
-    assert "--accept-new-host-key" in ended.document["checks"][-1]["mend"]
+    assert "--accept-new-host-key" in ended.document["checks"][-1]["fix"]
 
 
 @pytest.mark.board
@@ -150,7 +150,7 @@ def test_board_check_reports_unreachable_host_or_port(hil, address, failing, sai
     last = ended.document["checks"][-1]
     assert (last["name"], last["state"]) == (failing, "fail")
     assert said in last["found"]
-    assert last["mend"]
+    assert last["fix"]
 
 
 def _greet(server: socket.socket, words: bytes) -> None:

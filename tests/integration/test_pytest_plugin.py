@@ -87,7 +87,7 @@ def test_mismatch_fails_test_and_prints_working_commands(project):
         "--runtime-hw-type", "sim-undeclared", "-k", "full", "--hil-rtol", "0.05", "--hil-atol", "0.05"
     )
     assert wider.code == 0, wider.out
-    assert not list((project.folder / ".hil").rglob("*.npy")), "what has been mended leaves nothing behind"
+    assert not list((project.folder / ".hil").rglob("*.npy")), "a test that passes removes the files of its failure"
 
 
 def test_runtimes_are_targets(project, small):

@@ -128,7 +128,7 @@ class Board:
         """
         if self._ours:
             return
-        for mended in (False, True):
+        for renewed in (False, True):
             try:
                 fence = self.config.connection.fence
                 self.client.open_session(self._purpose, fence=fence, wait_s=self._wait_s, on_wait=self._say)
@@ -139,7 +139,7 @@ class Board:
                 )
             except (errors.BoardLost, errors.BoardUnreachable, errors.SessionEnded) as error:
                 gone = error
-            if mended or self._link.renew is None:
+            if renewed or self._link.renew is None:
                 raise gone
             self._connect_anew()
         self._ours = True

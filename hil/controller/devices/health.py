@@ -27,7 +27,7 @@ class Check:
     name: str
     state: str
     found: str
-    mend: str = ""  # suggested action; "" if nothing is wrong
+    fix: str = ""  # suggested action; "" if nothing is wrong
 
 
 _CONNECT_S = 10.0
@@ -63,8 +63,8 @@ def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        mend = "check the spelling, /etc/hosts and DNS, or use the IP address"
-        yield Check("name", FAIL, f"cannot resolve host name {host}: {error}", mend)
+        fix = "check the spelling, /etc/hosts and DNS, or use the IP address"
+        yield Check("name", FAIL, f"cannot resolve host name {host}: {error}", fix)
         return False
     yield Check("name", PASS, f"{host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
     start = time.monotonic()
@@ -73,8 +73,8 @@ def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
             took = time.monotonic() - start
             banner = link.recv(256).split(b"\r\n")[0].split(b"\n")[0]
     except OSError as error:
-        mend = "check that the board is on, on this network and runs sshd on this port (USER@HOST:PORT)"
-        yield Check("port", FAIL, f"no response from {host} port {port}: {error}", mend)
+        fix = "check that the board is on, on this network and runs sshd on this port (USER@HOST:PORT)"
+        yield Check("port", FAIL, f"no response from {host} port {port}: {error}", fix)
         return False
     if not banner.startswith(b"SSH-"):
         greeting = repr(banner.decode(errors="replace")) if banner else "nothing"

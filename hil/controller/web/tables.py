@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hil.controller.web.index.sessions import IndexedSession
-from hil.controller.web.readers.analyses import WHOLES, row_name
+from hil.controller.web.readers.analyses import WHOLES, row_name, row_toolchain
 from hil.controller.web.readers.fields import mapping, mappings
 from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.runs import side_name
@@ -94,7 +94,7 @@ def study_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
         rows.append(
             [
                 TableCell(text(row.get("experiment")), case=row_name(row)),
-                TableCell(text(row.get("way"))),
+                TableCell(row_toolchain(row)),
                 TableCell(outcome=text(row.get("outcome"))),
                 *(_stage_cell(mapping(stages.get(name))) for name in names),
                 TableCell(text(row.get("steps"))),

@@ -62,24 +62,24 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
     seen = ask(shell, "probe", choice.config.connection.folder, "", board=choice.name)
     yield Check("system", PASS, f"{seen.system} on {seen.machine}")
     noexec = f"programs cannot run in {seen.folder}: the file system is mounted noexec" if seen.noexec else ""
-    mend = "set a different directory in the config: [connection] folder"
-    yield _judged("folder", FAIL, seen.unusable or noexec, seen.folder, mend)
+    fix = "set a different directory in the config: [connection] folder"
+    yield _judged("folder", FAIL, seen.unusable or noexec, seen.folder, fix)
     if seen.free_bytes is not None:
         free = f"{seen.free_bytes / 2**20:.0f} MiB free in {seen.folder}"
         low = f"{free}; the agent requires about 75 MiB" if seen.free_bytes < _DISK_MIB * 2**20 else ""
-        mend = "free disk space, or set a different directory in the config: [connection] folder"
-        yield _judged("disk", WARN, low, free, mend)
+        fix = "free disk space, or set a different directory in the config: [connection] folder"
+        yield _judged("disk", WARN, low, free, fix)
     shared = shell.run(["sh", "-c", "test -w /dev/shm && df -Pk /dev/shm | tail -n 1"], check=False).text.split()
     there = len(shared) > 3 and re.fullmatch("[0-9]{1,15}", shared[3])
     found = f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm" if there else ""
-    mend = "mount -t tmpfs tmpfs /dev/shm; some runtimes require it"
-    yield _judged("shared memory", WARN, "" if there else "/dev/shm is missing or not writable", found, mend)
+    fix = "mount -t tmpfs tmpfs /dev/shm; some runtimes require it"
+    yield _judged("shared memory", WARN, "" if there else "/dev/shm is missing or not writable", found, fix)
     yield _python(seen, choice)
 
 
-def _judged(name: str, state: str, wrong: str, fine: str, mend: str) -> Check:
+def _judged(name: str, state: str, wrong: str, fine: str, fix: str) -> Check:
     """Return a passing check if ``wrong`` is empty, else a check with ``state`` and the hint."""
-    return Check(name, state, wrong, mend) if wrong else Check(name, PASS, fine)
+    return Check(name, state, wrong, fix) if wrong else Check(name, PASS, fine)
 
 
 def _python(seen: Seen, choice: BoardChoice) -> Check:
@@ -148,15 +148,15 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
     if "wall_ns" in info:
         off = (int(info["wall_ns"]) - now_ns) / 1e9
         how = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's" if abs(off) >= _CLOCK_S else ""
-        mend = "set the clock (date -s, NTP): TLS and file dates depend on it, hil's timings do not"
-        yield _judged("clock", WARN, how, "matches this machine", mend)
+        fix = "set the clock (date -s, NTP): TLS and file dates depend on it, hil's timings do not"
+        yield _judged("clock", WARN, how, "matches this machine", fix)
     readings = {one["name"]: one for one in info.get("readings", ())}
     governors = {name.split()[0]: one.get("text", "") for name, one in readings.items() if name.endswith(" governor")}
     if governors:
         found = ", ".join(f"{cpu} {governor}" for cpu, governor in governors.items())
         slow = found if "powersave" in governors.values() else ""
-        mend = "echo performance > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, on the board"
-        yield _judged("governor", WARN, slow, found, mend)
+        fix = "echo performance > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, on the board"
+        yield _judged("governor", WARN, slow, found, fix)
     cooling = [one for name, one in readings.items() if name.startswith("cooling_device") and one.get("value")]
     hot = [f"{one['name']} at step {one['value']:.0f}" for one in cooling]
     if (firmware_bits(bits := readings.get("firmware throttling", {}).get("text", "")) or 0) & 0xF:
@@ -175,14 +175,14 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
     usable = False
     for name, one in found.items():
         if error := one.get("error"):
-            mend = f"hil board deploy ADDR --runtime {name}, or install it on the board manually"
-            yield Check(f"runtime {name}", FAIL if name == wanted else SKIP, f"cannot be used: {error}", mend)
+            fix = f"hil board deploy ADDR --runtime {name}, or install it on the board manually"
+            yield Check(f"runtime {name}", FAIL if name == wanted else SKIP, f"cannot be used: {error}", fix)
         else:
             usable = usable or name == wanted
             yield Check(f"runtime {name}", PASS, runtime_text(one))
     if wanted not in found:
-        mend = f"hil board deploy ADDR --runtime {wanted}, or use an installed runtime: {', '.join(found)}"
-        yield Check(f"runtime {wanted}", FAIL, "not available on the board", mend)
+        fix = f"hil board deploy ADDR --runtime {wanted}, or use an installed runtime: {', '.join(found)}"
+        yield Check(f"runtime {wanted}", FAIL, "not available on the board", fix)
     return usable
 
 

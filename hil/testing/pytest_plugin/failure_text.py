@@ -70,14 +70,14 @@ def commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
 
     Args:
         here: Current directory. Paths are relative to it.
-        out: Base directory of paths in ``record.left``.
+        out: Base directory of paths in ``record.directories``.
     """
     lines = [repeat(record.repeat)]
     if record.diff:
         lines.append(f"see the diff:  {_relativize_diff(here, record.diff, record.folder)}")
     if record.folder and Path(record.folder).exists():
         lines.append(f"stored in:     {typed(here, record.folder)}")
-    for what, where in record.left.items():
+    for what, where in record.directories.items():
         lines.append(f"{what + ':':<14} {typed(here, os.path.normpath(out / where))}")
     return "\n".join(lines)
 

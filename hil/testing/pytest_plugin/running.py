@@ -20,7 +20,7 @@ from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.storage.runs import safe_name, storing
-from hil.controller.workloads.suites.outcome import left_by, record_of
+from hil.controller.workloads.suites.outcome import list_directories, record_of
 from hil.controller.workloads.suites.preparing import begin_case
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task, attempt, fresh, next_confirmation
@@ -216,7 +216,9 @@ class CaseRun:
         """End the test: add outcome and times to pytest's report."""
         if self._case is not None and self._case.outcome:
             self._write_profiles(self._case)
-            self.record = replace(self.record or self._make_record(self.case), left=left_by(self.case, self._store))
+            self.record = replace(
+                self.record or self._make_record(self.case), directories=list_directories(self.case, self._store)
+            )
             self._item.user_properties.extend(failure_text.properties(self.record))
             shutil.rmtree(self._case.folder, ignore_errors=True)
         shutil.rmtree(self._work, ignore_errors=True)

@@ -90,7 +90,7 @@ def test_study_matches_tensorflow_and_stores_results(hil, tmp_path):
     assert done.code == 0, done.err
     check(done.document)
     rows = done.document["rows"]
-    assert [(row["experiment"], row["way"], row["outcome"], row["steps"]) for row in rows] == [
+    assert [(row["experiment"], row["toolchain"], row["outcome"], row["steps"]) for row in rows] == [
         ("fc", "tfcompile", "PASS", 3),
         ("fc", "iree", "PASS", 3),
         ("rnn_seq_length", "tfcompile", "PASS", 3),
@@ -103,7 +103,9 @@ def test_study_matches_tensorflow_and_stores_results(hil, tmp_path):
     # The sources of a program are next to it, and it runs without the study.
     for row in rows:
         program = tmp_path / "out" / row["program"]
-        made = {"tfcompile": ("graph.pb", "config.pbtxt", "program.h"), "iree": ("lowered/step.mlir",)}[row["way"]]
+        made = {"tfcompile": ("graph.pb", "config.pbtxt", "program.h"), "iree": ("lowered/step.mlir",)}[
+            row["toolchain"]
+        ]
         for name in (*made, "hlo/before_optimizations.txt", "hlo/after_optimizations.dot"):
             assert (program.parent / name).stat().st_size > 0
         step = [program.with_name(f"{kind}-3.npz") for kind in ("inputs", "outputs")]
@@ -129,7 +131,7 @@ def test_study_reports_failed_stage_per_experiment(hil, study):
     done = hil("study", "run", study, "--json")
     assert done.code == 3
     check(done.document)
-    rows = {(row["experiment"], row["way"]): row for row in done.document["rows"]}
+    rows = {(row["experiment"], row["toolchain"]): row for row in done.document["rows"]}
     assert len(rows) == 10
     for way, lowering in (("tfcompile", "compile"), ("iree", "lower to StableHLO")):
         assert rows["fine", way]["outcome"] == "PASS"
@@ -205,7 +207,7 @@ known_hosts = "{board_aarch64.known_hosts}"
     )
     done = hil("study", "run", FOURTEEN, "--experiment", "fc_batchnorm", "--board", "arm.toml", "--json")
     assert done.code == 0, done.err + json.dumps(done.document, indent=1)
-    assert [(row["way"], row["outcome"], row["relation"], row["steps"]) for row in done.document["rows"]] == [
+    assert [(row["toolchain"], row["outcome"], row["relation"], row["steps"]) for row in done.document["rows"]] == [
         ("tfcompile", "PASS", "same library", 5),
         ("iree", "PASS", "independent", 5),
     ]

@@ -40,5 +40,5 @@ def test_failure_commands_quote_path_with_space(tmp_path: Path):
 
 
 def test_failure_commands_show_path_of_compiler_ir(tmp_path: Path):
-    record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", repeat="pytest", left={"ir": "../../ir/m"})
+    record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", repeat="pytest", directories={"ir": "../../ir/m"})
     assert commands(record, tmp_path, tmp_path / "out/sim").splitlines()[-1] == "ir:            ir/m"

@@ -85,8 +85,8 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
         if not as_json:
             word = one.state.upper() if one.state == FAIL else one.state
             click.echo(f"{word:5} {one.name:19} {one.found}")
-            if one.mend:
-                click.echo(f"{'':25} fix: {one.mend}")
+            if one.fix:
+                click.echo(f"{'':25} fix: {one.fix}")
     failed = [one.name for one in done if one.state == FAIL]
     if failed and not as_json:
         say(f"FAIL: {', '.join(failed)}")

@@ -84,7 +84,7 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     seconds = time.monotonic() - start
     answer(
         as_json,
-        {"board": choice.name, "action": action, "answers": wait, "seconds": seconds, "said": output},
+        {"board": choice.name, "action": action, "answers": wait, "seconds": seconds, "output": output},
         f"{choice.name}: {action} done" + (f", the board responds after {seconds:.1f} s" if wait else ""),
     )
 

@@ -73,16 +73,16 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     from hil.controller.workloads.study.record import Asked, read_study, summary
     from hil.controller.workloads.study.run import run_study
     from hil.controller.workloads.study.show import failures, terminal_table
-    from hil.controller.workloads.study.toolchains import WAYS
+    from hil.controller.workloads.study.toolchains import TOOLCHAINS
 
-    ways = [name.strip() for name in compilers.split(",")]
-    for name in ways:
-        if name not in WAYS:
-            hint = f"{did_you_mean(name, WAYS)}one of {', '.join(WAYS)}"
+    toolchains = [name.strip() for name in compilers.split(",")]
+    for name in toolchains:
+        if name not in TOOLCHAINS:
+            hint = f"{did_you_mean(name, TOOLCHAINS)}one of {', '.join(TOOLCHAINS)}"
             raise UsageError(f"unknown compiler {name!r}", hint=hint)
     asked = Asked(
         read_study(folder, only),
-        list(dict.fromkeys(ways)),
+        list(dict.fromkeys(toolchains)),
         **{name: settings[name] for name in Asked.__dataclass_fields__ if name in settings},
     )
     choice = chosen_board(settings)

@@ -195,8 +195,8 @@ async def forget_absent(tx: Tx, absent_s: float, settings: FarmSettings) -> list
 async def _forget_boards(tx: Tx, names: Sequence[str], reason: str, settings: FarmSettings) -> list[str]:
     gone = await board_rows(tx, settings, names)
     for row in await fetched(tx, _FORGET, {"names": list(names), "most": MOST_FENCE}):
-        mended = f"; invalid fence reset to {row['fence']}" if row["was"] < 0 else ""
-        await note_board(tx, "forgotten", row["name"], f"{reason}{mended}")
+        reset = f"; invalid fence reset to {row['fence']}" if row["was"] < 0 else ""
+        await note_board(tx, "forgotten", row["name"], f"{reason}{reset}")
     left = await board_rows(tx, settings)
     lost = [
         lane.lane

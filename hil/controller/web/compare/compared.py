@@ -21,7 +21,7 @@ ROWS = 100
 OVERVIEW_ROWS = 15
 TITLES: Mapping[str, str] = {
     "broke": "Newly failing",
-    "mended": "Fixed",
+    "fixed": "Fixed",
     "still_failing": "Still failing",
     "new": "Only in compared",
     "gone": "Only in baseline",

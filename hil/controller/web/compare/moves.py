@@ -13,7 +13,7 @@ from hil.controller.workloads.suites.reports.changes import move_of
 from hil.controller.workloads.suites.reports.diff import ABSENT, NOT_RUN
 
 # Change kinds, in page order.
-MOVES = ("broke", "mended", "still_failing", "new", "gone", "other")
+MOVES = ("broke", "fixed", "still_failing", "new", "gone", "other")
 _KINDS = ("", *MOVES)
 # Outcome keys for a case that is missing on a side.
 _ABSENT, _NOT_RUN = -1, -2

@@ -44,18 +44,18 @@ def bases(folder: Path, roots: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys([*found, folder.parent.parent, Path.cwd()]))
 
 
-def kept_files(folder: Path, place: Path | None, left: Mapping[str, str]) -> list[KeptFile]:
+def kept_files(folder: Path, place: Path | None, directories: Mapping[str, str]) -> list[KeptFile]:
     """Return a case's files other than tensors and logs: IR, profiles, pictures, models.
 
     Args:
         folder: the session's directory.
         place: the case's directory, or None.
-        left: kind -> directory with other files, absolute or relative to ``folder``.
+        directories: kind -> directory with other files, absolute or relative to ``folder``.
     """
     found: list[KeptFile] = []
     if place is not None and own(folder, place):
         found += _kept_files_below(folder, place, "")
-    for what, where in left.items():
+    for what, where in directories.items():
         if own(folder, folder / where):
             found += _kept_files_below(folder, folder / where, what)
         else:

@@ -149,8 +149,8 @@ def _read_suite(
         group=_text_or_empty(request.get("group")) or "node",
         outputs=whole.get("outputs"),
         placement=whole.get("placement"),
-        profiles=[str(folder / left)]
-        if (left := _text_or_empty(mapping(whole.get("left")).get("run profile")))
+        profiles=[str(folder / profile)]
+        if (profile := _text_or_empty(mapping(whole.get("directories") or whole.get("left")).get("run profile")))
         else (),
         imported=_find_imported(_text_or_empty(settings.get("debug_ir")), name, session, roots),
     )

@@ -70,9 +70,14 @@ def read_bisect(session_id: str, document: Mapping[str, Any]) -> Found:
     return session, cases
 
 
+def row_toolchain(row: Mapping[str, Any]) -> str:
+    """Return the toolchain of a row of a study. The key was ``way`` before version 0.1."""
+    return text(row.get("toolchain") or row.get("way"))
+
+
 def row_name(row: Mapping[str, Any]) -> str:
     """Return the case name for a row of a study."""
-    return text(f"{text(row.get('experiment'))} {text(row.get('way'))}".strip())
+    return text(f"{text(row.get('experiment'))} {row_toolchain(row)}".strip())
 
 
 def read_study(session_id: str, folder: Path, document: Mapping[str, Any]) -> Found:
@@ -89,7 +94,7 @@ def read_study(session_id: str, folder: Path, document: Mapping[str, Any]) -> Fo
                 row_name(row),
                 number,
                 model=text(row.get("experiment")),
-                flow=text(row.get("way")),
+                flow=row_toolchain(row),
                 board=board,
                 outcome=text(row.get("outcome")),
                 stage=text(row.get("failed_stage")),

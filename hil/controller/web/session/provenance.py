@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hil.controller.web.readers.analyses import row_toolchain
 from hil.controller.web.readers.fields import listed, mapping, mappings
 from hil.controller.web.text.entries import text
 from hil.core.results import placement_text
@@ -91,7 +92,7 @@ def facts_of_row(row: Mapping[str, Any], document: Mapping[str, Any]) -> Facts:
         "Experiment": text(row.get("title")),
         "Reported": text(row.get("reported")),
         "Board": text(mapping(document.get("board")).get("name")),
-        "Compiler": text(row.get("compiler")) or text(row.get("way")),
+        "Compiler": text(row.get("compiler")) or row_toolchain(row),
         "Ran on": placement(row.get("placement")),
         "Program": text(row.get("program")),
         "Steps that agree": text(row.get("steps")),

@@ -16,7 +16,7 @@ from hil.controller.web.files.kept import KeptFile, kept_files, logs_below
 from hil.controller.web.files.kept import own as own
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
-from hil.controller.web.readers.analyses import findings, row_name
+from hil.controller.web.readers.analyses import findings, row_name, row_toolchain
 from hil.controller.web.readers.commands import command_of_run
 from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document
 from hil.controller.web.readers.runs import side_name
@@ -142,8 +142,9 @@ def _detail_of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
         head = read_document(folder / HEAD)
     except (OSError, ValueError):
         head = {}
-    left = {text(what): text(where) for what, where in mapping(record.get("left")).items() if text(where)}
-    profiles = [what for what in left if what.endswith(" profile")]
+    stored = mapping(record.get("directories") or record.get("left"))  # the key before version 0.1 was ``left``
+    directories = {text(what): text(where) for what, where in stored.items() if text(where)}
+    profiles = [what for what in directories if what.endswith(" profile")]
     others = [_parse_other_verdict(one) for one in mappings(record.get("other_references"))]
     plain = _parse_outputs(record.get("plain_outputs"))
     if plain:
@@ -160,7 +161,7 @@ def _detail_of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
         diff=str(record.get("diff") or ""),
         tensors=_find_tensors(place, outputs),
         logs=logs_below(folder, place) if place else (),
-        profiles={what.removesuffix(" profile"): [str(folder / left[what])] for what in profiles},
+        profiles={what.removesuffix(" profile"): [str(folder / directories[what])] for what in profiles},
         facts=facts_of_line(record, head),
         others=others,
         disagreement=text(record.get("disagreement")),
@@ -168,7 +169,7 @@ def _detail_of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
         attempts=[_parse_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
         confirmed=text(record.get("confirmed")),
         expectation=_parse_texts(mapping(record.get("expectation"))),
-        kept=kept_files(folder, place, left),
+        kept=kept_files(folder, place, directories),
     )
 
 
@@ -258,7 +259,7 @@ def _detail_of_layer(folder: Path, document: Mapping[str, Any], name: str) -> Ca
 
 def _detail_of_row(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     row = next((one for one in mappings(document.get("rows")) if row_name(one) == name), {})
-    place = folder / text(row.get("experiment")) / text(row.get("way"))
+    place = folder / text(row.get("experiment")) / row_toolchain(row)
     stages = _parse_seconds({text(one.get("name")): one.get("seconds") for one in mappings(row.get("stages"))})
     return CaseDetail(
         row,

@@ -33,7 +33,7 @@ class Asked:
     """Settings of a study."""
 
     experiments: Sequence[Experiment]
-    ways: Sequence[str]  # compilers: keys in :data:`hil.controller.workloads.study.toolchains.WAYS`
+    toolchains: Sequence[str]  # compilers: keys in :data:`hil.controller.workloads.study.toolchains.TOOLCHAINS`
     steps: int
     seed: int  # for initial values and data
     # rtol, atol: tolerance for losses and variables against TensorFlow after each step. With ``atol`` None it is
@@ -99,7 +99,7 @@ PASSED, FAILED, NOT_REACHED = "pass", "fail", "not reached"
 
 
 # Row fields that the document contains unchanged.
-_PLAIN = ("way", "compiler", "relation", "detail", "steps", "placement")
+_PLAIN = ("toolchain", "compiler", "relation", "detail", "steps", "placement")
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Row:
     """Result of an experiment with a compiler."""
 
     experiment: Experiment
-    way: str
+    toolchain: str
     stages: list[StageResult]
     outcome: Outcome | None = None
     compiler: str = ""
@@ -168,7 +168,8 @@ class Row:
         """Parse a row from :meth:`document`. Raises KeyError, TypeError or ValueError if it is invalid."""
         row = cls(
             experiment,
-            **{name: document[name] for name in _PLAIN if name != "placement"},
+            toolchain=toolchain_of(document),
+            **{name: document[name] for name in _PLAIN if name not in ("toolchain", "placement")},
             placement=document.get("placement"),
             stages=[StageResult(**stage) for stage in document["stages"]],
             outcome=Outcome(document["outcome"]) if document["outcome"] else None,
@@ -180,15 +181,20 @@ class Row:
         return row
 
 
+def toolchain_of(document: Mapping[str, Any]) -> str:
+    """Return the toolchain of a stored row, whose key was ``way`` before version 0.1. Raises KeyError without it."""
+    return str(document["toolchain"] if "toolchain" in document else document["way"])
+
+
 def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[Row]:
     """Return the rows of a resumed study: all finished stored rows, and the requested rows that are not finished.
 
     Rows with a lost board run again. Raises the errors of :meth:`Row.of_document`.
     """
-    todo = {(row.experiment.name, row.way): row for row in asked}
+    todo = {(row.experiment.name, row.toolchain): row for row in asked}
     rows = []
     for document in stored:
-        new = todo.pop((document["experiment"], document["way"]), None)
+        new = todo.pop((document["experiment"], toolchain_of(document)), None)
         if document["outcome"] not in {None, *BOARD_OUTCOMES}:
             known = Experiment(document["experiment"], document["title"], document["reported"], Path())
             rows.append(Row.of_document(document, new.experiment if new else known))
@@ -205,7 +211,7 @@ def exit_code(rows: Iterable[Row], interrupted: bool) -> int:
 def summary(rows: Sequence[Row]) -> str:
     """Return the number of passed rows, by compiler."""
     parts = []
-    for way in dict.fromkeys(row.way for row in rows):
-        mine = [row for row in rows if row.way == way]
-        parts.append(f"{way}: {sum(row.outcome is Outcome.PASS for row in mine)} of {len(mine)} passed")
+    for toolchain in dict.fromkeys(row.toolchain for row in rows):
+        mine = [row for row in rows if row.toolchain == toolchain]
+        parts.append(f"{toolchain}: {sum(row.outcome is Outcome.PASS for row in mine)} of {len(mine)} passed")
     return "; ".join(parts)

@@ -36,7 +36,7 @@ from hil.controller.workloads.study.record import (
     exit_code,
     taken_over,
 )
-from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, StepProgram, call
+from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, TOOLCHAINS, Making, StepProgram, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, train
 from hil.core.bounded_json import parse_json
 from hil.core.files import copy_file, read_file
@@ -145,8 +145,8 @@ def run_study(
     load_rules(asked.accept)
     if asked.steps < 1:
         raise UsageError("--steps must be at least 1")
-    for way in asked.ways:
-        WAYS[way].compiler()
+    for toolchain in asked.toolchains:
+        TOOLCHAINS[toolchain].compiler()
     needed_version("tensorflow", "tensorflow")
     with Isolated() as isolated, BoardPool("hil study", wait_s=wait_s, say=screen.note) as pool:
         study = _Study(asked, choice, isolated, pool, screen)
@@ -169,12 +169,12 @@ class _Study:
         self.rows: list[Row] = [
             Row(
                 one,
-                way,
-                [StageResult(name) for name in WAYS[way].all_stages],
-                relation=relation_of(WAYS[way].runtime, "tensorflow").value,
+                toolchain,
+                [StageResult(name) for name in TOOLCHAINS[toolchain].all_stages],
+                relation=relation_of(TOOLCHAINS[toolchain].runtime, "tensorflow").value,
             )
             for one in asked.experiments
-            for way in asked.ways
+            for toolchain in asked.toolchains
         ]
 
     def run(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class _Study:
 
     def _session(self) -> BoardSession:
         """Return the board's session. Reopen a lost board."""
-        runtimes = [WAYS[way].runtime for way in self.asked.ways]
+        runtimes = [TOOLCHAINS[toolchain].runtime for toolchain in self.asked.toolchains]
         # IREE's runtime must be deployed to the board; XLA's is linked into programs.
         return self.pool.session(self.choice, runtimes=("iree" if "iree" in runtimes else runtimes[0],))
 
@@ -260,14 +260,14 @@ class _Study:
         call(self.isolated, train, arguments, folder / "log.txt", failure=ReferenceFailed, crash=ReferenceFailed)
 
     def _row(self, row: Row, trained: Path, stage: Callable[[str, Callable[[], Any]], Any]) -> None:
-        folder = (self.asked.out / row.experiment.name / row.way).absolute()
+        folder = (self.asked.out / row.experiment.name / row.toolchain).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         saved = trained.absolute() / SAVED / "saved_model.pb"
         session = self._session()
         board, machine = session.board, session.board.info["machine"]
         making = Making(saved, board.config, machine, folder, self.cache, self.isolated, stage)
-        row.compiler = WAYS[row.way].compiler()
-        program = WAYS[row.way].make(making)
+        row.compiler = TOOLCHAINS[row.toolchain].compiler()
+        program = TOOLCHAINS[row.toolchain].make(making)
         row.size = sum(path.stat().st_size for path in program.artifact.files.values())
         stored = self._keep(program, folder)
         row.program = str(stored.path.relative_to(self.asked.out.absolute()))
@@ -332,7 +332,7 @@ class _Study:
 
         def stage(name: str, work: Callable[[], Any]) -> Any:
             number, result = by_name[name]
-            self.screen.stage(row.experiment.name, number, f"{row.way}: {name}")
+            self.screen.stage(row.experiment.name, number, f"{row.toolchain}: {name}")
             begin = time.monotonic()
             try:
                 made = work()

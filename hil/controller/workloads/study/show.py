@@ -35,7 +35,7 @@ _COLUMNS = {
 
 def cells(row: Row) -> dict[str, str]:
     """Return a row's text by column."""
-    found = {"experiment": row.experiment.name, "compiler": row.way}
+    found = {"experiment": row.experiment.name, "compiler": row.toolchain}
     for column, stage in _stages(row).items():
         if stage is None:
             found[column] = "none"
@@ -65,7 +65,9 @@ def _stages(row: Row) -> dict[str, StageResult | None]:
 def failures(rows: Sequence[Row]) -> list[str]:
     """Return a line per failed row: the stage and the compiler's message."""
     return [
-        f"{row.experiment.name}, {row.way}: {failed.name}: {failed.message}" for row in rows if (failed := row.failed)
+        f"{row.experiment.name}, {row.toolchain}: {failed.name}: {failed.message}"
+        for row in rows
+        if (failed := row.failed)
     ]
 
 
@@ -95,11 +97,13 @@ def markdown(rows: Sequence[Row]) -> str:
 def side_by_side(rows: Sequence[Row], folder: Path) -> MatrixReport:
     """Return a matrix with experiments as rows and compilers as columns."""
     targets = []
-    for way in dict.fromkeys(row.way for row in rows):
-        mine = [row for row in rows if row.way == way]
+    for toolchain in dict.fromkeys(row.toolchain for row in rows):
+        mine = [row for row in rows if row.toolchain == toolchain]
         records = tuple(_record(row) for row in mine if row.outcome is not None)
         missing = tuple(row.experiment.name for row in mine if row.outcome is None)
-        targets.append(TargetResults(way, replace(nothing_of(folder), flow=way, records=records, missing=missing)))
+        targets.append(
+            TargetResults(toolchain, replace(nothing_of(folder), flow=toolchain, records=records, missing=missing))
+        )
     return MatrixReport("study", targets)
 
 
@@ -110,7 +114,7 @@ def _record(row: Row) -> CaseRecord:
         id=row.experiment.name,
         model=row.experiment.name,
         suite="study",
-        flow=row.way,
+        flow=row.toolchain,
         runtime="",
         outcome=outcome,
         ended=outcome,
@@ -134,7 +138,7 @@ def write_tables(rows: Sequence[Row], folder: Path) -> None:
     lines = []
     for row in rows:
         document = row.document()
-        names = ("experiment", "title", "way", "compiler", "relation", "outcome", "failed_stage", "message")
+        names = ("experiment", "title", "toolchain", "compiler", "relation", "outcome", "failed_stage", "message")
         line = {name: document[name] for name in names}
         for column, stage in _stages(row).items():
             line[column] = stage and stage.outcome

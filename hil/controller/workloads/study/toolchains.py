@@ -150,7 +150,7 @@ def by_iree(making: Making) -> StepProgram:
 
 
 @dataclass(frozen=True)
-class Way:
+class Toolchain:
     """A toolchain of a study.
 
     ``make`` compiles a step. ``compiler`` returns the compiler's name and version, and raises UsageError if it is
@@ -169,10 +169,10 @@ class Way:
 
 
 _TFCOMPILE = (tfcompile.GENERATE, tfcompile.COMPILE, tfcompile.LINK)
-WAYS: Mapping[str, Way] = MappingProxyType(
+TOOLCHAINS: Mapping[str, Toolchain] = MappingProxyType(
     {
-        "tfcompile": Way(by_tfcompile, tfcompile.compiler, tfcompile.RUNTIME, _TFCOMPILE),
-        "iree": Way(by_iree, lambda: f"iree {needed_version(PACKAGE)}", "iree", (LOWER, tfcompile.COMPILE)),
+        "tfcompile": Toolchain(by_tfcompile, tfcompile.compiler, tfcompile.RUNTIME, _TFCOMPILE),
+        "iree": Toolchain(by_iree, lambda: f"iree {needed_version(PACKAGE)}", "iree", (LOWER, tfcompile.COMPILE)),
     }
 )
 

@@ -65,13 +65,13 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Suite
         repeat=request.command(spec.id),
         diff=_build_diff_command(case, kept),
         folder=f"cases/{spec.id}" if run.case_folder(spec.id).exists() else "",
-        left=left_by(case, run),
+        directories=list_directories(case, run),
         started=task.started,
         content=spec.content,
     )
 
 
-def left_by(case: Case, run: SuiteRun) -> dict[str, str]:
+def list_directories(case: Case, run: SuiteRun) -> dict[str, str]:
     """Return the directories that the case wrote outside of the case's directory, by kind."""
     folders = {f"{one['kind']} profile": Path(one["folder"]) for one in case.profiles}
     if (ir := case.options.debug_ir) is not None and ir.is_dir() and any(ir.iterdir()):

@@ -95,13 +95,18 @@ class CaseRecord:
     folder: str = ""  # directory for tensors and logs, relative to the run; "" if none
     # Other directories, relative to the run: ``ir`` (from the compiler), ``run profile``, ``compile profile`` ->
     # directory.
-    left: Mapping[str, str] = field(default_factory=dict)
+    directories: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0  # seconds since the epoch
     content: str = ""  # from the :class:`~hil.controller.workloads.suites.cases.spec.CaseSpec`
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:
-        """Parse a line's record. Ignore fields from newer hil versions."""
+        """Parse a line's record. Ignore fields from newer hil versions.
+
+        The key of ``directories`` was ``left`` before version 0.1.
+        """
+        if "left" in values:
+            values = {"directories": values["left"], **values}
         known = {one.name for one in fields(cls)}
         given: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known

@@ -34,7 +34,7 @@ def test_good_board_passes_checks():
         reading("free memory", 512.0),
     )
     assert {name: one.state for name, one in found.items()} == {"clock": "pass", "governor": "pass", "memory": "pass"}
-    assert not any(one.mend for one in found.values())
+    assert not any(one.fix for one in found.values())
     assert found["governor"].found == "cpu0 performance, cpu4 schedutil"
 
 
@@ -59,7 +59,7 @@ def test_missing_readings_are_not_judged():
 def test_doubtful_reading_gives_warning_with_fix(shown, name, said):
     one = look(shown)[name]
     assert (one.state, one.found) == ("warn", said)
-    assert one.mend
+    assert one.fix
 
 
 @pytest.mark.parametrize(("off_s", "said"), [(3600.0, "3600.0 s ahead of"), (-90.0, "90.0 s behind")])

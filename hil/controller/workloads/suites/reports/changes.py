@@ -67,11 +67,11 @@ class NumberChange:
 
 
 def move_of(before: str, after: str) -> str:
-    """Return ``broke``, ``mended`` or ``still_failing`` for a change of outcome, or ""."""
+    """Return ``broke``, ``fixed`` or ``still_failing`` for a change of outcome, or ""."""
     failed, fails = is_failing(before), is_failing(after)
     if fails:
         return "still_failing" if failed else "broke"
-    return "mended" if failed and after != "SKIP" else ""
+    return "fixed" if failed and after != "SKIP" else ""
 
 
 def is_measured(was: Numbers, now: Numbers) -> bool:

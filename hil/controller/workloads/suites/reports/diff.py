@@ -24,7 +24,7 @@ ABSENT, NOT_RUN = "absent", "not run"
 
 _SHOWN = 20
 _LISTED = 200
-_MOVED = ("broke", "mended", "still_failing", "new", "gone")
+_MOVED = ("broke", "fixed", "still_failing", "new", "gone")
 # Number -> title and format.
 _CHANGES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "device_p50_ns": ("device time", lambda value: seconds(value / 1e9)),
@@ -70,7 +70,7 @@ class RunDiff:
     after: SuiteResults
     notes: tuple[str, ...]  # other differences: flow, boards, versions, cases that did not run
     broke: tuple[OutcomeChange, ...]  # passed before, fails now, whether expected or not
-    mended: tuple[OutcomeChange, ...]  # failed before, passes now
+    fixed: tuple[OutcomeChange, ...]  # failed before, passes now
     still_failing: tuple[OutcomeChange, ...]  # fails in both
     new: tuple[OutcomeChange, ...]  # only in the later run; failing cases first
     gone: tuple[OutcomeChange, ...]  # only in the earlier run

@@ -47,7 +47,7 @@ def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) ->
             yield ("difference" if name == PICTURE else name), f"{record.folder}/{name}"
         if is_folder(folder / "logs" / COMPILE_FAILURE):
             yield "compiler failure", f"{record.folder}/logs/{COMPILE_FAILURE}"
-    for what, where in record.left.items():
+    for what, where in record.directories.items():
         if exists(run.folder / where / TRACE):
             yield f"{what} trace", f"{where}/{TRACE}"
         if is_folder(run.folder / where):

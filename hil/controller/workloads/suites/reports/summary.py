@@ -86,7 +86,7 @@ def _format_places(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[
     own = ", ".join(where.removeprefix(inside) for _, where in links if where.startswith(inside))
     places = [f"{shlex.quote(str(run.folder / record.folder))} ({own})"] if own else []
     for what, where in links:
-        if what in record.left:
+        if what in record.directories:
             places.append(f"{shlex.quote(os.path.normpath(run.folder / where))} ({what})")
     return ", ".join(places)
 

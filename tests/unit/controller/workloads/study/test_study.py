@@ -25,7 +25,7 @@ from hil.controller.workloads.study.record import (
 )
 from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
 from hil.controller.workloads.study.show import cells, failures, markdown, write_tables
-from hil.controller.workloads.study.toolchains import WAYS
+from hil.controller.workloads.study.toolchains import TOOLCHAINS
 from hil.core.results import Outcome
 from hil.errors import UsageError
 
@@ -33,14 +33,14 @@ FOURTEEN = Path(__file__).parents[5] / "examples" / "tfcompile_study"
 ONE = Experiment("fc", "Fully | connected", "pass", Path("fc/model.py"))
 
 
-def row(way, failed="", outcome=Outcome.PASS):
-    names = WAYS[way].all_stages
+def row(toolchain, failed="", outcome=Outcome.PASS):
+    names = TOOLCHAINS[toolchain].all_stages
     stages = [StageResult(name, PASSED, 1.5) for name in (names[: names.index(failed)] if failed else names)]
     if failed:
         stages.append(StageResult(failed, FAILED, 1.5, "it | broke"))
         stages += [StageResult(name) for name in names[len(stages) :]]
     steps, worst = (0, {}) if failed else (5, {"max_abs": 2e-7})
-    return Row(ONE, way, stages, outcome, f"{way} 1.0", 2048, steps, "", worst)
+    return Row(ONE, toolchain, stages, outcome, f"{toolchain} 1.0", 2048, steps, "", worst)
 
 
 def test_example_study_contains_reported_experiments():
@@ -103,7 +103,7 @@ def test_table_names_failed_stage(tmp_path):
     assert "- fc, tfcompile: link: it | broke" in markdown(rows)
     write_tables(rows, tmp_path)
     written = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
-    assert [(line["way"], line["failed_stage"], line["message"], line["match"]) for line in written] == [
+    assert [(line["toolchain"], line["failed_stage"], line["message"], line["match"]) for line in written] == [
         ("tfcompile", "link", "it | broke", "not reached"),
         ("iree", "", "", "pass"),
     ]
@@ -137,16 +137,26 @@ def test_exit_code_follows_gravest_outcome():
     assert exit_code([row("iree")], True) == 130
 
 
+def test_row_of_earlier_version_is_read():
+    document = row("iree").document()
+    document["way"] = document.pop("toolchain")
+    assert Row.of_document(document, ONE) == row("iree")
+    assert taken_over([document], [Row(ONE, "iree", [])]) == [row("iree")]
+
+
 def test_resumed_study_preserves_finished_rows():
     lost = row("tfcompile", "run", Outcome.BOARD_LOST)
-    fresh = [Row(ONE, way, [StageResult(name) for name in WAYS[way].all_stages]) for way in ("tfcompile", "iree")]
+    fresh = [
+        Row(ONE, toolchain, [StageResult(name) for name in TOOLCHAINS[toolchain].all_stages])
+        for toolchain in ("tfcompile", "iree")
+    ]
     other = Row(Experiment("conv", "CNN", "", Path()), "iree", [], Outcome.FAIL)
     unfinished = Row(Experiment("rnn", "RNN", "", Path()), "iree", [])
     stored = [one.document() for one in (lost, row("iree"), other, unfinished)]
     assert taken_over(stored, fresh) == [fresh[0], row("iree"), other]
     assert taken_over([], fresh) == fresh
     with pytest.raises((KeyError, TypeError)):
-        taken_over([{"experiment": "fc", "way": "iree", "outcome": "PASS"}], fresh)
+        taken_over([{"experiment": "fc", "toolchain": "iree", "outcome": "PASS"}], fresh)
 
 
 TRAINED = [
@@ -232,9 +242,9 @@ def test_diverged_training_matches_only_diverged_training():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed here")
-@pytest.mark.parametrize(("way", "extra"), [("iree", "tensorflow"), ("tfcompile", "tfcompile")])
-def test_study_without_tensorflow_names_extra(hil, tmp_path, way, extra):
-    done = hil("study", "run", FOURTEEN, "--experiment", "fc", "--compiler", way)
+@pytest.mark.parametrize(("toolchain", "extra"), [("iree", "tensorflow"), ("tfcompile", "tfcompile")])
+def test_study_without_tensorflow_names_extra(hil, tmp_path, toolchain, extra):
+    done = hil("study", "run", FOURTEEN, "--experiment", "fc", "--compiler", toolchain)
     assert done.code == 2
     assert f"pip install 'hil[{extra}]'" in done.err
     assert not (tmp_path / "hil-study").exists()

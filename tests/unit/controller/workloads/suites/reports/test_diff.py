@@ -27,7 +27,7 @@ def test_diff_separates_broken_fixed_and_failing_cases(tmp_path):
         [case("good"), case("breaks"), case("mends", "COMPILE_ERROR"), case("stays", "COMPILE_ERROR"), case("gone")],
         [case("good"), case("breaks", "FAIL"), case("mends"), case("stays", "FAIL"), case("new", "FAIL")],
     )
-    assert ids(found.broke) == ["breaks"] and ids(found.mended) == ["mends"] and ids(found.still_failing) == ["stays"]
+    assert ids(found.broke) == ["breaks"] and ids(found.fixed) == ["mends"] and ids(found.still_failing) == ["stays"]
     assert (found.still_failing[0].before, found.still_failing[0].after) == ("COMPILE_ERROR", "FAIL")
     assert ids(found.new) == ["new"] and ids(found.gone) == ["gone"]
     assert found.broke[0].repeat.endswith("--filter breaks") and found.broke[0].message.startswith("y: 41")
@@ -45,12 +45,12 @@ def test_diff_lists_new_failures_first_with_command(tmp_path):
 
 def test_diff_counts_expected_failure_as_broken(tmp_path):
     found = diff(tmp_path, [case("a"), case("b", "XFAIL")], [case("a", "XFAIL"), case("b", "XPASS")])
-    assert ids(found.broke) == ["a"] and ids(found.mended) == ["b"]
+    assert ids(found.broke) == ["a"] and ids(found.fixed) == ["b"]
 
 
 def test_diff_does_not_count_skipped_case_as_fixed(tmp_path):
     found = diff(tmp_path, [case("a", "FAIL")], [case("a", "SKIP")])
-    assert not found.mended and not found.broke
+    assert not found.fixed and not found.broke
 
 
 def test_diff_marks_unrun_cases_of_incomplete_run(tmp_path):
@@ -156,7 +156,7 @@ def test_diff_notes_different_flow_board_and_version(tmp_path):
 def test_diff_of_same_run_has_empty_lists(tmp_path):
     folder = suite_run(tmp_path / "a", large_run(300))
     found = diff_runs(folder, folder)
-    assert not (found.broke or found.mended or found.new or found.gone or found.changed or found.notes)
+    assert not (found.broke or found.fixed or found.new or found.gone or found.changed or found.notes)
     assert found.still_failing and not found.is_worse and found.device_ratio == pytest.approx(1.0)
 
 
@@ -180,7 +180,7 @@ def test_diff_terminal_and_markdown_match(tmp_path):
     console = Console(file=io.StringIO(), width=120)
     print_diff(console, found)
     text, page = console.file.getvalue(), diff_markdown(found)
-    for told in ("flow: iree before, iree-O3 after", "30 broke, 0 mended", "100 us -> 250 us (2.50x)"):
+    for told in ("flow: iree before, iree-O3 after", "30 broke, 0 fixed", "100 us -> 250 us (2.50x)"):
         assert told in text and told in page.replace("\\>", ">")
     assert text.count("hil suite run") == 20 and "and 10 more" in text
     assert "| `c29` | PASS | FAIL | bad \\| \\[/red\\] \\<b\\> |" in page

@@ -26,7 +26,7 @@ def kept(folder: Path, number: int) -> str:
 
 def failed(folder: Path, count: int = 1) -> Path:
     records = [
-        case(f"c{number}", "FAIL", diff=kept(folder, number), left={"ir": f"../ir/c{number}"})
+        case(f"c{number}", "FAIL", diff=kept(folder, number), directories={"ir": f"../ir/c{number}"})
         for number in range(count)
     ]
     (folder / "ir/c0").mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_reports_link_compiler_reproducer(tmp_path: Path) -> None:
 
 
 def test_reports_do_not_link_missing_files(tmp_path: Path) -> None:
-    run = load_run(suite_run(tmp_path, [case("a", "FAIL", folder="cases/a", left={"ir": "../gone"})]))
+    run = load_run(suite_run(tmp_path, [case("a", "FAIL", folder="cases/a", directories={"ir": "../gone"})]))
     assert list(links_of(run, run.records[0])) == []
 
 
