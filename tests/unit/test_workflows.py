@@ -49,6 +49,13 @@ def test_shell_scripts_pass_shellcheck() -> None:
 
 
 @needs_shellcheck
+def test_shell_scripts_for_boards_pass_shellcheck() -> None:
+    scripts = sorted((ROOT / "hil").rglob("*.sh"))
+    assert len(scripts) > 5
+    assert shellcheck("--shell=sh", *scripts) == ""
+
+
+@needs_shellcheck
 def test_sourced_setup_passes_shellcheck() -> None:
     # The script that sources it sets `root`.
     assert shellcheck("--shell=sh", "--exclude=SC2154", ROOT / "scripts/_setup") == ""

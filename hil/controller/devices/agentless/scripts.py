@@ -22,6 +22,7 @@ from hil import errors
 from hil.controller.devices.agentless.memory import MEMORY_FUNCTIONS, split_memory
 from hil.core import cpuinfo
 from hil.core.digest import digest_file
+from hil.core.files import read_text
 from hil.core.memory_faults import out_of_memory
 from hil.core.processes import signal_name
 from hil.core.scratch import temporary_folder
@@ -53,133 +54,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # iree-run-module and its forks print this after loading the program and reading inputs.
 _BEGUN = re.compile(r"^EXEC @", re.M)
 _OF_IREE = re.compile(r"^(?:\S+\.\w+|<vm>):\d+: ([A-Z_]+); ", re.M)
-
-# Functions for the two scripts below: print a part's title, and FILE:VALUE for all state that may change during a run.
-_LOOK = """
-part() { printf '\\nhil-command %s\\n' "$1"; }
-readings() (
-  cd /sys/devices/system/cpu 2>/dev/null &&
-    grep -Hs . cpufreq/policy*/scaling_cur_freq cpufreq/policy*/scaling_max_freq cpufreq/policy*/scaling_governor \\
-      cpu[0-9]*/thermal_throttle/*_throttle_count
-  cd /sys/class/thermal 2>/dev/null &&
-    grep -Hs . thermal_zone*/type thermal_zone*/temp cooling_device*/type cooling_device*/cur_state
-  grep -Hs . /sys/devices/platform/soc*/soc*firmware/get_throttled | sed 's/.*get_throttled:/get_throttled:/'
-  grep -Hs ^MemAvailable: /proc/meminfo
+# Each script's file describes its arguments.
+_LOOK, _PROBE, _HAVE, _ROOM, _RUN = (
+    read_text(Path(__file__).with_name(f"{name}.sh")) for name in ("look", "probe", "have", "room", "run")
 )
-"""
-
-# FOLDER -> creates hil's directory and describes the machine. Each part follows a title line.
-_PROBE = """
-umask 077
-LC_ALL=C; export LC_ALL
-case $1 in
-'') set -- "${HOME:-/}/.hil/command" ;;
-'~/'*) set -- "${HOME:-/}/${1#'~/'}/command" ;;
-/*) set -- "$1/command" ;;
-*) set -- "${HOME:-/}/$1/command" ;;
-esac
-[ ! -L "$1" ] && mkdir -p -- "$1/programs" "$1/runs" && [ -O "$1" ] || exit 73
-chmod 700 "$1" "$1/programs" "$1/runs" && cd -- "$1" || exit 73
-part folder; pwd -P
-part system; uname -s
-part hostname; uname -n
-part kernel; uname -r
-part arch; uname -m
-part libc; getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | sed -n 's/^ldd .* /glibc /p;s/^musl .*/musl/p'
-part cpuinfo; cat /proc/cpuinfo 2>/dev/null
-part auxv; od -An -v -tx1 /proc/self/auxv 2>/dev/null
-part meminfo; cat /proc/meminfo 2>/dev/null
-part board_id; cat /etc/machine-id 2>/dev/null
-part readings; readings
-part boot_id; cat /proc/sys/kernel/random/boot_id 2>/dev/null
-part end
-for run in runs/*; do
-  [ -d "$run" ] && [ -n "$(find "$run" -prune -mtime +0 2>/dev/null)" ] && rm -rf -- "$run"
-done
-exit 0
-"""
-
-# FILE... -> one line per file: size and SHA-256, or "-" if missing. Existing files are touched to mark their use.
-_HAVE = """
-for file do
-  if [ -f "$file" ]; then
-    touch -- "$file"
-    size=$(wc -c <"$file") || exit 1
-    sum=$(sha256sum <"$file" 2>/dev/null)
-    echo "$((size)) ${sum%% *}"
-  else
-    echo -
-  fi
-done
-"""
-
-# FOLDER MINUTES -> removes programs unused for MINUTES, then prints `df` of the directory.
-_ROOM = """
-find "$1/programs" -type f -mmin "+$2" -exec rm -f -- {} \\; 2>/dev/null
-df -Pk -- "$1" 2>/dev/null || df -k "$1"
-"""
-
-# LIMIT_S WAIT_S FOLDER OUTPUT... -- PROGRAM ARGUMENT...
-#
-# The program leads a separate process group. The group is killed at the limit, or when the link breaks: the script
-# writes a line every second, which then fails. Only one program runs at a time: it holds the lock on the directory of
-# all runs until it ends.
-_RUN = """
-umask 077
-ulimit -c 0 2>/dev/null
-export ORT_DISABLE_TELEMETRY="${ORT_DISABLE_TELEMETRY-1}"
-limit=$1 patience=$2 run=$3 waited=0; shift 3
-cd -- "$run" || { echo hil-command gone; exit 0; }
-outputs=0; for one do [ "$one" = -- ] && break; outputs=$((outputs + 1)); done
-rm -f -- o[0-9]* out err late
-if command -v flock >/dev/null 2>&1; then
-  exec 9<..
-  until flock -n 9; do
-    [ "$waited" -lt "$patience" ] || { echo hil-command busy; exit 0; }
-    waited=$((waited + 1))
-    sleep 1
-    echo .
-  done
-fi
-start() {
-  while [ "$1" != -- ]; do shift; done
-  shift
-  # Where memory runs out Linux kills the program first, not the board's services; it is 500 with an agent, too.
-  { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null
-  if command -v setsid >/dev/null 2>&1; then exec setsid "$@"; fi
-  exec "$@"
-}
-oom=$(oom_kills)
-start "$@" </dev/null >out 2>err &
-tool=$!
-trap '' PIPE HUP
-(
-  exec 9>&-
-  end() { kill -9 "-$tool" 2>/dev/null || kill -9 "$tool" 2>/dev/null; }
-  while kill -0 "$tool" 2>/dev/null; do
-    [ "$limit" -gt 0 ] || { : >late; end; break; }
-    sleep 1 >/dev/null 2>&1
-    limit=$((limit - 1))
-    echo . 2>/dev/null || { end; break; }
-  done
-) &
-watch=$!
-wait "$tool" 2>/dev/null
-code=$?
-kill "$watch" 2>/dev/null
-wait "$watch" 2>/dev/null
-[ -e late ] && code=late
-[ "$code" = 137 ] && [ "$(oom_kills)" != "$oom" ] && memory
-echo "hil-command $code $waited" 2>/dev/null || { cd ..; rm -rf -- "$run"; exit 1; }
-while [ "$outputs" -gt 0 ]; do
-  if [ -f "$1" ]; then wc -c <"$1"; else echo -; fi
-  outputs=$((outputs - 1)); shift
-done
-echo hil-command
-tail -c 65536 out
-tail -c 65536 err >&2
-exit 0
-"""
 
 
 @dataclass(frozen=True)

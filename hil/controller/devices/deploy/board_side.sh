@@ -1,5 +1,10 @@
+# shellcheck shell=sh
 # What hil asks of a board by plain sh, its text coming on stdin: sh -s -- probe|status|stop|clean|reset_fence|logs FOLDER ...
 # Answers are lines: a word, then tab-separated values. See probe.py, which reads them.
+#
+# The last line calls the function that the first argument names. The configured folder may begin with a tilde. dash and
+# busybox have `test -O`.
+# shellcheck disable=SC2329,SC2088,SC3067
 umask 077
 LC_ALL=C
 export LC_ALL
@@ -55,7 +60,7 @@ serves() {
     done
 }
 
-complete() {
+is_complete() {
     [ -x "$has_python" ] || return 1
     for package in $has_packages; do
         [ -d "$folder/packages/$package" ] || return 1
@@ -157,7 +162,7 @@ probe() {
             return
         fi
         tell_installed
-        if serves "$@" && complete; then
+        if serves "$@" && is_complete; then
             # The disk may have become read-only or noexec since the deploy.
             folder_works
             say complete
@@ -190,9 +195,9 @@ end_agent() {
     if [ "$1" = force ]; then signals='TERM KILL'; else signals=HUP; fi
     for signal in $signals; do
         turns=0
-        while [ $turns -lt 30 ]; do
+        while [ "$turns" -lt 30 ]; do
             running || return 0
-            [ $turns != 0 ] || kill -s "$signal" "$pid" 2>/dev/null
+            [ "$turns" != 0 ] || kill -s "$signal" "$pid" 2>/dev/null
             nap
             turns=$((turns + 1))
         done
@@ -216,7 +221,7 @@ lock() {
     command -v flock >/dev/null 2>&1 && [ -d "$folder/run" ] || return 0
     exec 9>>"$folder/run/deploy.lock" || return 0
     turns=0
-    while [ $turns -lt 50 ]; do
+    while [ "$turns" -lt 50 ]; do
         flock -n 9 && return
         nap
         turns=$((turns + 1))

@@ -20,7 +20,7 @@ from typing import IO
 
 from hil.controller.devices.ssh.address import Address
 from hil.controller.devices.ssh.transport import CommandReplaced, CommandSession, SessionRefused, TooMuch, Transport
-from hil.core.files import open_file, replacing
+from hil.core.files import open_file, read_text, replacing
 from hil.errors import BoardError, BoardLost, BoardRefused, StorageError
 
 MOST_OUT = 16 << 20
@@ -165,11 +165,7 @@ def _feed(session: CommandSession, source: IO[bytes], progress: Progress | None)
 # Timeout for one response of the board, and the slowest supported link.
 _PATIENCE_S = 60.0
 _SLOWEST_BYTES_S = 10_000
-# Arguments: PART SIZE MODE FILE. The size distinguishes a broken link from the end of the file.
-_PUT = """
-umask 077
-cat >"$1" && [ "$(wc -c <"$1")" -eq "$2" ] && chmod "$3" "$1" && mv -f "$1" "$4" || { rm -f "$1"; exit 1; }
-"""
+_PUT = read_text(Path(__file__).with_name("put.sh"))
 
 
 def _patience_s(size: int) -> float:

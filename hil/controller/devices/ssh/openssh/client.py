@@ -34,6 +34,7 @@ from hil.controller.devices.ssh.transport import (
     SshDestination,
 )
 from hil.core.board_config import Connection
+from hil.core.files import read_text
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import new_folder
 from hil.errors import StorageError, UsageError
@@ -65,15 +66,7 @@ _DEFAULTS = {
 }
 _KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 _UNQUOTABLE = set('"\n\\')
-# Run an ssh while stdin is open, so that ssh ends even if hil is killed. The first line of stdout is the ssh's PID.
-_WHILE_HIL_LIVES = """
-exec 3<&0 </dev/null
-"$@" 3<&- >/dev/null & ssh=$!
-echo "$ssh"
-{ read -r line <&3; kill "$ssh"; } >/dev/null 2>&1 & watch=$!
-wait "$ssh"
-kill "$watch"
-"""
+_WHILE_HIL_LIVES = read_text(Path(__file__).with_name("while_hil_lives.sh"))
 
 
 def is_usable() -> bool:

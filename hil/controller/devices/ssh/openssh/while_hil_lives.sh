@@ -1,0 +1,8 @@
+# shellcheck shell=sh
+# COMMAND...: run an ssh while stdin is open, so that ssh ends even if hil is killed. Print the ssh's PID first.
+exec 3<&0 </dev/null
+"$@" 3<&- >/dev/null & ssh=$!
+echo "$ssh"
+{ read -r _ <&3; kill "$ssh"; } >/dev/null 2>&1 & watch=$!
+wait "$ssh"
+kill "$watch"
