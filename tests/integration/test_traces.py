@@ -21,7 +21,16 @@ from hil.controller.pipeline.settings.flagfiles import parse_flagfile
 from hil.core.results import Outcome
 from hil.errors import NotRun, UsageError
 from hil.formats.iree_command import own_tool
-from hil.testing import ModelFile, Trace, compare_backends, ndarange, uniform
+from hil.testing import (
+    BackendInfo,
+    CompiledModule,
+    IreeCompiledModule,
+    ModelFile,
+    Trace,
+    compare_backends,
+    ndarange,
+    uniform,
+)
 from hil.traces import compile as compile_for
 
 MODULE = """
@@ -188,6 +197,22 @@ def test_compile_for_builds_module_for_backend(place, module):
     assert (place / "made" / "Module" / "iree_vmvx" / "twice" / "twice.vmfb").is_file()
     with pytest.raises(NotRun, match="IREE device cuda not found"):
         compile_for(module, "iree_cuda")
+
+
+@pytest.mark.parametrize("name", ["iree_vmvx", "iree_vmla"])
+def test_names_of_iree_tests_compile_module(place, module, name):
+    backend = BackendInfo(name)
+    made = (
+        backend.compile(module, ["twice"]),
+        IreeCompiledModule(module, backend, exported_names=["twice"], artifacts_dir="made"),
+    )
+    for compiled in made:
+        with compiled:
+            assert isinstance(compiled, CompiledModule)
+            assert compiled(np.float32([1, 2, 3, 4])).tolist() == [2, 4, 6, 8]
+    assert (place / "made" / "Module" / "iree_vmvx").is_dir()
+    with pytest.raises(UsageError, match="iree_vmlaa"):
+        BackendInfo("iree_vmlaa").compile(module)
 
 
 def test_compare_backends_checks_onnx_model_with_onnxruntime():
