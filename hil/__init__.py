@@ -29,20 +29,26 @@ if TYPE_CHECKING:
     from hil import traces as traces
     from hil.api import connect as connect
     from hil.api import run as run
+    from hil.controller.models.tensorflow.lower import lower_function as lower_function
+    from hil.controller.models.torch_module import export_module as export_module
+    from hil.controller.storage.run_context import open_context as open_context
 
-__all__ = ["__version__", "connect", "run", "traces"]
+__all__ = ["__version__", "connect", "export_module", "lower_function", "open_context", "run", "traces"]
+# Name -> module. The names are imported on first use: `import hil` stays fast, and agents never load the controller.
+_HOME = {
+    "connect": "hil.api",
+    "run": "hil.api",
+    "export_module": "hil.controller.models.torch_module",
+    "lower_function": "hil.controller.models.tensorflow.lower",
+    "open_context": "hil.controller.storage.run_context",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Import on first use: `import hil` stays fast, and agents never load the controller.
-    if name in ("connect", "run"):
-        from hil import api
-
-        return getattr(api, name)
-    if name == "traces":
+    if name == "traces" or name in _HOME:
         from importlib import import_module
 
-        return import_module("hil.traces")
+        return import_module("hil.traces") if name == "traces" else getattr(import_module(_HOME[name]), name)
     if name == "__version__":
         from hil.core import own_version
 

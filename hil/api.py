@@ -19,7 +19,7 @@ from hil.controller.pipeline.settings.option_names import as_keyword, rename_in_
 from hil.controller.pipeline.settings.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.pipeline.stages import check_options
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
-from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.run_context import RunContext, open_context
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
 from hil.errors import HilError, ImportFailed, UsageError
@@ -101,9 +101,7 @@ def run(
 
 def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, options: dict[str, Any]) -> Case:
     from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolation.isolated import Isolated
 
-    context = options.pop("shop", context)
     program = refused = None
     if is_torch(model):
         path = Path(f"{type(model).__name__}.pt2")
@@ -122,15 +120,13 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
     if board.closed:
         raise UsageError(f"board {board.name} was released", hint="reconnect with hil.connect")
     if not isinstance(context, RunContext | None):
-        raise UsageError(
-            f"context must be a RunContext (hil.controller.storage.run_context) or None, got {context!r:.80}"
-        )
+        raise UsageError(f"context must be the result of hil.open_context or None, got {context!r:.80}")
     check_options(chosen, BoardChoice(board.config, board.name))
     if refused is not None:
         return Case(path.stem, path, chosen, Path()).ended(refused, Stage.IMPORT)
     with contextlib.ExitStack() as stack:
         if context is None:
-            context = RunContext(Cache(), stack.enter_context(Isolated()))
+            context = stack.enter_context(open_context())
         elif chosen.recompute or chosen.debug_ir is not None:
             # A cache recomputes an entry only for the first request. With a new cache, every call recomputes.
             context = replace(context, cache=Cache(context.cache.root))

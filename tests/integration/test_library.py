@@ -129,15 +129,16 @@ def test_run_recomputes_with_shared_context(board, doubling, tmp_path):
     assert cached == [False, True, False, False]
 
 
+def test_open_context_is_shared_by_runs(board, doubling):
+    with hil.open_context(1) as context:
+        cached = [hil.run(doubling, board, {"x": X}, context=context).artifact.cached for _ in range(2)]
+    assert cached[1]
+    with pytest.raises(UsageError, match=r"context must be the result of hil.open_context or None"):
+        hil.run(doubling, board, {"x": X}, context=context.cache)
+
+
 def test_run_rejects_closed_board(doubling):
     with hil.connect("sim") as board:
         pass
     with pytest.raises(UsageError, match="sim was released"):
         hil.run(doubling, board)
-
-
-def test_run_accepts_deprecated_shop_argument(board, doubling, tmp_path):
-    with Isolated(1) as isolated:
-        context = RunContext(Cache(tmp_path / "cache"), isolated)
-        assert hil.run(doubling, board, {"x": X}, context=context)
-        assert hil.run(doubling, board, {"x": X}, shop=context).artifact.cached

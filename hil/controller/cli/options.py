@@ -1,10 +1,9 @@
-"""Options, value conversions, board selection and run context shared by commands."""
+"""Options, value conversions and board selection shared by commands."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +25,6 @@ from hil.errors import UsageError
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.pipeline.settings.options import Options
-    from hil.controller.storage.run_context import RunContext
     from hil.controller.workloads.matrix.targets import MatrixTarget
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -294,17 +292,6 @@ def run_settings(settings: dict[str, Any], **more: Any) -> Options:
 
     names = RunSettings.__dataclass_fields__.keys() & settings.keys()
     return Options(**{name: settings[name] for name in names}, **more)
-
-
-@contextmanager
-def workshop(workers: int | None = None) -> Iterator[RunContext]:
-    """Open the cache and isolated processes."""
-    from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolation.isolated import Isolated
-    from hil.controller.storage.run_context import RunContext
-
-    with Isolated(workers) as isolated:
-        yield RunContext(Cache(), isolated)
 
 
 def given_options() -> dict[str, str]:

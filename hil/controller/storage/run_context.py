@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +17,17 @@ class RunContext:
 
     cache: Cache
     isolated: Isolated  # processes for code that may crash
+
+
+@contextlib.contextmanager
+def open_context(workers: int | None = None) -> Iterator[RunContext]:
+    """Open the cache, and a pool of isolated processes that ends with the context.
+
+    Args:
+        workers: maximum number of processes; None is the number of CPU cores.
+    """
+    with Isolated(workers) as isolated:
+        yield RunContext(Cache(), isolated)
 
 
 class Progress(Protocol):

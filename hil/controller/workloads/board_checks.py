@@ -215,9 +215,7 @@ def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S)
     from hil.controller.backends.compilers import compilers
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.settings.options import Options
-    from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolation.isolated import Isolated
-    from hil.controller.storage.run_context import RunContext
+    from hil.controller.storage.run_context import open_context
     from hil.core.results import Outcome
     from hil.core.runtimes import RUNTIMES
 
@@ -226,9 +224,9 @@ def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S)
     if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in compilers()):
         found = f"no test program for runtime {wanted}"
         return Check("program", SKIP, found, "test the board with: hil run MODEL"), None
-    with temporary_folder("hil-") as folder, Isolated() as isolated:
+    with temporary_folder("hil-") as folder, open_context() as context:
         (Path(folder) / "logs").mkdir()
-        runner = Runner(RunContext(Cache(), isolated), lasting=False)
+        runner = Runner(context, lasting=False)
         try:
             case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime, timeout=timeout_s), Path(folder))
             case = runner.whole(case, session)

@@ -26,8 +26,9 @@ class BackendInfo:
         """Return a module whose methods run on this backend.
 
         Args:
-            module, artifacts_dir: as in :func:`hil.traces.compile`, which also raises the errors.
+            module: as in :func:`hil.traces.compile`, which also raises the errors.
             exported_names: methods to export; empty is every public tf.function.
+            artifacts_dir: as in :func:`hil.traces.compile`.
         """
         backend = _REPLACED.get(self.backend_name, self.backend_name)
         return compile_for(module, backend, exported_names=exported_names or None, artifacts_dir=artifacts_dir)

@@ -12,7 +12,7 @@ import numpy as np
 from hil.controller.models.conversions.tensorflow_program import convert
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.graphs import Structure, assigned, error_text, leaves, numbered, replace_leaves
-from hil.controller.models.tensorflow.lower import CapturedFunction, LoweredFunction, lower
+from hil.controller.models.tensorflow.lower import CapturedFunction, LoweredFunction, lower_function
 from hil.controller.models.tensorflow.source import spec_of
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolation.isolated import IsolatedCrash, IsolatedFailure
@@ -282,7 +282,7 @@ class TfLiteMethod:
 def lower_method(module: Any, method: str, inputs: Sequence[Any]) -> CapturedFunction:
     """Lower a method. Error messages start with the method's name."""
     try:
-        return lower(getattr(module, method), inputs)
+        return lower_function(getattr(module, method), inputs)
     except CompileFailed as error:
         error.args = (f"{method}: {error.message}", *error.args[1:])
         raise

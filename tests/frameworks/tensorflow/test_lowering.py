@@ -14,7 +14,7 @@ from iree.compiler import tools
 
 from hil.controller.models.conversions.tensorflow_program import freeze, prepare
 from hil.controller.models.tensorflow.graphs import assigned, leaves, numbered, restore
-from hil.controller.models.tensorflow.lower import CapturedFunction, flatten, lower
+from hil.controller.models.tensorflow.lower import CapturedFunction, flatten, lower_function
 
 CONFIG = runtime.Config("local-sync")
 
@@ -54,7 +54,7 @@ def called(live: CapturedFunction, *args) -> list[np.ndarray]:
 def test_lower_exposes_state_as_inputs_and_outputs():
     model = Model()
     given = {"x": np.random.rand(2, 4).astype(np.float32), "y": [np.ones(3, np.float32)]}
-    live = lower(model.step, (given, 2))
+    live = lower_function(model.step, (given, 2))
     function = live.function
     assert [str(spec) for spec in function.inputs] == ["given.x: 2x4 float32", "given.y.0: 3 float32"]
     assert [spec.name for spec in function.outputs] == ["pair.0", "pair.1", "product"]
@@ -77,7 +77,7 @@ def test_lower_exposes_state_as_inputs_and_outputs():
 def test_freeze_turns_read_only_variables_into_constants():
     model = Model()
     x = np.random.rand(2, 4).astype(np.float32)
-    live = lower(model.apply, (x,))
+    live = lower_function(model.apply, (x,))
     (result,) = call(freeze(live.function, live.values(), "apply"), "apply", x)
     np.testing.assert_allclose(result, model.apply(x), rtol=1e-5)
 
@@ -85,7 +85,7 @@ def test_freeze_turns_read_only_variables_into_constants():
 def test_frozen_function_restarts_state_per_call():
     model = Model()
     given = {"x": np.random.rand(2, 4).astype(np.float32), "y": [np.ones(3, np.float32)]}
-    live = lower(model.step, (given,))
+    live = lower_function(model.step, (given,))
     with pytest.raises(CompileFailed, match="does not return: weight"):
         freeze(live.function, live.values(), "step", ["count"])
     program = freeze(live.function, live.values(), "step", ["weight", "count"])
@@ -116,7 +116,7 @@ def test_assigned_finds_variables_in_nested_graphs():
     concrete = step.get_concrete_function(tf.TensorSpec([1]))
     assert set(assigned(concrete)) == {"v1", "v2", "v3", "v4", "v5", "StateVar"}
     # XLA returns no new value for an unchanged variable; freeze returns it if requested.
-    live = lower(lambda x: [set_.assign(set_), x][1], (np.ones(1, np.float32),))
+    live = lower_function(lambda x: [set_.assign(set_), x][1], (np.ones(1, np.float32),))
     program = freeze(live.function, live.values(), "main", ["v1"])
     assert [value.item() for value in call(program, "main", np.full(1, 7, np.float32))] == [7.0, 1.0]
 
@@ -126,7 +126,7 @@ def test_assigned_finds_variables_in_nested_graphs():
 )
 def test_freeze_supports_constants_of_all_dtypes(dtype):
     held = tf.Variable(tf.cast([[0, 1, 2], [3, 1, 0]], dtype))
-    live = lower(lambda x: (tf.concat([held, x], 0), tf.shape(x)), (tf.TensorSpec([1, 3], dtype),))
+    live = lower_function(lambda x: (tf.concat([held, x], 0), tf.shape(x)), (tf.TensorSpec([1, 3], dtype),))
     x = np.ones([1, 3], held.numpy().dtype)
     if dtype == "bfloat16":  # IREE's Python does not accept bfloat16
         assert live.function.outputs[0].dtype == "bfloat16"
@@ -141,7 +141,7 @@ def test_lower_handles_lstm_and_swapped_loop_variables():
     tf.keras.utils.set_random_seed(0)
     lstm = tf.keras.Sequential([tf.keras.Input([8, 4]), tf.keras.layers.LSTM(4)])
     x = np.random.rand(1, 8, 4).astype(np.float32)
-    live = lower(lstm, (x,))
+    live = lower_function(lstm, (x,))
     assert not {"cf.br", "stablehlo.while"} & set(prepare(live.function.mlir).replace("(", " ").split())
     np.testing.assert_allclose(called(live, x)[0], lstm(x), atol=1e-5)
 
@@ -152,7 +152,7 @@ def test_lower_handles_lstm_and_swapped_loop_variables():
             first, second = second, first + second
         return first
 
-    assert called(lower(fibonacci, (np.int32(20),)), np.int32(20)) == [6765]
+    assert called(lower_function(fibonacci, (np.int32(20),)), np.int32(20)) == [6765]
 
 
 TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [3.0, 4.0], tf.int64), 0.0)
@@ -172,7 +172,7 @@ TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [3
 )
 def test_lower_explains_failure(function, spec, words):
     with pytest.raises(CompileFailed, match=words):
-        lower(function, (spec,))
+        lower_function(function, (spec,))
 
 
 def test_leaves_match_tensorflow_flattening():

@@ -32,10 +32,8 @@ from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import typed_command
-from hil.controller.storage.run_context import Progress, RunContext
+from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, write_json
 from hil.controller.storage.screen.texts import seconds
 from hil.core.boards import is_file
@@ -83,8 +81,8 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
         KeyboardInterrupt: Ctrl-C before anything was measured. Completed stages are stored.
     """
     _check_settings(bench)
-    with Isolated() as isolated:
-        return _BenchRun(bench, RunContext(Cache(), isolated), screen).run()
+    with open_context() as context:
+        return _BenchRun(bench, context, screen).run()
 
 
 def _check_settings(bench: BenchJob) -> None:

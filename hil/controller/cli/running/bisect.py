@@ -24,7 +24,6 @@ from hil.controller.cli.options import (
     run_option,
     tolerance_options,
     with_project,
-    workshop,
 )
 from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
@@ -70,6 +69,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     from hil.controller.analysis.bisect.subject import with_flow
     from hil.controller.models.flows import load_flow
     from hil.controller.pipeline.settings.options import Options
+    from hil.controller.storage.run_context import open_context
     from hil.controller.storage.screen.console import Console
     from hil.controller.storage.screen.pictures import check_picture
 
@@ -88,7 +88,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     choice = chosen_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
     options = with_project(Options(**settings))
-    with Screen(quiet=as_json) as screen, workshop() as context:
+    with Screen(quiet=as_json) as screen, open_context() as context:
         found = find(
             model, choice, context=context, screen=screen, options=options, flow=flow, ways=ways, out=out, **more
         )

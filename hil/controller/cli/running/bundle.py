@@ -29,7 +29,6 @@ from hil.controller.cli.options import (
     verbose_option,
     wait_option,
     with_project,
-    workshop,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, say
 from hil.controller.storage.paths import exists
@@ -92,6 +91,7 @@ def create(model: Path, output: Path | None, signing_key: Path | None, as_json: 
     the name of the reference. Without --case, --input or --cases, creates one random case.
     """
     from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.storage.run_context import open_context
     from hil.controller.workloads.bundles.create import Request, create_bundle
 
     if len(settings["references"]) > 1:
@@ -100,7 +100,7 @@ def create(model: Path, output: Path | None, signing_key: Path | None, as_json: 
     choice = chosen_board(settings)
     options = with_project(run_settings(settings))
     request = Request(model, settings["functions"], options, settings["files"], settings["random"])
-    with workshop() as context:
+    with open_context() as context:
         with Screen(quiet=as_json) as screen:
             screen.begin(model.stem, 1)
 
@@ -145,6 +145,7 @@ def extract(bundle: Path, folder: Path, as_json: bool) -> int:
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     """Export a BUNDLE to PATH in another tool's format."""
     from hil.controller.storage.packages import pick
+    from hil.controller.storage.run_context import open_context
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
     from hil.controller.workloads.bundles.program_case import open_bundle
@@ -154,7 +155,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} already exists", hint="specify a new path")
     opened = open_bundle(bundle)
-    with workshop() as context, storing(path, ""):
+    with open_context() as context, storing(path, ""):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_format(form, opened, path, context=context)
     count = sum(len(method.cases) for method in opened.methods)
@@ -170,12 +171,13 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
 @json_option
 def import_from(path: Path, form: str, output: Path | None, signing_key: Path | None, as_json: bool) -> int:
     """Import another tool's files at PATH as a bundle. Program, inputs and expected outputs are not changed."""
+    from hil.controller.storage.run_context import open_context
     from hil.controller.workloads.bundles.formats import read_format
 
     if not exists(path):
         raise UsageError(f"{path} not found")
     target = _free(output or Path(f"{path.absolute().stem}.hilb"))
-    with workshop() as context:
+    with open_context() as context:
         bundle = read_format(form, path, context=context)
         return _save(bundle, target, signing_key, as_json)
 

@@ -17,7 +17,6 @@ from hil.controller.cli.options import (
     model_options,
     run_settings,
     verbose_option,
-    workshop,
 )
 from hil.controller.cli.screen import answer, say
 from hil.controller.storage.paths import is_folder
@@ -42,6 +41,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
+    from hil.controller.storage.run_context import open_context
     from hil.controller.storage.runs import storing
     from hil.formats.xla_program import VALUES, values_name
 
@@ -59,7 +59,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
             seen = pool.session(choice, runtimes=(options.runtime,)).board
             config = seen.config
             say(f"compiling for {seen.target or seen.name}")
-    with temporary_folder("hil-") as folder, workshop(1) as context:
+    with temporary_folder("hil-") as folder, open_context(1) as context:
         (Path(folder) / "logs").mkdir()
         runner = Runner(context, lasting=False)
         case = runner.compile(runner.begin(model, options, Path(folder), want_inputs=False), config)

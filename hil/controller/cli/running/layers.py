@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.options import FILE, FOLDER, group_option, json_option, run_options, workshop
+from hil.controller.cli.options import FILE, FOLDER, group_option, json_option, run_options
 from hil.controller.cli.running.node_data import export_layers, node_data_options
 from hil.controller.cli.screen import answer
 from hil.core.scratch import temporary_folder
@@ -58,12 +58,13 @@ def layers(
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
     from hil.controller.models.inputs import make_inputs
+    from hil.controller.storage.run_context import open_context
 
     if (node_data is None) is not (values is None):
         raise UsageError(
             "--node-data and --values require each other", hint="--values DIR is a bisection or suite directory"
         )
-    with workshop(1) as tools, temporary_folder("hil-layers-") as scratch:
+    with open_context(1) as tools, temporary_folder("hil-layers-") as scratch:
         how: dict[str, Any] = {"cache": tools.cache, "isolated": tools.isolated, "log": Path(scratch) / "layers.log"}
         read = import_model(model, dims=settings["dims"], isolated=tools.isolated, cache=tools.cache)
         inputs = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.options import options, workshop
+from hil.controller.cli.options import options
 from hil.core.bounded_json import read_json
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
@@ -46,9 +46,11 @@ def node_data_options(usual: str, *, required: bool = False) -> Callable[[Any], 
 
 def export_values(values: Mapping[str, NodeValue], file: Path, by: str, model: Path | None) -> int:
     """Write node values. Return the number of nodes with a value. Raises UsageError if the number is 0."""
+    from hil.controller.storage.run_context import open_context
+
     if model is None:
         return _write(values, file, by, None)
-    with workshop(1) as tools, temporary_folder("hil-export-") as scratch:
+    with open_context(1) as tools, temporary_folder("hil-export-") as scratch:
         graph = _graph_of(model, {}, tools.isolated, Path(scratch) / "graph.log")
     return _write(values, file, by, graph)
 

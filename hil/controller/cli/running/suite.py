@@ -33,7 +33,6 @@ from hil.controller.cli.options import (
     verbose_option,
     wait_option,
     with_project,
-    workshop,
 )
 from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
@@ -199,11 +198,12 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a directory of models."""
     from hil.controller.models.flows import load_flow
+    from hil.controller.storage.run_context import open_context
     from hil.controller.workloads.suites.cases.sources import open_suite
     from hil.controller.workloads.suites.request import SuiteRequest
 
     request = SuiteRequest(source, flow, **settings)
-    with workshop() as context:
+    with open_context() as context:
         found = open_suite(request, load_flow(flow), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN

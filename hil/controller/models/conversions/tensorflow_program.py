@@ -16,7 +16,7 @@ from hil.controller.models.conversions.batch_norm import expand_batch_norm_grad
 from hil.controller.models.conversions.loops import INLINE, unroll
 from hil.controller.models.importers.mlir import function_in, operations_in
 from hil.controller.models.tensorflow.graphs import converter_text, error_text
-from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
+from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower_function
 from hil.controller.models.tensorflow.source import named_outputs, open_model
 from hil.controller.storage.screen.texts import foreign_errors
 from hil.core.files import MAX_MODEL_BYTES, read_file
@@ -37,7 +37,7 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
         return source.call(list(tensors))
 
     entering("lower to StableHLO")
-    live = lower(flat, source.sized())
+    live = lower_function(flat, source.sized())
     entering("freeze the variables")
     Path(output).write_bytes(freeze(live.function, live.values(), function, list(source.assigned)))
 

@@ -36,15 +36,16 @@ class CapturedFunction:
         return [item.numpy() for item in self.captured]
 
 
-def lower(
+def lower_function(
     function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> CapturedFunction:
     """Lower a function for arguments of given types.
 
     Args:
         function: ``tf.function``, such a method, Keras model, or any function of tensors.
-        args, kwargs: arguments, may be nested. An array, tensor or ``tf.TensorSpec`` represents any tensor of the same
-            dtype and shape; other values (including Python numbers) are compiled in as constants.
+        args: arguments, may be nested. An array, tensor or ``tf.TensorSpec`` represents any tensor of the same dtype
+            and shape; other values (including Python numbers) are compiled in as constants.
+        kwargs: the same, by name.
 
     Raises:
         CompileFailed: tracing or lowering failed, or an argument or result is not a tensor.

@@ -14,7 +14,7 @@ from typing import Any
 from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, noise_between, perturbed
 from hil.controller.models.conversions.tensorflow_program import prepare
 from hil.controller.models.tensorflow.graphs import error_text
-from hil.controller.models.tensorflow.lower import lower
+from hil.controller.models.tensorflow.lower import lower_function
 from hil.controller.models.tensorflow.source import open_model
 from hil.controller.storage.tensor_files import save_tensors
 from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
@@ -107,7 +107,7 @@ def lower_step(saved: str, folder: str) -> None:
         return source.call(list(tensors))
 
     try:
-        live = lower(flat, source.sized())
+        live = lower_function(flat, source.sized())
     except CompileFailed as error:
         # XLA's message begins with the unsupported operation, followed by a long location.
         lines = [line.strip() for line in error.detail.splitlines() if line.strip()]

@@ -95,8 +95,8 @@ def test_sites_separate_calls_of_same_executable(save_onnx: Save, settings: dict
 
 
 def test_sites_separate_loops(settings: dict[str, Any]) -> None:
-    workshop = RunContext(settings["cache"], settings["isolated"])
-    gru = next(model for model in zoo_models(workshop) if model.name == "gru")
+    context = RunContext(settings["cache"], settings["isolated"])
+    gru = next(model for model in zoo_models(context) if model.name == "gru")
     regions = sites_of(gru.path, settings).regions
     assert [{node for site in each.sites for node in site.nodes} for each in regions] == [{"GRU_1"}, {"GRU_2"}]
     assert regions[0].loop
