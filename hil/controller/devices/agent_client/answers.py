@@ -49,6 +49,8 @@ _ANSWERS_MOST = 1000
 _KEPT_MOST = 4
 _ELEMENTS_MOST = 1 << 48
 _NAME_MOST = 4096
+# Limit for the owner and the purpose of the session that uses a board.
+_HOLDER_CHARACTERS = 200
 _TTL_MOST_S = 3600.0
 # gRPC metadata values allow only these characters.
 _TOKEN = re.compile(r"[\x21-\x7e]{1,1024}")
@@ -123,7 +125,8 @@ def waiting_text(reply: pb.SessionWaiting) -> str:
     """Describe the current holder of the board for messages."""
     holder = reply.holder
     _finite(holder.held_s, "time the board is in use")
-    return f"{holder.owner} has the board ({holder.purpose}) for {holder.held_s:.0f} s"
+    owner, purpose = holder.owner[:_HOLDER_CHARACTERS], holder.purpose[:_HOLDER_CHARACTERS]
+    return f"{owner} has the board ({purpose}) for {holder.held_s:.0f} s"
 
 
 def missing_blobs(reply: pb.MissingReply, asked: Collection[str]) -> dict[str, int]:

@@ -179,16 +179,27 @@ class AgentClient(AgentConnection, BoardClient):
     def _recalled(
         self, program_id: str, repetition: Repetition, names: Sequence[str] | None, most_bytes: int | None = None
     ) -> Repetition:
-        """Fetch the outputs of distinct answers that the board retains and that were not fetched yet."""
+        """Fetch the outputs of distinct answers that the board retains and that were not fetched yet.
+
+        All answers together have the size limit of a single call. Further answers are not fetched.
+        """
+        sizes = [_count_bytes(answer) for answer in repetition.answers]
+        left = answers.most_bytes() - sum(sizes)
+        largest = max(most_bytes or 1, *sizes)
 
         def fetched(number: int, answer: Answer) -> Answer:
-            if answer.outputs is not None or not answer.is_kept:
+            nonlocal left
+            if answer.outputs is not None or not answer.is_kept or left < largest:
                 return answer
             start = pb.InvokeStart(program_id=program_id, recall=number, timeout_s=_CALL_S)
-            return replace(answer, outputs=self._call(start, {}, {}, names, most_bytes).outputs)
+            most = left if most_bytes is None else most_bytes
+            answer = replace(answer, outputs=self._call(start, {}, {}, names, most).outputs)
+            left -= _count_bytes(answer)
+            return answer
 
-        answers = tuple(fetched(number, answer) for number, answer in enumerate(repetition.answers, 1))
-        return replace(repetition, answers=answers)
+        return replace(
+            repetition, answers=tuple(fetched(number, answer) for number, answer in enumerate(repetition.answers, 1))
+        )
 
     def profile(
         self,
@@ -285,6 +296,10 @@ class AgentClient(AgentConnection, BoardClient):
                     return [*lines, "... further lines omitted"]
                 lines.append(line.text)
         return lines
+
+
+def _count_bytes(answer: Answer) -> int:
+    return sum(array.nbytes for array in (answer.outputs or {}).values())
 
 
 def _pieces(path: Path, offset: int) -> Iterator[memoryview]:

@@ -40,6 +40,8 @@ _LATER = "retry in a moment"
 _ALIVE_S = 3.75
 # The two streams of a session may report the end in either order.
 _REASON_S = 1.0
+# Shortest time between two reports of a busy board.
+_REPORT_S = 0.5
 # How long closing a session waits for the agent to process it.
 _END_S = 2.0
 # After ending a session, the agent ends the calls within this time, each with an error.
@@ -110,6 +112,8 @@ class Hold:
     def _opened(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
         """Wait for the device, at most ``wait_s`` of the request, and only while the agent responds."""
         deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
+        # An agent reports every second. More messages would only flood the terminal.
+        next_report = 0.0
         self._guard.within(SILENCE_S)
         try:
             self._call.send(pb.HoldRequest(open=opening))
@@ -125,7 +129,9 @@ class Hold:
                 text = answers.waiting_text(reply.waiting)
                 if time.monotonic() > deadline:
                     raise errors.BoardBusy(text, hint="raise --wait")
-                on_wait(text)
+                if time.monotonic() >= next_report:
+                    next_report = time.monotonic() + _REPORT_S
+                    on_wait(text)
                 self._guard.within(SILENCE_S)
         except CallFailed as error:
             if self.silent:

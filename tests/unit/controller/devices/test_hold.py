@@ -55,6 +55,19 @@ def opened(call: HoldCall, on_end: Any = lambda token: None) -> Hold:
     return Hold(call, pb.SessionOpen(), print, lambda: None, on_end)
 
 
+def test_waiting_reports_are_short_and_not_repeated():
+    holder = pb.Holder(owner="o" * 70_000, purpose="p" * 70_000, held_s=3)
+    replies = iter([*[pb.HoldReply(waiting=pb.SessionWaiting(holder=holder))] * 5000, OPENED])
+    call = HoldCall()
+    receive, call.receive = call.receive, lambda: next(replies, None) or receive()
+    reports: list[str] = []
+    began = time.monotonic()
+    hold = Hold(call, pb.SessionOpen(), reports.append, lambda: None, lambda token: None)
+    assert 1 <= len(reports) <= 1 + (time.monotonic() - began) / connection._REPORT_S
+    assert all(len(text) < 500 for text in reports)
+    hold.close()
+
+
 @pytest.mark.parametrize("waits_for", ["nothing", "keep-alive"])
 def test_close_returns_if_agent_stops_reading(waits_for, monkeypatch):
     monkeypatch.setattr(connection, "_END_S", 0.3)
