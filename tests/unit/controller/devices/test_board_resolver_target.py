@@ -38,7 +38,7 @@ def test_with_target_sets_tfcompile_flags_from_board():
 def test_choosing_simulator_does_not_import_ssh_packages():
     program = (
         "import sys\n"
-        "from hil.controller.devices import board_resolver\n"
+        "from hil.controller.devices.choosing import board_resolver\n"
         "board_resolver.choose('', hw_type='sim')\n"
         "heavy = {'paramiko', 'fabric', 'cryptography'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -19,7 +19,7 @@ from support.terminals import terminal
 )
 def test_prompt_escapes_control_characters(tmp_path: Path, prompt: str, shown: bytes) -> None:
     program = tmp_path / "asking.py"
-    program.write_text(f"from hil.controller.storage import prompts\nprint('said', prompts.ask({prompt!a}))\n")
+    program.write_text(f"from hil.controller.storage.screen import prompts\nprint('said', prompts.ask({prompt!a}))\n")
     with terminal(program, cwd=tmp_path, env=os.environ) as asked:
         asked.answer(shown, b"123")
         assert asked.ended() == 0

@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 from support.web import asking, write_record, write_run, write_suite
 
-from hil.controller.web import site
 from hil.controller.web.pages import share
+from hil.controller.web.text import requests
 
 CASES, LAYERS = 250, 600
 
@@ -62,7 +62,7 @@ def test_saved_page_includes_whole_table_up_to_limit(client, monkeypatch):
     for page, usual in (("/session?id=halves", 500), ("/graph?id=halves", 100)):
         for text, count in ((client.get(page).text, usual), (saved(client, page), LAYERS)):
             assert len(re.findall(r"<tr\b[^>]*>(?:(?!</tr>).)*>layer-\d+<", text, re.DOTALL)) == count
-    monkeypatch.setattr(site, "SAVED_ROWS", 200)
+    monkeypatch.setattr(requests, "SAVED_ROWS", 200)
     text = saved(client, "/session?id=nightly")
     assert rows(text) == 200
     assert "This file contains page 1 of 2 of this table with 250 rows" in text

@@ -34,7 +34,7 @@ REPORT = pb.ReportRequest(lease=5, worker="w", fence=3)
 # An uplink whose event loop blocks on the first call.
 STUCK = """
 import pathlib, sys, time
-from hil.controller.farm.host import uplink
+from hil.controller.farm.host.gateway_link import uplink
 from hil.controller.farm.paths import FarmAddress
 
 uplink._STUCK_S = 0.4
