@@ -70,6 +70,7 @@ def test_take_ends_session_with_lower_fence(agent, way, tmp_path):
     assert way.is_held(4) and not way.is_held(5)
     way.take(grant(5))
     assert not way.is_held(4)
+    eventually(lambda: not older.has_session)
     with pytest.raises(BoardBusy, match="stale fence"):
         older.open_session("again", fence=4, on_wait=print)
     older.close()
