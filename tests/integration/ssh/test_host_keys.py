@@ -103,6 +103,15 @@ def test_revoked_key_fails_login(sshd: Sshd, log_in, tmp_path: Path) -> None:
         log_in(known_hosts=str(known), accept_new_host_key=True)
 
 
+@pytest.mark.parametrize("checking", ["no", "ask"])
+def test_ssh_config_cannot_allow_revoked_key(sshd: Sshd, log_in, home: Path, tmp_path: Path, checking: str) -> None:
+    (home / ".ssh/config").write_text(f"Host *\n  StrictHostKeyChecking {checking}\n")
+    known = tmp_path / "known_hosts"
+    known.write_text("@revoked * " + sshd.host_key.with_suffix(".pub").read_text())
+    with pytest.raises(HostKeyRefused, match="is revoked"):
+        log_in(known_hosts=str(known))
+
+
 def test_user_known_hosts_file_applies_by_default(sshd: Sshd, log_in, home: Path) -> None:
     sshd.pin(home / ".ssh/known_hosts")
     log_in(known_hosts="")

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,27 @@ import pytest
 from support.sshd import LOOPBACK, make_key, running_sshd
 
 from hil.controller.devices.ssh.connect import open_shell
+from hil.controller.devices.ssh.errors import HostKeyRefused
+from hil.controller.devices.ssh.openssh import client as openssh
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.transport import TooMuch
 from hil.controller.devices.ssh.tunnel import NoRelay, TcpRelay
 from hil.core.board_config import Connection
-from hil.errors import BoardError
+from hil.errors import BoardError, BoardUnreachable
 
 TextSink = Callable[[paramiko.Channel, bytes], None]
 
 
 class _Odd(paramiko.ServerInterface):
-    """Accept every login. ``say`` handles the commands."""
+    """Accept every login. ``greet`` runs before the login, and ``say`` handles the commands."""
 
-    def __init__(self, say: TextSink) -> None:
+    def __init__(self, greet: Callable[[], None], say: TextSink) -> None:
+        self._greet = greet
         self._say = say
+
+    def check_auth_none(self, username: str) -> int:
+        self._greet()
+        return paramiko.AUTH_FAILED
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
@@ -51,6 +59,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.key: Any = paramiko.RSAKey.generate(2048)
+        self.greet: Callable[[paramiko.Transport], None] = lambda transport: None
         self.say: TextSink = lambda channel, command: channel.close()
         self.shells: list[Shell] = []
         self.transports: list[paramiko.Transport] = []
@@ -65,7 +74,7 @@ class Server:
                 transport = paramiko.Transport(near)
                 transport.add_server_key(self.key)
                 self.transports.append(transport)
-                transport.start_server(threading.Event(), _Odd(lambda *a: self.say(*a)))
+                transport.start_server(threading.Event(), _Odd(partial(self.greet, transport), lambda *a: self.say(*a)))
         except OSError:
             pass
 
@@ -99,6 +108,50 @@ def _in_background(call: Callable[..., None], *arguments: object) -> None:
             call(*arguments)
 
     threading.Thread(target=work, daemon=True).start()
+
+
+def _write_to_log(transport: paramiko.Transport, text: str) -> None:
+    """Send a debug message. ssh writes the text to its log, with line breaks."""
+    message = paramiko.Message()
+    message.add_byte(bytes([4]))
+    message.add_boolean(True)
+    message.add_string(text)
+    message.add_string("")
+    transport._send_message(message)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "debug1: Server host key: ssh-ed25519 SHA256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        "debug1: Authenticating to genuine.host:22 as 'admin'",
+        "debug1: SSH2_MSG_NEWKEYS received",
+        "Authenticated to genuine.host",
+    ],
+)
+def test_client_detects_imitated_ssh_log(server: Server, line: str) -> None:
+    server.greet = lambda transport: _write_to_log(transport, f"x\n{line}\nx")
+    with pytest.raises(HostKeyRefused, match=f"the server at somebody@{LOOPBACK}:.* imitates messages of ssh"):
+        server.log_in()
+
+
+def test_client_ignores_imitated_key_warning(server: Server) -> None:
+    lines = "x\nHost key for genuine has changed\nOffending key in /root/important:1\nx"
+    server.greet = lambda transport: _write_to_log(transport, lines)
+    assert server.log_in().transport.fingerprint == server.key.fingerprint
+
+
+def test_endless_login_ends_at_time_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openssh, "_LOGIN_S", 3.0)
+
+    def talk(transport: paramiko.Transport) -> None:
+        while transport.is_active():
+            _write_to_log(transport, "wait")
+            time.sleep(0.2)
+
+    server.greet = talk
+    with pytest.raises(BoardUnreachable, match="did not complete the login within 3 s"):
+        server.log_in()
 
 
 class _NoKey(paramiko.RSAKey):

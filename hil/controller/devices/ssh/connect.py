@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.transport import SLOW_LOGIN_ALIVE_COUNT, SLOW_LOGIN_CONNECT_S, SshDestination, Transport
 from hil.controller.storage.paths import located
 from hil.core.board_config import Connection
+from hil.core.files import MAX_TEXT_BYTES, read_file
+from hil.errors import UnreadableFile, UsageError
 
 _TRIES = 3
 
@@ -35,6 +38,8 @@ def open_shell(address: str, connection: Connection, *, board: str, base: Path, 
     place = parse_address(address)
     files = {name: getattr(connection, name) for name in ("identity", "known_hosts")}
     absolute: dict[str, Any] = {name: str(located(file, base, board=board)) for name, file in files.items() if file}
+    for name, file in absolute.items():
+        _check_file(name, Path(file), board)
     settings = replace(connection, **absolute)
     # A restarting or overloaded server refuses connections.
     retrying = tenacity.Retrying(
@@ -56,6 +61,23 @@ def look_up(address: str) -> SshDestination:
     found = read_settings(place)
     proxy = ", ".join(map(str, found.jumps)) or found.proxy_command
     return SshDestination(found.address.host, found.address.port, proxy)
+
+
+def _check_file(name: str, path: Path, board: str) -> None:
+    """Refuse a device, a pipe or a large file, which ssh reads without a limit. Raises UsageError.
+
+    A missing file is valid: ``--accept-new-host-key`` creates known_hosts, and an ssh agent may have the key.
+    """
+    if path == Path(os.devnull):
+        return
+    try:
+        read_file(path, MAX_TEXT_BYTES)
+    except UnreadableFile as error:
+        raise UsageError(
+            f"invalid {name}: {error.message}", board=board, hint=f"set a file with --{name.replace('_', '-')} FILE"
+        ) from error
+    except OSError:
+        pass  # ssh reports the error, if it needs the file
 
 
 def _log_in(address: Address, settings: Connection, board: str, timeout: float) -> Transport:

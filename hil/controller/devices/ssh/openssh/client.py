@@ -42,8 +42,9 @@ from hil.errors import StorageError, UsageError
 _CLOSE_S = 5.0
 _POLL_S = 0.05
 _PIECE = 1 << 16
-# Timeout for a silent ssh, and timeout for an ssh agent that lists no keys.
+# Timeout for a silent ssh, timeout for a login without prompts, and timeout for an ssh agent that lists no keys.
 _SILENCE_S = 120.0
+_LOGIN_S = 300.0
 _AGENT_S = 10.0
 _FORCED = {
     "ControlMaster": "yes",
@@ -196,18 +197,28 @@ class OpenSsh:
         self._questions.remember()
 
     def _wait(self, waiting: selectors.BaseSelector, reader: LogReader, ssh: int) -> None:
+        deadline = time.monotonic() + _LOGIN_S
+        is_open = False
         while True:
             found = [key.fileobj for key, _ in waiting.select(_POLL_S)]
             if reader.changed in found:
                 reader.changed.recv(_PIECE)
             if self._questions.listener in found:
+                asked = time.monotonic()
                 self._questions.answer_one(ssh)
                 reader.last = time.monotonic()
+                # The time that the user takes to answer does not count.
+                deadline += reader.last - asked
             # The socket may exist before the log line is read.
             if self._log.is_logged_in and self._socket.exists():
                 with contextlib.suppress(OSError, EOFError):
-                    mux.check(self._socket)
-                    return self._log.check_host_key()
+                    # Check once, because each check adds lines to the log.
+                    if not is_open:
+                        mux.check(self._socket)
+                        is_open = True
+                    # The server can imitate the log line. ssh creates the socket after all its lines about the login.
+                    if reader.has_read_all():
+                        return self._log.check_host_key()
             if self.has_ended():
                 reader.join(_CLOSE_S)
                 raise self._log.error()
@@ -218,6 +229,8 @@ class OpenSsh:
                 raise self._log.agent_is_silent(_AGENT_S)
             if silent > _SILENCE_S:
                 raise self._log.is_silent(_SILENCE_S)
+            if time.monotonic() > deadline:
+                raise self._log.login_is_slow(_LOGIN_S)
 
 
 class _Forward:
@@ -315,7 +328,8 @@ def _write_config(
     lines = [*(f"{key} {value}" for key, value in forced.items()), *(f"Include {place}" for place in includes)]
     lines += ["Host *", *(f"  {key} {value}" for key, value in defaults.items()), *(f"  {line}" for line in own)]
     config = folder / "config"
-    config.write_text("\n".join(lines) + "\n")
+    # Paths may have any encoding.
+    config.write_bytes(os.fsencode("\n".join(lines) + "\n"))
     return config
 
 
@@ -334,7 +348,9 @@ def _system_configs() -> list[Path]:
 
 
 def _plain(path: str | Path) -> str:
-    """Escape a path against ssh's token expansion."""
+    """Escape a path against ssh's token expansion. Raises UsageError for ``${``, which has no escape."""
+    if "${" in str(path):
+        raise UsageError(f"ssh cannot read the path {str(path)!r}", hint="rename the path: ${ is unsupported")
     return str(path).replace("%", "%%")
 
 

@@ -2,6 +2,9 @@
 
 Lines of ssh itself are separate from lines of other sources: server banners, jump hosts and proxies. The patterns match
 OpenSSH 8 to 10, which does not translate messages.
+
+A server can add lines to ssh's own lines: ssh logs the server's text, such as SSH_MSG_DEBUG, with its line breaks. The
+server cannot remove lines. Contradictory lines therefore show a server that imitates ssh.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ _TOO_MANY = re.compile(r"Received disconnect .*Too many authentication failures"
 _UNPINNED = re.compile(r"No (?P<kind>\S+) host key is known for (?P<name>\S+)")
 _PINNED = re.compile(r"Offending (?:\S+ )?key in (?P<file>.+?):\d+")
 _CHANGED = re.compile(r"(?:REMOTE HOST IDENTIFICATION|Host key for \S+) has changed", re.I)
+_REVOKED_WARNING = re.compile(r"REVOKED HOST KEY DETECTED")
 _REVOKED = re.compile(r"revoked", re.I)
 _UNVERIFIED = re.compile(r"Host key verification failed|verify_host_key|host key.*(?:changed|denied)", re.I)
 _NOT_PINNED = re.compile(r"Failed to add the host to the list of known hosts")
@@ -73,17 +77,20 @@ class Log:
         user, port, fingerprint: Login name, port and fingerprint of the host key, once known.
         is_agent_asked: Whether ssh waits for an ssh agent's list of keys.
         is_logged_in: Whether ssh reported the login. All lines about the host key precede that report.
+        is_contradictory: Whether lines of ssh contradict each other, because the server imitates ssh.
     """
 
     def __init__(self, address: Address, settings: Connection, board: str) -> None:
         self.user, self.port, self.fingerprint = address.user, address.port, ""
-        self.is_agent_asked = self.is_logged_in = False
+        self.is_agent_asked = self.is_logged_in = self.is_contradictory = False
         self._address, self._settings, self._board = address, settings, board
         self._host = address.host
         self._key = ""
         self._key_kind = ""
         self._proxy = self._jump = ""
         self._is_begun = self._is_greeted = self._is_trusted = False
+        self._is_changed = self._is_revoked = False
+        self._pinned: re.Match[str] | None = None
         self._tried: list[str] = []
         self._accepted = ""
         self._own: deque[str] = deque(maxlen=_LINES)
@@ -96,9 +103,16 @@ class Log:
         elif line.startswith(_DEBUG):
             self._take_fact(line.removeprefix(_DEBUG))
         elif line.startswith("Authenticated to "):
+            # ssh writes this line once.
+            self.is_contradictory |= self.is_logged_in
             self.is_logged_in = True
         elif line.strip("@"):
             self._own.append(line)
+            # ssh writes warnings about the host key only before the end of the key exchange.
+            if not self._is_trusted:
+                self._is_changed |= _CHANGED.search(line) is not None
+                self._is_revoked |= _REVOKED_WARNING.search(line) is not None
+                self._pinned = _PINNED.search(line) or self._pinned
 
     def text(self) -> str:
         """Return the log without debug lines."""
@@ -113,10 +127,15 @@ class Log:
         """Check how the host key was accepted, after the login.
 
         Raises:
-            HostKeyRefused: The key has changed, and the ssh config accepts it (StrictHostKeyChecking no).
+            HostKeyRefused: The key is revoked or has changed, and the ssh config accepts it (StrictHostKeyChecking no);
+                or the server imitates ssh.
             StorageError: The key could not be pinned.
         """
-        if any(_CHANGED.search(line) for line in self._own):
+        if self.is_contradictory:
+            raise self._imitated()
+        if self._is_revoked:
+            raise self._revoked(self._name, f": {self._key}").located(board=self._board)
+        if self._is_changed:
             raise self._changed(self._name)
         if self._settings.accept_new_host_key and (line := self._find(_NOT_PINNED)):
             raise StorageError(
@@ -126,9 +145,12 @@ class Log:
 
     def _take_fact(self, line: str) -> None:
         if match := _PLACE.match(line):
-            self._host, self.port, self.user = match["host"], int(match["port"]), match["user"]
+            place = match["host"], int(match["port"]), match["user"]
+            self.is_contradictory |= self._is_greeted and place != (self._host, self.port, self.user)
+            self._host, self.port, self.user = place
             self._is_greeted = True
         elif match := _KEY.match(line):
+            self.is_contradictory |= self._key not in ("", match["key"])
             self._key, self._key_kind, self.fingerprint = match["key"], match["kind"], match["print"]
         elif match := _JUMP.match(line):
             self._jump = match["host"]
@@ -137,6 +159,8 @@ class Log:
         elif line.startswith("Connecting to "):
             self._is_begun = True
         elif line.startswith("SSH2_MSG_NEWKEYS received"):
+            # Before the login, ssh exchanges keys once. A false line would hide a later warning about the host key.
+            self.is_contradictory |= self._is_trusted and not self.is_logged_in
             self._is_trusted = self.is_agent_asked = True
         elif line.startswith(("get_agent_identities: agent returned", "Will attempt key", "SSH2_MSG_SERVICE_ACCEPT")):
             self.is_agent_asked = False
@@ -154,6 +178,8 @@ class Log:
 
     def error(self) -> HilError:
         """Return the error that ended the ssh process."""
+        if self.is_contradictory:
+            return self._imitated()
         found = self._host_key() or self._unreached() or self._refused() or self._broken()
         found.detail = self.text()
         return found.located(board=self._board) if isinstance(found, BoardError) else found
@@ -176,6 +202,13 @@ class Log:
         what = f"{self._place} did not respond within {seconds:g} s"
         return BoardUnreachable(
             what, board=self._board, hint="check that it is on, and on this network", detail=self.text()
+        )
+
+    def login_is_slow(self, seconds: float) -> HilError:
+        """Return the error for a login that exceeds the time limit although the server sends data."""
+        what = f"{self._place} did not complete the login within {seconds:g} s"
+        return BoardUnreachable(
+            what, board=self._board, hint="check sshd on the board and on jump hosts", detail=self.text()
         )
 
     @property
@@ -210,7 +243,7 @@ class Log:
         name = unpinned["name"] if unpinned else self._name if own else self._jump or "a jump"
         key = f": {self._key}" if own and self._key else ""
         if self._find(_REVOKED):
-            return HostKeyRefused(f"the host key of {name} is revoked{key}", hint="see ssh's output below")
+            return self._revoked(name, key)
         if self._find(_CHANGED):
             return self._changed(name)
         known_hosts = Path(self._settings.known_hosts or "~/.ssh/known_hosts")
@@ -222,8 +255,20 @@ class Log:
             f"pin the key with {keyscan}--accept-new-host-key",
         )
 
+    def _imitated(self) -> HostKeyRefused:
+        return HostKeyRefused(
+            f"the server at {self._address} imitates messages of ssh, so its host key and login name are unreliable",
+            board=self._board,
+            hint="a hostile machine may be using the address: check the board and the network before another login",
+            detail=self.text(),
+        )
+
+    def _revoked(self, name: str, key: str) -> HostKeyRefused:
+        what = f"the host key of {name} is revoked{key}"
+        return HostKeyRefused(what, hint="see ssh's output below", detail=self.text())
+
     def _changed(self, name: str) -> HostKeyRefused:
-        pinned = self._find(_PINNED)
+        pinned = self._pinned or self._find(_PINNED)
         file = pinned["file"] if pinned else "known_hosts"
         shown = f"it shows {self._key}, " if self._key else ""
         return HostKeyRefused(
@@ -315,7 +360,7 @@ class Log:
             return f"{match[0]}, and ssh ignores it: chmod 600 {shlex.quote(match['file'])}"
         locked = self._accepted.partition(" ")[0] or self._settings.identity
         unlock = (
-            f"add the key to the ssh agent with `ssh-add {locked}`, which prompts for the passphrase; "
+            f"add the key to the ssh agent with `ssh-add {shlex.quote(locked)}`, which prompts for the passphrase; "
             if locked
             else ""
         )
@@ -347,7 +392,17 @@ class LogReader(threading.Thread):
         self._own, self._others = own, others
         self.changed, self._wake = socket.socketpair()
         self._wake.setblocking(False)
+        self._feeding = threading.Lock()
         self.last = time.monotonic()
+
+    def has_read_all(self) -> bool:
+        """Return whether the log has all lines that ssh has written. False if the thread is busy or has ended."""
+        if not self._feeding.acquire(blocking=False):
+            return False
+        try:
+            return self.is_alive() and not select.select([self._own], [], [], 0)[0]
+        finally:
+            self._feeding.release()
 
     def run(self) -> None:
         """Read until both streams end."""
@@ -355,13 +410,14 @@ class LogReader(threading.Thread):
         with self._others, self._wake:
             while begun:
                 for descriptor in select.select(list(begun), [], [])[0]:
-                    piece = os.read(descriptor, 1 << 16)
-                    *lines, rest = (begun[descriptor] + piece).split(b"\n")
-                    if not piece or len(rest) > _LONGEST:
-                        lines, rest = [*lines, rest], b""
-                    for line in filter(None, lines):
-                        text = line[:_LONGEST].decode(errors="replace").strip()
-                        self._log.feed(text, is_own=descriptor == self._own)
+                    with self._feeding:
+                        piece = os.read(descriptor, 1 << 16)
+                        *lines, rest = (begun[descriptor] + piece).split(b"\n")
+                        if not piece or len(rest) > _LONGEST:
+                            lines, rest = [*lines, rest], b""
+                        for line in filter(None, lines):
+                            text = line[:_LONGEST].decode(errors="replace").strip()
+                            self._log.feed(text, is_own=descriptor == self._own)
                     begun[descriptor] = rest
                     if not piece:
                         del begun[descriptor]

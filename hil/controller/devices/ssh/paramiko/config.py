@@ -169,7 +169,7 @@ def _settings(
         elif keyword == "include":
             for pattern in shlex.split(value):
                 place = folder / _path(_Value(pattern, where), {})
-                for name in sorted(glob.glob(str(place))):  # noqa: PTH207 (absolute patterns)
+                for name in _find_files(str(place), where):
                     yield from _settings(Path(name), folder, host, depth + 1)
         elif keyword in _READ:
             yield keyword, _Value(value, where)
@@ -177,8 +177,18 @@ def _settings(
             raise UsageError(f"{where}: `{line.split()[0]}` is unsupported without ssh", hint=NO_SSH_HINT)
 
 
+def _find_files(pattern: str, where: str) -> list[str]:
+    """Return the files that match a pattern, sorted. Raises UsageError for a pattern with too many directories."""
+    try:
+        return sorted(glob.glob(pattern))  # noqa: PTH207 (absolute patterns)
+    except RecursionError as error:
+        raise UsageError(f"{where}: too many wildcards in Include") from error
+
+
 def _split(line: str, where: str) -> tuple[str, str]:
     """Return a line's lower-case keyword and value, without comments. Raises UsageError if the line is invalid."""
+    if "\0" in line:
+        raise UsageError(f"{where}: unexpected null character")
     keyword, _, rest = re.sub(r"^(\w+)\s*[=\s]\s*", r"\1 ", line.strip()).partition(" ")
     keyword = keyword.lower()
     if not keyword or keyword.startswith("#"):
@@ -202,11 +212,34 @@ def match_patterns(patterns: Iterable[str], text: str) -> bool:
     found = False
     for pattern in patterns:
         plain = pattern.removeprefix("!")
-        if re.fullmatch("".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in plain), text):
+        if match_wildcards(plain, text):
             if plain != pattern:
                 return False
             found = True
     return found
+
+
+def match_wildcards(pattern: str, text: str) -> bool:
+    """Return whether a text matches a pattern with ``*`` and ``?``.
+
+    The time is at most proportional to the product of both lengths. A regular expression can take exponential time.
+    """
+    at = place = 0  # positions in the text and in the pattern
+    star, end = -1, 0  # position of the last ``*``, and the end of the text that it matches
+    while at < len(text):
+        char = pattern[place : place + 1]
+        if char == "*":
+            star, end = place, at
+            place += 1
+        elif char in ("?", text[at]):
+            at += 1
+            place += 1
+        elif star >= 0:
+            end += 1
+            at, place = end, star + 1
+        else:
+            return False
+    return not pattern[place:].strip("*")
 
 
 def _check_owner(path: Path) -> None:
@@ -246,7 +279,7 @@ def _jumps(value: _Value) -> tuple[Address, ...]:
 
 
 def _port(value: _Value) -> int:
-    if not value.text.isdecimal() or not 0 < int(value.text) < 65536:
+    if not re.fullmatch(r"[0-9]{1,5}", value.text) or not 0 < int(value.text) < 65536:
         raise value.wrong(f"invalid port {value.text!r}", "expected a number from 1 to 65535")
     return int(value.text)
 
@@ -254,8 +287,8 @@ def _port(value: _Value) -> int:
 def _seconds(value: _Value) -> float | None:
     if value.is_none:
         return None
-    if not value.text.isdecimal() or not int(value.text):
-        raise value.wrong(f"time {value.text!r} is unsupported without ssh", "expected a number of seconds")
+    if not re.fullmatch(r"[0-9]{1,6}", value.text) or not int(value.text):
+        raise value.wrong(f"time {value.text!r} is unsupported without ssh", "expected 1 to 999999 seconds")
     return float(value.text)
 
 

@@ -18,6 +18,7 @@ from paramiko.pkey import UnknownKeyType
 
 from hil.controller.devices.ssh.errors import HostKeyRefused
 from hil.controller.devices.ssh.paramiko.config import NO_SSH_HINT, match_patterns
+from hil.core.files import read_end, read_text
 from hil.errors import StorageError, UsageError
 
 _OF_THE_MACHINE = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
@@ -119,7 +120,7 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
         path = self._files[0]
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            open_line = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+            open_line = path.is_file() and read_end(path, 1) not in ("", "\n")
             line = ("\n" if open_line else "") + f"{name} {key.get_name()} {key.get_base64()}\n"
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -150,9 +151,12 @@ def _describe(key: paramiko.PKey) -> str:
 
 def _read_lines(path: Path) -> Iterator[_Line]:
     """Yield the keys of a file. Like ssh, ignore invalid lines and unsupported key types."""
+    # A common setting for "no pinned keys".
+    if path == Path(os.devnull):
+        return
     try:
         # Comments may have any encoding.
-        lines = path.read_text(errors="replace").split("\n")
+        lines = read_text(path, errors="replace").split("\n")
     except FileNotFoundError:
         return
     except OSError as error:

@@ -21,6 +21,9 @@ from typing import Any, cast
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from paramiko.auth_strategy import (
     AuthFailure,
     AuthResult,
@@ -35,7 +38,7 @@ from hil.controller.devices.ssh.errors import LoginRefused
 from hil.controller.devices.ssh.paramiko.agent import AgentKey, KeyAgent
 from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE
 from hil.controller.storage.screen import prompts
-from hil.core.files import read_file, read_text
+from hil.core.files import MAX_TEXT_BYTES, read_file, read_text
 from hil.errors import UsageError
 
 _USUAL = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -46,6 +49,12 @@ _SECRET_TRIES = 3
 PATIENCE_S = 120.0
 # Errors for keys that paramiko does not support, such as keys in a hardware token.
 _FOREIGN = (UnknownKeyType, UnsupportedAlgorithm)
+# Type of a key in cryptography -> type in paramiko.
+_KINDS: dict[type, type[paramiko.PKey]] = {
+    RSAPrivateKey: paramiko.RSAKey,
+    EllipticCurvePrivateKey: paramiko.ECDSAKey,
+    Ed25519PrivateKey: paramiko.Ed25519Key,
+}
 _OPENSSH_BEGIN, _OPENSSH_MAGIC = "-----BEGIN OPENSSH PRIVATE KEY-----", b"openssh-key-v1\0"
 # Secrets that worked (prompt -> secret), so that a reconnect does not prompt a second time.
 _worked: dict[str, str] = {}
@@ -337,17 +346,22 @@ def _check(identity: Path) -> None:
 def _read(path: Path, passphrase: str = "") -> paramiko.PKey:
     # paramiko passes the passphrase to cryptography, which requires bytes.
     secret: Any = passphrase.encode(errors="surrogateescape") or None
+    # paramiko reads files of any kind and size, so read the file here.
+    data = read_file(path, MAX_TEXT_BYTES)
+    loaded: Any
     try:
-        return paramiko.PKey.from_path(path, secret)
-    except paramiko.SSHException as error:
-        # paramiko does not read PKCS#8, so convert the key to OpenSSH's format.
-        pem = serialization.load_pem_private_key(read_file(path), secret)
-        form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        text = pem.private_bytes(*form).decode()
-        for kind in (paramiko.RSAKey, paramiko.ECDSAKey, paramiko.Ed25519Key):
-            with contextlib.suppress(paramiko.SSHException):
-                return kind.from_private_key(io.StringIO(text))
-        raise error
+        loaded = serialization.load_ssh_private_key(data, secret)
+    except ValueError:
+        loaded = serialization.load_pem_private_key(data, secret)
+    kind = next((kind for form, kind in _KINDS.items() if isinstance(loaded, form)), None)
+    if kind is None:
+        raise UnknownKeyType(key_type=type(loaded).__name__)
+    # paramiko does not read PKCS#8, so convert the key to OpenSSH's format.
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    key: paramiko.PKey = kind.from_private_key(io.StringIO(loaded.private_bytes(*form).decode()))
+    with contextlib.suppress(FileNotFoundError):
+        key.load_certificate(read_text(path.with_name(f"{path.name}-cert.pub")))
+    return key
 
 
 def _public_parts(path: Path) -> Iterator[bytes]:

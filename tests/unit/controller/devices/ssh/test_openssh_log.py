@@ -185,7 +185,54 @@ def test_unpinned_host_key_raises_storage_error() -> None:
 
 def test_changed_host_key_raises_error_after_login() -> None:
     with pytest.raises(HostKeyRefused, match="has changed"):
-        log([*TRUSTED, CHANGED]).check_host_key()
+        log([*SHOWN, CHANGED, *TRUSTED[-2:]]).check_host_key()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "debug1: Server host key: ssh-ed25519 SHA256:other",
+        "debug1: Authenticating to genuine.host:22 as 'admin'",
+        "debug1: SSH2_MSG_NEWKEYS received",
+    ],
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_contradictory_lines_raise_host_key_refused(line: str, is_first: bool) -> None:
+    found = log([line, *TRUSTED] if is_first else [*TRUSTED, line])
+    with pytest.raises(HostKeyRefused, match="the server at pi imitates messages of ssh"):
+        found.check_host_key()
+    assert type(found.error()) is HostKeyRefused
+
+
+def test_second_login_line_raises_host_key_refused() -> None:
+    words = 'Authenticated to pi ([10.0.0.7]:22) using "publickey".'
+    log([*TRUSTED, words]).check_host_key()
+    with pytest.raises(HostKeyRefused, match="imitates"):
+        log([words, *TRUSTED, words]).check_host_key()
+
+
+def test_rekey_after_login_is_not_contradictory() -> None:
+    words = 'Authenticated to pi ([10.0.0.7]:22) using "publickey".'
+    again = [*SHOWN[-1:], "debug1: SSH2_MSG_NEWKEYS received"]
+    log([*TRUSTED, words, *again]).check_host_key()
+
+
+def test_key_warnings_after_key_exchange_are_ignored() -> None:
+    false = ["Host key for pi has changed", "Offending key in /root/important:1", "revoked", REFUSED_KEY]
+    log([*TRUSTED, *false]).check_host_key()
+    assert type(log([*TRUSTED, *false, DENIED]).error()) is LoginRefused
+    with pytest.raises(HostKeyRefused, match="/k has a different key"):
+        log([*SHOWN, CHANGED, "Offending RSA key in /k:3", *TRUSTED[-2:], *false]).check_host_key()
+
+
+def test_server_cannot_evict_changed_key_warning() -> None:
+    with pytest.raises(HostKeyRefused, match="has changed"):
+        log([*SHOWN, CHANGED, *TRUSTED[-2:], *(f"line {number}" for number in range(1000))]).check_host_key()
+
+
+def test_key_hint_quotes_accepted_key() -> None:
+    hint = log([*OFFERED, "debug1: Server accepts key: /k;reboot ED25519 SHA256:k", DENIED]).error().hint
+    assert "ssh-add '/k;reboot'" in hint
 
 
 def test_refusal_returns_last_line() -> None:

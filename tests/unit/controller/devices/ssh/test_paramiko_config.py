@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hil.controller.devices.ssh.address import Address
-from hil.controller.devices.ssh.paramiko.config import HostSettings, read_settings, route
+from hil.controller.devices.ssh.paramiko.config import HostSettings, match_wildcards, read_settings, route
 from hil.errors import UsageError
 
 Read = Callable[..., HostSettings]
@@ -107,6 +110,17 @@ def test_host_patterns_match_like_ssh(read: Read, patterns: str, matches: bool) 
     assert (read(f"Host {patterns}\n Port 7\n").address.port == 7) is matches
 
 
+@given(st.text("ab*?", max_size=8), st.text("ab*?\n", max_size=8))
+def test_wildcards_match_like_regular_expression(pattern: str, text: str) -> None:
+    expression = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
+    assert match_wildcards(pattern, text) is bool(re.fullmatch(expression, text, re.DOTALL))
+
+
+@pytest.mark.timeout(20)
+def test_many_wildcards_match_in_polynomial_time() -> None:
+    assert not match_wildcards("*a" * 40 + "b", "a" * 200)
+
+
 def test_first_of_proxy_command_and_jump_wins(read: Read) -> None:
     found = read("Host pi\n ProxyCommand nc %h\n ProxyJump gate\n")
     assert (found.proxy_command, found.jumps) == ("nc pi", ())
@@ -147,7 +161,8 @@ def test_unsupported_setting_of_other_host_passes(read: Read) -> None:
         *("IdentityFile %C", "IdentityFile ${KEY}", "UserKnownHostsFile ~nobody-of-that-name/x", "Port many"),
         *("Include ~nobody-of-that-name/x", "Include ${LAB}/x", "ProxyJump a:0", "ProxyCommand nc %C"),
         *("IdentitiesOnly perhaps", "PubkeyAuthentication perhaps", "CheckHostIP yes", "ConnectTimeout 1m"),
-        "StrictHostKeyChecking perhaps",
+        *("StrictHostKeyChecking perhaps", "IdentityFile a\0b", "UserKnownHostsFile a\0b", "Include " + "*/" * 2000),
+        *("Port " + "9" * 5000, "Port \N{ARABIC-INDIC DIGIT THREE}", "ConnectTimeout " + "9" * 500),
     ],
 )
 def test_unknown_value_error_names_file_and_line(read: Read, line: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,13 @@ from typing import Any
 import paramiko
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from paramiko.auth_strategy import AuthFailure
+from support.sshd import make_key
 
-from hil.controller.devices.ssh.paramiko.login import Login, _worked
+from hil.controller.devices.ssh.paramiko.login import Login, _read, _worked
 from hil.controller.storage.screen import prompts
+from hil.core.files import MAX_TEXT_BYTES
 from hil.errors import UsageError
 
 
@@ -279,6 +284,49 @@ def test_login_rejects_invalid_identity_before_connecting(home: Path, text: str 
         path.write_text(text)
     with pytest.raises(UsageError, match="cannot read the identity" if text is None else "is not a private SSH key"):
         login(identity=path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe", "large"])
+def test_login_rejects_irregular_identity(home: Path, person: Person, name: str) -> None:
+    os.mkfifo(home / "pipe")
+    with (home / "large").open("wb") as file:
+        file.truncate(MAX_TEXT_BYTES + 1)
+    with pytest.raises(UsageError, match="cannot read the identity"):
+        login(identity=home / name)
+    # Keys of the ssh config are optional.
+    with pytest.raises(AuthFailure):
+        log_in(Server("publickey"), identities=(home / name,))
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
+@pytest.mark.parametrize("form", ["OpenSSH", "TraditionalOpenSSL", "PKCS8"])
+@pytest.mark.parametrize("passphrase", ["", "sesame"])
+def test_login_reads_common_key_formats(home: Path, person: Person, kind: str, form: str, passphrase: str) -> None:
+    if kind == "ed25519" and form == "TraditionalOpenSSL":
+        pytest.skip("this format has no Ed25519 keys")
+    made = {
+        "rsa": lambda: rsa.generate_private_key(65537, 2048),
+        "ecdsa": lambda: ec.generate_private_key(ec.SECP256R1()),
+        "ed25519": ed25519.Ed25519PrivateKey.generate,
+    }[kind]()
+    secret = serialization.BestAvailableEncryption(passphrase.encode()) if passphrase else serialization.NoEncryption()
+    path = home / "k"
+    path.write_bytes(made.private_bytes(serialization.Encoding.PEM, getattr(serialization.PrivateFormat, form), secret))
+    path.chmod(0o600)
+    public = made.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    blob = base64.b64decode(public.split()[1])
+    person.knows = [passphrase] if passphrase else []
+    server = Server("publickey", keys=(paramiko.PKey.from_type_string(public.split()[0].decode(), blob).fingerprint,))
+    assert log_in(server, identity=path) == [f"the key {path}"]
+
+
+def test_login_offers_certificate_of_key(home: Path, person: Person) -> None:
+    key(home / "authority")
+    path = make_key(home / "k")
+    sign = ["ssh-keygen", "-q", "-s", home / "authority", "-I", "me", "-n", "me", path.with_name("k.pub")]
+    subprocess.run(sign, check=True)
+    assert _read(path).public_blob.key_type == "ssh-ed25519-cert-v01@openssh.com"
 
 
 def test_login_skips_key_readable_by_others(home: Path, person: Person) -> None:
