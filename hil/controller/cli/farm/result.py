@@ -178,7 +178,12 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
 
     Fetch the files for suites, and for other jobs if ``out`` is set.
     """
+    from hil.controller.farm.client.client import reading_answer
     from hil.controller.farm.client.results import fetch_run, fetch_suite, outcomes
+
+    def show() -> None:
+        with reading_answer():  # records of runs are shown without further checks
+            _print(ended, document, out)
 
     ended = outcomes(farm, name)
     document: dict[str, Any] = {"name": name}
@@ -193,7 +198,7 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
             fetch_run(farm, one, _folder(one, ended, out))
         document["folder"] = str(out)
     document |= {"jobs": rows, "exit_code": gravest([one.result.exit_code for one in ended])}
-    return answer(as_json, document, show=lambda: _print(ended, document, out))
+    return answer(as_json, document, show=show)
 
 
 def _folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any
 
 from hil.controller.farm.messages import parse_job
 from hil.core.bounded_json import parse_json
-from hil.errors import FarmError, UsageError
+from hil.errors import FarmError, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 Check = Callable[[Any], None]
 # `hil farm status` requests 5,000 jobs of 20 values each; `--json` requests all jobs of a submission.
 _MAX_VALUES = 4_000_000
 _MAX_NUMBER = 1 << 63
+# Limits of a result: nesting, integers (uint64 outputs), and texts with paths of the host, in characters.
+_MAX_DEPTH, _MAX_INTEGER, _MAX_PATHS_TEXT = 64, 1 << 64, 64 << 10
+_MAX_TIME_S = 253_402_300_800  # start of the year 10000
+# Limits of a followed job: the number in its submission, and each text, in characters.
+_MAX_JOB, _MAX_STATUS_TEXT = 100_000, 1000
 
 
 def parse_answer(answer: pb.Json, question: str) -> Any:
@@ -41,10 +47,59 @@ def parse_answer(answer: pb.Json, question: str) -> Any:
     return document
 
 
-def invalid_answer(error: Exception) -> FarmError:
-    """Return the error for an invalid response."""
-    what = f"{type(error).__name__}: {str(error)[:200]}"
-    return FarmError(f"invalid response from the farm: {what}", hint="check that the gateway has the same hil version")
+def invalid_answer(error: Exception, what: str = "response") -> FarmError:
+    """Return the error for an invalid response, or for an invalid part of it."""
+    text = error.message if isinstance(error, HilError) else str(error)  # without the hint
+    why = f"{type(error).__name__}: {text[:200]}"
+    return FarmError(f"invalid {what} from the farm: {why}", hint="check that the gateway has the same hil version")
+
+
+def check_result_values(document: Any) -> None:
+    """Check the nesting and the numbers of a result. Raises ValueError."""
+    level = [document]
+    for _ in range(_MAX_DEPTH):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list | tuple):
+                inner += value
+            elif not (math.isfinite(value) if isinstance(value, float) else _fits_integer(value)):
+                raise ValueError("number out of range")
+        if not inner:
+            return
+        level = inner
+    raise ValueError("nesting exceeds the limit")
+
+
+def _fits_integer(value: Any) -> bool:
+    return not isinstance(value, int) or abs(value) <= _MAX_INTEGER
+
+
+def check_suite_record(record: Any) -> None:
+    """Check the fields of a suite's record that reports use. Raises TypeError or ValueError."""
+    _check_suite(record)
+
+
+def check_status(reply: pb.FollowReply, jobs: Set[tuple[int, int | None]]) -> None:
+    """Check that a reply is about a requested job, and cut long texts of the job's status.
+
+    Args:
+        jobs: requested jobs and submissions, as from :func:`.parse_job`.
+
+    Raises:
+        FarmError: the job was not requested.
+    """
+    name = reply.job.name if reply.WhichOneof("kind") == "job" else reply.log.job
+    try:
+        submission, number = parse_job(name)
+    except UsageError as error:
+        raise invalid_answer(error) from error
+    if not jobs & {(submission, number), (submission, None)} or (number or 0) > _MAX_JOB:
+        raise invalid_answer(ValueError(f"job {name} was not requested"))
+    for field, value in reply.job.ListFields():
+        if isinstance(value, str) and len(value) > _MAX_STATUS_TEXT:
+            setattr(reply.job, field.name, value[:_MAX_STATUS_TEXT])
 
 
 def _check_text(value: Any) -> None:
@@ -78,6 +133,26 @@ def _check_time(value: Any) -> None:
         raise ValueError("time out of range")
     if time.tzinfo is None:
         raise ValueError("missing time zone")
+
+
+def _check_seconds(value: Any) -> None:
+    """Check a time in seconds since the epoch."""
+    _check_number(value)
+    if not 0 <= value < _MAX_TIME_S:
+        raise ValueError("time out of range")
+
+
+def _check_paths_text(value: Any) -> None:
+    _check_text(value)
+    if len(value) > _MAX_PATHS_TEXT:
+        raise ValueError(f"longer than {_MAX_PATHS_TEXT} characters")
+
+
+def _check_inner_path(value: Any) -> None:
+    _check_text(value)
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts or "\0" in value:
+        raise ValueError("path outside the run's directory")
 
 
 def _check_job_name(value: Any) -> None:
@@ -225,6 +300,58 @@ _AUDIT: dict[str, Check] = {
     "detail": _make_mapping_check(_accept_any),
 }
 _CASE: dict[str, Check] = dict.fromkeys(("job", "name", "outcome", "reason"), _check_text)
+# Fields of a suite's record. `hil.core.field_types` checks the other fields of a case.
+_OUTPUTS = _make_list_check(
+    _make_record_check(
+        {},
+        {
+            "name": _check_text,
+            "reason": _check_text,
+            "tolerance": _allow_none(_make_mapping_check(_accept_any)),
+            "criteria": _make_list_check(
+                _make_record_check(
+                    {
+                        **dict.fromkeys(("criterion", "reason"), _check_text),
+                        **dict.fromkeys(("value", "passed"), _accept_any),
+                    }
+                )
+            ),
+        },
+    )
+)
+_REFERENCE: dict[str, Check] = dict.fromkeys(("against", "relation", "outcome"), _check_text)
+_PART: dict[str, Check] = {
+    "device": _check_text,
+    "nodes": _check_integer,
+    "names": _make_list_check(_check_text),
+    "elsewhere": _check_bool,
+}
+_SUITE_CASE: dict[str, Check] = {
+    "timings": _make_mapping_check(_allow_none(_check_number)),
+    **dict.fromkeys(("device_p50_ns", "device_p90_ns", "artifact_bytes"), _allow_none(_check_number)),
+    "iterations": _check_integer,
+    "placement": _allow_none(_make_list_check(_make_record_check({}, _PART))),
+    **dict.fromkeys(("outputs", "plain_outputs"), _OUTPUTS),
+    "unanswered": _make_list_check(
+        _make_record_check({"reference": _check_text}, dict.fromkeys(("outcome", "reason", "detail"), _check_text))
+    ),
+    "other_references": _make_list_check(_make_record_check({**_REFERENCE, "outputs": _OUTPUTS})),
+    **dict.fromkeys(("diff", "hint"), _check_paths_text),
+    "folder": _check_inner_path,
+    "started": _check_seconds,
+}
+_check_suite = _make_record_check(
+    {},
+    {
+        "folder": _check_paths_text,
+        **dict.fromkeys(("started", "finished"), _allow_none(_check_seconds)),
+        "boards": _make_list_check(_check_text),
+        "board_info": _make_mapping_check(_accept_any),
+        **dict.fromkeys(("models", "versions"), _make_mapping_check(_check_text)),
+        "suite_ids": _make_list_check(_check_text),
+        "cases": _allow_none(_make_list_check(_make_record_check({"id": _check_text}, _SUITE_CASE))),
+    },
+)
 # `hil.controller.farm.client.results` validates the contents of a job's result.
 _ANSWERS: dict[str, Check] = {
     "jobs": _make_list_check(_make_record_check(_JOB, {"pinned": _check_text})),

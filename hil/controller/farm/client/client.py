@@ -18,8 +18,8 @@ import tenacity
 
 from hil import errors
 from hil.controller.devices.agent_client.interrupts import ChannelClosed, InterruptibleChannel
-from hil.controller.farm.client.answers import invalid_answer, parse_answer
-from hil.controller.farm.messages import Submission
+from hil.controller.farm.client.answers import check_status, invalid_answer, parse_answer
+from hil.controller.farm.messages import Submission, parse_job
 from hil.controller.farm.paths import FarmAddress, check_way, may_return
 from hil.controller.farm.rpc import FarmStub, submission_message
 from hil.core.digest import digest_file
@@ -48,6 +48,8 @@ _MAX_RECEIVE = "grpc.max_receive_message_length"
 AGAIN_S = 0.5
 # A restarted gateway or database is back within this time.
 _PATIENCE_S = 30.0
+# A stream that lasts this long shows that the gateway is up again. Pauses after shorter streams grow up to the limit.
+_STEADY_S, _MAX_PAUSE_S = 5.0, 2.0
 # Time that a command without a gateway waits for a restart.
 RESTART_S = 10.0
 
@@ -166,8 +168,16 @@ class FarmClient:
             )
 
     def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
-        """Yield job events while any job is active. Resumes at the last log line after a lost gateway."""
+        """Yield job events while any job is active. Resumes at the last log line after a lost gateway.
+
+        Raises:
+            UsageError: a job name is invalid, or the job does not exist.
+            FarmUnreachable: the gateway loses all streams during the client's patience.
+            FarmError: the gateway sent an event of another job.
+        """
         names, after = list(jobs), 0
+        requested = {parse_job(name) for name in names}
+        pause, deadline = 0.0, 0.0
 
         def begin() -> tuple[Any, Generator[Any, None, None], Any]:
             request = pb.FollowRequest(jobs=names, logs=logs, after=after)
@@ -177,21 +187,28 @@ class FarmClient:
 
         while True:
             stream, replies, reply = self._retry_while_away(begin)
+            began = time.monotonic()
             try:
                 while reply is not None:
                     kind = reply.WhichOneof("kind")
                     if kind == "log":
                         after = max(after, reply.log.number)
                     if kind:  # otherwise a keepalive
+                        check_status(reply, requested)
                         yield reply
                     reply = next(replies, None)
                 return
             except grpc.RpcError as error:
-                if not is_away(error):
+                now = time.monotonic()
+                if not pause or now - began >= _STEADY_S:
+                    pause, deadline = AGAIN_S / 2, now + self._patience_s
+                if not is_away(error) or now > deadline:
                     raise translated(error) from error
             finally:
                 stream.cancel()
                 replies.close()
+            pause = min(2 * pause, _MAX_PAUSE_S)
+            time.sleep(pause)
 
     def upload(self, files: dict[str, Path]) -> int:
         """Upload the files that the store lacks. An upload is idempotent, so the client retries it.

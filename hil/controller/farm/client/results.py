@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hil.controller.farm.client.answers import invalid_answer
+from hil.controller.farm.client.answers import check_result_values, check_suite_record, invalid_answer
 from hil.controller.farm.client.client import FarmClient, reading_answer
 from hil.controller.farm.job_files import typed_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind, parse_job
@@ -23,9 +25,15 @@ from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_
 from hil.core.field_types import check_fields
 from hil.core.results import Outcome, exit_code_of, gravest
 from hil.core.text import numbered
-from hil.errors import EXIT_INTERRUPTED, FarmError, UsageError
+from hil.errors import EXIT_INTERRUPTED, FarmError, HilError, UsageError
 
 _AT_ONCE = 8
+# Limit for the parts of a file's path. A run's directory has six levels.
+_MAX_PARTS = 32
+# A command in a case's record contains two paths.
+_MAX_REPLACED = 4
+# Characters after which a path can start, and characters that can follow a directory's path.
+_BEFORE_PATH, _AFTER_PATH = r"(?<![^\s'\"=:,(])", r"(?![^/\s'\":,;)])"
 
 
 @dataclass(frozen=True)
@@ -39,15 +47,33 @@ class EndedJob:
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> EndedJob:
         """Build a job from a row of a farm response. Raises FarmError if the row is invalid."""
-        name = str(row["name"])
-        try:
-            parse_job(name)  # the name becomes a directory name
-            spec, result = JobSpec.of_json(row["spec"]), JobResult.of_json(row)
-        except UsageError as error:
-            raise invalid_answer(error) from error
-        check_fields(spec)
-        check_fields(result)
+        name = str(row["name"])[:100]
+        with _naming_jobs([name]):
+            try:
+                parse_job(name)  # the name becomes a directory name
+                spec, result = JobSpec.of_json(row["spec"]), JobResult.of_json(row)
+            except UsageError as error:
+                raise invalid_answer(error, f"result of job {name!r}") from error
+            check_fields(spec)
+            check_fields(result)
+            check_result_values([spec.options, result.record])
+            if spec.kind is Kind.SUITE:
+                check_suite_record(result.record)
         return cls(name, spec, result)
+
+
+@contextlib.contextmanager
+def _naming_jobs(names: Sequence[str]) -> Iterator[None]:
+    """Convert errors of reading results to a FarmError that names the jobs.
+
+    Reports read many fields of a record, so any exception can come from an invalid record.
+    """
+    try:
+        yield
+    except HilError:
+        raise
+    except Exception as error:
+        raise invalid_answer(error, f"result of job {', '.join(names[:3])}") from error
 
 
 def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
@@ -77,7 +103,7 @@ def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:
 
     Raises:
         UsageError: the directory exists and is not empty.
-        FarmError: the store no longer has a file.
+        FarmError: the store no longer has a file, or a file's path is invalid.
         StorageError: the directory cannot be written.
     """
     if folder.exists() and any(folder.iterdir()):
@@ -93,13 +119,14 @@ def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -
 
     Raises:
         UsageError: the directory already contains a run.
-        FarmError: the store no longer has a file.
+        FarmError: the store no longer has a file, or a record is invalid.
     """
-    typed = ended[0].spec.options["typed"]
-    folder = out or default_folder(typed["suite"], typed["flow_name"])
+    with _naming_jobs([one.name for one in ended]):
+        typed = ended[0].spec.options["typed"]
+        folder = out or default_folder(typed["suite"], typed["flow_name"])
     run = merge(ended, folder)
     for one in ended:
-        cases = {at: digest for at, digest in one.result.files.items() if PurePosixPath(at).parts[0] == "cases"}
+        cases = {at: digest for at, digest in one.result.files.items() if PurePosixPath(at).parts[:1] == ("cases",)}
         _download_files(farm, cases, folder)
     return run
 
@@ -119,6 +146,13 @@ def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) 
         FarmError: the store no longer has a file.
     """
     every = {target: outcomes(farm, name) for target, name in names.items()}
+    with _naming_jobs([one.name for ended in every.values() for one in ended]):
+        return _compare_targets(farm, every, out)
+
+
+def _compare_targets(
+    farm: FarmClient, every: Mapping[str, Sequence[EndedJob]], out: Path | None
+) -> tuple[Path | None, MatrixReport]:
     suites = [ended[0].spec.options["typed"] for ended in every.values() if ended[0].spec.kind is Kind.SUITE]
     if suites and len(suites) < len(every):
         raise UsageError("suites and models cannot be compared side by side", hint="use jobs of the same kind")
@@ -194,7 +228,9 @@ def _download_files(farm: FarmClient, files: Mapping[str, str], folder: Path) ->
     for at, digest in files.items():
         parts = PurePosixPath(at)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise FarmError(f"the farm sent a file path outside the run's directory: {at!r}")
+            raise FarmError(f"the farm sent a file path outside the run's directory: {at[:200]!r}")
+        if len(parts.parts) > _MAX_PARTS:
+            raise FarmError(f"the farm sent a file path of more than {_MAX_PARTS} parts: {at[:200]!r}")
         places.setdefault(digest, []).append(folder / parts)
 
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch")
@@ -212,20 +248,26 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
 
     A case without a record gets the outcome ``BOARD_LOST`` or the outcome of the part, and the reason of the part.
     Cases of a cancelled part are missing. Stored case files are not fetched.
+
+    Raises:
+        FarmError: a record is invalid.
     """
-    with reading_answer():
-        heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
-        head = _build_head(parts, heads, folder)
-        request = SuiteRequest.of_json(head["request"])
-        check_fields(request)
+    with _naming_jobs([part.name for part in parts]):
+        return _merge_parts(parts, folder)
+
+
+def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
+    heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
+    head = _build_head(parts, heads, folder)
+    request = SuiteRequest.of_json(head["request"])
+    check_fields(request)
     run = SuiteRun.create(folder, head)
     found: dict[str, CaseRecord] = {}
-    with reading_answer():
-        for part in parts:
-            found |= {record.id: record for record in _read_records(part, run, request)}
-        outcomes = [Outcome(record.outcome) for record in found.values()]
-        started = min([head["started"] for head in heads if head.get("started")], default=run.head["started"])
-        ended = max([head["finished"] for head in heads if head.get("finished")], default=time.time())
+    for part in parts:
+        found |= {record.id: record for record in _read_records(part, run, request)}
+    outcomes = [Outcome(record.outcome) for record in found.values()]
+    started = min([head["started"] for head in heads if head.get("started")], default=run.head["started"])
+    ended = max([head["finished"] for head in heads if head.get("finished")], default=time.time())
     with run.writing():
         for case_id in run.head["ids"]:
             if case_id in found:
@@ -279,14 +321,28 @@ def _read_records(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Itera
         record = CaseRecord.of_json(line)
         check_fields(record)
         # The run directory on the host is fetched to this machine, so replace the path.
-        here = {name: getattr(record, name).replace(was, str(run.folder)) for name in ("diff", "hint") if was}
-        ended[record.id] = replace(record, repeat=request.command(record.id), **here)
+        ended[record.id] = replace(
+            record,
+            repeat=request.command(record.id),
+            diff=_replace_folder(record.diff, was, run.folder),
+            hint=_replace_folder(record.hint, was, run.folder),
+        )
     cancelled = part.result.exit_code == EXIT_INTERRUPTED
     for case in part.spec.options["cases"]:
         if case[0] in ended:
             yield ended[case[0]]
         elif not cancelled:
             yield _make_lost_record(case, part.result, run, request)
+
+
+def _replace_folder(text: str, was: str, folder: Path) -> str:
+    """Replace the path of the host's run directory at the start of paths in a text.
+
+    A short directory, such as ``/``, is not replaced: the text would grow without bound.
+    """
+    if not was.startswith("/") or len(PurePosixPath(was).parts) < 3 or was not in text:
+        return text
+    return re.sub(f"{_BEFORE_PATH}{re.escape(was)}{_AFTER_PATH}", lambda _: str(folder), text, count=_MAX_REPLACED)
 
 
 def _make_lost_record(case: Sequence[str], result: JobResult, run: SuiteRun, request: SuiteRequest) -> CaseRecord:

@@ -6,6 +6,7 @@ Results are fetched after all jobs in a submission end, newest first. Blobs are 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import threading
@@ -15,14 +16,16 @@ from typing import Any
 
 from hil.controller.farm.client.results import EndedJob, fetch_run, fetch_suite
 from hil.controller.farm.messages import ENDED, Kind
-from hil.controller.web.farm.link import ILL_FORMED, FarmLink
+from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.farm.mirror_room import MirrorRoom, NoRoom, TooLarge
+from hil.controller.web.files.quota import charge
 from hil.core.digest import check
 from hil.core.files import copy_file, read_text, write_atomic
 from hil.errors import FarmUnreachable, HilError, UsageError
 
 # Maximum submissions to mirror, newest first, and maximum bytes to store.
 _MOST_SUBMISSIONS, MOST_BYTES = 200, 8 << 30
+_LOG = logging.getLogger("uvicorn.error")
 _MADE = (Kind.RUN.value, Kind.BUNDLE.value, Kind.SUITE.value)
 
 
@@ -37,7 +40,7 @@ class FarmMirror:
         self.runs, self._blobs, self._done = folder / "runs", folder / "blobs", folder / "done"
         self._link, self._room = link, MirrorRoom(folder, most_bytes)
         link.runs = self.runs
-        self._nothing: set[str] = set()  # submissions without results, or with results that the farm has deleted
+        self._nothing: set[str] = set()  # keys of submissions without results, or that cannot be mirrored
         self._floor = 0  # newest submission deleted to free space
         for one in (self.runs, self._blobs, self._done):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -52,19 +55,24 @@ class FarmMirror:
         self._thread.join(0.1)
 
     def _mirror_until_closed(self) -> None:
-        seen = -1
+        seen, trouble = -1, ""
         while not self._link.over:
             seen = self._link.wait(seen)
-            # Ignore invalid responses, since the next one may be valid.
-            with contextlib.suppress(HilError, OSError, *ILL_FORMED):
+            try:
                 self.look()
+                trouble = ""
+            except FarmUnreachable:  # the link reports it
+                continue
+            except Exception as error:  # the next response may be valid
+                if trouble != (trouble := _describe(error)):
+                    _LOG.warning("farm results are not mirrored: %s", trouble)
 
     def look(self) -> None:
-        """Fetch new results.
+        """Fetch new results. Log and skip a submission that cannot be mirrored.
 
         Raises:
             FarmUnreachable: the farm is not connected.
-            OSError: a file cannot be written.
+            DiskFull: the disk had too little free space before a submission.
         """
         rows = self._link.ask("jobs", state=[state.value for state in ENDED], limit=_MOST_SUBMISSIONS)
         made = {int(row["submission"]) for row in rows if row["kind"] in _MADE}
@@ -74,8 +82,17 @@ class FarmMirror:
             name, key = str(submission), _make_key([row for row in rows if row["submission"] == submission])
             if submission <= self._floor or key in self._nothing or self._read_done_key(name) == key:
                 continue
-            if (jobs := self._list_ended_jobs(submission)) is not None:
-                self._fetch_submission(name, _make_key(jobs), jobs)
+            self._room.check_disk()
+            try:
+                if (jobs := self._list_ended_jobs(submission)) is not None:
+                    self._fetch_submission(name, key, jobs)
+            except Exception as error:  # one bad submission must not stop the others
+                self._delete_submission(name)
+                if isinstance(error, FarmUnreachable):
+                    raise
+                self._delete_unshared()
+                self._nothing.add(key)
+                _LOG.warning("farm submission %s is not mirrored: %s", name, _describe(error))
 
     def _read_done_key(self, name: str) -> str:
         try:
@@ -94,21 +111,14 @@ class FarmMirror:
         self._room.begin()
         if not self._room.is_half_free:
             self._delete_unshared()
-        try:
-            ended = [EndedJob.of_row(row) for row in self._request_results(name, jobs)]
-            if not any(one.result.files for one in ended):
-                self._nothing.add(key)
-                return
-            while not self._fetch_files(name, ended):
-                if not self._evict_older(before=int(name)):
-                    self._floor = max(self._floor, int(name))
-                    return
-        except (HilError, *ILL_FORMED) as error:
-            self._delete_submission(name)
-            if isinstance(error, FarmUnreachable):
-                raise
+        ended = [EndedJob.of_row(row) for row in self._request_results(name, jobs)]
+        if not any(one.result.files for one in ended):
             self._nothing.add(key)
             return
+        while not self._fetch_files(name, ended):
+            if not self._evict_older(before=int(name)):
+                self._floor = max(self._floor, int(name))
+                return
         write_atomic(self._done / name, key)
 
     def _fetch_files(self, name: str, ended: Sequence[EndedJob]) -> bool:
@@ -116,6 +126,7 @@ class FarmMirror:
 
         Raises:
             TooLarge: the submission exceeds the size limit.
+            DiskFull: the disk has too little free space.
         """
         self._room.begin()
         farm: Any = _Contents(self._link, self._blobs, self._room)
@@ -175,6 +186,12 @@ def _make_key(jobs: Sequence[Mapping[str, Any]]) -> str:
     return f"{jobs[-1]['submission']} {jobs[-1]['queued_at']}"
 
 
+def _describe(error: Exception) -> str:
+    """Return the type and the start of the message, in one line."""
+    text = error.message if isinstance(error, HilError) else str(error)
+    return f"{type(error).__name__}: {text[:200]!r}"
+
+
 class _Contents:
     """Farm downloader that fetches missing blobs. Also raises the errors of :class:`MirrorRoom`."""
 
@@ -185,13 +202,22 @@ class _Contents:
         """Download a missing blob, then link the blob to all places."""
         kept = self._folder / check(digest).replace(":", "-")
         if not kept.exists():
-            self._room.take_entry()
+            self._room.take_inode()
             self._link.download(digest, kept, self._room.take)
         for to in places:
-            self._room.take_entry()
-            to.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folder(to.parent)
+            self._room.take_name()
             try:
                 os.link(kept, to)
             except OSError:  # the file system does not support hard links
-                self._room.take(kept.stat().st_size)
+                self._room.take(charge(kept.stat().st_size))
                 copy_file(kept, to)
+
+    def _make_folder(self, folder: Path) -> None:
+        missing = []
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for one in reversed(missing):
+            self._room.take_inode()
+            one.mkdir(exist_ok=True)

@@ -10,14 +10,16 @@ import os
 import threading
 from pathlib import Path
 
+from hil.controller.web.files.quota import INODE_BYTES, NAME_BYTES, charge, has_room
 from hil.errors import StorageError, UsageError
-
-# Overhead per file: rounding up to blocks, and the directory entry.
-_BLOCK, _ENTRY = 4096, 512
 
 
 class NoRoom(StorageError):
     """The directory for copies of farm results is full."""
+
+
+class DiskFull(StorageError):
+    """The disk has too little free space for more copies of farm results."""
 
 
 class TooLarge(UsageError):
@@ -51,6 +53,7 @@ class MirrorRoom:
         Raises:
             NoRoom: the directory's limit is exceeded.
             TooLarge: the submission's limit is exceeded.
+            DiskFull: the disk has too little free space.
         """
         with self._lock:
             self._taken += size
@@ -59,21 +62,33 @@ class MirrorRoom:
                 raise TooLarge("the results of the submission exceed the mirror's limit")
             if self._used > self._most:
                 raise NoRoom("no space left for copies of farm results")
+        self.check_disk(size)
 
-    def take_entry(self) -> None:
-        """Count a directory entry and the maximum loss from rounding up to blocks."""
-        self.take(_ENTRY + _BLOCK)
+    def take_name(self) -> None:
+        """Count a directory entry."""
+        self.take(NAME_BYTES)
+
+    def take_inode(self) -> None:
+        """Count a new file without its contents, or a new directory."""
+        self.take(NAME_BYTES + INODE_BYTES)
+
+    def check_disk(self, more: int = 0) -> None:
+        """Raise DiskFull unless the disk has room for ``more`` bytes and keeps a reserve."""
+        if not has_room(self._folder, more):
+            raise DiskFull(
+                f"too little free space for copies of farm results in {self._folder}", hint="free disk space"
+            )
 
     def measure(self) -> None:
-        """Measure the directory's space in whole blocks and entries. Hard links count once."""
+        """Measure the directory's space, counted as in :mod:`.quota`. Hard links count once."""
         used, seen = 0, set[int]()
         for at, folders, files in os.walk(self._folder):
             for name in (*folders, *files):
                 with contextlib.suppress(OSError):
                     status = Path(at, name).lstat()
-                    used += _ENTRY
+                    used += NAME_BYTES
                     if status.st_ino not in seen:
                         seen.add(status.st_ino)
-                        used += -(-status.st_size // _BLOCK) * _BLOCK
+                        used += charge(status.st_size)
         with self._lock:
             self._used = used

@@ -232,6 +232,35 @@ def test_client_follow_resumes_after_last_line(gateway):
         assert [reply.log.number for reply in farm.follow(["17"], logs=True)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_client_follow_pauses_after_short_streams(gateway):
+    def follow(request, context):
+        yield pb.FollowReply(job=pb.JobStatus(name="17", state="queued"))
+        context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+
+    server = gateway(Follow=follow)
+    begun = time.monotonic()
+    with client(server.address, patience_s=1.5) as farm, pytest.raises(errors.FarmUnreachable, match="restarting"):
+        list(itertools.islice(farm.follow(["17"]), 300))
+    assert len(server.calls) <= 4 and time.monotonic() - begun > 1
+
+
+@pytest.mark.parametrize("name", ["18", "18.1", "17.100001", "x", "17." + "1" * 100])
+@pytest.mark.parametrize("kind", ["job", "log"])
+def test_client_follow_rejects_other_jobs(gateway, name: str, kind: str):
+    reply = pb.FollowReply(job={"name": name}) if kind == "job" else pb.FollowReply(log={"job": name})
+    server = gateway(Follow=lambda request, context: iter([reply]))
+    with client(server.address) as farm, pytest.raises(errors.FarmError, match="invalid response"):
+        list(farm.follow(["17"]))
+
+
+def test_client_follow_cuts_texts_of_jobs(gateway):
+    sent = pb.JobStatus(name="17.3", state="queued", blocked="b" * 10**6, unrunnable="u" * 10**6)
+    server = gateway(Follow=lambda request, context: iter([pb.FollowReply(job=sent)]))
+    with client(server.address) as farm:
+        (reply,) = farm.follow(["17"])
+    assert (reply.job.blocked, reply.job.unrunnable) == ("b" * 1000, "u" * 1000)
+
+
 def test_client_uploads_missing_files_and_verifies_downloads(gateway, tmp_path):
     files = {}
     for name in ("old", "new"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fake_farm_client import FakeFarm, job
@@ -11,6 +12,8 @@ from support.waiting import eventually
 
 from hil.controller.farm.messages import Kind
 from hil.controller.web.farm.mirror import FarmMirror
+from hil.controller.web.farm.mirror_room import DiskFull
+from hil.controller.workloads.suites.request import SuiteRequest
 from hil.core.digest import digest_of
 from hil.errors import FarmUnreachable
 
@@ -120,6 +123,104 @@ def test_mirror_replaces_job_of_other_farm(tmp_path: Path) -> None:
         assert (tmp_path / "runs/1/run.json").read_bytes() == text
 
 
+def end_suite(farm: FakeFarm, name: str, **record: Any) -> None:
+    """End a suite's job with one case."""
+    case = {"id": "a", "model": "m", "suite": "s", "flow": "f", "runtime": "iree", "outcome": "PASS", "ended": "PASS"}
+    farm.end(name, {"suite.json": b"{}"}, Kind.SUITE, **{"cases": [case], **record})
+    typed = {"source": "s", "flow": "f", "filters": [], "suite": "s", "flow_name": "f", "runtime": "", "expected": None}
+    options = {**SuiteRequest("s", "f").to_json(), "typed": typed, "cases": [["a", "m", "", ""]]}
+    farm.results[name]["spec"]["options"] = options
+
+
+def test_mirror_fetches_suite(tmp_path: Path) -> None:
+    farm = FakeFarm()
+    end_suite(farm, "1", started=1.0)
+    with farm.link() as link:
+        mirror = FarmMirror(link, tmp_path)
+        mirror.look()
+        assert "1/junit.xml" in names(mirror.runs)
+
+
+@pytest.mark.parametrize("bad", [{"started": 1e308}, {"finished": "x"}, {"board_info": [[]]}])
+def test_mirror_skips_bad_suite_record(tmp_path: Path, bad: dict[str, Any]) -> None:
+    farm = FakeFarm()
+    farm.end("1", {"run.json": RUN})
+    end_suite(farm, "2", **bad)
+    with farm.link() as link, FarmMirror(link, tmp_path) as mirror:
+        eventually(lambda: (tmp_path / "done/1").exists())
+        farm.end("3", {"run.json": RUN})
+        farm.happen()
+        eventually(lambda: (tmp_path / "done/3").exists())
+        assert names(mirror.runs) == ["1/run.json", "3/run.json"]
+        assert sum(what == "result" for _, what in farm.asked) == 3
+
+
+def test_mirror_thread_survives_any_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    farm = FakeFarm()
+    farm.end("1", {"run.json": RUN})
+    failed: list[int] = []
+
+    def fail(*_: Any) -> Any:
+        failed.append(1)
+        raise RecursionError
+
+    monkeypatch.setattr(FarmMirror, "_read_done_key", fail)
+    with farm.link() as link, FarmMirror(link, tmp_path):
+        eventually(lambda: bool(failed))
+        monkeypatch.undo()
+        farm.happen()
+        eventually(lambda: (tmp_path / "done/1").exists())
+
+
+def test_mirror_rejects_deep_paths(tmp_path: Path) -> None:
+    farm = FakeFarm()
+    farm.end("1", {"a/" * 1000 + "x": b"x"})
+    farm.end("2", {"a/" * 20 + "x": b"x"})
+    with farm.link() as link:
+        mirror = FarmMirror(link, tmp_path)
+        mirror.look()
+        assert names(mirror.runs) == ["2/" + "a/" * 20 + "x"]
+
+
+def test_mirror_counts_directories_before_creation(tmp_path: Path) -> None:
+    farm = FakeFarm()
+    farm.end("1", {f"{number}/" + "a/" * 30 + "x": b"same" for number in range(30)})
+    made: list[Path] = []
+    mkdir = Path.mkdir
+
+    def count(self: Path, *args: Any, **how: Any) -> None:
+        made.append(self)
+        mkdir(self, *args, **how)
+
+    with farm.link() as link:
+        mirror = FarmMirror(link, tmp_path, most_bytes=2_000_000)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "mkdir", count)
+            mirror.look()
+        assert names(mirror.runs) == [] and len(made) < 100
+
+
+def test_mirror_keeps_free_space_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    farm = FakeFarm()
+    farm.end("1", {"run.json": RUN})
+    room = [1 << 20]
+    monkeypatch.setattr("hil.controller.web.farm.mirror_room.has_room", lambda folder, more: more <= room[0])
+    with farm.link() as link:
+        mirror = FarmMirror(link, tmp_path)
+        mirror.look()
+        farm.end("2", {"run.json": b"=" * 10_000})
+        room[0] = 20_000  # less than the file's charge
+        mirror.look()
+        farm.end("3", {"run.json": RUN})
+        room[0] = -1
+        with pytest.raises(DiskFull):
+            mirror.look()
+        assert names(mirror.runs) == ["1/run.json"]
+        room[0] = 1 << 20
+        mirror.look()
+        assert names(mirror.runs) == ["1/run.json", "3/run.json"]
+
+
 def room_used(folder: Path) -> int:
     """Return the bytes of all files below a directory, with hard links counted once."""
     found = {path.stat().st_ino: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
@@ -147,10 +248,11 @@ def test_mirror_downloads_newest_submissions_within_limit(tmp_path: Path) -> Non
     for name in map(str, range(1, 9)):
         farm.end(name, {"run.json": name.encode() * 30_000})
     with farm.link() as link:
-        mirror = FarmMirror(link, tmp_path, most_bytes=200_000)
+        mirror = FarmMirror(link, tmp_path, most_bytes=400_000)
         mirror.look()
-        assert {"8", "7", "6"} <= {path.name for path in mirror.runs.iterdir()}
-        assert room_used(tmp_path) <= 200_000
+        kept = {path.name for path in mirror.runs.iterdir()}
+        assert {"8", "7", "6"} <= kept and "1" not in kept
+        assert room_used(tmp_path) <= 400_000
         fetched = len(farm.fetched)
         mirror.look()
         assert len(farm.fetched) == fetched
@@ -166,7 +268,7 @@ def test_mirror_rejects_submission_above_limit(tmp_path: Path, monkeypatch: pyte
     farm = FakeFarm()
     farm.end("1", {"run.json": RUN})
     with farm.link() as link:
-        mirror = FarmMirror(link, tmp_path, most_bytes=200_000)
+        mirror = FarmMirror(link, tmp_path, most_bytes=400_000)
         mirror.look()
         files = {
             "one large file": {"run.json": b"=" * 10_000_000},
