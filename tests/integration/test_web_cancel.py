@@ -19,8 +19,9 @@ import pytest
 from support.waiting import eventually
 from support.web import serving, write_run
 
-from hil.controller.web.access import sharing
+from hil.controller.web.access import connections
 from hil.controller.web.access.connections import EXIT_S, MOST_WORKING
+from hil.controller.web.access.peers import Peer
 
 # Inspecting every element takes minutes.
 ELEMENTS = 8 << 30
@@ -83,7 +84,7 @@ def test_abandoned_requests_do_not_block_server(root: Path) -> None:
 
 def test_busy_client_leaves_threads_for_other_clients(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each loopback address counts as a client.
-    monkeypatch.setattr(sharing, "user_of_peer", lambda client, server: client[0])
+    monkeypatch.setattr(connections, "find_peer", lambda connection, client, server: Peer("", client[0]))
     with serving(root) as address, many(address) as peers:
         where = urlsplit(address)
         with socket.create_connection((where.hostname, where.port), 60, source_address=("127.0.0.2", 0)) as other:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +14,12 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
+from support.waiting import eventually
 from support.web import serving, write_run
 
 from hil.controller.web.access import connections
+from hil.controller.web.access.peers import Peer
+from hil.controller.web.access.security import RequestGuard
 from hil.controller.web.server import server
 
 
@@ -112,6 +118,76 @@ def test_server_closes_silent_connections_for_new_requests(
     finally:
         for one in silent:
             one.close()
+
+
+def ask(address: tuple[str, int], source: str = "127.0.0.1") -> bytes:
+    """Return the status line of a page."""
+    with socket.create_connection(address, 30, source_address=(source, 0)) as peer:
+        peer.sendall(HEAD + b"\r\n")
+        return peer.recv(12)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a second loopback address")
+def test_busy_client_leaves_connections_for_other_clients(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "find_peer", lambda connection, client, server: Peer("", client[0]))
+    monkeypatch.setattr(connections, "BODY_S", 600)
+    received, receive = [], connections.HttpConnection.data_received
+    monkeypatch.setattr(
+        connections.HttpConnection, "data_received", lambda self, data: received.append(receive(self, data))
+    )
+    limit = connections.MOST_CONNECTIONS_OF_CLIENT
+    busy = [socket.create_connection(address) for _ in range(limit)]
+    try:
+        assert ask(address) == b"HTTP/1.1 200"  # one of the silent connections is closed
+        busy.append(socket.create_connection(address))
+        for peer in busy[1:]:
+            peer.sendall(PUT)
+        eventually(lambda: len(received) == limit + 1)
+        assert ask(address) == b"HTTP/1.1 503"
+        assert ask(address, "127.0.0.2") == b"HTTP/1.1 200"
+    finally:
+        for one in busy:
+            one.close()
+
+
+def test_server_finds_peer_once_per_connection(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    found, find_peer = [], connections.find_peer
+    monkeypatch.setattr(connections, "find_peer", lambda *ends: found.append(find_peer(*ends)) or found[-1])
+    peer = http.client.HTTPConnection(*address, timeout=30)
+    for _ in range(3):
+        peer.request("GET", "/", headers={"Cookie": f"hil_token_{address[1]}=x"})
+        peer.getresponse().read()
+    peer.close()
+    assert len(found) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the user of a connection")
+def test_cookie_fails_on_closed_connection(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = http.client.HTTPConnection(*address, timeout=30)
+    peer.request("GET", "/?token=the%20token")
+    cookie = str(peer.getresponse().headers["set-cookie"]).partition(";")[0]
+    peer.close()
+    states, holds = [], RequestGuard._holds_token
+    monkeypatch.setattr(RequestGuard, "_holds_token", lambda *ends: states.append(holds(*ends)) or states[-1])
+    made = connections.HttpConnection.connection_made
+
+    def wait_and_accept(self: connections.HttpConnection, transport: asyncio.Transport) -> None:
+        closed.wait(30)
+        made(self, transport)
+
+    monkeypatch.setattr(connections.HttpConnection, "connection_made", wait_and_accept)
+    for closes in (False, True):
+        closed = threading.Event()
+        with socket.create_connection(address, 30) as sender:
+            sender.sendall(HEAD.replace(b"GET", b"POST") + f"Cookie: {cookie}\r\n\r\n".encode())
+            if not closes:
+                closed.set()
+                sender.recv(12)
+        closed.set()
+        eventually(lambda count=closes + 1: len(states) >= count)
+    assert states[0] and not states[-1]
 
 
 def test_event_streams_leave_connections_for_requests(address: tuple[str, int]) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,12 +22,17 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from hil.controller.web.access.peers import PEER, Peer, find_peer
 from hil.core.cancellation import cancelled_by
 
 # Maximum bytes for the request line and all headers.
 MOST_HEAD = 32 << 10
 # Every open page uses a connection for events.
 MOST_CONNECTIONS = 256
+# Maximum connections of a client, so that a single client cannot use all of them.
+MOST_CONNECTIONS_OF_CLIENT = 64
+# Paths of event streams. They need no thread, and browsers reopen a closed stream.
+EVENTS = ("/events", "/farm/events")
 # Maximum concurrent requests; others wait. Together with the read limits this bounds the server's memory.
 MOST_WORKING = 8
 # Timeouts in seconds for request headers, for the request body, and for a client that does not read the response.
@@ -81,13 +87,17 @@ def _reject_record(record: logging.LogRecord) -> bool:
 class HttpConnection(H11Protocol):
     """Connection with a timeout per request phase.
 
-    At the connection limit, the server closes the connection that has waited longest for request headers.
+    At the connection limit, the server closes the connection that has waited longest for request headers. At a
+    client's limit, the server closes such a connection of the client, or the client's oldest event stream. If the
+    client has neither, the new connection's requests are refused.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.app = _Cancellable(self, self.app)
+        self.peer = Peer("", "")
         self.work: _Work | None = None  # the active request
+        self._made_at = 0.0  # loop time
         self._timer: asyncio.TimerHandle | None = None
         self._waits_since: float | None = None  # waiting for headers since this loop time
         self._unread = False  # whether the client has stopped reading the response
@@ -95,12 +105,10 @@ class HttpConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request headers."""
         super().connection_made(transport)
+        self.peer = find_peer(transport.get_extra_info("socket"), self.client, self.server)
+        self._made_at = self.loop.time()
         self._update_timeout()
-        if len(self.connections) >= MOST_CONNECTIONS:
-            silent = [one for one in self.connections if isinstance(one, HttpConnection) and one is not self]
-            waiting = [(one._waits_since, one) for one in silent if one._waits_since is not None]
-            if waiting:
-                min(waiting, key=lambda pair: pair[0])[1]._abort_connection()
+        self._apply_limits()
 
     def data_received(self, data: bytes) -> None:
         """Process bytes. The deadline is extended only if the data completes the headers or the body."""
@@ -143,6 +151,15 @@ class HttpConnection(H11Protocol):
         if self.work is not None:
             self.work.cancel()
 
+    def _apply_limits(self) -> None:
+        others = [one for one in self.connections if isinstance(one, HttpConnection) and one is not self]
+        own = [one for one in others if one.peer.name == self.peer.name]
+        if len(own) >= MOST_CONNECTIONS_OF_CLIENT:
+            if not (_close_longest_waiting(own) or _close_oldest_stream(own)):
+                self.limit_concurrency = 0  # uvicorn then responds with 503
+        elif len(self.connections) >= MOST_CONNECTIONS:
+            _close_longest_waiting(others)
+
     def _update_timeout(self) -> None:
         if self._unread:
             return
@@ -175,6 +192,22 @@ class HttpConnection(H11Protocol):
         self.transport.abort()
 
 
+def _close_longest_waiting(connections: Sequence[HttpConnection]) -> bool:
+    """Close the connection that has waited longest for request headers. Return False if none waits."""
+    waiting = [(one._waits_since, one) for one in connections if one._waits_since is not None]
+    if waiting:
+        min(waiting, key=lambda pair: pair[0])[1]._abort_connection()
+    return bool(waiting)
+
+
+def _close_oldest_stream(connections: Sequence[HttpConnection]) -> bool:
+    """Close the oldest connection with an event stream. Return False if there is none."""
+    streams = [one for one in connections if one.work is not None and one.scope["path"] in EVENTS]
+    if streams:
+        min(streams, key=lambda one: one._made_at)._abort_connection()
+    return bool(streams)
+
+
 class _Work:
     """Work for a single request, in the event loop and in threads."""
 
@@ -189,13 +222,14 @@ class _Work:
 
 
 class _Cancellable:
-    """ASGI wrapper that makes a connection's requests cancellable."""
+    """ASGI wrapper that adds the peer to a connection's requests, and makes them cancellable."""
 
     def __init__(self, connection: HttpConnection, app: ASGIApp) -> None:
         self._connection, self._app = connection, app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request. Cancel the request if the connection closes."""
+        scope[PEER] = self._connection.peer
         work = self._connection.work = _Work()
         try:
             with work.scope, cancelled_by(work.flag):

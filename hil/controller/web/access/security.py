@@ -15,18 +15,16 @@ from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, quote, urlsplit
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hil.controller.farm.messages import Role
-from hil.controller.web.access.peers import user_of_peer
-from hil.controller.web.access.visitors import Visitor, Visitors
+from hil.controller.web.access.peers import peer_of
+from hil.controller.web.access.visitors import Visitor, VisitorLookup, Visitors
+from hil.errors import AccessRefused
 
 COOKIE = "hil_token"
-# Scope key for the user of the connection.
-_USER = "hil.user"
 # Maximum bytes of a request body, and of a body with a piece of a published session.
 MOST_BODY = 1 << 20
 MOST_PIECE = 8 << 20
@@ -34,6 +32,7 @@ PIECES = "/publish/"
 # Minimum token length on a public address, since there is no rate limit against guessing.
 SHORTEST_TOKEN = 16
 _MOST_FIELDS = 200  # maximum number of query fields
+_RETRY_S = 5  # seconds to wait after too many unknown tokens
 _SAFE = ("GET", "HEAD")
 _OWN = "'self'"
 # Only resources from this server are allowed, and no inline scripts or styles.
@@ -93,7 +92,7 @@ class AccessRules:
 
         Args:
             login: the token or an equivalent secret.
-            user: user ID from :func:`user_of_peer`.
+            user: user from :class:`.Peer`.
         """
         return hmac.new(self.secret, f"{user} {login}".encode(errors="replace"), "sha256").hexdigest()
 
@@ -114,6 +113,7 @@ class RequestGuard:
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:
         self._app = app
         self._access = access
+        self._lookup = VisitorLookup(access.farm) if access.farm else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward or reject a request. WebSockets are closed, since the server does not use them."""
@@ -126,8 +126,11 @@ class RequestGuard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         visitor, refusal = None, self._check_request(scope, headers)
         if refusal is None:
-            visitor = await self._find_visitor(scope, headers)
-            refusal = self._check_access(scope, headers, visitor)
+            try:
+                visitor = await self._find_visitor(scope, headers)
+                refusal = self._check_access(scope, headers, visitor)
+            except AccessRefused as error:
+                refusal = PlainTextResponse(error.message, 429, {"retry-after": str(_RETRY_S)})
         if refusal is not None:
             await refusal(scope, receive, _add_headers(send))
             return
@@ -153,20 +156,22 @@ class RequestGuard:
         return None
 
     async def _find_visitor(self, scope: Scope, headers: Mapping[str, str]) -> Visitor | None:
-        """Return the farm user for a request's token. An unknown token is checked with the farm."""
-        farm = self._access.farm
-        if farm is None:
+        """Return the farm user for a request's token. An unknown token is checked with the farm.
+
+        Raises AccessRefused if too many tokens are being checked.
+        """
+        farm, peer = self._access.farm, peer_of(scope)
+        if farm is None or self._lookup is None:
             return None
         kept = _read_cookie(scope, headers)
         found = _parse_query(scope).get("token", [])[-1:] or [
             _parse_bearer(headers),
-            farm.token_of(kept, _find_user(scope)) if kept else "",
+            farm.token_of(kept, peer.user) if kept else "",
         ]
         for token in found:
             if not token or self._access.accepts(token):
                 continue
-            known, visitor = farm.known(token)
-            if visitor := visitor if known else await run_in_threadpool(farm.find, token):
+            if visitor := await self._lookup.find(token, peer.name):
                 return visitor
         return None
 
@@ -197,7 +202,7 @@ class RequestGuard:
 
     def _log_in(self, scope: Scope, given: str, query: Mapping[str, list[str]], visitor: Visitor | None) -> ASGIApp:
         """Store the login in a cookie, and remove the token from the URL, which histories and logs record."""
-        farm, user = self._access.farm, _find_user(scope)
+        farm, user = self._access.farm, peer_of(scope).user
         if farm and visitor:
             kept = farm.keep(visitor.token, user)
         elif self._access.accepts(given):
@@ -221,7 +226,7 @@ class RequestGuard:
         given = _read_cookie(scope, headers)
         if not (self._access.token and given):
             return False
-        kept = self._access.cookie(self._access.token, _find_user(scope))
+        kept = self._access.cookie(self._access.token, peer_of(scope).user)
         return hmac.compare_digest(given.encode(errors="replace"), kept.encode())
 
 
@@ -241,13 +246,6 @@ def _read_cookie(scope: Scope, headers: Mapping[str, str]) -> str:
     except CookieError:
         return ""
     return found.value if found else ""
-
-
-def _find_user(scope: Scope) -> str:
-    """Return the user of the connection, see :func:`user_of_peer`. The result is cached in the scope."""
-    if _USER not in scope:
-        scope[_USER] = user_of_peer(scope.get("client"), scope.get("server"))
-    return str(scope[_USER])
 
 
 def _cookie_name(scope: Scope) -> str:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import weakref
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hil.controller.web.access.connections import MOST_WORKING
-from hil.controller.web.access.peers import user_of_peer
+from hil.controller.web.access.connections import EVENTS, MOST_WORKING
+from hil.controller.web.access.peers import peer_of
 
 # A browser sends six requests at a time. The remaining threads are for other clients.
 MOST_OF_CLIENT = MOST_WORKING - 2
-# Event streams need no thread, so they do not wait.
-_EVENTS = ("/events", "/farm/events")
 
 
 class FairShare:
@@ -26,10 +23,10 @@ class FairShare:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request when its client has a free slot."""
-        if scope["type"] != "http" or scope["path"] in _EVENTS:
+        if scope["type"] != "http" or scope["path"] in EVENTS:
             await self._app(scope, receive, send)
             return
-        turn = self._turns.setdefault(client_of(scope), asyncio.Semaphore(MOST_OF_CLIENT))
+        turn = self._turns.setdefault(peer_of(scope).name, asyncio.Semaphore(MOST_OF_CLIENT))
         await turn.acquire()
         has_turn = True
 
@@ -46,19 +43,6 @@ class FairShare:
         finally:
             if has_turn:
                 turn.release()
-
-
-def client_of(scope: Scope) -> str:
-    """Return the client of a request: the user on this machine, or the network address."""
-    client, server = scope.get("client"), scope.get("server")
-    if user := user_of_peer(client, server):
-        return user
-    try:
-        address = ipaddress.ip_address(client[0] if client else "")
-    except ValueError:
-        return ""
-    # An IPv6 host usually has a whole /64 prefix.
-    return str(ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address)
 
 
 def _is_event_stream(message: Message) -> bool:

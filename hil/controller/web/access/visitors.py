@@ -6,8 +6,11 @@ import hmac
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from anyio import CapacityLimiter, to_thread
 
 from hil.controller.farm.messages import Role
 from hil.errors import AccessRefused, FarmUnreachable
@@ -15,6 +18,10 @@ from hil.errors import AccessRefused, FarmUnreachable
 # Seconds before a token is checked again, maximum number of cached tokens, and maximum token length.
 TRUST_S = 60.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
+# Threads that check tokens, for tokens that were valid before and for other tokens.
+_THREADS = 2
+# Maximum different tokens that wait for a check, of a client and in total, without tokens that were valid before.
+_MOST_WAITING_OF_CLIENT, _MOST_WAITING = 4, 32
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Visitors:
         The token itself would give access to the farm.
 
         Args:
-            user: user ID from :func:`.user_of_peer`. The cookie is only valid for this user's connections.
+            user: user from :class:`.Peer`. The cookie is only valid for this user's connections.
         """
         name = hmac.new(self._secret, f"{user} {token}".encode(), "sha256").hexdigest()
         with self._lock:
@@ -93,6 +100,45 @@ class Visitors:
             visitor = None
         with self._lock:
             if len(self._known) >= _MOST_KNOWN:
+                # Refused tokens must not displace valid ones.
+                self._known = {kept: found for kept, found in self._known.items() if found[1] is not None}
+            if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[token] = (self._clock(), visitor)
         return visitor
+
+
+class VisitorLookup:
+    """Asynchronous lookup of visitors, in separate threads.
+
+    Unknown tokens cannot delay pages or known users, and a client cannot use all lookups.
+    """
+
+    def __init__(self, visitors: Visitors) -> None:
+        self._visitors = visitors
+        self._known_threads, self._unknown_threads = CapacityLimiter(_THREADS), CapacityLimiter(_THREADS)
+        self._waiting: Counter[tuple[str, str]] = Counter()  # requests per client and unknown token
+
+    async def find(self, token: str, client: str) -> Visitor | None:
+        """Return the user for a client's token, or None if it is unknown.
+
+        Raises AccessRefused if too many tokens wait for a check.
+        """
+        is_current, visitor = self._visitors.known(token)
+        if is_current:
+            return visitor
+        if visitor is not None:
+            return await to_thread.run_sync(self._visitors.find, token, limiter=self._known_threads)
+        key = client, token
+        if key not in self._waiting and self._is_full(client):
+            raise AccessRefused("too many unknown tokens are being checked; retry in a few seconds")
+        self._waiting[key] += 1
+        try:
+            return await to_thread.run_sync(self._visitors.find, token, limiter=self._unknown_threads)
+        finally:
+            self._waiting[key] -= 1
+            self._waiting += Counter()  # deletes entries without requests
+
+    def _is_full(self, client: str) -> bool:
+        of_client = sum(name == client for name, _ in self._waiting)
+        return of_client >= _MOST_WAITING_OF_CLIENT or len(self._waiting) >= _MOST_WAITING

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,8 @@ from starlette.testclient import TestClient
 from support.fake_farm_client import FakeFarm, busy_farm
 from support.web import ADDRESS, asking, write_run
 
-from hil.controller.web.access import peers, security
-from hil.controller.web.access.peers import user_of_peer
+from hil.controller.web.access import peers, security, visitors
+from hil.controller.web.access.peers import Peer, find_peer, peer_of, user_of_peer
 
 TOKEN = "the server's token"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -112,17 +114,42 @@ def test_cookie_works_only_on_issuing_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token", [TOKEN, "a"])
 def test_cookie_works_only_for_logged_in_user(shown: TestClient, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
-    monkeypatch.setattr(security, "user_of_peer", lambda client, server: "1000")
+    monkeypatch.setattr(security, "peer_of", lambda scope: Peer("1000", "1000"))
     kept = login(shown, token)
     assert shown.get("/boards", headers=kept).status_code == 200
     # Browsers send the cookie to a server of another user on another port of this host too.
-    monkeypatch.setattr(security, "user_of_peer", lambda client, server: "65534")
+    monkeypatch.setattr(security, "peer_of", lambda scope: Peer("65534", "65534"))
     assert shown.get("/boards", headers=kept).status_code == 401
     drain = {"origin": ADDRESS, **kept}
     assert shown.post("/board/drain", data={"name": "pi"}, headers=drain).status_code == 401
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells it on Linux only")
+def test_guard_limits_lookups_of_unknown_tokens(shown: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitors, "_MOST_WAITING_OF_CLIENT", 0)
+    answer = shown.get("/", headers={"authorization": "Bearer wrong"})
+    assert answer.status_code == 429 and answer.headers["retry-after"]
+    assert "content-security-policy" in answer.headers
+    assert shown.get("/", headers=BEARER).status_code == 200
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells it on Linux only")
+
+
+@pytest.fixture(params=["query", "tables"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use one of the kernel's interfaces only."""
+    if request.param == "tables":
+        monkeypatch.setattr(peers, "_query_socket", lambda here, there: None)
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        ends = [(ipaddress.ip_address(host), port) for host, port in (client.getsockname(), client.getpeername())]
+        if peers._query_socket(*ends) is None:
+            pytest.skip("no sock_diag here")
+    monkeypatch.setattr(peers, "_find_row", lambda here, there: None)
+
+
+@LINUX
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_user_of_peer_returns_owner_of_connection(host: str) -> None:
     try:
@@ -132,12 +159,84 @@ def test_user_of_peer_returns_owner_of_connection(host: str) -> None:
     with listener, socket.create_connection(listener.getsockname()[:2]) as client:
         here, there = client.getsockname()[:2], listener.getsockname()[:2]
         assert user_of_peer(here, there) == str(os.getuid())
-        assert user_of_peer(there, (here[0], 1)) == ""
+        assert not user_of_peer(there, (here[0], 1))
 
 
-@pytest.mark.parametrize("client", [None, ("testclient", 50000), ("", 1), ("127.0.0.1", 1)])
-def test_user_of_peer_returns_empty_for_unknown_connection(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert user_of_peer(client, ("127.0.0.1", 8790)) == ""
-    monkeypatch.setattr(peers, "_TABLES", {4: Path("/nowhere")})
+@LINUX
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("listens, connects", [("::", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1")])
+def test_find_peer_finds_user_of_mapped_address(listens: str, connects: str) -> None:
+    family = socket.AF_INET6 if ":" in listens else socket.AF_INET
+    try:
+        listener = socket.create_server((listens, 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
+    except (OSError, ValueError):
+        pytest.skip("no IPv6 here")
+    with listener, socket.create_connection((connects, listener.getsockname()[1])):
+        connection = listener.accept()[0]
+        with connection:
+            found = find_peer(connection, connection.getpeername()[:2], connection.getsockname()[:2])
+    assert found == Peer(str(os.getuid()), str(os.getuid()))
+
+
+@LINUX
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("end", ["shutdown", "close", "reset"])
+def test_find_peer_trusts_no_closed_connection(end: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        connection, address = listener.accept()
+        with connection:
+            if end == "shutdown":
+                client.shutdown(socket.SHUT_WR)
+            elif end == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if end != "shutdown":
+                client.close()
+            found = [find_peer(connection, address, listener.getsockname()) for _ in range(2)]
+            assert end == "reset" or user_of_peer(address, listener.getsockname()) is None
+    assert found[0].user != found[1].user
+    assert all(one.user.startswith("unknown") and one.name == "unknown" for one in found)
+
+
+@LINUX
+def test_find_peer_rejects_port_of_earlier_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        connection, address = listener.accept()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        with connection, socket.create_connection(listener.getsockname(), source_address=address):
+            assert user_of_peer(address, listener.getsockname()) == str(os.getuid())
+            assert find_peer(connection, address, listener.getsockname()).user.startswith("unknown")
+
+
+def test_find_peer_asks_no_kernel_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "user_of_peer", None)
+    with socket.socket() as connection:
+        assert find_peer(connection, ("192.0.2.7", 5), ("192.0.2.1", 80)) == Peer("", "192.0.2.7")
+
+
+@pytest.mark.parametrize(
+    ("client", "name"),
+    [
+        (("192.0.2.7", 5), "192.0.2.7"),
+        (("::ffff:192.0.2.7", 5), "192.0.2.7"),
+        (("2001:db8::1:2", 5), "2001:db8::/64"),
+        (("testclient", 5), ""),
+        (None, ""),
+    ],
+)
+def test_peer_of_names_client_by_address(client: Any, name: str) -> None:
+    assert peer_of({"client": client}) == Peer("", name)
+    assert peer_of({"client": client, peers.PEER: Peer("1", "1")}) == Peer("1", "1")
+
+
+@pytest.mark.parametrize("client", [None, ("testclient", 50000), ("", 1)])
+def test_user_of_peer_returns_none_without_address(client: Any) -> None:
+    assert user_of_peer(client, ("127.0.0.1", 8790)) is None
+    assert user_of_peer(("127.0.0.1", 1), None) is None
+
+
+def test_user_of_peer_returns_empty_for_unlisted_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     assert user_of_peer(("127.0.0.1", 1), ("127.0.0.1", 8790)) == ""
-    assert user_of_peer(("127.0.0.1", 1), None) == ""
+    monkeypatch.setattr(peers, "_TABLES", {4: Path("/nowhere"), 6: Path("/nowhere")})
+    assert user_of_peer(("127.0.0.1", 1), ("127.0.0.1", 8790)) == ""

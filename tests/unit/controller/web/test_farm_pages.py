@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import anyio.to_thread
 import pytest
 from starlette.testclient import TestClient
 from support.fake_farm_client import FakeFarm, at, board, busy_farm, job
 from support.waiting import eventually
 from support.web import asking
 
+from hil.controller.farm.messages import Role
+from hil.controller.web.access.visitors import Visitor
 from hil.controller.web.pages.farm import farm_events
 
 OWN = {"origin": "http://127.0.0.1:8790", "authorization": "Bearer the server's token"}
@@ -122,6 +127,35 @@ def test_job_log_streams_lines_and_end_of_job(client: TestClient) -> None:
     assert client.get("/job/log?name=3", headers={"last-event-id": "1"}).text.startswith("id: 2\n")
     assert client.get("/job/log.txt?name=3").text == "one\ntwo\\x1b[0m\n"
     assert client.get("/job/log?name=9").text == 'event: over\ndata: "job 9 not found"\n\n'
+
+
+def test_job_log_limits_streams_of_user(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    viewer = {"authorization": "Bearer v"}
+    monkeypatch.setattr(farm_events, "_followed", {number: "vic" for number in range(10)})
+    assert client.get("/job/log?name=3", headers=viewer).status_code == 429
+    assert client.get("/job/log?name=3").status_code == 200
+    monkeypatch.setattr(farm_events, "_followed", {number: "vic" for number in range(9)})
+    assert client.get("/job/log?name=3", headers=viewer).status_code == 200
+    assert len(farm_events._followed) == 9
+
+
+def test_job_log_stream_checks_limit_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farm_events, "_followed", {number: "vic" for number in range(10)})
+    view: Any = SimpleNamespace(visitor=Visitor("vic", Role.VIEWER))
+
+    async def run() -> list[str]:
+        return [part async for part in farm_events._stream_log(None, view, "3", 0)]
+
+    assert "limit of open log streams" in "".join(asyncio.run(run()))
+
+
+def test_job_log_uses_no_threads_of_pages() -> None:
+    async def run() -> None:
+        async with anyio.to_thread.current_default_thread_limiter():
+            anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+            assert await asyncio.wait_for(farm_events._read_in_thread(int, "5"), 30) == 5
+
+    asyncio.run(run())
 
 
 def piece(number: int, text: str) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from hil.controller.web.access import sharing
-from hil.controller.web.access.sharing import MOST_OF_CLIENT, FairShare, client_of
+from hil.controller.web.access.peers import PEER, Peer
+from hil.controller.web.access.sharing import MOST_OF_CLIENT, FairShare
 
 
 class App:
@@ -29,14 +28,14 @@ class App:
             self.at_work -= 1
 
 
-async def _ask(share: FairShare, address: str, path: str = "/") -> None:
+async def _ask(share: FairShare, client: str, path: str = "/") -> None:
     async def receive() -> Message:
         return {}
 
     async def send(message: Message) -> None:
         pass
 
-    await share({"type": "http", "path": path, "client": (address, 1), "server": ("10.0.0.1", 80)}, receive, send)
+    await share({"type": "http", "path": path, PEER: Peer("", client)}, receive, send)
 
 
 async def _settled() -> None:
@@ -73,19 +72,3 @@ def test_fair_share_limits_client_requests_except_events(kind: bytes, most: int)
         await again
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("client", "user", "expected"),
-    [
-        (("127.0.0.1", 5), "1000", "1000"),
-        (("192.0.2.7", 5), "", "192.0.2.7"),
-        (("2001:db8::1:2", 5), "", "2001:db8::/64"),
-        (None, "", ""),
-    ],
-)
-def test_client_of_returns_user_or_address(
-    client: Any, user: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sharing, "user_of_peer", lambda client, server: user)
-    assert client_of({"client": client, "server": ("x", 1)}) == expected

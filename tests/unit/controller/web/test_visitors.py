@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
 from hil.controller.farm.messages import Role
-from hil.controller.web.access.visitors import TRUST_S, Visitor, Visitors
+from hil.controller.web.access import visitors
+from hil.controller.web.access.visitors import TRUST_S, Visitor, VisitorLookup, Visitors
 from hil.errors import AccessRefused, FarmUnreachable
 
 ANN = Visitor("ann", Role.SUBMITTER, "t")
@@ -54,6 +58,45 @@ def test_visitors_keep_known_users_during_farm_outage() -> None:
     assert farm.visitors.find("x") is None
     farm.error = None
     assert farm.visitors.find("x") is None and farm.visitors.find("t") == ANN
+
+
+def test_refused_tokens_displace_no_valid_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitors, "_MOST_KNOWN", 3)
+    farm = Asked()
+    for token in ("t", "1", "2", "3", "4", "5"):
+        farm.visitors.find(token)
+    assert farm.visitors.known("t") == (True, ANN)
+
+
+def test_visitor_lookup_limits_unknown_tokens_of_client() -> None:
+    farm, answered, threads = Asked(), threading.Event(), set()
+
+    def ask(token: str) -> Visitor:
+        if token != "t":
+            threads.add(threading.current_thread())
+            assert answered.wait(60)
+        return farm.ask(token)
+
+    async def run() -> None:
+        found = Visitors(ask, lambda: farm.now)
+        lookup = VisitorLookup(found)
+        found.find("t")
+        farm.now = TRUST_S
+        waiting = [asyncio.create_task(lookup.find(str(token), "anna")) for token in (1, 2, 3, 4, 4)]
+        await asyncio.sleep(0.1)
+        try:
+            with pytest.raises(AccessRefused):
+                await lookup.find("5", "anna")
+            waiting.append(asyncio.create_task(lookup.find("5", "ben")))
+            # A user who was valid before does not wait for unknown tokens.
+            assert await asyncio.wait_for(lookup.find("t", "anna"), 30) == ANN
+        finally:
+            answered.set()
+        assert await asyncio.gather(*waiting) == [None] * 6
+        assert await lookup.find("6", "anna") is None
+
+    asyncio.run(run())
+    assert len(threads) <= 2
 
 
 @pytest.mark.parametrize("token", ["", "x" * 201, "a\nb", "\u00e9", "a\x00"])

@@ -6,11 +6,12 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from hil.controller.farm.messages import ENDED, parse_job
@@ -20,14 +21,20 @@ from hil.core.text import visible
 from hil.errors import FarmUnreachable, HilError
 
 router = APIRouter()
-# Maximum concurrently followed logs, and characters from a log's end to show as text.
-_MOST_FOLLOWED, _LOG_CHARS = 50, 256 << 10
+# Maximum concurrently followed logs, in total and of a user.
+_MOST_FOLLOWED, _MOST_OF_USER = 50, 10
+# Threads that read followed logs, so that a slow farm does not delay pages.
+_LOG_THREADS = 4
+# Maximum characters from a log's end to show as text.
+_LOG_CHARS = 256 << 10
 _NUMBER_DIGITS = 18
 _MOST_PARTS = 1000
 # Timeout for reading a log for a page, in seconds.
 _LOG_S = 10.0
 _LONGER = "\n[truncated: hil farm logs {name} prints the full log]\n"
-_followed: set[object] = set()
+_followed: dict[object, str] = {}  # the user of each followed log
+_threads: RunVar[CapacityLimiter] = RunVar("_threads")
+T = TypeVar("T")
 
 
 @router.get("/farm/events")
@@ -42,22 +49,35 @@ async def job_log(request: Request) -> Response:
     """Stream a job's log from the start to the job's end, with an event for each piece."""
     farm, name = view_of(request), request.query_params.get("name", "")
     parse_job(name)
-    if len(_followed) >= _MOST_FOLLOWED:
-        return PlainTextResponse("The limit of open log streams is reached.", 503)
+    if refusal := _check_limits(farm.visitor.user):
+        return refusal
     given = request.headers.get("last-event-id", "")
     after = int(given) if given.isdecimal() and len(given) < _NUMBER_DIGITS else 0
     return StreamingResponse(_stream_log(request, farm, name, after), media_type="text/event-stream")
 
 
+def _check_limits(user: str) -> Response | None:
+    """Return the refusal of another log stream of a user, or None."""
+    if len(_followed) >= _MOST_FOLLOWED:
+        return PlainTextResponse("The limit of open log streams is reached.", 503)
+    if list(_followed.values()).count(user) >= _MOST_OF_USER:
+        return PlainTextResponse("The limit of open log streams per user is reached.", 429)
+    return None
+
+
 async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -> AsyncIterator[str]:
     me, quiet = object(), True
-    _followed.add(me)
+    # Many requests can pass the first check before their streams start.
+    if refusal := _check_limits(farm.visitor.user):
+        yield f"event: over\ndata: {json.dumps(bytes(refusal.body).decode())}\n\n"
+        return
+    _followed[me] = farm.visitor.user
     try:
         while not (farm.link.over or await request.is_disconnected()):
             try:
                 # Check the state before reading the log, so that the log is complete if the job has ended.
-                ended = quiet and await run_in_threadpool(_has_ended, farm, name)
-                pieces = await run_in_threadpool(_new_log_pieces, farm, name, after)
+                ended = quiet and await _read_in_thread(_has_ended, farm, name)
+                pieces = await _read_in_thread(_new_log_pieces, farm, name, after)
             except FarmUnreachable:
                 yield ": the farm is away\n\n"
                 await asyncio.sleep(PACE_S)
@@ -74,7 +94,17 @@ async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -
             if quiet:
                 await asyncio.sleep(PACE_S)
     finally:
-        _followed.discard(me)
+        del _followed[me]
+
+
+async def _read_in_thread(read: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in one of the threads for followed logs."""
+    try:
+        threads = _threads.get()
+    except LookupError:
+        threads = CapacityLimiter(_LOG_THREADS)
+        _threads.set(threads)
+    return await to_thread.run_sync(read, *arguments, limiter=threads)
 
 
 def _new_log_pieces(farm: FarmView, name: str, after: int) -> list[dict[str, Any]]:
