@@ -107,7 +107,7 @@ def _seeds() -> list[bytes]:
             (has, done),
             (lacks, _reply({"have": size}), done),
             (lacks, conflict, _reply({"have": size}), done),
-            (lacks, _reply({"have": 5}), _reply({"have": size}), gone, has, done),
+            (lacks, conflict, _reply({"have": size}), gone, has, done),
             (chunked, done),
             (b"HTTP/1.1 100 Continue\r\n\r\n" + has, done),
             (_reply({"error": "no", "hint": "yes"}, "401 Unauthorized", "Connection: close\r\n"),),

@@ -9,16 +9,19 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from support.commands import Ended
-from support.waiting import eventually
+from support.waiting import allowed_s, eventually
 from support.web import serving, write_record, write_run, write_suite
 
+from hil.controller.web.pages import publish
 from hil.controller.web.publish import publisher, web_client
+from hil.core.digest import digest_of
 from hil.errors import FarmUnreachable, UsageError
 
 TOKEN = "the token"
@@ -158,6 +161,36 @@ def test_publish_resumes_after_interrupt(tmp_path: Path, environment: dict[str, 
             out = done.stdout
         assert json.loads(out)["new"] is True
     assert contents(tmp_path / "there" / "published" / "one") == contents(folder)
+
+
+def send_slow_body(address: str) -> socket.socket:
+    """Send the first byte of an upload of 100 bytes. Return the connection."""
+    host, port = address.removeprefix("http://").split(":")
+    head = f"PUT /publish/blobs/{digest_of(b'x')}?offset=0&size=100 HTTP/1.1\r\nHost: {host}\r\n"
+    peer = socket.create_connection((host, int(port)), timeout=60)
+    peer.sendall(f"{head}Authorization: Bearer {TOKEN}\r\nContent-Length: 100\r\n\r\nx".encode())
+    return peer
+
+
+def test_slow_uploads_do_not_block_publishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: four slow uploads took all places, and other uploads timed out."""
+    monkeypatch.setattr(web_client, "_TRIES", 1)
+    monkeypatch.setattr(web_client, "_ANSWER_S", allowed_s(5.0))
+    monkeypatch.setattr(publish, "_DELAY_S", 600.0)
+    folder = write_run(tmp_path, "one", [{"name": "model"}])
+    (tmp_path / "there").mkdir()
+    with serving(tmp_path / "there", token=TOKEN) as address, ExitStack() as peers:
+        for _ in range(4):
+            peers.enter_context(send_slow_body(address))
+        time.sleep(0.5)  # the server reads the requests
+        with publisher.Publisher(address, TOKEN) as server:
+            assert server.publish(publisher.read_folder(folder)).new
+
+
+def test_slow_upload_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_DELAY_S", 0.3)
+    with serving(tmp_path, token=TOKEN) as address, send_slow_body(address) as peer:
+        assert peer.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def test_publish_reports_file_changed_during_upload(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from hil.errors import StorageError
 _TOLD = ("sessions", "to_read", "read", "cases", "first_done")
 # Minimum seconds between progress reports.
 _PACE_S = 0.1
-# Seconds before the process is killed. An interrupted transaction is rolled back, and the session is read later.
+# Seconds before the process exits or is killed. SQLite rolls an interrupted transaction back, and the session is read
+# later.
 _END_S = 0.3
 _NICE = 5
 
@@ -131,10 +133,14 @@ def main(path: str, *roots: str) -> None:
 
 
 def _wait_for_eof(closed: threading.Event, progress: IndexProgress) -> None:
+    """Stop the indexer when stdin closes. Exit soon, even during a write."""
     sys.stdin.read()
     closed.set()
     with progress.changed:
         progress.changed.notify_all()
+    # The server may be dead, and a write may take seconds.
+    time.sleep(_END_S)
+    os._exit(0)
 
 
 def _send_progress(told: dict[str, Any]) -> bool:

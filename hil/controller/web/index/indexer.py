@@ -24,14 +24,17 @@ from hil.errors import StorageError, UsageError
 POLL_S = 0.8
 # Maximum time share for scans. Slow scans run less often.
 _SHARE = 0.25
-# Cases per commit, so that pages show a large run during reading.
-_BATCH = 20_000
+# Limits of a batch: lines and bytes. Other sessions are read after each batch of a large session.
+_BATCH, _BATCH_BYTES = 2_000, 4 << 20
+# Each write counts all cases of the session. A batch of at least this part of the cases bounds the time for counting.
+_BATCH_PART = 32
 # Seconds between commits while reading many sessions.
 _SHOWN_S = 0.5
 # A known record that becomes unreadable may still be in transfer. It counts as damaged after this time.
 _SETTLED_S = 2.0
 # Bytes before the last read position to compare. If they match, the lines file was only appended to.
 _MARK_BYTES = 512
+# Separates the stamp of the files from the mark of a read position. The stamp is "" while lines are unread.
 _MARKED = "|"
 
 
@@ -45,6 +48,11 @@ class _Job:
     id: str
     stamp: str
     old: IndexedState | None
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes already read of a session with unread lines, or 0 for other sessions."""
+        return self.old.read_bytes if self.old and self.old.stamp.startswith(_MARKED) else 0
 
 
 class Indexer:
@@ -89,17 +97,23 @@ class Indexer:
     def look(self) -> None:
         """Scan all directories, read new sessions, and delete missing sessions from the index.
 
-        A deleted or damaged index is rebuilt by this scan or the next.
+        Scans again between the batches of a large session. A deleted or damaged index is rebuilt by this call or the
+        next.
         """
+        while not self._scan_once() and not self._stop.is_set():
+            pass
+
+    def _scan_once(self) -> bool:
+        """Scan all directories once. Return False if sessions have unread lines."""
         try:
             if self._writer.take():
-                self._scan_folders()
-            else:
-                self._follow_writer()
+                return self._scan_folders()
+            self._follow_writer()
         except sqlite3.Error as error:
             self._writer.recover(error)
         except StorageError:
             pass  # the disk is full or not writable; the existing index remains readable
+        return True
 
     def _follow_writer(self) -> None:
         stamp = index_stamp(self._writer.path)
@@ -107,7 +121,7 @@ class Indexer:
             self._others, self.progress.first_done = stamp, True
             self.progress.tell()
 
-    def _scan_folders(self) -> None:
+    def _scan_folders(self) -> bool:
         begun, progress = time.monotonic(), self.progress
         found, jobs, gone = 0, list[_Job](), list[int]()
         there = [folders.look(root) for folders, root in zip(self._folders, self._roots, strict=True)]
@@ -115,7 +129,7 @@ class Indexer:
         if seen == self._quiet:
             self._looked_s = time.monotonic() - begun
             self._judge_batch()
-            return
+            return True
         for number, root in enumerate(self._roots):
             known = self._writer.known(number)
             for way, record, stamp in there[number].sessions:
@@ -130,87 +144,91 @@ class Indexer:
             if self._writer.keep_profiles(number, there[number].profiles):
                 progress.tell()
         self._looked_s = time.monotonic() - begun
-        jobs.sort(key=_changed_ns, reverse=True)  # newest sessions first
+        jobs.sort(key=lambda job: (job.done_bytes, -_changed_ns(job)))  # new sessions first, newest first
         progress.sessions, progress.to_read, progress.read = found, len(jobs), 0
         if gone:
             self._writer.forget(gone)
             progress.tell()
-        self._read_all(jobs)
-        if self._stop.is_set():
-            return
+        if not self._read_all(jobs):
+            return False
         if not progress.first_done:
             progress.first_done = True
             progress.tell()
         self._quiet = None if jobs or gone else seen
         self._judge_batch()
+        return True
 
     def _judge_batch(self) -> None:
         if self._writer.work(judge_some):
             self.progress.tell()
 
-    def _read_all(self, jobs: Sequence[_Job]) -> None:
-        """Read sessions. Commit periodically and at the end."""
+    def _read_all(self, jobs: Sequence[_Job]) -> bool:
+        """Read sessions, of each large session a batch. Commit periodically and at the end.
+
+        Return False if sessions have unread lines, or the indexer stops.
+        """
         with self._writer.gathering():
-            shown, changed = time.monotonic(), False
+            begun = shown = time.monotonic()
+            changed, complete = False, True
             for job in jobs:
-                if self._stop.is_set():
+                if self._stop.is_set() or (not complete and job.done_bytes and time.monotonic() - begun > self.pause_s):
+                    complete = False
                     break
-                changed |= self._read_job(job)
-                self.progress.read += 1
+                is_changed, is_read = self._read_job(job)
+                changed |= is_changed
+                complete &= is_read
+                self.progress.read += is_read
                 if changed and time.monotonic() - shown > _SHOWN_S:
                     self._writer.commit()
                     self.progress.tell()
                     shown, changed = time.monotonic(), False
         if changed:
             self.progress.tell()
+        return complete
 
-    def _read_job(self, job: _Job) -> bool:
-        """Read a session into the index. Return True if the index changed."""
+    def _read_job(self, job: _Job) -> tuple[bool, bool]:
+        """Read a session into the index. Return whether the index changed, and whether all lines were read."""
         found = read_session(job.folder, job.record, job.id)
         if found is None:
             self._foreign[job.root, job.id] = job.stamp
-            return False
+            return False, True
         session, cases = found
         if session.kind == "damaged" and _is_incomplete(job.folder / job.record, known=job.old is not None):
-            return False
+            return False, True
         if session.lines:
-            self._read_lines(job, session)
-        else:
-            self._writer.write(job.root, job.folder, session, cases, stamp=job.stamp)
-            self.progress.cases += len(cases)
-        return True
+            return True, self._read_batch(job, session)
+        self._writer.write(job.root, job.folder, session, cases, stamp=job.stamp)
+        self.progress.cases += len(cases)
+        return True, True
 
-    def _read_lines(self, job: _Job, session: SessionEntry) -> None:
-        """Read a suite run's cases. If the lines file was only appended to, read only new lines."""
+    def _read_batch(self, job: _Job, session: SessionEntry) -> bool:
+        """Read a batch of a suite run's cases. Return True if no lines are left.
+
+        If the lines file was only appended to, read only new lines.
+        """
         path, old = job.folder / session.lines, job.old
-        grown = (
-            old is not None and bool(old.read_bytes) and _digest_before(path, old.read_bytes) == _parse_mark(old.stamp)
-        )
-        start, number, damaged = (old.read_bytes, old.cases, old.damaged) if grown and old else (0, 0, 0)
+        mark, number = _parse_mark(old.stamp) if old else ("", 0)
+        fresh = not (old and mark and old.read_bytes and _digest_before(path, old.read_bytes) == mark)
+        begin, known, damaged = (0, 0, 0) if fresh or not old else (old.read_bytes, old.cases, old.damaged)
+        number, end = 0 if fresh else number, begin
+        most = number + max(_BATCH, known // _BATCH_PART)
         batch: list[CaseEntry] = []
-        fresh = not grown
-
-        def write() -> None:
-            nonlocal fresh
-            stamp = f"{job.stamp}{_MARKED}{_digest_before(path, start)}"
-            self._writer.write(
-                job.root, job.folder, session, batch, stamp=stamp, read_bytes=start, damaged=damaged, fresh=fresh
-            )
-            self.progress.cases += len(batch)
-            fresh = False
-            batch.clear()
-
-        for case, end in read_lines(path, start, number):
-            start = end
+        is_complete = True
+        for case, end in read_lines(path, begin, number):
+            number += 1
             if case is None:
                 damaged += 1
             else:
                 batch.append(case)
-            if len(batch) >= _BATCH:
-                write()
-                self._writer.commit()
-                self.progress.tell()
-        write()
+            if number >= most or end - begin >= _BATCH_BYTES:
+                is_complete = False
+                break
+        stamp = f"{job.stamp if is_complete else ''}{_MARKED}{_digest_before(path, end)} {number}"
+        self._writer.write(
+            job.root, job.folder, session, batch, stamp=stamp, read_bytes=end, damaged=damaged, fresh=fresh
+        )
+        self.progress.cases += len(batch)
+        return is_complete
 
 
 def _changed_ns(job: _Job) -> int:
@@ -241,5 +259,7 @@ def _digest_before(path: Path, end: int) -> str:
     return digest_of(found) if found and len(found) == min(end, _MARK_BYTES) else ""
 
 
-def _parse_mark(stamp: str) -> str:
-    return stamp.partition(_MARKED)[2] or "nothing"
+def _parse_mark(stamp: str) -> tuple[str, int]:
+    """Return the digest before the read position, and the number of lines before it."""
+    digest, _, number = stamp.partition(_MARKED)[2].partition(" ")
+    return (digest, int(number)) if number.isdecimal() else ("", 0)

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.concurrency import run_in_threadpool
 
 from hil.controller.web.publish.parcels import parcel_of, read_request, sizes_of
 from hil.controller.web.publish.published import Missing, PublishedStore, Refused
@@ -18,8 +20,14 @@ from hil.controller.web.text.names import said
 from hil.errors import HilError, StorageError
 
 router = APIRouter(prefix="/publish")
-# Maximum concurrent requests in memory. A request is at most as large as a piece.
-AT_A_TIME = 4
+# Maximum concurrent requests in memory. A request is at most as large as a piece. A client cannot use all places:
+# :class:`hil.controller.web.access.sharing.FairShare` admits fewer requests of a client.
+AT_A_TIME = 16
+# Maximum threads. They wait for each other's writes, so they must not be the threads of pages.
+_THREADS = 4
+# Minimum speed of a request body in bytes per second, after a delay in seconds. Slow requests lose their place.
+_MIN_RATE, _DELAY_S = 32 << 10, 10.0
+_limiter = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("hil_publish_threads")
 
 
 @router.post("/missing")
@@ -73,9 +81,9 @@ async def _run_authorized(request: Request, work: Callable[[bytes], dict[str, An
         return JSONResponse({"error": "server token required to publish", "hint": ""}, 403)
     turns: asyncio.Semaphore = request.app.state.publishing
     async with turns:
-        body = await request.body()
         try:
-            return JSONResponse(await run_in_threadpool(work, body))
+            body = await _read_body(request)
+            return JSONResponse(await anyio.to_thread.run_sync(work, body, limiter=_get_limiter()))
         except Missing as error:
             return JSONResponse({"error": error.message, "hint": error.hint, "missing": error.digests}, error.status)
         except (ValueError, RecursionError):
@@ -83,3 +91,24 @@ async def _run_authorized(request: Request, work: Callable[[bytes], dict[str, An
         except HilError as error:
             status = error.status if isinstance(error, Refused) else 507 if isinstance(error, StorageError) else 400
             return JSONResponse({"error": error.message, "hint": error.hint}, status)
+
+
+async def _read_body(request: Request) -> bytes:
+    """Return the request body. Raises Refused if the client sends too slowly."""
+    body, begun = bytearray(), anyio.current_time()
+    with anyio.move_on_after(_DELAY_S) as scope:
+        async for data in request.stream():
+            body += data
+            scope.deadline = begun + _DELAY_S + len(body) / _MIN_RATE
+        return bytes(body)
+    text = f"slow upload: at least {_MIN_RATE >> 10} KiB/s required"
+    raise Refused(408, text, hint="retry later: the upload resumes")
+
+
+def _get_limiter() -> anyio.CapacityLimiter:
+    """Return the thread limit of the event loop."""
+    limiter = _limiter.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(_THREADS)
+        _limiter.set(limiter)
+    return limiter

@@ -1,8 +1,9 @@
 """Store for published sessions, by content. A session appears as a whole or not at all.
 
 ``.hil-web/blobs`` contains each blob once, by digest. Files of sessions are hard links to blobs. Incomplete uploads are
-in ``.hil-web/partial``, and sessions under construction in ``.hil-web/staging``. Space is counted before writing, see
-:mod:`hil.controller.web.files.quota`. The total is in ``.hil-web/used``, which all servers of the directory share.
+in ``.hil-web/partial``, by digest and size. Sessions under construction are in ``.hil-web/staging``. Space is counted
+before writing, see :mod:`hil.controller.web.files.quota`. The total is in ``.hil-web/used``, which all servers of the
+directory share.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ PUBLISHED = "published"
 MOST_BYTES = 64 << 30
 # Seconds before incomplete uploads and unused blobs are deleted.
 KEEP_S = 24 * 3600.0
+# Maximum number of incomplete uploads. A new upload replaces the one without data for the longest time.
 _MOST_PARTIAL = 256
 # Minimum seconds between recounts after a request does not fit.
 _COUNT_S = 5.0
@@ -105,7 +107,7 @@ class PublishedStore:
         """Return the missing digests with the number of bytes already received. ``sizes`` maps digests to sizes."""
         with holding(self._lock):
             return {
-                digest: min(_file_size(self._partial_path(digest)), size)
+                digest: min(_file_size(self._partial_path(digest, size)), size)
                 for digest, size in sizes.items()
                 if _file_size(self._blob_path(digest), -1) != size
             }
@@ -121,7 +123,7 @@ class PublishedStore:
         if not 0 <= offset <= offset + len(data) <= size <= MOST_SESSION:
             raise Refused(400, "invalid offset or size")
         with self._lock_store():
-            partial, blob = self._partial_path(digest), self._blob_path(digest)
+            partial, blob = self._partial_path(digest, size), self._blob_path(digest)
             if _file_size(blob, -1) == size:
                 return size
             have = _file_size(partial)
@@ -238,21 +240,21 @@ class PublishedStore:
         """
         if self._used is None:
             self._recount_used()
-        if self._find_room_error(more, is_new=is_new) is not None and time.monotonic() - self._counted_at >= _COUNT_S:
+        if is_new:
+            self._drop_partials()
+        if self._find_room_error(more) is not None and time.monotonic() - self._counted_at >= _COUNT_S:
             self._delete_expired()
             self._recount_used()
-        if refusal := self._find_room_error(more, is_new=is_new):
+        if refusal := self._find_room_error(more):
             raise refusal
 
-    def _find_room_error(self, more: int, *, is_new: bool) -> Refused | None:
+    def _find_room_error(self, more: int) -> Refused | None:
         if (self._used or 0) + more > self._most:
             return Refused(
                 507,
                 f"storage limit for published sessions reached: {self._most / 1e9:.1f} GB",
                 hint="delete published sessions on the server, or raise --published-gb",
             )
-        if is_new and len(list((self._own / "partial").iterdir())) >= _MOST_PARTIAL:
-            return Refused(507, f"limit of uploads in progress reached: {_MOST_PARTIAL}", hint="retry later")
         # The index is in the user's cache directory.
         if not all(has_room(place, more) for place in (self.folder, Path(platformdirs.user_cache_dir("hil")))):
             return Refused(507, "the server's disk is full", hint="free disk space on the server")
@@ -261,6 +263,16 @@ class PublishedStore:
     def _count_used(self, more: int) -> None:
         self._used = (self._used or 0) + more
 
+    def _drop_partials(self) -> None:
+        """Delete expired incomplete uploads, and the oldest ones at the limit."""
+        before = time.time() - KEEP_S
+        found = sorted((path.lstat().st_mtime, path) for path in (self._own / "partial").iterdir())
+        surplus = len(found) + 1 - _MOST_PARTIAL
+        for number, (changed, path) in enumerate(found):
+            if number < surplus or changed < before:
+                self._count_used(-charge(_file_size(path)))
+                _delete_path(path)
+
     def _delete_expired(self) -> None:
         """Delete old blobs without sessions, and old incomplete uploads."""
         before = time.time() - KEEP_S
@@ -268,7 +280,7 @@ class PublishedStore:
             for path in (self._own / kind).iterdir():
                 found = path.lstat()
                 if found.st_mtime < before and (kind != "blobs" or found.st_nlink == 1):
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    _delete_path(path)
 
     def _recount_used(self) -> int:
         self._used, self._counted_at = count_tree(self.folder, _OWN), time.monotonic()
@@ -302,8 +314,9 @@ class PublishedStore:
     def _blob_path(self, digest: str) -> Path:
         return self._own / "blobs" / check(digest).replace(":", "-")
 
-    def _partial_path(self, digest: str) -> Path:
-        return self._own / "partial" / check(digest).replace(":", "-")
+    def _partial_path(self, digest: str, size: int) -> Path:
+        # The size is part of the name: data of a false size cannot block an upload of the real size.
+        return self._own / "partial" / f"{check(digest).replace(':', '-')}-{size}"
 
 
 def _lock_file(descriptor: int) -> None:
@@ -318,6 +331,10 @@ def _lock_file(descriptor: int) -> None:
             if error.errno in _NO_LOCKS:
                 return
             raise
+
+
+def _delete_path(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _file_size(path: Path, absent: int = 0) -> int:

@@ -28,8 +28,9 @@ from hil.core.digest import digest_file
 from hil.core.files import open_file, within
 from hil.errors import FarmUnreachable, UsageError
 
-# Maximum number of responses without progress for a file.
+# Maximum number of responses without progress for a file, and of bytes sent for each of its bytes.
 _MAX_STALLS = 5
+_MAX_SENT = 2
 _MAX_NAME = 2000
 # Directories to search for a session by name.
 FOLDERS = (DEFAULT_ROOT, Path("hil-suites"))
@@ -210,7 +211,7 @@ class Publisher(WebClient):
 
     def _upload_file(self, digest: str, path: Path, have: int, size: int) -> Iterator[int]:
         """Upload a file from an offset. Yield the number of bytes that the server has."""
-        furthest, stalls = have, 0
+        furthest, stalls, sent = have, 0, 0
         try:
             with open_file(path) as file:
                 while True:
@@ -222,14 +223,17 @@ class Publisher(WebClient):
                         )
                     query = urlencode({"offset": have, "size": size})
                     answer = self.ask("PUT", f"/publish/blobs/{digest}?{query}", data)
-                    have = self._parse_have(answer, path, size)
+                    sent += len(data)
+                    expected, have = have + len(data), self._parse_have(answer, path, size)
                     if answer.status == 200:
+                        if have not in (expected, size):  # another client may have uploaded the whole file
+                            raise self.malformed(f"have is {have} instead of {expected}")
                         yield have
                         if have == size:
                             return
                     stalls += have <= furthest
                     furthest = max(furthest, have)
-                    if stalls > _MAX_STALLS:
+                    if stalls > _MAX_STALLS or sent + min(PIECE, size - have) > _MAX_SENT * size:
                         raise FarmUnreachable(
                             f"upload to {self.address} stalled at {have} of {size} bytes of {path}",
                             hint="a concurrent upload of the same file may be in progress: retry later",

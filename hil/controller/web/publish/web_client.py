@@ -119,14 +119,15 @@ class WebClient:
 
         Raises:
             UsageError: the server rejected the request.
-            FarmUnreachable: the server is too busy.
+            FarmUnreachable: the server is too busy, or the request was too slow.
         """
         if answer.status == 200:
             return answer.document
         text, hint = (_clean_text(answer.document.get(name)) for name in ("error", "hint"))
         text = text or f"status {answer.status}"
-        if answer.status in (502, 503, 504):
-            raise FarmUnreachable(f"{self.address} is busy: {text}", hint=hint or "retry later")
+        if answer.status in (408, 502, 503, 504):
+            problem = "timed out" if answer.status == 408 else "is busy"
+            raise FarmUnreachable(f"{self.address} {problem}: {text}", hint=hint or "retry later")
         hints = {
             401: "--token, or HIL_WEB_TOKEN, must match the token of that hil web",
             404: OTHER_SERVER,

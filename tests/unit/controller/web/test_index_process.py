@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
-from support.waiting import eventually
+from support.waiting import allowed_s, eventually
 from support.web import write_suite
 
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.index_process import IndexProcess
 from hil.controller.web.index.sessions import SessionFilter, list_sessions
+from hil.core.processes import module_command
 from hil.errors import StorageError
 
 
@@ -46,6 +48,17 @@ def test_index_process_restarts_after_kill(tmp_path: Path) -> None:
         write_suite(tmp_path / "runs", "late", [{"id": "a"}])
         eventually(lambda: ids(index) == ["late"])
         assert process.pid != killed
+
+
+def test_index_process_exits_during_large_session(tmp_path: Path) -> None:
+    """Regression: after the server was killed, the process read a large session to its end."""
+    write_suite(tmp_path / "runs", "large", [{"id": f"case{number}"} for number in range(60_000)])
+    command = module_command("hil.controller.web.index.index_process", str(tmp_path / "index"), str(tmp_path / "runs"))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(allowed_s(2.0)) == 0
 
 
 def test_index_process_reports_unusable_path(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,57 @@ def test_indexer_reads_appended_suite_lines(desk: Desk) -> None:
     assert sorted(desk.look()["s"]) == ["a FAIL", "b FAIL", "c PASS"]
     with desk.reader.reading() as database:
         assert find_session(database, "s").damaged == 1
+
+
+def hook_reads(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str], None]) -> list[str]:
+    """Call ``hook`` with a session's name before its record is read. Return the list of names."""
+    read: list[str] = []
+
+    def read_with_hook(folder: Path, *given: str) -> object:
+        read.append(folder.name)
+        hook(folder.name)
+        return read_session(folder, *given)
+
+    monkeypatch.setattr(indexer, "read_session", read_with_hook)
+    return read
+
+
+def test_indexer_reads_new_session_between_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a session of 168,000 cases delayed all other sessions by 161 s."""
+    monkeypatch.setattr(indexer, "_BATCH", 3)
+    lines = write_suite(desk.root, "large", []) / "results.jsonl"
+    lines.write_text("".join([line("a"), line("a", "FAIL"), "damaged\n", *map(line, "bcdefg")]))
+
+    def write_late(name: str) -> None:
+        if not (desk.root / "late").exists():
+            write_run(desk.root, "late", [{"name": "m"}])
+
+    read = hook_reads(monkeypatch, write_late)
+    # Damaged lines and repeated ids do not change the order of later batches.
+    expected = ["a FAIL", *(f"{name} PASS" for name in "bcdefg")]
+    assert desk.look() == {"large": expected, "late": ["m PASS"]}
+    assert read[:3] == ["large", "late", "large"]
+    with desk.reader.reading() as database:
+        assert find_session(database, "large").damaged == 1
+        assert [row[0] for row in database.execute("select number from cases order by number")] == [0, 1, *range(3, 9)]
+
+
+def test_indexer_stops_between_batches_and_resumes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexer, "_BATCH", 2)
+    write_suite(desk.root, "large", [{"id": one} for one in "abcdefg"])
+    read = hook_reads(monkeypatch, lambda name: desk.indexer._stop.set())
+    assert desk.look() == {"large": ["a PASS", "b PASS"]}
+    assert read == ["large"] and not desk.indexer.progress.first_done
+    monkeypatch.setattr(indexer, "read_session", read_session)
+    Indexer(desk.writer, [desk.root]).look()
+    assert desk.seen() == {"large": [f"{one} PASS" for one in "abcdefg"]}
+
+
+def test_indexer_limits_bytes_of_batch(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexer, "_BATCH_BYTES", 50)
+    write_suite(desk.root, "large", [{"id": one} for one in "abcd"])
+    read = hook_reads(monkeypatch, lambda name: None)
+    assert len(desk.look()["large"]) == 4 and len(read) > 1
 
 
 @pytest.mark.parametrize("how", ["in place", "anew", "shorter"])

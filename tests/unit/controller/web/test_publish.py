@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,46 @@ def test_upload_rejects_content_with_wrong_digest(client: TestClient, kept: Path
     answer = put(client, b"other", digest=digest_of(b"right"))
     assert answer.status_code == 422
     assert list((kept / ".hil-web" / "blobs").iterdir()) == list((kept / ".hil-web" / "partial").iterdir()) == []
+
+
+def test_upload_ignores_data_of_other_size(client: TestClient) -> None:
+    """Regression: data larger than a file, under the file's digest, blocked the file's upload."""
+    digest = digest_of(RECORD)
+    assert put(client, bytes(1000), 0, 2000, digest).json() == {"have": 1000}
+    asked = {"digests": {digest: len(RECORD)}}
+    assert client.post("/publish/missing", json=asked).json() == {"missing": {digest: 0}}
+    assert put(client, RECORD).json() == {"have": len(RECORD)}
+    assert finish(client, {"run.json": RECORD}).status_code == 200
+
+
+def put_part(store: published.PublishedStore, number: int) -> Path:
+    """Upload a part of a file. Return the path of the incomplete upload."""
+    folder = store.folder / ".hil-web" / "partial"
+    before = set(folder.iterdir()) if folder.is_dir() else set()
+    store.put(digest_of(b"%d" % number), 0, 100, b"x")
+    (path,) = set(folder.iterdir()) - before
+    os.utime(path, (time.time() - 1000 + number,) * 2)
+    return path
+
+
+def test_new_upload_replaces_oldest_incomplete_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: 256 incomplete uploads blocked all uploads for a day."""
+    monkeypatch.setattr(published, "_MOST_PARTIAL", 3)
+    store = published.PublishedStore(tmp_path)
+    paths = [put_part(store, number) for number in range(3)]
+    store.put(digest_of(b"0"), 1, 100, b"x")  # now the first upload is the newest
+    last = put_part(store, 3)
+    assert set(last.parent.iterdir()) == {paths[0], paths[2], last}
+    assert store.used == quota.count_tree(tmp_path, ".hil-web")
+
+
+def test_new_upload_deletes_expired_incomplete_uploads(tmp_path: Path) -> None:
+    store = published.PublishedStore(tmp_path)
+    path = put_part(store, 0)
+    os.utime(path, (1, 1))
+    new = put_part(store, 1)
+    assert list(path.parent.iterdir()) == [new]
+    assert store.used == quota.count_tree(tmp_path, ".hil-web")
 
 
 def test_altered_blob_requires_new_upload(client: TestClient, kept: Path) -> None:

@@ -218,7 +218,9 @@ PUTS = {
     "infinity": (reply(b'{"have": 1e999}'), UsageError),
     "too much": (reply(b'{"have": 123456789}'), UsageError),
     "negative": (reply(b'{"have": -5}'), UsageError),
-    "never more": (reply(b'{"have": 0}'), FarmUnreachable),
+    "never more": (reply(b'{"have": 0}'), UsageError),
+    "one byte": (reply(b'{"have": 1}'), UsageError),
+    "too slow": (reply(b'{"error": "slow upload", "hint": "retry"}', "408 Request Timeout"), FarmUnreachable),
     "never more, as a conflict": (reply(b'{"error": "x", "hint": "0"}', "409 Conflict"), FarmUnreachable),
     "a conflict beyond the end": (reply(b'{"error": "x", "hint": "999999999"}', "409 Conflict"), UsageError),
     "a conflict of words": (reply(b'{"error": "x", "hint": ["0"]}', "409 Conflict"), UsageError),
@@ -239,6 +241,26 @@ def test_publish_reports_malformed_response_to_piece(folder: SessionFolder, what
         server.publish(folder)
     assert type(error.value) is kind and "\x1b" not in str(error.value) and "\u202e" not in str(error.value)
     assert error.value.hint or what in ("an error of no text", "control characters", "a conflict of words")
+
+
+@pytest.mark.parametrize("is_conflict", [False, True])
+def test_publish_limits_sent_bytes(folder: SessionFolder, monkeypatch: pytest.MonkeyPatch, is_conflict: bool) -> None:
+    """Regression: with one byte of progress in each response, hil sent 1.3 GB for a session of 6 MB."""
+    size = folder.parcel.files[0].size
+    monkeypatch.setattr("hil.controller.web.publish.publisher.PIECE", size // 4)
+    sent: list[int] = []
+
+    def respond(server: Publisher, method: str, path: str, body: bytes) -> web_client.ServerResponse:
+        if method != "PUT":
+            return web_client.ServerResponse(200, {"missing": {folder.parcel.files[0].digest: 0}})
+        sent.append(len(body))
+        document = {"error": "x", "hint": str(len(sent))} if is_conflict else {"have": len(sent)}
+        return web_client.ServerResponse(409 if is_conflict else 200, document)
+
+    monkeypatch.setattr(Publisher, "ask", respond)
+    with pytest.raises(FarmUnreachable if is_conflict else UsageError):
+        Publisher("http://localhost:1", "t").publish(folder)
+    assert sum(sent) <= 2 * size
 
 
 SESSIONS = [b"{}", b'{"id": 1, "url": "/x"}', b'{"id": "one", "url": "@evil.example/"}', b'{"id": "one", "url": ["/"]}']
