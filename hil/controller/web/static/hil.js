@@ -127,11 +127,18 @@ async function drawAnew(part, url) {
   const scrolled = [...part.querySelectorAll(".scroll")].map((region) => region.scrollLeft);
   const open = [...part.querySelectorAll("details")].map((one) => one.open);
   let busy = false;
-  part.addEventListener("htmx:beforeSwap", (event) => {
+  const keepIfBusy = (event) => {
+    // The reader's own requests may also replace the part.
+    if (event.detail.pathInfo.finalRequestPath !== url) return;
     busy = isAtWork(part);
     if (busy) event.detail.shouldSwap = false;
-  }, { once: true });
-  await htmx.ajax("GET", url, { target: part, swap: "outerHTML" });
+  };
+  part.addEventListener("htmx:beforeSwap", keepIfBusy);
+  try {
+    await htmx.ajax("GET", url, { target: part, swap: "outerHTML" });
+  } finally {
+    part.removeEventListener("htmx:beforeSwap", keepIfBusy);
+  }
   if (busy) return false;
   const now = document.getElementById(part.id);
   if (!now) return true;
@@ -143,7 +150,9 @@ async function drawAnew(part, url) {
 
 // Call a function after each event that may end the reader's work in a part.
 function afterWork(call) {
-  for (const name of ["focusout", "selectionchange", "pointerup", "keyup"]) document.addEventListener(name, () => setTimeout(call));
+  for (const name of ["focusout", "selectionchange", "pointerup", "pointercancel", "dragend", "keyup"]) {
+    document.addEventListener(name, () => setTimeout(call));
+  }
 }
 
 // What tells an element from others after its part was drawn anew: where it leads, what it is called, or its number
