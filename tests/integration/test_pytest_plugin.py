@@ -134,6 +134,16 @@ def test_project_file_criteria_apply_unless_overridden(project):
     assert tested.code == 1 and "max_abs<=1e-06 is not met" in tested.out
 
 
+def test_default_value_on_command_line_overrides_project_file(project, small):
+    project.set_up(small)
+    project.write("hil.toml", "[defaults]\niterations = 3\n")
+    words = ("--hil-no-layers", "--hil-runtime=onnxruntime")
+    counts = [
+        project.test(*words, *more).properties[SMALL[0]]["hil_iterations"] for more in ((), ("--hil-iterations=1",))
+    ]
+    assert counts == ["3", "1"]
+
+
 def test_failure_before_comparison_reports_stage(project, tmp_path):
     project.set_up("digits_cnn")
     (project.models / "cut.onnx").write_bytes((project.models / "digits_cnn.onnx").read_bytes()[:3000])

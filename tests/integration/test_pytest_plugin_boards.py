@@ -46,6 +46,24 @@ def test_confirmation_alternates_between_boards(project, small, start_agent, fau
     assert [one["board"] for one in case["attempts"]] == boards
 
 
+def test_unavailable_second_board_ends_confirmation(project, small, start_agent, tmp_path):
+    project.set_up(small)
+    board = start_agent("--fault", "corrupt", module="hil.sim")
+    how = ("--hil-no-layers", "--hil-runtime=onnxruntime", "--hil-confirm=2", "--hil-out=out", "--hil-wait=0")
+    tested = project.test(f"--board={board}", f"--board=unix:{tmp_path}/nowhere.sock", *how)
+    assert tested.code == 1 and "cannot confirm the mismatch" in tested.out, tested.out
+    (line,) = next((project.folder / "out").rglob("results.jsonl")).read_text().splitlines()
+    case = json.loads(line)
+    assert (case["outcome"], case["board"]) == ("FAIL", board)
+    assert [(one["why"], one["board"]) for one in case["attempts"]] == [("confirm", board)]
+
+
+def test_faults_on_real_board_are_usage_error(project, small, start_agent):
+    project.set_up(small)
+    tested = project.test(f"--board={start_agent()}", "--hil-fault=corrupt")
+    assert tested.code == 4 and "--hil-fault requires a simulator" in tested.out
+
+
 @pytest.mark.slow
 @pytest.mark.board
 def test_arm_board_runs_model_and_layers(project, board_aarch64):

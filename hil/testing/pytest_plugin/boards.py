@@ -135,7 +135,7 @@ class BoardLender:
         """Borrow a board for exclusive use in the context. Nested calls return the same board.
 
         Args:
-            boards: names of boards to prefer, in this order. They are ignored in a nested call.
+            boards: names of the boards to choose from; empty for all. They are ignored in a nested call.
 
         Raises:
             UsageError: the board does not support this use.
@@ -144,8 +144,7 @@ class BoardLender:
         with self._mutex:
             if boards and self._name not in boards and not self._users:
                 self._give_back()
-                self._order.sort(key=lambda name: name not in boards)
-            session = self._session or self._take_board()
+            session = self._session or self._take_board(boards)
             self._users += 1
         try:
             yield session
@@ -176,10 +175,11 @@ class BoardLender:
         if self._watcher is not None:
             self._watcher.join()
 
-    def _take_board(self) -> BoardSession:
+    def _take_board(self, boards: Sequence[str] = ()) -> BoardSession:
+        order = [name for name in self._order if not boards or name in boards]
         # The lock may still be held for a board that was lost while borrowed.
         if not self._name:
-            self._name = self._locks.take(self._order) if self._locks else self._order[0]
+            self._name = self._locks.take(order) if self._locks else order[0]
         try:
             self._session = self._pool.session(self.choices[self._name], runtimes=self._runtimes, faults=self._faults)
             self._check_target(self._session.board.config)

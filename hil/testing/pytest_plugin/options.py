@@ -62,16 +62,15 @@ class Option:
     def settings(self) -> dict[str, Any]:
         """Keyword arguments for argparse."""
         if self.type is bool:
-            return {"dest": self.dest, "help": self.help, "action": "store_true"}
+            return {"dest": self.dest, "help": self.help, "action": "store_true", "default": self.default}
         names = ("dest", "help", "type", "default", "choices", "metavar")
         return {name: getattr(self, name) for name in names} | {"action": "append" if self.repeats else "store"}
 
 
 def _to_count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise ValueError
-    return count
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
 
 
 # Case settings that are also available under hil's names, because projects rarely define such options.
@@ -79,7 +78,7 @@ _SHORT = ("recompute", "debug_ir", "debug_ir_passes", "no_fallback")
 
 
 def _of_cases() -> Iterator[Option]:
-    """Yield the options for case settings."""
+    """Yield the options for case settings. Their value is None unless given, because the project file has defaults."""
     usual = CaseSettings()
     for name, spec in specs_of(CaseSettings).items():
         flag, default = flag_of(name, spec), getattr(usual, name)
@@ -91,7 +90,6 @@ def _of_cases() -> Iterator[Option]:
             flag if name in _SHORT else "",
             None if isinstance(default, bool) else spec.metavar or "X",
             type=float if is_float else str if default is None or spec.repeats else type(default),
-            default=None if spec.repeats or isinstance(default, bool) or name in PROFILED_COUNTS else default,
             repeats=spec.repeats,
             counts=spec.decides,
         )
@@ -263,22 +261,24 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
     """
     project = load_project(config.invocation_params.dir)
     defaults = project.defaults if project is not None else {}
-    usual = {option.dest: option.default for option in OPTIONS}
+    usual = CaseSettings()
     given: set[str] = set()
 
     def setting(name: str, spec: Spec) -> Any:
         option = flag_of(name, spec).removeprefix("--").replace("-", "_")
         value = config.getoption(f"hil_{option}")
-        if value not in (None, False, usual[f"hil_{option}"]):
+        if value is not None:
             given.add(name)
         elif name in defaults:
             value = defaults[name]
-        if name in PROFILED_COUNTS and value is None:
-            return PROFILED_COUNTS[name] if config.getoption("hil_profile") else getattr(CaseSettings(), name)
+        elif name in PROFILED_COUNTS and config.getoption("hil_profile"):
+            return PROFILED_COUNTS[name]
+        else:
+            return getattr(usual, name)
         if spec.repeats:
-            return spec.of_text(tuple(value or ()), f"--hil-{option}") if spec.of_text else tuple(value or ())
+            return spec.of_text(tuple(value), f"--hil-{option}") if spec.of_text else tuple(value)
         if spec.metavar == "DIR":
-            return config.invocation_params.dir / value if value else None
+            return config.invocation_params.dir / value
         return spec.of_text(value, f"--hil-{option}") if spec.of_text else value
 
     found = {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()}
@@ -381,7 +381,7 @@ def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
         words += ["-c", os.path.relpath(config.inipath, config.invocation_params.dir)]
     for option in OPTIONS:
         value = config.getoption(option.dest)
-        if option.counts and value is not False and value != option.default:
+        if option.counts and value not in (None, False) and value != option.default:
             flag = option.known if option.known and option.known not in config.stash[TAKEN] else option.name
             for one in value if isinstance(value, list) else [value]:
                 # pytest would treat a separate value as a test path before it knows hil's options.

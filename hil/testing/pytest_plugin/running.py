@@ -157,15 +157,20 @@ class CaseRun:
         """Rerun a mismatch on the same and other boards, as `hil suite run --confirm` does."""
         task = Task(self.case, wrong=self.case, wrong_on=self._board)
         while boards := next_confirmation(task, self.plugin.request.confirm, list(self.lender.choices)):
-            with self.lender.borrow(boards) as session:
-                task.board = session.board.name
-                case = self.plugin.runner.execute(fresh(self.case), session)
-                if isinstance(case.error, errors.BoardError):
-                    self.lender.lost(case.error)
+            try:
+                with self.lender.borrow(boards) as session:
+                    task.board = session.board.name
+                    case = self.plugin.runner.execute(fresh(self.case), session)
+                    if isinstance(case.error, errors.BoardError):
+                        self.lender.lost(case.error)
+                        break
+            except errors.HilError as error:
+                print(renamed(f"hil: cannot confirm the mismatch: {error}"))
+                break
             task.case = case if case.outcome else self.plugin.runner.judge(case)
             task.attempts.append(attempt("confirm", task))
             task.confirmations.append((task.board, task.case.outcome is not Outcome.PASS))
-        self._confirmation = task
+        self._confirmation = task if task.confirmations else None
 
     def check(self, result: RunResult, reference: RunResult) -> Verdict:
         """Compare and end the case: the test fails if outputs differ, or if an expected failure passed."""

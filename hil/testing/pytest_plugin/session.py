@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hil.controller.devices.board_choice import BoardChoice, is_lent
-from hil.controller.devices.choosing.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import check_faults, choose
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
@@ -360,6 +360,7 @@ class PluginSession:
             for name in request.boards or ("",):
                 choice = choose(name, request.hw_type, **request.ssh)
                 check_settings(request.settings, flow, [choice])
+                check_faults(choice, request.faults)
                 kinds[choice.config.hw_type].append(choice)
             for hw_type, alike in kinds.items():
                 parts = [flow.name] * (len(flow_names) > 1) + [flow.runtime] * (len(runtime_names) > 1)

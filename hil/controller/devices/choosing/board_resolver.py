@@ -7,6 +7,7 @@ colon, the value a function ``(address, config) -> Link``.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ def is_address(text: str) -> bool:
     return any(kind.is_address(text) for kind in KINDS)
 
 
+def check_faults(choice: BoardChoice, faults: Sequence[str]) -> None:
+    """Raise UsageError for faults on a board that is not a simulator of hil."""
+    kind = next((kind for kind in KINDS if kind.is_for(choice)), None)
+    if faults and not (kind and kind.takes_faults):
+        raise UsageError("--fault requires a simulator", hint="remove --fault, or use --runtime-hw-type sim")
+
+
 def open_link(choice: BoardChoice) -> Link:
     """Open the link to a board, start a simulator, or reuse an open link, depending on the choice.
 
@@ -53,8 +61,7 @@ def open_link(choice: BoardChoice) -> Link:
         raise UsageError(
             f"missing address for board type {name}", hint=f"use --board USER@HOST --runtime-hw-type {name}"
         )
-    if choice.faults and not (kind and kind.takes_faults):
-        raise UsageError("--fault requires a simulator", hint="remove --fault, or use --runtime-hw-type sim")
+    check_faults(choice, choice.faults)
     if choice.connect is not None:
         return Link(AgentEndpoint(choice.target), connect=choice.connect)
     # AGENT_KIND reports the error in an invalid address.
