@@ -193,18 +193,18 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 @suite.command("list", epilog="Example: hil suite list @operators --filter 'conv*'")
 @click.argument("source", metavar="@operators|@models|PATH")
 @flow_option("iree")
+@click.option("--runtime", default="", metavar="NAME", help="Runtime (default: the flow's).")
 @suite_options
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a directory of models."""
-    from hil.controller.models.flows import load_flow
     from hil.controller.storage.run_context import open_context
-    from hil.controller.workloads.suites.cases.sources import open_suite
+    from hil.controller.workloads.suites.cases.sources import flow_of, open_suite
     from hil.controller.workloads.suites.request import SuiteRequest
 
     request = SuiteRequest(source, flow, **settings)
     with open_context() as context:
-        found = open_suite(request, load_flow(flow), context)
+        found = open_suite(request, flow_of(request), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
     for line in (*(f"left out: {one}" for one in found.left_out), *request.remarks([one.id for one in found.cases])):

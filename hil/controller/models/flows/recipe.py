@@ -74,10 +74,14 @@ class Flow:
     description: str = ""
 
     def with_runtime(self, runtime: str) -> Flow:
-        """Return the flow for a different runtime, without the compiler and the flags of its own runtime."""
+        """Return the flow for a different runtime. The name contains the runtime.
+
+        The compiler, its flags and the arithmetic belong to the flow's own runtime and are left out.
+        """
         if runtime in ("", self.runtime):
             return self
-        return replace(self, runtime=runtime, compiler="", compile_flags=())
+        name = f"{self.name}-{runtime}"
+        return replace(self, name=name, runtime=runtime, compiler="", compile_flags=(), arithmetic="")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ _INSTEAD = {
     "--function": "suites require models with one function; for several, create a bundle: hil bundle create MODEL",
     "--expected": "put the expected outputs in NAME.expected.npz next to the model",
     "--input": "put the input in NAME.inputs.npz next to the model",
-    "--runtime": "choose a different flow",
 }
 
 

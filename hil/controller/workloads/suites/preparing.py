@@ -198,9 +198,7 @@ def prepared(
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 logs = run.folder / "logs" / f"{number:03}"
                 compiled = _compile_groups(cases, flow, settings, config, context, logs)
-                finishing = [
-                    pool.submit(finish, case, compiled.get(case.model.digest if case.model else "")) for case in cases
-                ]
+                finishing = [pool.submit(finish, case, compiled.get(_group_key(case, config))) for case in cases]
                 for ready in iterate_completed(finishing):
                     yield ready.result()
         finally:
@@ -225,10 +223,15 @@ def _collect_flags(case: Case, config: BoardConfig) -> tuple[str, ...]:
     return (*config.compile_flags.get("iree", ()), *case.options.compile_flags)
 
 
+def _group_key(case: Case, config: BoardConfig) -> tuple[str, tuple[str, ...]]:
+    """Return the model's digest and the compiler flags."""
+    return case.model.digest if case.model else "", _collect_flags(case, config)
+
+
 def _compile_groups(
     cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, context: RunContext, logs: Path
-) -> dict[str, float]:
-    """Compile small models in groups. Return the newly compiled models' shares of the time in seconds, by digest."""
+) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Compile small models in groups. Return the newly compiled models' shares of the time in seconds, by group key."""
     if (flow.compiler or flow.runtime) != "iree" or settings.debug_ir is not None:
         return {}
     # The project file may set different flags for some models.
@@ -236,7 +239,7 @@ def _compile_groups(
     for case in cases:
         if case.model is not None and not case.outcome:
             by_flags.setdefault(_collect_flags(case, config), []).append(case.model)
-    shares: dict[str, float] = {}
+    shares: dict[tuple[str, tuple[str, ...]], float] = {}
     for number, (flags, models) in enumerate(by_flags.items()):
         start = time.monotonic()
         try:
@@ -253,7 +256,7 @@ def _compile_groups(
             # The models are then compiled separately and report errors.
             continue
         share = (time.monotonic() - start) / max(len(done.compiled), 1)
-        shares |= {model.digest: share for model in done.compiled}
+        shares |= {(model.digest, flags): share for model in done.compiled}
     return shares
 
 
