@@ -1,4 +1,4 @@
-"""Names of IREE's TensorFlow tests, so that such tests run with hil without changes."""
+"""Names from IREE's TensorFlow tests for compiled modules. The caller closes the modules."""
 
 from __future__ import annotations
 

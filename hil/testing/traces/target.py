@@ -71,7 +71,7 @@ class BoardTarget:
                 model,
                 compiler=compiler,
                 runtime=runtime,
-                flags=config.compile_flags.get(compiler, ()),
+                flags=(*config.compile_flags.get(compiler, ()), *settings.compile_flags),
                 cache=self._context.cache,
                 isolated=self._context.isolated,
                 recompute=settings.recompute,

@@ -21,8 +21,8 @@ from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
 EXPECTED = "expected.toml"
-# The trace function defines the number of calls, and the reference is a backend.
-_NOT_OF_TRACES = ("iterations", "warmup", "references", "require_independent")
+# The trace function defines the calls with their inputs, and the reference is a backend.
+_NOT_OF_TRACES = ("iterations", "warmup", "references", "require_independent", "input_range")
 # Options of a test file run as a script.
 _typed = TraceOptions()
 
