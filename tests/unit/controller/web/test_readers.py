@@ -89,7 +89,7 @@ def test_study_reader_returns_rows_as_cases(tmp_path: Path) -> None:
     rows = [
         {
             "experiment": "fc",
-            "way": "iree",
+            "toolchain": "iree",
             "outcome": "RUN_ERROR",
             "failed_stage": "run",
             "message": "m",

@@ -59,7 +59,7 @@ def test_study_page_shows_column_per_stage(tmp_path: Path) -> None:
         {"name": "compile", "outcome": "pass", "seconds": 1.5},
         {"name": "run", "outcome": "fail", "seconds": 0.01},
     ]
-    row = {"experiment": "fc", "way": "iree", "outcome": "RUN_ERROR", "stages": stages, "message": "no"}
+    row = {"experiment": "fc", "toolchain": "iree", "outcome": "RUN_ERROR", "stages": stages, "message": "no"}
     worst = {"max_abs": 0.125, "of": "w", "step": 2}
     write_record(tmp_path / "s" / "study.json", {"rows": [{**row, "steps": 3, "worst": worst, "detail": "its words"}]})
     with asking(tmp_path) as client:
@@ -224,7 +224,7 @@ def test_session_pages_survive_invalid_values(tmp_path: Path, record: str, value
         "name": "c",
         "id": "c",
         "experiment": "c",
-        "way": "",
+        "toolchain": "",
         "outcome": "",
     }
     whole = dict.fromkeys(names.split(), value)
