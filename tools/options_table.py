@@ -42,7 +42,10 @@ class Gap:
 
 _STORED = ("bundle run", "trace run")
 # Options in the table: all of `hil run`, and those of suites.
-_MORE = ("--confirm", "--filter", "--flow", "--group", "--keep-all", "--layers", "--layer-inputs", "--merge")
+_MORE = (
+    *("--confirm", "--each-board", "--filter", "--flow", "--group", "--keep-all", "--layers", "--layer-inputs"),
+    *("--merge", "--only-expected-failures"),
+)
 _SIMULATOR = ("--fault", "--sandbox", "--fresh")
 _SSH = ("--identity", "--known-hosts", "--accept-new-host-key")
 GAPS = (
@@ -78,14 +81,18 @@ GAPS = (
         "A job returns results, not directories. Use `hil run --board farm:SELECTOR`.",
     ),
     Gap(
-        (*_SIMULATOR, "--verbose", "--runtime-hw-type"),
+        (*_SIMULATOR, "--runtime-hw-type"),
         ("farm submit",),
         "The farm's host starts its boards; --select chooses one.",
     ),
     Gap(_SSH, ("farm submit",), "The farm's host connects to its boards."),
     Gap(("--resume", "--out"), ("farm submit",), "The farm continues jobs and stores results: `hil farm result`."),
     Gap(("--resume",), (PYTEST,), "Use `pytest --last-failed`."),
-    Gap(("--resume",), ("bench", *_STORED), "The run is short. Start it again."),
+    Gap(("--verbose",), ("farm submit",), "Use `--wait`, or `hil farm logs -f`."),
+    Gap(("--each-board",), ("farm submit",), "Each `--board` is a target."),
+    Gap(("--only-expected-failures",), ("farm submit",), "Select cases with `--filter`."),
+    Gap(("--resume",), ("bench",), "An interrupted bench reports the measurements so far. Start it again."),
+    Gap(("--resume",), _STORED, "An interrupted run keeps the finished cases. Start it again."),
     Gap(("--json",), (PYTEST,), "Use `--hil-out` or `--junit-xml`."),
     Gap(("--verbose",), (PYTEST,), "Use `pytest -s`."),
     Gap(("--filter",), (PYTEST,), "Use `pytest -k`."),
@@ -173,8 +180,9 @@ _HEAD = """\
 
 This page lists the options of `hil run` and of suites. A number refers to the reason for a missing option.
 
-An option has the same name and meaning in all workloads. In `hil farm submit` two options differ: `--board` names a
-board of the farm, and `--wait` waits for the results. In pytest, names start with `--hil-`."""
+An option has the same name and meaning in all workloads. In `hil farm submit` three options differ: `--board` names a
+board of the farm, `--wait` waits for the results, and `--timeout` limits the time on a board. In pytest, names start
+with `--hil-`."""
 
 
 if __name__ == "__main__":

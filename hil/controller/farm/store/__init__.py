@@ -1,1 +1,1 @@
-"""The farm's database and all decisions stored in it. Used only by gateways."""
+"""Stored rows of the farm: access, events, case results, presence and queries."""

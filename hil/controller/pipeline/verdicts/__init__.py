@@ -1,1 +1,1 @@
-"""Judgement of outputs: criteria, independent references and arithmetic."""
+"""Judgement of outputs: criteria, independent references, arithmetic and repetition."""

@@ -45,7 +45,7 @@ class FarmLink:
     ) -> None:
         self.own = Visitor("", Role.VIEWER)  # the visitor for the server's token
         self.trouble, self.hint = "not connected yet", ""  # reason for a failed connection; "" while connected
-        self.runs: Path | None = None  # directory with the fetched results, see `farm_mirror.py`
+        self.runs: Path | None = None  # directory with the fetched results, see `mirror.py`
         self.past = FarmPast()
         self.generation = 0  # increments after farm events, connects and disconnects
         self._changed = threading.Condition()

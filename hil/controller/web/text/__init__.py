@@ -1,1 +1,1 @@
-"""Names, numbers, addresses and fields as text for pages."""
+"""Names, numbers, addresses, fields and parameters of pages, and answers in CSV."""
