@@ -32,7 +32,7 @@ def request(hook: Http, timeout: float, action: str, board: str) -> str:
         asked = urllib.request.Request(url, data, headers, method=hook.method)
         with urllib.request.urlopen(asked, timeout=timeout) as reply:
             return str(reply.read(_SHOWN).decode(errors="replace"))
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (OSError, ValueError, OverflowError, http.client.HTTPException) as error:
         detail = ""
         if isinstance(error, urllib.error.HTTPError):
             with error, contextlib.suppress(OSError, http.client.HTTPException):

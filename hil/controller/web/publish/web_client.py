@@ -149,7 +149,10 @@ class WebClient:
                 connection.request(method, self._path + path, body, headers)
             wire.allow(_ANSWER_S)
             with connection.getresponse() as response:
-                data = response.read(_MAX_ANSWER + 1)
+                try:
+                    data = response.read(_MAX_ANSWER + 1)
+                except (ValueError, OverflowError) as error:  # http.client accepts negative and huge chunk sizes
+                    raise self.malformed(f"invalid chunk: {error}") from error
         except BaseException:
             connection.close()
             raise
