@@ -126,7 +126,7 @@ def test_bench_reports_crash_as_outcome(bench):
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"), [("--iterations", 0, "at least 1"), ("--fault", "quake", "quake")]
+    ("option", "value", "said"), [("--iterations", 0, "from 1 to 1,000,000"), ("--fault", "quake", "quake")]
 )
 def test_bench_rejects_invalid_options_without_storing(hil, tmp_path, option, value, said):
     ended = hil("bench", DIGITS_CNN, option, value)

@@ -17,6 +17,8 @@ def _type_of(spec: Spec, default: Any) -> dict[str, Any]:
         return _TEXTS
     if isinstance(default, bool):
         return {"type": "boolean"}
+    if spec.bounds is not None:
+        return {"type": "integer", "minimum": spec.bounds[0], "maximum": spec.bounds[1]}
     if isinstance(default, int):
         return {"type": "integer"}
     is_number = isinstance(default, float) or (default is None and spec.metavar is None)

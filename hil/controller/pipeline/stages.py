@@ -35,7 +35,7 @@ from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import compile_repeatedly
 from hil.controller.pipeline.repeated import run_repeatedly, with_profile
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options, check_counts
 from hil.controller.pipeline.tools import Tools, reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.pipeline.verdicts.independence import runtime_of
@@ -60,10 +60,7 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
         refuse_ranges(options)
     check_tolerance(options.rtol, options.atol)
     load_rules(options.accept)
-    if options.iterations < 1 or options.warmup < 0:
-        raise errors.UsageError("--iterations must be at least 1 and --warmup at least 0")
-    if options.repeat < 1 or options.recompile < 1:
-        raise errors.UsageError("--repeat and --recompile must be at least 1")
+    check_counts(options)
     if options.fresh_load and options.repeat == 1:
         raise errors.UsageError("--fresh-load requires --repeat", hint="for example --repeat 5 --fresh-load")
     if options.debug_ir_passes and options.debug_ir is None:
@@ -265,6 +262,8 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
         try:
             more, unanswered = refer_each(options.references, model, inputs, runtime=runtime, **settings)
             answers += more
+        except errors.StorageError:
+            raise
         except (errors.StageError, errors.UsageError) as error:
             if not answers:
                 raise

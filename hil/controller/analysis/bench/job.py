@@ -29,7 +29,7 @@ from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import refuse_functions
-from hil.controller.pipeline.settings.options import Job
+from hil.controller.pipeline.settings.options import MAX_RUNS, Job, checked, kind_of_count
 from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.origin import typed_command
@@ -94,8 +94,9 @@ def _check_settings(bench: BenchJob) -> None:
         )
     if bench.against and len(models) == 2:
         raise UsageError("--against requires a single MODEL, got 2", hint="remove --against or one MODEL")
-    if bench.iterations is not None and bench.iterations < 1:
-        raise UsageError(f"invalid --iterations {bench.iterations}: expected at least 1")
+    for option, count, least in (("--iterations", bench.iterations, 1), ("--warmup", bench.warmup, 0)):
+        if count is not None:
+            checked(option, count, kind_of_count(least, MAX_RUNS))
     if two and bench.iterations is not None and bench.iterations < 2 * LEAST_ROUNDS:
         raise UsageError(
             f"invalid --iterations {bench.iterations}: a comparison requires at least {2 * LEAST_ROUNDS} per model"
@@ -107,8 +108,6 @@ def _check_settings(bench: BenchJob) -> None:
             out.parent.mkdir(parents=True, exist_ok=True)
         if out.is_dir() or not os.access(out.parent, os.W_OK):
             raise UsageError(f"cannot write --benchmark-out {out}", hint="choose a different file")
-    if bench.warmup is not None and bench.warmup < 0:
-        raise UsageError(f"invalid --warmup {bench.warmup}: expected at least 0")
     if not 1 <= bench.concurrency <= _COPIES_MOST:
         raise UsageError(f"invalid --concurrency {bench.concurrency}: expected 1 to {_COPIES_MOST}")
     if two and bench.concurrency > 1:

@@ -121,11 +121,24 @@ def _to_range(value: Any) -> tuple[float, float]:
     return low, high
 
 
+def kind_of_count(least: int, most: int) -> Kind:
+    """Return the kind of a whole number in a range."""
+
+    def make(value: Any) -> int:
+        if not least <= (count := _to_int(value)) <= most:
+            raise ValueError
+        return count
+
+    return f"a whole number from {least} to {most:,}", make
+
+
 TEXT: Kind = ("a string", _require_type(str))
 SECONDS: Kind = (f"a number of seconds from 0 to {_MOST_SECONDS:g}", _to_seconds)
 PATH: Kind = ("a path", _to_path)
 TEXTS: Kind = ("a sequence of strings", _to_texts)
 _COUNT: Kind = ("a whole number", _to_int)
+# Largest count in one call: the agent returns two time stamps for each run.
+MAX_RUNS = 1_000_000
 _NUMBER_OR_NONE: Kind = ("a number or None", _allow_none(_to_float))
 _PATH_OR_NONE: Kind = ("a path or None", _allow_none(_to_path))
 _FLAG: Kind = ("True or False", _require_type(bool))
@@ -212,6 +225,7 @@ class Spec:
     of_text: Callable[[Any, str], Any] | None = None
     decides: bool = True  # True if it can change a case's result; the command to repeat a case then includes it
     shows_default: bool = False  # True adds the default to the help
+    bounds: tuple[int, int] | None = None  # smallest and largest value of a count
 
 
 def _make_option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
@@ -219,6 +233,15 @@ def _make_option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def _make_count(default: int, help: str, *, least: int = 1, most: int = MAX_RUNS) -> Any:
+    kind = kind_of_count(least, most)
+
+    def of_text(value: Any, option: str) -> Any:
+        return checked(option, value, kind)
+
+    return _make_option(default, kind, help, of_text=of_text, bounds=(least, most), shows_default=True)
 
 
 @dataclass(frozen=True)
@@ -305,17 +328,15 @@ class CaseSettings:
         repeats=True,
     )
     # iterations, warmup: number of timed and untimed runs.
-    iterations: int = _make_option(1, _COUNT, "Number of timed runs.", shows_default=True)
-    warmup: int = _make_option(0, _COUNT, "Number of untimed runs before the timed runs.", shows_default=True)
+    iterations: int = _make_count(1, "Number of timed runs.")
+    warmup: int = _make_count(0, "Number of untimed runs before the timed runs.", least=0)
     # number of repetitions of all these runs.
-    repeat: int = _make_option(
-        1, _COUNT, "Number of repetitions of all these runs; compares the outputs.", shows_default=True
-    )
+    repeat: int = _make_count(1, "Number of repetitions of all these runs; compares the outputs.", most=100_000)
     # load the program before each repetition.
     fresh_load: bool = _make_option(False, _FLAG, "With --repeat: reload the program for each repetition.")
     # number of compilations without the cache.
-    recompile: int = _make_option(
-        1, _COUNT, "Number of compilations without the cache; compares programs and outputs.", shows_default=True
+    recompile: int = _make_count(
+        1, "Number of compilations without the cache; compares programs and outputs.", most=10_000
     )
     # name patterns of outputs with allowed differences between iterations.
     allow_unstable: tuple[str, ...] = _make_option(
@@ -435,6 +456,13 @@ def specs_of(settings: type[CaseSettings]) -> dict[str, Spec]:
     """Return field name -> spec. Fields that are not options are omitted."""
     fields = dataclasses.fields(settings)
     return {field.name: field.metadata["spec"] for field in fields if "spec" in field.metadata}
+
+
+def check_counts(settings: CaseSettings) -> None:
+    """Check all counts of settings that were not read from text. Raises UsageError if a count is out of range."""
+    for name, spec in specs_of(type(settings)).items():
+        if spec.bounds is not None:
+            checked(flag_of(name, spec), getattr(settings, name), spec.kind)
 
 
 def flag_of(name: str, spec: Spec) -> str:

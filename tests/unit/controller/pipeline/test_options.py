@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from hil.controller.pipeline.settings.options import (
     Job,
     Options,
     RunSettings,
+    check_counts,
     flag_of,
     options_of,
     specs_of,
 )
+from hil.controller.pipeline.settings.project import read_project
 from hil.controller.pipeline.settings.repeat import run_command
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.core.text import jsonable
@@ -50,8 +53,34 @@ def test_library_options_match_and_validate() -> None:
     with pytest.raises(UsageError, match=r"unknown hil\.run option 'sead'") as unknown:
         options_of({"sead": 3})
     assert "did you mean 'seed'" in unknown.value.hint
-    with pytest.raises(UsageError, match=r"iterations must be a whole number, got 1\.5"):
+    with pytest.raises(UsageError, match=r"iterations must be a whole number from 1 to 1,000,000, got 1\.5"):
         options_of({"iterations": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("iterations", 0),
+        ("iterations", 2**32),
+        ("warmup", -1),
+        ("warmup", 2**32),
+        ("repeat", 100_001),
+        ("recompile", 10_001),
+    ],
+)
+def test_every_interface_rejects_count_out_of_range(tmp_path: Path, name: str, value: int) -> None:
+    wanted = f"{name} must be a whole number from [01] to [0-9,]+, got {value}"
+    with pytest.raises(UsageError, match=wanted):
+        options_of({name: value})
+    with pytest.raises(UsageError, match=f"--{wanted}"):
+        check_counts(Options(**{name: value}))
+    for command in (["run"], ["suite", "run"]):
+        result = CliRunner().invoke(cli, [*command, "missing.onnx", f"--{name}={value}"])
+        assert isinstance(result.exception, UsageError) and re.search(f"--{wanted}", result.exception.message)
+    file = tmp_path / "hil.toml"
+    file.write_text(f'[models."*"]\n{name} = {value}\n')
+    with pytest.raises(UsageError, match=wanted):
+        read_project(file)
 
 
 def test_job_and_request_round_trip() -> None:
