@@ -39,6 +39,17 @@ def storage_errors(text: str, hint: str, *, stage: str = "", only_below: Path | 
         raise StorageError(f"{text}: {error.strerror or error}", stage=stage, hint=hint) from error
 
 
+def full_disk_error(error: BaseException) -> StorageError | None:
+    """Return the StorageError for an error from a full or read-only disk, or None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in _FULL:
+        return None
+    place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "a file"
+    return StorageError(
+        f"cannot write {place}: {error.strerror or error}",
+        hint="free disk space, or set HIL_CACHE_DIR and TMPDIR to writable directories on a different disk",
+    )
+
+
 def _is_of(error: OSError, place: Path) -> bool:
     """Return True if an error concerns the directory. A missing file in an existing directory does not."""
     if error.errno in _FULL:

@@ -8,12 +8,14 @@ inputs that determine the content. Entries are created atomically. A corrupt ent
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 import threading
 import time
 import weakref
@@ -23,10 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.core import scratch
+from hil.core.bounded_json import read_json
 from hil.core.cancellation import LOOK_S, check_cancelled
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import open_file, read_file
 from hil.core.storage_errors import storage_errors
+from hil.errors import UnreadableFile
 
 if TYPE_CHECKING:
     import filelock
@@ -203,11 +207,11 @@ class Cache:
             key = f"{meta_path.parent.parent.name}-{meta_path.parent.name}"
             if not _KEY.fullmatch(key):
                 continue
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                document = json.loads(read_file(meta_path))
-                stat = meta_path.stat()
-                size = stat.st_size + sum(item["size"] for item in document["files"].values())
-                entries.append(Entry(key, meta_path.parent, size, stat.st_mtime, document["meta"]))
+            with contextlib.suppress(OSError, ValueError):
+                meta, files = _read_meta(meta_path)
+                status = meta_path.stat()
+                size = status.st_size + sum(item["size"] for item in files.values())
+                entries.append(Entry(key, meta_path.parent, size, status.st_mtime, meta))
         return sorted(entries, key=lambda entry: -entry.last_used)
 
     def gc(
@@ -292,7 +296,7 @@ class Cache:
 
 def digests_in(entry: Path) -> dict[str, str]:
     """Return the files of an entry (from :meth:`Cache.get_or_make`) with their digests."""
-    files = json.loads(read_file(entry / META))["files"]
+    _, files = _read_meta(entry / META)
     return {name: item["digest"] for name, item in files.items()}
 
 
@@ -311,11 +315,32 @@ def _checked(key: str) -> str:
     return key
 
 
+def _read_meta(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Read an entry's meta.json: the description, and the attributes of each file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is damaged.
+    """
+    document = read_json(path)
+    meta, files = (document.get("meta"), document.get("files")) if isinstance(document, dict) else (None, None)
+    if not isinstance(meta, dict) or not isinstance(files, dict) or not all(map(_is_file_record, files.values())):
+        raise ValueError(f"{path} is damaged")
+    return meta, files
+
+
+def _is_file_record(item: Any) -> bool:
+    if not isinstance(item, dict) or not isinstance(item.get("digest"), str):
+        return False
+    size = item.get("size")
+    return type(size) is int and size >= 0
+
+
 def _is_intact(path: Path) -> bool:
     try:
-        files = json.loads(read_file(path / META))["files"]
+        _, files = _read_meta(path / META)
         return all(_is_as_written(path / name, expected) for name, expected in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return False
 
 
@@ -328,8 +353,8 @@ def _is_as_written(file: Path, written: Mapping[str, Any]) -> bool:
 
 def _look(file: Path) -> dict[str, int]:
     """Return the file attributes that reveal a change. ``changed_ns`` is a time that users cannot set."""
-    stat = file.stat()
-    return {"size": stat.st_size, "inode": stat.st_ino, "changed_ns": stat.st_ctime_ns}
+    status = file.stat()
+    return {"size": status.st_size, "inode": status.st_ino, "changed_ns": status.st_ctime_ns}
 
 
 class Uses:
@@ -366,7 +391,8 @@ class Uses:
         found: set[str] = set()
         for path in self._folder.glob("[0-9a-f]*"):
             if path.name != self._name:
-                with contextlib.suppress(FileNotFoundError), open_file(path) as file:
+                # Skip other kinds of files: hil did not create them.
+                with contextlib.suppress(FileNotFoundError, UnreadableFile), open_file(path) as file:
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
@@ -377,12 +403,16 @@ class Uses:
 
     @contextlib.contextmanager
     def _through_gate(self, how: int) -> Iterator[None]:
-        # Locking works without write permission: the file may belong to a different user.
+        # Locking works without write permission: the file may belong to a different user. Opening a named pipe would
+        # wait for a writer.
+        flags = os.O_RDONLY | os.O_NONBLOCK
         try:
-            file = os.open(self._gate, os.O_RDONLY)
+            file = os.open(self._gate, flags)
         except FileNotFoundError:
-            file = os.open(self._gate, os.O_RDONLY | os.O_CREAT, 0o644)
+            file = os.open(self._gate, flags | os.O_CREAT, 0o644)
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(errno.EINVAL, f"{self._gate.name} is not a regular file", str(self._gate))
             fcntl.flock(file, how)
             yield
         finally:

@@ -34,6 +34,7 @@ from hil.core.guarded import called, guard, package_of
 from hil.core.installed import version
 from hil.core.results import Model, Relation, RunResult
 from hil.core.scratch import temporary_folder
+from hil.core.storage_errors import full_disk_error
 from hil.core.tensors import Array, TensorSpec, dtype_name
 from hil.errors import (
     CompileCrashed,
@@ -45,6 +46,7 @@ from hil.errors import (
     ReferenceTooSlow,
     StageError,
     StageTimeout,
+    StorageError,
     UsageError,
 )
 
@@ -165,6 +167,8 @@ def _run(
             except HilError:
                 raise
             except Exception as error:
+                if (full := full_disk_error(error)) is not None:
+                    raise full from error
                 text = f"{who} failed: {type(error).__name__}: {error}"
                 raise ReferenceFailed(text, detail=traceback.format_exc()) from error
         try:
@@ -227,6 +231,7 @@ def refer_each(
     Raises:
         UsageError: no reference supports the model's format.
         ReferenceFailed: all references failed. A single reference raises the same errors as :func:`run_reference`.
+        StorageError: a disk of the host is full or read-only.
     """
     answers: list[RunResult] = []
     failed: dict[str, StageError] = {}
@@ -234,6 +239,8 @@ def refer_each(
     for name in dict.fromkeys(names):
         try:
             answers.append(run_reference(name, model, inputs, **settings))
+        except StorageError:
+            raise
         except UsageError as error:
             foreign.append(error)
             failed[name] = ReferenceFailed(error.message, stage="refer", hint=error.hint)
@@ -317,6 +324,8 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
                 return {}
             result, _ = run_reference_with_fallback(model, inputs, **settings)
         return _cached_noise(model, inputs, result, settings)
+    except StorageError:
+        raise
     except (StageError, UsageError):
         return {}
 

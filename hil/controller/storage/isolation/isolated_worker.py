@@ -19,7 +19,8 @@ from typing import Any
 
 from hil.core.guarded import error_text
 from hil.core.scratch import remove_tree
-from hil.errors import HilError
+from hil.core.storage_errors import full_disk_error
+from hil.errors import HilError, StorageError
 
 # Name prefix of a worker's temporary directory.
 SCRATCH = "hil-isolated-"
@@ -76,6 +77,8 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **_fields(error)}}
     except BaseException as error:
         traceback.print_exc()
+        if (full := full_disk_error(error)) is not None:
+            return {"error": {"class": f"{StorageError.__module__}:{StorageError.__qualname__}", **_fields(full)}}
         return {"error": {"class": "", **_fields(HilError(error_text(error), detail=traceback.format_exc()))}}
     finally:
         _flush()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from hil.controller.backends.references import (
     Reference,
     default_references,
     expected_result,
+    measure_noise,
     refer_each,
     references,
     run_reference,
@@ -24,9 +27,9 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.npy import save_npy
-from hil.core.results import Model, Relation
+from hil.core.results import Model, Relation, RunResult
 from hil.core.tensors import TensorSpec, dtype_name, dtype_of
-from hil.errors import ReferenceFailed, ReferenceTooSlow, StageTimeout, UsageError
+from hil.errors import ReferenceFailed, ReferenceTooSlow, StageTimeout, StorageError, UsageError
 from hil.formats.ort_values import ONNX_TYPES
 
 Save = Callable[..., Path]
@@ -225,6 +228,26 @@ def test_foreign_reference_error_becomes_failure(
     monkeypatch.setattr("hil.controller.backends.references.references", lambda: known)
     answers, failed = refer_each(["odd", "onnxruntime"], linear, {"x": np.ones((2, 4), np.float32)}, **settings)
     assert len(answers) == 1 and "RecursionError: too deep for me" in failed["odd"].message
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_full_disk_is_no_reference_failure(
+    linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def compute(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    full = Reference(("onnx",), lambda: "full 1", compute)
+    known = dict.fromkeys(references(), full)
+    monkeypatch.setattr("hil.controller.backends.references.references", lambda: known)
+    monkeypatch.setattr("hil.controller.backends.references.QUICK_EVALUATOR", full)
+    inputs = {"x": np.ones((2, 4), np.float32)}
+    with pytest.raises(StorageError, match=os.strerror(number)):
+        run_reference_with_fallback(linear, inputs, **settings)
+    with pytest.raises(StorageError, match=os.strerror(number)):
+        refer_each(ALL, linear, inputs, **settings)
+    with pytest.raises(StorageError, match=os.strerror(number)):
+        measure_noise(linear, inputs, RunResult("expected outputs", {}), **settings)
 
 
 def test_onnxruntime_reports_index_out_of_range(save_onnx: Save, settings: dict[str, Any]) -> None:

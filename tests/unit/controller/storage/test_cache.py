@@ -363,3 +363,47 @@ def test_cache_raises_builder_error_unless_entry_fails(cache: Cache) -> None:
         cache.get_or_make(cache.key("artifact", a=1), {}, elsewhere)
     with pytest.raises(StorageError):
         cache.get_or_make(cache.key("artifact", a=1), {}, inside)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "null",
+        "1",
+        "[" * 200_000,
+        '{"files": [], "meta": {}}',
+        '{"files": {"a": null}, "meta": {}}',
+        '{"files": {"a": {"size": "x", "digest": "x"}}, "meta": {}}',
+        '{"files": {"a": {"size": 1e999, "digest": "x"}}, "meta": {}}',
+        '{"files": {"a": {"size": 1, "digest": 1}}, "meta": {}}',
+        '{"files": {"a\\u0000b": {"size": 1, "digest": "x"}}, "meta": {}}',
+        '{"files": {}, "meta": "x"}',
+    ],
+    ids=lambda text: text[:60],
+)
+def test_cache_treats_damaged_meta_as_missing_entry(cache: Cache, text: str) -> None:
+    key = Cache.key("program", a=1)
+    entry = cache.put(key, {}, lambda folder: None)
+    (entry / META).write_text(text)
+    assert cache.get(key) is None
+    assert all(set(one.meta) == set() for one in cache.ls())
+    assert cache.get_or_make(key, {}, lambda folder: None)[1] is False
+    assert [one.key for one in cache.ls()] == [key]
+
+
+def test_cache_reports_pipe_as_lock_file(cache: Cache) -> None:
+    cache.root.mkdir(parents=True)
+    os.mkfifo(cache.root / "users.lock")
+    with pytest.raises(StorageError, match=r"users\.lock is not a regular file") as caught:
+        cache.put(Cache.key("program", a=1), {}, lambda folder: None)
+    assert "HIL_CACHE_DIR" in caught.value.hint
+
+
+def test_cache_ignores_foreign_files_among_users(cache: Cache) -> None:
+    (cache.root / "users" / "abc").mkdir(parents=True)
+    os.mkfifo(cache.root / "users" / "abd")
+    key = Cache.key("program", a=1)
+    cache.put(key, {}, lambda folder: None)
+    assert cache.in_use() == set()
+    assert [one.key for one in cache.gc(max_bytes=0)] == [key]

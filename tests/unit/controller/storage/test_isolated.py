@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -27,7 +28,7 @@ from hil.controller.storage.isolation.isolated import (
 )
 from hil.controller.storage.isolation.isolated_worker import ERROR_FIELDS, SCRATCH
 from hil.core.cancellation import WorkCancelled, cancelled_by
-from hil.errors import ImportFailed
+from hil.errors import ImportFailed, StorageError
 
 FUNCTIONS = """
 import ctypes, os, subprocess, sys, time
@@ -40,6 +41,7 @@ def echo(**values):
 def pid(): return os.getpid()
 def fail(): raise ValueError("first line\\nsecond line")
 def typed(): raise ImportFailed("broken", hint="mend it", detail="in the middle", stage="import")
+def fill(number): raise OSError(number, os.strerror(number), "/data/out")
 def crash():
     print("last words", flush=True)
     ctypes.string_at(0)
@@ -120,6 +122,14 @@ def test_isolated_reports_other_errors_with_traceback(pool: Isolated, functions:
     with pytest.raises(IsolatedFailure, match="ValueError: first line") as caught:
         pool.call(f"{functions}:fail", {}, timeout=60, log=tmp_path / "log")
     assert "Traceback" in caught.value.detail and "second line" in caught.value.detail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_isolated_reports_full_disk(pool: Isolated, functions: str, tmp_path: Path, number: int) -> None:
+    with pytest.raises(StorageError) as caught:
+        pool.call(f"{functions}:fill", {"number": number}, timeout=60, log=tmp_path / "log")
+    assert caught.value.message == f"cannot write /data/out: {os.strerror(number)}"
+    assert "HIL_CACHE_DIR" in caught.value.hint
 
 
 @pytest.mark.parametrize("function", ["nothing_json", "missing"])
