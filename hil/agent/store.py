@@ -191,7 +191,14 @@ class BlobStore:
             BoardUnfit: the disk is full or not writable.
         """
         folder = self.root / "programs" / uuid.uuid4().hex
-        self.write(lambda: folder.mkdir(mode=0o700))
+
+        def make() -> None:
+            # Another program may have removed the parent. The store's root is never made again: its mode would differ.
+            folder.parent.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700)
+
+        with self._writing():
+            self.write(make)
         pinned: list[str] = []
         try:
             for name, digest in files:

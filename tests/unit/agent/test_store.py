@@ -310,6 +310,26 @@ def test_store_reports_disk_fault_as_board_unfit(store, monkeypatch, number, cal
     assert store.has(digest)
 
 
+def test_store_link_program_recreates_programs_directory(store):
+    digest = put(store, b"sound")
+    (store.root / "programs").rmdir()
+    folder, _ = store.link_program([("main", digest)])
+    assert (folder / "main").read_bytes() == b"sound"
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("damage", ["pipe", "no root"])
+def test_store_link_program_reports_unusable_directory(store, damage):
+    digest = put(store, b"sound")
+    if damage == "pipe":
+        (store.root / "programs").rmdir()
+        os.mkfifo(store.root / "programs")
+    else:
+        shutil.rmtree(store.root)
+    with pytest.raises(BoardUnfit, match="the board cannot use"):
+        store.link_program([("main", digest)])
+
+
 def test_store_reports_unreadable_disk_as_board_unfit(store, monkeypatch):
     digest = put(store, b"sound")
     store._verified.clear()
