@@ -16,11 +16,10 @@ from hil.bundles.checks import checked_cases
 from hil.bundles.layout import Head
 from hil.bundles.manifest import blob_table, from_document, program_files, to_document
 from hil.bundles.signature import sign
-from hil.core.digest import algorithm_of, digest_file
-from hil.core.files import map_file, replacing
+from hil.core.files import load_file, replacing
 from hil.core.results import Artifact
-from hil.errors import StorageError, UsageError, did_you_mean
-from hil.formats.executorch_file import Damaged, mapped, read_methods
+from hil.errors import StorageError, UnreadableFile, UsageError, did_you_mean
+from hil.formats.executorch_file import Damaged, read_buffer, read_methods
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Bundle:
         methods = tuple(
             Method(name, known[name], checked_cases(name, known[name], cases)) for name, cases in by_method.items()
         )
-        files = {name: map_file(path) for name, path in sorted(program.files.items())}
+        files = {name: load_file(path) for name, path in sorted(program.files.items())}
         content = BundleProgram(program.runtime, program.main, files, program.compiler, tuple(program.flags))
         document, blobs = to_document(content, methods, made or {})
         try:
@@ -87,22 +86,24 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path) -> Bundle:
-        """Open a bundle as a memory map, and validate all parts before use.
+        """Read a bundle into memory, and validate all parts before use.
 
         Signatures are not checked: see :func:`hil.bundles.signature.verify`.
 
         Raises:
             UsageError: the file is missing, not a bundle, damaged, or has invalid content.
+            UnreadableFile: the file cannot be read, or was truncated during the read.
         """
-        view = layout.map_file(Path(path))
-        try:
-            head = layout.read_head(view)
-            table = blob_table(head.document())
-            blobs = layout.split(view, head, table)
-            return cls._read(head, {digest: blob for (digest, _), blob in zip(table, blobs, strict=True)})
-        except UsageError as error:
-            error.args = (f"{path}: {error.message}",)
-            raise
+        path = Path(path)
+        with layout.open_reader(path) as reader:
+            try:
+                head = layout.read_head(reader.read(0, min(reader.size, layout.MAX_HEAD_BYTES)))
+                return cls._read(head, layout.read_blobs(reader, head, blob_table(head.document())))
+            except UnreadableFile:
+                raise  # the message contains the path
+            except UsageError as error:
+                error.args = (f"{path}: {error.message}",)
+                raise
 
     @classmethod
     def _read(cls, head: Head, blobs: Mapping[str, memoryview]) -> Bundle:
@@ -154,7 +155,6 @@ class Bundle:
 
         Raises:
             StorageError: the files cannot be written.
-            UsageError: the bundle's file changed after it was opened.
         """
         program = self.program_at(folder)
         try:
@@ -164,8 +164,6 @@ class Bundle:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(self.program.files[name])
-                if digest_file(path, algorithm_of(program.digests[name])) != program.digests[name]:
-                    raise UsageError("the bundle changed while hil read it", hint="retry the command")
         except OSError as error:
             raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
         return program
@@ -212,7 +210,7 @@ def _of_executorch(main: Path) -> dict[str, Signature]:
     """Return the methods of a .pte with only tensor inputs and outputs; empty if the file cannot be read."""
     found = {}
     with contextlib.suppress(Damaged, OSError):
-        for name, method in read_methods(mapped(main)).items():
+        for name, method in read_methods(read_buffer(main)).items():
             with contextlib.suppress(Damaged):  # an input or output is not a tensor
                 inputs, outputs = method.input_specs(), method.output_specs()
                 found[name] = Signature(tuple(spec for _, spec in inputs), tuple(spec for _, spec in outputs))

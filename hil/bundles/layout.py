@@ -15,6 +15,7 @@ exceed the file. A check covers every byte. Equal content gives equal bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.core import files
 from hil.core.digest import check, digest_of
-from hil.errors import UsageError
+from hil.core.files import MAX_MODEL_BYTES, FileReader
+from hil.errors import UnreadableFile, UsageError
 
 MAGIC = b"\x89HILB\r\n\x1a"
 VERSION = 1
@@ -107,23 +108,27 @@ def canonical_json(document: Any) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def map_file(path: Path) -> memoryview:
-    """Map a bundle's bytes into memory.
+@contextlib.contextmanager
+def open_reader(path: Path) -> Iterator[FileReader]:
+    """Open a bundle's file. Also convert errors of reading in the block.
 
     Raises:
         UsageError: the file is missing, unreadable, empty, or exceeds the size limit.
     """
     try:
-        data = files.map_file(path)
+        with FileReader(path) as reader:
+            if not reader.size:
+                raise UsageError(f"{path} is not a bundle: the file is empty", hint=_BROKEN)
+            # All blobs are read into memory.
+            if reader.size > (most := min(MAX_FILE_BYTES, MAX_MODEL_BYTES)):
+                raise UsageError(f"{path} has {reader.size} bytes, {most} are allowed")
+            yield reader
     except FileNotFoundError as error:
         raise UsageError(f"no such file: {path}") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not data:
-        raise UsageError(f"{path} is not a bundle: the file is empty", hint=_BROKEN)
-    if data.nbytes > MAX_FILE_BYTES:
-        raise UsageError(f"{path} has {data.nbytes} bytes, {MAX_FILE_BYTES} are allowed")
-    return data
+        raise UnreadableFile(
+            f"{path} cannot be read: {error.strerror or error}", reason=error.strerror or str(error)
+        ) from error
 
 
 def read_head(view: memoryview) -> Head:
@@ -154,8 +159,8 @@ def read_head(view: memoryview) -> Head:
     return head
 
 
-def split(view: memoryview, head: Head, table: Sequence[tuple[str, int]]) -> list[memoryview]:
-    """Return a file's blobs, with verified digests.
+def read_blobs(reader: FileReader, head: Head, table: Sequence[tuple[str, int]]) -> dict[str, memoryview]:
+    """Read a file's blobs by digest, with verified digests.
 
     Args:
         table: digest and size of each blob.
@@ -166,18 +171,19 @@ def split(view: memoryview, head: Head, table: Sequence[tuple[str, int]]) -> lis
     if len(table) > MAX_BLOBS:
         raise UsageError(f"the bundle has {len(table)} blobs, {MAX_BLOBS} are allowed", hint=_BROKEN)
     needed = head.data_offset + sum(aligned(size) for _, size in table)
-    if view.nbytes != head.size or needed != head.size:
+    if reader.size != head.size or needed != head.size:
         raise UsageError(
-            f"the bundle is truncated or has extra data: size {view.nbytes} bytes, expected {needed}", hint=_BROKEN
+            f"the bundle is truncated or has extra data: size {reader.size} bytes, expected {needed}", hint=_BROKEN
         )
-    blobs = []
+    blobs = {}
     at = head.data_offset
     for number, (digest, size) in enumerate(table):
-        blob, padding = view[at : at + size], view[at + size : at + aligned(size)]
+        view = reader.read(at, aligned(size))
+        blob, padding = view[:size], view[size:]
         if digest_of(blob) != check(digest) or any(padding):
             raise UsageError(f"blob {number} of the bundle is corrupt: digest mismatch", hint=_BROKEN)
-        blobs.append(blob)
-        at += aligned(size)
+        blobs[digest] = blob
+        at += view.nbytes
     return blobs
 
 

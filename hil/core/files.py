@@ -102,8 +102,65 @@ def read_end(path: Path, most: int = MAX_LOG_BYTES) -> str:
         return file.read(most).decode(errors="replace")
 
 
+class FileReader:
+    """Reader of parts of a regular file. Close it after use, or use it as a context manager.
+
+    Use this, not :func:`map_file`, for files that other programs may change. If a mapped file becomes shorter, the
+    system kills the process with SIGBUS.
+
+    Attributes:
+        size: size in bytes at the time of opening.
+
+    Raises:
+        UnreadableFile, OSError: as :func:`open_file`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open_file(path)
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def read(self, start: int, size: int) -> memoryview:
+        """Read exactly these bytes.
+
+        Raises:
+            UnreadableFile: the file has fewer bytes.
+            OSError: the bytes cannot be read.
+        """
+        self._file.seek(start)
+        # Python allocates the requested size before it reads.
+        data = self._file.read(size) if start + size <= self.size else b""
+        if len(data) != size:
+            raise _unreadable(str(self._path), f"was truncated while hil read it: expected {size} bytes at {start}")
+        return memoryview(data)
+
+    def __enter__(self) -> FileReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+
+def load_file(path: Path, most: int = MAX_MODEL_BYTES) -> memoryview:
+    """Read a whole regular file that other programs may change.
+
+    Args:
+        most: maximum number of bytes.
+
+    Raises:
+        UnreadableFile: as :func:`open_file`; or the file is larger, or was truncated during the read.
+        OSError: as :func:`open_file`.
+    """
+    with FileReader(path) as reader:
+        if reader.size > most:
+            raise _unreadable(str(path), f"has {reader.size} bytes, {most} are allowed")
+        return reader.read(0, reader.size)
+
+
 def map_file(path: Path) -> memoryview:
     """Map a regular file into memory, read-only. For an empty file, return an empty view.
+
+    Map only files that no other program changes, or in a process whose death hil reports: see :class:`FileReader`.
 
     Raises:
         UnreadableFile, OSError: as :func:`open_file`.

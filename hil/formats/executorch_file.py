@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.files import map_file
+from hil.core.files import FileReader, load_file, map_file
 from hil.core.tensors import Array, Dim, TensorSpec, from_bytes, nbytes_of
 
 # Minimum size of a table: its layout offset.
@@ -31,6 +31,8 @@ BUNDLE = b"BP08"
 TENSORS = b"FT01"
 # ExecuTorch's suffix for external tensor files.
 TENSORS_SUFFIX = ".ptd"
+# Limit for the part of an external tensor file that describes the tensors.
+_MAX_TENSOR_NAMES_BYTES = 64 << 20
 _DEFAULT_METHOD = "forward"
 # ExecuTorch's ScalarType, same as PyTorch's.
 DTYPES = {
@@ -225,8 +227,17 @@ class BpteCase:
 
 
 def mapped(file: Path) -> memoryview:
-    """Map a file's bytes. Raises Damaged if the file is empty."""
-    if not (data := map_file(file)):
+    """Map a file's bytes, in a worker process: see :func:`hil.core.files.map_file`. Raises Damaged if it is empty."""
+    return _require_bytes(map_file(file))
+
+
+def read_buffer(file: Path) -> memoryview:
+    """Read a file that other programs may change. Raises Damaged if the file is empty, and OSError."""
+    return _require_bytes(load_file(file))
+
+
+def _require_bytes(data: memoryview) -> memoryview:
+    if not data:
         raise Damaged("the file is empty")
     return data
 
@@ -290,7 +301,9 @@ def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Pa
 
 
 def _tensor_names(file: Path) -> set[str]:
-    data = mapped(file)
+    with FileReader(file) as reader:
+        # Names and layout come first, then the tensors, which may have gigabytes.
+        data = _require_bytes(reader.read(0, min(reader.size, _MAX_TENSOR_NAMES_BYTES)))
     with reading():
         if bytes(data[4:8]) != TENSORS:
             raise Damaged(f"{file.name} is not an ExecuTorch tensor file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bundle_files import X, Y, bundle, case, program
 
-from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature, layout
 from hil.bundles.cases import with_cases
 from hil.controller.models.inputs import random_tensor
+from hil.core.digest import digest_of
 from hil.core.results import Artifact
 from hil.core.tensors import DTYPES, TensorSpec, dtype_name
-from hil.errors import StorageError, UsageError
+from hil.errors import StorageError, UnreadableFile, UsageError
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 specs = st.builds(TensorSpec, st.just(""), st.sampled_from(DTYPES), shapes)
@@ -96,16 +98,31 @@ def test_bundle_extract_writes_program_files(tmp_path):
         bundle(tmp_path).extract(tmp_path / "out")
 
 
-def test_bundle_extract_rejects_file_changed_after_open(tmp_path):
+def test_bundle_open_does_not_depend_on_later_file_changes(tmp_path):
+    # Accessing a memory map of a truncated file would kill this process.
     bundle(tmp_path).save(tmp_path / "b.hilb")
     opened = Bundle.open(tmp_path / "b.hilb")
-    raw = (tmp_path / "b.hilb").read_bytes()
-    with (tmp_path / "b.hilb").open("r+b") as file:
-        file.seek(raw.index(b"main.bin" * 7))
-        file.write(b"evil")
+    os.truncate(tmp_path / "b.hilb", 0)
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match="changed while hil read it"):
-        opened.extract(tmp_path / "out")
+    extracted = opened.extract(tmp_path / "out")
+    assert extracted.files["main.bin"].read_bytes() == b"main.bin" * 7
+
+
+def test_bundle_open_rejects_file_truncated_while_read(tmp_path, monkeypatch):
+    made = Bundle.create(
+        program(tmp_path, [TensorSpec("x", "uint8", (1 << 16,))], [TensorSpec("y", "uint8", (1 << 16,))]),
+        [MethodTestSuite("f", [MethodTestCase([np.zeros(1 << 16, "u1")], [np.ones(1 << 16, "u1")], name="a")])],
+    )
+    path = tmp_path / "b.hilb"
+    made.save(path)
+
+    def digest_and_truncate(data):
+        os.truncate(path, 4096)
+        return digest_of(data)
+
+    monkeypatch.setattr(layout, "digest_of", digest_and_truncate)
+    with pytest.raises(UnreadableFile, match=r"b\.hilb cannot be read: it was truncated"):
+        Bundle.open(path)
 
 
 @pytest.mark.parametrize("rtol", [10**400, "much", -1, float("nan")])

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from hil.core.files import (
+    FileReader,
     copy_file,
+    load_file,
     map_file,
     open_file,
     read_end,
@@ -94,7 +96,7 @@ def make_odd(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["named pipe", "socket", "device", "folder"])
 @pytest.mark.parametrize(
-    "read", [open_file, read_file, read_text, read_end, map_file, lambda path: copy_file(path, path)]
+    "read", [open_file, read_file, read_text, read_end, map_file, load_file, lambda path: copy_file(path, path)]
 )
 def test_file_readers_reject_special_files(tmp_path: Path, kind: str, read) -> None:
     path = make_odd(tmp_path, kind)
@@ -155,3 +157,23 @@ def test_map_file_accepts_empty_file(tmp_path: Path) -> None:
     assert len(map_file(path)) == 0
     path.write_bytes(b"abc")
     assert bytes(map_file(path)) == b"abc"
+
+
+def test_load_file_checks_size(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"abc")
+    assert bytes(load_file(path)) == b"abc"
+    with pytest.raises(UnreadableFile, match="has 3 bytes, 2 are allowed"):
+        load_file(path, 2)
+
+
+def test_file_reader_rejects_truncated_file(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"x" * (1 << 16))
+    with FileReader(path) as reader:
+        assert bytes(reader.read(10, 3)) == b"xxx"
+        os.truncate(path, 1 << 15)
+        with pytest.raises(UnreadableFile, match="was truncated while hil read it"):
+            reader.read(0, 1 << 16)
+        with pytest.raises(UnreadableFile, match="was truncated while hil read it"):
+            reader.read(0, 1 << 40)

@@ -16,6 +16,7 @@ from hil.formats.executorch_file import (
     mapped,
     pick_method,
     program_in,
+    read_buffer,
     read_cases,
     read_methods,
     tensors_beside,
@@ -119,8 +120,9 @@ def test_executorch_readers_handle_damaged_file(name: str):
 def test_executorch_readers_reject_other_files(tmp_path: Path):
     empty = tmp_path / "empty.pte"
     empty.touch()
-    with pytest.raises(Damaged, match="the file is empty"):
-        mapped(empty)
+    for read in (mapped, read_buffer):
+        with pytest.raises(Damaged, match="the file is empty"):
+            read(empty)
     for content, said in (
         (b"x" * 64, "not an ExecuTorch program"),
         (b"\0\0\0\0ET11" + b"\0" * 64, "unsupported ExecuTorch program version 'ET11'"),

@@ -26,8 +26,8 @@ from hil.formats.executorch_file import (
     ExecuTorchMethod,
     Value,
     is_bundle,
-    mapped,
     program_in,
+    read_buffer,
     read_cases,
     read_methods,
     tensors_beside,
@@ -51,7 +51,7 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
         UsageError: the file is not a bundled program or damaged, or a case does not fit the method, including shapes.
     """
     try:
-        data = mapped(path)
+        data = read_buffer(path)
         if not is_bundle(data):
             raise Damaged("not a bundled program")
         methods, cases, program = read_methods(data), read_cases(data), bytes(program_in(data))

@@ -26,7 +26,7 @@ class Read(Protocol):
         """Read a file or a directory.
 
         Parse untrusted or large data through ``context.isolated.call(function, {...})``. Create the bundle by
-        :meth:`hil.bundles.Bundle.create`, which checks all cases against the signature. The bundle maps the program's
+        :meth:`hil.bundles.Bundle.create`, which checks all cases against the signature. The bundle reads the program's
         files, so a temporary directory may be deleted afterwards. Convert all cases. Report cases that cannot be
         converted in ``made[left_out]``, one line per case.
 

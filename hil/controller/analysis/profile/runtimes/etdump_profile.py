@@ -10,7 +10,7 @@ from hil.core.clock import ClockFit, by_pairs
 from hil.core.timeline import InvokeTiming, OpRow, Profile, Span
 from hil.errors import ImportFailed, UsageError
 from hil.formats.etdump import EXECUTE, EtEvent, read_etdump
-from hil.formats.executorch_file import Damaged, mapped
+from hil.formats.executorch_file import Damaged, read_buffer
 
 # Time unit in a file -> nanoseconds.
 UNITS: Mapping[str, int] = MappingProxyType({"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000})
@@ -23,7 +23,7 @@ def read_events(path: Path) -> list[EtEvent]:
         ImportFailed: the file is not an ETDump, or is damaged.
     """
     try:
-        return read_etdump(mapped(path))
+        return read_etdump(read_buffer(path))
     except Damaged as error:
         raise ImportFailed(f"{path.name} cannot be read: {error}") from error
 

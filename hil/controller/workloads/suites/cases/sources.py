@@ -43,7 +43,7 @@ from hil.core.files import MAX_TEXT_BYTES, read_file
 from hil.core.tensors import Array
 from hil.core.text import numbered
 from hil.errors import UsageError, did_you_mean
-from hil.formats.executorch_file import Damaged, is_bundle, mapped, read_cases, read_methods
+from hil.formats.executorch_file import Damaged, is_bundle, read_buffer, read_cases, read_methods
 
 # hil's built-in suites: source -> name. The @ distinguishes them from paths.
 BUILT_IN = {"@operators": "operators", "@models": "models"}
@@ -345,7 +345,7 @@ def _digest_sources(flagfile: Path) -> str:
 
 def _has_cases(file: Path) -> bool:
     try:
-        data = mapped(file)
+        data = read_buffer(file)
         # If the program is damaged, the case must report that.
         return is_bundle(data) and bool(read_methods(data)) and any(read_cases(data).values())
     except (OSError, Damaged) as error:
