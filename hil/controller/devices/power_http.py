@@ -35,7 +35,7 @@ def request(hook: Http, timeout: float, action: str, board: str) -> str:
     except (OSError, ValueError, OverflowError, http.client.HTTPException) as error:
         detail = ""
         if isinstance(error, urllib.error.HTTPError):
-            with error, contextlib.suppress(OSError, http.client.HTTPException):
+            with error, contextlib.suppress(OSError, ValueError, OverflowError, http.client.HTTPException):
                 detail = error.read(_SHOWN).decode(errors="replace")
         hint = f"send {hook.method} {shown} manually"
         raise BoardError(f"the {action} request failed: {error}", board=board, hint=hint, detail=detail) from error
