@@ -87,7 +87,6 @@ def test_record_shortens_long_detail(recorded):
         ("--function", "hil bundle create MODEL"),
         ("--expected", "NAME.expected.npz"),
         ("--input", "NAME.inputs.npz"),
-        ("--runtime", "choose a different flow"),
         ("--dim", "set --dim N=1"),
         ("", "set --dim N=1"),
     ],
