@@ -55,7 +55,7 @@ GAPS = (
     Gap(("--input", "--seed", "--input-range", "--expected"), _STORED, "The file contains the inputs and outputs."),
     Gap(("--require-independent",), ("trace run",), "The trace contains the outputs to compare with."),
     Gap(("--function", "--dim", "--reference"), ("trace run",), "The trace contains the calls, sizes and outputs."),
-    Gap(("--runtime",), _STORED, "The program of a bundle or trace has one runtime."),
+    Gap(("--runtime",), _STORED, "The program has one runtime. `hil bundle create --runtime` selects it."),
     Gap(
         ("--compile-flag", "--debug-ir", "--debug-ir-passes", "--recompute-cache"),
         ("bundle run",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ def _to_count(text: str) -> int:
     return int(text)
 
 
+# The dashes of an option in a help text.
+_OPTION = re.compile(r"(?<![\w-])--(?=[a-z])")
 # Case settings that are also available under hil's names, because projects rarely define such options.
 _SHORT = ("recompute", "debug_ir", "debug_ir_passes", "no_fallback")
 
@@ -86,7 +89,7 @@ def _of_cases() -> Iterator[Option]:
         profiled = f", with --hil-profile {PROFILED_COUNTS[name]}" if name in PROFILED_COUNTS else ""
         yield Option(
             f"--hil-{flag.removeprefix('--')}",
-            spec.help + (f" (default {default:g}{profiled})" if spec.shows_default else ""),
+            _OPTION.sub("--hil-", spec.help) + (f" (default {default:g}{profiled})" if spec.shows_default else ""),
             flag if name in _SHORT else "",
             None if isinstance(default, bool) else spec.metavar or "X",
             type=float if is_float else str if default is None or spec.repeats else type(default),
@@ -265,8 +268,8 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
     given: set[str] = set()
 
     def setting(name: str, spec: Spec) -> Any:
-        option = flag_of(name, spec).removeprefix("--").replace("-", "_")
-        value = config.getoption(f"hil_{option}")
+        option = f"--hil-{flag_of(name, spec).removeprefix('--')}"
+        value = config.getoption(option.removeprefix("--").replace("-", "_"))
         if value is not None:
             given.add(name)
         elif name in defaults:
@@ -276,10 +279,10 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
         else:
             return getattr(usual, name)
         if spec.repeats:
-            return spec.of_text(tuple(value), f"--hil-{option}") if spec.of_text else tuple(value)
+            return spec.of_text(tuple(value), option) if spec.of_text else tuple(value)
         if spec.metavar == "DIR":
             return config.invocation_params.dir / value
-        return spec.of_text(value, f"--hil-{option}") if spec.of_text else value
+        return spec.of_text(value, option) if spec.of_text else value
 
     found = {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()}
     models = project.models if project is not None else {}

@@ -185,7 +185,8 @@ def parse_range(text: str, option: str = "--input-range") -> tuple[float, float]
     try:
         return _to_range([float(part) for part in text.split(":")])
     except ValueError:
-        raise UsageError(f"{option} {text!r}: expected LOW:HIGH", hint="for example --input-range -1:1") from None
+        wanted = "expected LOW:HIGH, two finite numbers with LOW not above HIGH"
+        raise UsageError(f"{option} {text!r}: {wanted}", hint="for example --input-range -1:1") from None
 
 
 def parse_accept_option(texts: Sequence[str], option: str = "--accept") -> tuple[str, ...]:
