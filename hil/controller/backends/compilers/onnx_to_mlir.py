@@ -39,8 +39,7 @@ def convert(
 
     model = _prepared(path, dims)
     heavy = is_heavy(model)
-    importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
-    module = importer._m
+    module, importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
     if heavy:
         # External data is memory-mapped, so that the weights are never all in memory.
         tensors = importer._gi.initializer_map
@@ -77,7 +76,7 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
     model.graph.name = function
     for node in nodes_of(model.graph.node):
         node.name = f"{function}/{node.name}"
-    own = _imported(model, module.context, declaration, None)._m
+    own, _ = _imported(model, module.context, declaration, None)
     operations = list(own.regions[0].blocks[0].operations)
     # The importer writes some operators as private functions. These names may collide with names in the group.
     for operation in operations:
@@ -89,8 +88,8 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
         module.body.append(operation)
 
 
-def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Path, Path] | None) -> Any:
-    """Import a model and return the importer.
+def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Path, Path] | None) -> tuple[Any, Any]:
+    """Import a model and return the module and the importer.
 
     Args:
         heavy: The directory of external data and the file for large weights; or None.
@@ -117,7 +116,7 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
         raise CompileFailed(
             f"importing the model gives invalid MLIR: {first_line(error)}", detail=str(error)
         ) from error
-    return importer
+    return module, importer
 
 
 def _prepared(path: Path, dims: Mapping[str, int]) -> Any:

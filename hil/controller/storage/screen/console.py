@@ -38,7 +38,7 @@ class Console(rich.console.Console):
 
     @file.setter
     def file(self, new_file: IO[str]) -> None:
-        self._file = new_file
+        rich.console.Console.file.fset(self, new_file)  # type: ignore[attr-defined]
 
 
 def table_console() -> Console:

@@ -97,10 +97,6 @@ class TunedTransport(paramiko.Transport):
     therefore needed.
     """
 
-    _preferred_ciphers = (
-        *FAST_CIPHERS,
-        *(name for name in paramiko.Transport._preferred_ciphers if "gcm" not in name),  # type: ignore[attr-defined]
-    )
     _channel_handler_table: ClassVar[dict[int, Any]] = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
         MSG_CHANNEL_REQUEST: _handle_request,
@@ -114,6 +110,8 @@ class TunedTransport(paramiko.Transport):
         self._opening = threading.Lock()
         self._path = ""
         super().__init__(self._listened, **options)  # type: ignore[arg-type]
+        security = self.get_security_options()
+        security.ciphers = (*FAST_CIPHERS, *(name for name in security.ciphers if "gcm" not in name))
 
     @property
     def saved_exception(self) -> Exception | None:
