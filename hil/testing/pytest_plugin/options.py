@@ -384,7 +384,7 @@ def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
         words += ["-c", os.path.relpath(config.inipath, config.invocation_params.dir)]
     for option in OPTIONS:
         value = config.getoption(option.dest)
-        if option.counts and value not in (None, False) and value != option.default:
+        if option.counts and value is not None and value is not False and value != option.default:
             flag = option.known if option.known and option.known not in config.stash[TAKEN] else option.name
             for one in value if isinstance(value, list) else [value]:
                 # pytest would treat a separate value as a test path before it knows hil's options.
