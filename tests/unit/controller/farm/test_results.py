@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,13 @@ def test_bad_case_is_farm_error_with_job_name(tmp_path: Path, case: dict[str, An
 def test_bad_suite_is_farm_error_with_job_name(tmp_path: Path, record: dict[str, Any]) -> None:
     with pytest.raises(FarmError, match=r"result of job 17\.2 "):
         fetch(row(**record), tmp_path / "out")
+
+
+def test_files_and_versions_of_suite_are_kept(tmp_path: Path) -> None:
+    head = {"models": {"m": {"path": "m.onnx", "digest": "blake3:0"}}, "versions": {"hil": "0.1.0"}}
+    fetch(row(**head), tmp_path / "out")
+    stored = json.loads((tmp_path / "out" / "suite.json").read_text())
+    assert (stored["models"], stored["versions"]) == (head["models"], head["versions"])
 
 
 def test_error_of_reports_is_farm_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
