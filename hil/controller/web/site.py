@@ -1,4 +1,4 @@
-"""State that all pages share (index, directories, templates), and helpers for requests."""
+"""State that all pages share: index, directories and templates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -16,11 +16,6 @@ from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.text.requests import is_saved
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-F = TypeVar("F", bound="DataclassInstance")
 
 # Links in the header of all pages, in order.
 NAVIGATION = (("/", "Sessions"), ("/compare", "Compare"), ("/history", "History"), ("/traces", "Traces"))

@@ -43,9 +43,13 @@ def is_address(text: str) -> bool:
     return any(kind.is_address(text) for kind in KINDS)
 
 
+def _find_kind(choice: BoardChoice) -> LinkKind | None:
+    return next((kind for kind in KINDS if kind.is_for(choice)), None)
+
+
 def check_faults(choice: BoardChoice, faults: Sequence[str]) -> None:
     """Raise UsageError for faults on a board that is not a simulator of hil."""
-    kind = next((kind for kind in KINDS if kind.is_for(choice)), None)
+    kind = _find_kind(choice)
     if faults and not (kind and kind.takes_faults):
         raise UsageError("--fault requires a simulator", hint="remove --fault, or use --runtime-hw-type sim")
 
@@ -55,7 +59,7 @@ def open_link(choice: BoardChoice) -> Link:
 
     Raises UsageError if no link kind takes the address, and BoardError as :func:`open_board`.
     """
-    kind = next((kind for kind in KINDS if kind.is_for(choice)), None)
+    kind = _find_kind(choice)
     name = choice.config.name
     if kind is None and not choice.target:
         raise UsageError(
