@@ -259,7 +259,7 @@ def test_row_links_case_files(page, tmp_path):
     (tmp_path / "run/cases/q/outputs").mkdir(parents=True)
     (tmp_path / "ir/q").mkdir(parents=True)
     other = {"against": "another", "outcome": "PASS", "outputs": [comparison()]}
-    record = case("q", "FAIL", left={"ir": "../ir/q"}, other_references=(other,), disagreement="this vs that")
+    record = case("q", "FAIL", directories={"ir": "../ir/q"}, other_references=(other,), disagreement="this vs that")
     opened(page, tmp_path / "run", record)
     page.click(FIRST)
     links = page.run(

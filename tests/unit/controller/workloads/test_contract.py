@@ -51,7 +51,7 @@ from hil.controller.workloads.matrix.workloads import (
 from hil.controller.workloads.run_job import run_job
 from hil.controller.workloads.study import run as study_run
 from hil.controller.workloads.study.record import Asked, Experiment
-from hil.controller.workloads.study.toolchains import Making, StepProgram, Way
+from hil.controller.workloads.study.toolchains import Making, StepProgram, Toolchain
 from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.traces.run import run_trace
@@ -294,17 +294,18 @@ def by_pytest(place: Path, **how: Any) -> dict[str, str]:
     return {record["model"]: record["outcome"] for record in map(json.loads, lines)}
 
 
-def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
+def by_study(place: Path, toolchains: tuple[str, ...] = ("fake",)) -> dict[str, str]:
     def make(making: Making) -> StepProgram:
         artifact = compile_model(import_model(Path(f"{making.folder.parent.name}.onnx")), runtime="onnxruntime")
         return StepProgram(artifact, ("x",), ("y",), {})
 
     experiments = [Experiment(name, name, "", place / name) for name in "abc"]
     judging = {"rtol": 1e-5, "atol": None, "allow_blind": (), "accept": ()}
+    fake = Toolchain(make, lambda: "fake 1", "onnxruntime", ())
     settings = {"steps": 1, "seed": 0, "no_fallback": False, **judging}
-    asked = Asked(experiments, ways, timeout=60.0, out=place / "study", resume=False, **settings)
+    asked = Asked(experiments, toolchains, timeout=60.0, out=place / "study", resume=False, **settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study_run, "WAYS", dict.fromkeys(ways, Way(make, lambda: "fake 1", "onnxruntime", ())))
+        patch.setattr(study_run, "TOOLCHAINS", dict.fromkeys(toolchains, fake))
         patch.setattr(study_run, "needed_version", lambda *_: "1")
         # TensorFlow's training normally runs in a separate process; its results are read step by step.
         patch.setattr(study_run, "call", lambda *_, **__: None)
