@@ -20,7 +20,7 @@ from typing import Any
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint, Invocation, ProgramHandle
 from hil.core.boards import load_board
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 
 HERE = Path(__file__).parent
 TVM = "apache-tvm==0.27.*"

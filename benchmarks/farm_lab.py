@@ -24,7 +24,7 @@ from hil.controller.farm.local.local_farm import LocalFarm, UpOptions
 from hil.controller.farm.messages import JobSpec, Submission
 from hil.controller.farm.paths import HOME_VARIABLE, farm_address
 from hil.controller.pipeline.settings.options import Job
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 

@@ -19,7 +19,7 @@ from hil.controller.devices.choosing.board_factory import open_board
 from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 from tools.virtual_board import VirtualBoard
 

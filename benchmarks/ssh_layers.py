@@ -20,7 +20,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_factory import open_board
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 
 WIDTH = 32

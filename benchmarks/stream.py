@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from benchmarks import common
 from benchmarks.bare_peer import ORDER, receive_into
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 
 SIZE = 128 << 20
 COUNT = SIZE // 4

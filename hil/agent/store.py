@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar
 from hil.core import digest as digests
 from hil.core.digest import OrderedExecutor, StreamHasher
 from hil.core.disk_faults import FAULTS, FULL, disk_unfit
-from hil.core.files import copy_file
+from hil.core.files import copy_file, digest_file
 from hil.core.scratch import remove_tree
 from hil.errors import BlobDamaged, BoardUnfit, LoadFailed, UsageError
 
@@ -546,7 +546,7 @@ def _is_sound(path: Path, digest: str) -> bool:
         BoardUnfit: the disk is faulty.
     """
     try:
-        return digests.digest_file(path, digests.algorithm_of(digest)) == digest
+        return digest_file(path, digests.algorithm_of(digest)) == digest
     except OSError as error:
         if error.errno in FAULTS:
             raise disk_unfit(error, path) from error

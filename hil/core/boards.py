@@ -46,8 +46,8 @@ from hil.core.board_config import (
     Simulator,
 )
 from hil.core.config_files import asks_for, check_trust, parse_toml, user_folder
-from hil.core.digest import digest_file, digest_of
-from hil.core.files import read_file
+from hil.core.digest import digest_of
+from hil.core.files import digest_file, read_file
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError, did_you_mean, one_of
 

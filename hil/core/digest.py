@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import os
 import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from hil.core.cancellation import check_cancelled
-from hil.core.files import open_file
 from hil.errors import UsageError
 
 DEFAULT = "blake3"
@@ -25,7 +21,6 @@ ALGORITHMS = ("blake3", "sha256")
 _FORM = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 # BLAKE3 uses threads efficiently only above about 128 KiB per thread; below this size a single thread is faster.
 _THREADS_FROM = 1 << 20
-_PIECE = 4 << 20
 # Maximum queue length; more would only use memory.
 _DEPTH = 8
 # Data up to this size is processed synchronously: a thread would cost more, and the caller may reuse the buffer.
@@ -110,28 +105,15 @@ class StreamHasher(Hasher):
         return super().digest()
 
 
+def make_hasher(size: int, algorithm: str = DEFAULT) -> Hasher:
+    """Return a hasher for data of this size in bytes."""
+    return Hasher(algorithm, blake3.AUTO if size >= _THREADS_FROM else 1)
+
+
 def digest_of(data: Any, algorithm: str = DEFAULT) -> str:
     """Return a buffer's digest."""
-    hasher = Hasher(algorithm, blake3.AUTO if memoryview(data).nbytes >= _THREADS_FROM else 1)
+    hasher = make_hasher(memoryview(data).nbytes, algorithm)
     hasher.update(data)
-    return hasher.digest()
-
-
-def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
-    """Return a file's digest, up to the size that it has when opened.
-
-    Uses reads rather than a memory map: truncating a mapped file would kill this process with SIGBUS.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with open_file(path) as file:
-        left = os.fstat(file.fileno()).st_size
-        hasher = Hasher(algorithm, blake3.AUTO if left >= _THREADS_FROM else 1)
-        while piece := file.read(min(left, _PIECE)):
-            check_cancelled()
-            hasher.update(piece)
-            left -= len(piece)
     return hasher.digest()
 
 

@@ -1,4 +1,4 @@
-"""Read regular files only, with a size limit, and write files atomically."""
+"""Read and digest regular files only, with a size limit, and write files atomically."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
+from hil.core.cancellation import check_cancelled
+from hil.core.digest import DEFAULT, make_hasher
 from hil.errors import UnreadableFile, UsageError
 
 # Larger than any hand-written text: configs, flag files, lists.
@@ -23,6 +25,7 @@ MAX_MODEL_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 # Bytes to read from a log when quoting its end.
 MAX_LOG_BYTES = 1 << 20
 _PIECE = 1 << 20
+_DIGEST_PIECE = 4 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -100,6 +103,24 @@ def read_end(path: Path, most: int = MAX_LOG_BYTES) -> str:
     with open_file(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most).decode(errors="replace")
+
+
+def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
+    """Return a file's digest, up to the size that it has when opened.
+
+    Uses reads rather than a memory map: truncating a mapped file would kill this process with SIGBUS.
+
+    Raises:
+        UnreadableFile, OSError: as :func:`open_file`.
+    """
+    with open_file(path) as file:
+        left = os.fstat(file.fileno()).st_size
+        hasher = make_hasher(left, algorithm)
+        while piece := file.read(min(left, _DIGEST_PIECE)):
+            check_cancelled()
+            hasher.update(piece)
+            left -= len(piece)
+    return hasher.digest()
 
 
 class FileReader:

@@ -19,7 +19,7 @@ import numpy as np
 from hil.agent.runtimes import Check, known, run_command
 from hil.core.arithmetic import FLOAT32
 from hil.core.clock import CLOCK_FILE
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.named import resolve
 from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES

@@ -12,7 +12,7 @@ from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 
 
 @pytest.fixture(scope="session", params=AGENTS)

@@ -18,7 +18,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.choosing.board_factory import open_board
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.core.board_config import RuntimeCommand
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 
 MLIR = (

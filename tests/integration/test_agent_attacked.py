@@ -364,7 +364,7 @@ def test_client_streams_many_small_tensors_above_message_limit(board, tmp_path):
     import onnx
     from onnx import TensorProto, helper
 
-    from hil.core.digest import digest_file
+    from hil.core.files import digest_file
 
     names = [f"x{number}" for number in range(12)]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in names]

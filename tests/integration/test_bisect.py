@@ -19,7 +19,7 @@ from support.models import DIGITS, save_model
 from support.waiting import eventually
 
 from hil.controller.models.description import digest_of_files
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"

@@ -20,7 +20,8 @@ from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board import Board
 from hil.controller.devices.choosing.board_factory import connect_board
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.core.digest import digest_file, digest_of
+from hil.core.digest import digest_of
+from hil.core.files import digest_file
 from hil.core.results import Artifact, Outcome
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb

@@ -32,7 +32,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.errors import BoardError
 
 pytestmark = pytest.mark.timeout(400)

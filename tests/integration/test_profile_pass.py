@@ -23,7 +23,7 @@ from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.choosing.board_factory import connect_board
 from hil.core.boards import load_board
 from hil.core.clock import by_pairs
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.formats.iree_command import PROFILE_TOOL

@@ -16,7 +16,7 @@ from support.agents import stop_process
 from support.memory_groups import join_group, memory_group, memory_used
 from support.models import DIGITS
 
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.errors import BoardUnfit
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_factory import connect_board
 from hil.core.boards import load_board
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 
 SIZE = 20_000_000

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 
 ADD_MLIR = """
 func.func @main(%a: tensor<4096xf32>, %b: tensor<4096xf32>) -> tensor<4096xf32> {

@@ -18,7 +18,8 @@ import grpc
 import numpy as np
 
 from hil.core import clock
-from hil.core.digest import StreamHasher, digest_file, digest_of
+from hil.core.digest import StreamHasher, digest_of
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.errors import BlobDamaged, BoardBusy, LoadFailed, SessionEnded
 from hil.protocol import grpc_calls, wire

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 

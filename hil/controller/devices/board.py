@@ -23,7 +23,8 @@ from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.screen import live
 from hil.core import clock
-from hil.core.digest import algorithm_of, digest_file
+from hil.core.digest import algorithm_of
+from hil.core.files import digest_file
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
 from hil.core.tensors import Array

@@ -22,8 +22,9 @@ from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.cases.sources import BUILT_IN
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.core.digest import digest_file, digest_of
+from hil.core.digest import digest_of
 from hil.core.field_types import check_fields
+from hil.core.files import digest_file
 from hil.core.results import Model
 from hil.core.runtimes import runtime_for
 from hil.core.text import jsonable

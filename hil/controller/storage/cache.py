@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from hil.core import scratch
 from hil.core.bounded_json import read_json
 from hil.core.cancellation import LOOK_S, check_cancelled
-from hil.core.digest import digest_file, digest_of
-from hil.core.files import open_file, read_file
+from hil.core.digest import digest_of
+from hil.core.files import digest_file, open_file, read_file
 from hil.core.storage_errors import storage_errors
 from hil.errors import UnreadableFile
 

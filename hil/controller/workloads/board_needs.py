@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.workloads.board_checks import tiny_model
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.text import TextSink
 from hil.errors import BoardUnfit
 from hil.formats.onnx_file import load_onnx

@@ -16,7 +16,7 @@ from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import NoTunnel, SshTunnel, TcpRelay, open_any_tunnel
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.errors import BoardLost
 
 LogIn = Callable[..., Shell]

@@ -20,7 +20,7 @@ from support.waiting import eventually
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import SshTunnel, open_tunnel
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 
 LogIn = Callable[..., Shell]
 

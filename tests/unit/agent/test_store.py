@@ -135,8 +135,8 @@ def test_store_reverifies_blobs_for_next_session(store, monkeypatch):
 def test_store_hashes_unaltered_blob_once_per_session(store, monkeypatch):
     digest = put(store, b"sound")
     hashed = []
-    digest_file = store_module.digests.digest_file
-    monkeypatch.setattr(store_module.digests, "digest_file", lambda *of: hashed.append(of) or digest_file(*of))
+    digest_file = store_module.digest_file
+    monkeypatch.setattr(store_module, "digest_file", lambda *of: hashed.append(of) or digest_file(*of))
     for _ in range(3):
         held = [store.link_program([("main", digest), ("twice", digest)]) for _ in range(2)]
         assert store.has(digest)
@@ -153,7 +153,7 @@ def while_hashing(monkeypatch):
     """Call a function once, after a blob was hashed and before the store gets the digest."""
 
     def wait_for(meanwhile) -> list[object]:
-        digest_file, hashed = store_module.digests.digest_file, []
+        digest_file, hashed = store_module.digest_file, []
 
         def hashing(*of):
             digest = digest_file(*of)
@@ -163,7 +163,7 @@ def while_hashing(monkeypatch):
                 meanwhile()
             return digest
 
-        monkeypatch.setattr(store_module.digests, "digest_file", hashing)
+        monkeypatch.setattr(store_module, "digest_file", hashing)
         return hashed
 
     return wait_for
@@ -337,7 +337,7 @@ def test_store_reports_unreadable_disk_as_board_unfit(store, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(store_module.digests, "digest_file", fail)
+    monkeypatch.setattr(store_module, "digest_file", fail)
     with pytest.raises(BoardUnfit, match="disk error"):
         store.has(digest)
     monkeypatch.undo()

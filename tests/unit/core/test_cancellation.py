@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from hil.core.cancellation import WorkCancelled, cancelled_by, check_cancelled, holding, is_cancelled
-from hil.core.digest import digest_file
 from hil.core.file_tensor import FileTensor, OpenFile
-from hil.core.files import open_file
+from hil.core.files import digest_file, open_file
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.core import digest
+from hil.core import digest, files
 from hil.core.digest import SMALL, OrderedExecutor, StreamHasher, digest_of
 
 # Truncates and extends a file in an endless loop.
@@ -27,10 +27,10 @@ while True:
 READ = """
 import sys, time
 from pathlib import Path
-from hil.core import digest
+from hil.core import files
 end = time.monotonic() + 3
 while time.monotonic() < end:
-    digest.digest_file(Path(sys.argv[1]))
+    files.digest_file(Path(sys.argv[1]))
 """
 
 
@@ -48,7 +48,7 @@ def test_digest_file_survives_concurrent_truncation(tmp_path: Path):
 def test_digest_file_of_growing_file_covers_initial_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "file"
     file.write_bytes(b"x" * 100)
-    opened = digest.open_file
+    opened = files.open_file
 
     def grown(path: Path):
         file = opened(path)
@@ -57,8 +57,8 @@ def test_digest_file_of_growing_file_covers_initial_size(tmp_path: Path, monkeyp
         path.write_bytes(b"x" * 1000)
         return file
 
-    monkeypatch.setattr(digest, "open_file", grown)
-    assert digest.digest_file(file, "sha256") == f"sha256:{hashlib.sha256(b'x' * 100).hexdigest()}"
+    monkeypatch.setattr(files, "open_file", grown)
+    assert files.digest_file(file, "sha256") == f"sha256:{hashlib.sha256(b'x' * 100).hexdigest()}"
 
 
 @pytest.mark.parametrize("size", [0, 1, (4 << 20) - 1, 9 << 20])
@@ -66,7 +66,7 @@ def test_digest_file_matches_digest_of_bytes(tmp_path: Path, size: int):
     (tmp_path / "file").write_bytes(os.urandom(size))
     for algorithm in digest.ALGORITHMS:
         whole = digest.digest_of((tmp_path / "file").read_bytes(), algorithm)
-        assert digest.digest_file(tmp_path / "file", algorithm) == whole
+        assert files.digest_file(tmp_path / "file", algorithm) == whole
 
 
 LARGE = bytes(SMALL + 1)

@@ -12,7 +12,7 @@ from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.rewrite_check import difference
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import naming_errors
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.installed import version
 from hil.errors import ImportFailed, ReferenceFailed
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 from hil.controller.models.compiling import CompileOrder, compiling
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.storage.packages import pick, registered
-from hil.core.digest import algorithm_of, digest_file
+from hil.core.digest import algorithm_of
 from hil.core.field_types import check_fields
+from hil.core.files import digest_file
 from hil.core.guarded import guard, package_of, shown
 from hil.core.named import later
 from hil.core.results import Artifact, Model

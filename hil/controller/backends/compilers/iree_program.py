@@ -29,8 +29,7 @@ from hil.controller.storage.cache import META, Cache, digests_in
 from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.paths import is_file
-from hil.core.digest import digest_file
-from hil.core.files import copy_file, open_file, read_file, read_text
+from hil.core.files import copy_file, digest_file, open_file, read_file, read_text
 from hil.core.installed import version
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder

@@ -24,8 +24,7 @@ from hil.controller.models.tensorflow.graphs import new_value
 from hil.controller.models.tensorflow.hlo import HLO
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version
-from hil.core.digest import digest_file
-from hil.core.files import MAX_MODEL_BYTES, read_file, read_text
+from hil.core.files import MAX_MODEL_BYTES, digest_file, read_file, read_text
 from hil.core.installed import version
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array

@@ -28,8 +28,7 @@ from hil.controller.storage.isolation.isolated import IsolatedCrash, IsolatedFai
 from hil.controller.storage.own_code import code_digest
 from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.core.digest import digest_file
-from hil.core.files import read_text
+from hil.core.files import digest_file, read_text
 from hil.core.guarded import called, guard, package_of
 from hil.core.installed import version
 from hil.core.results import Model, Relation, RunResult

@@ -31,8 +31,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.clock import now_ns
-from hil.core.digest import digest_file
-from hil.core.files import read_file
+from hil.core.files import digest_file, read_file
 from hil.core.installed import version
 from hil.core.results import Artifact, Part
 from hil.core.scratch import temporary_folder

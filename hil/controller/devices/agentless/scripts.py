@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hil import errors
 from hil.controller.devices.agentless.memory import MEMORY_FUNCTIONS, split_memory
 from hil.core import cpuinfo
-from hil.core.digest import digest_file
-from hil.core.files import read_text
+from hil.core.files import digest_file, read_text
 from hil.core.memory_faults import out_of_memory
 from hil.core.processes import signal_name
 from hil.core.scratch import temporary_folder

@@ -22,8 +22,7 @@ from hil.controller.farm.client.answers import check_status, invalid_answer, par
 from hil.controller.farm.messages import Submission, parse_job
 from hil.controller.farm.paths import FarmAddress, check_way, may_return
 from hil.controller.farm.rpc import FarmStub, submission_message
-from hil.core.digest import digest_file
-from hil.core.files import copy_file, open_file, read_file, replacing
+from hil.core.files import copy_file, digest_file, open_file, read_file, replacing
 from hil.core.scratch import new_folder
 from hil.core.text import TextSink
 from hil.errors import HilError

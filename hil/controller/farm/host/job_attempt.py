@@ -18,8 +18,8 @@ from hil.controller.farm.job_files import inside, job_of, key_of, request_of
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import coming_from
-from hil.core.digest import algorithm_of, check, digest_file
-from hil.core.files import MAX_MODEL_BYTES, copy_file, read_file, write_atomic
+from hil.core.digest import algorithm_of, check
+from hil.core.files import MAX_MODEL_BYTES, copy_file, digest_file, read_file, write_atomic
 from hil.core.results import Outcome, exit_code_of
 from hil.core.runtimes import RUNTIMES
 from hil.core.text import jsonable

@@ -14,9 +14,8 @@ from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check
 from hil.controller.storage.packages import Registered, load, pick, refused, where
 from hil.core.arithmetic import check_arithmetic
 from hil.core.config_files import check_trust, parse_toml
-from hil.core.digest import digest_file
 from hil.core.field_types import check_fields
-from hil.core.files import read_text
+from hil.core.files import digest_file, read_text
 from hil.core.guarded import guarded, shown
 from hil.core.installed import points
 from hil.core.runtimes import NO_COMPILER, RUNTIMES

@@ -23,9 +23,8 @@ from hil.controller.storage.isolation.isolated import (
 from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 from hil.controller.storage.packages import Registered, pick, registered
 from hil.controller.storage.paths import is_file
-from hil.core.digest import digest_file
 from hil.core.field_types import check_fields
-from hil.core.files import open_file, within
+from hil.core.files import digest_file, open_file, within
 from hil.core.guarded import guard, guarded, package_of
 from hil.core.named import later
 from hil.core.results import Model

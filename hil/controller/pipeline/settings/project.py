@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 from hil.controller.pipeline.settings.model_settings import checked_models
 from hil.controller.pipeline.settings.options import RunSettings, Spec, specs_of
 from hil.core.config_files import check_trust, parse_toml
-from hil.core.digest import digest_file, digest_of
-from hil.core.files import read_text
+from hil.core.digest import digest_of
+from hil.core.files import digest_file, read_text
 from hil.errors import UsageError, did_you_mean
 
 FILE = "hil.toml"

@@ -26,8 +26,7 @@ from hil.controller.storage.isolation.isolated_worker import ERROR_FIELDS, SCRAT
 from hil.controller.storage.screen import live
 from hil.controller.storage.tool_caches import tool_environment
 from hil.core.cancellation import check_cancelled, holding
-from hil.core.digest import digest_file
-from hil.core.files import open_file
+from hil.core.files import digest_file, open_file
 from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import ErrorCode, HilError, StageError, StageTimeout

@@ -16,7 +16,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.controller.web.files.kept import bases, own
 from hil.controller.web.publish.published import is_published
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.errors import HilError, UsageError
 
 # Maximum bytes to digest in a request, including external data.

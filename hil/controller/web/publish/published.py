@@ -27,8 +27,8 @@ from hil.controller.web.files.quota import charge, charge_name, count_tree, has_
 from hil.controller.web.publish.parcels import MOST_SESSION, FileEntry, Parcel
 from hil.controller.web.readers import RECORDS
 from hil.core.cancellation import check_cancelled, holding
-from hil.core.digest import algorithm_of, check, digest_file
-from hil.core.files import open_file
+from hil.core.digest import algorithm_of, check
+from hil.core.files import digest_file, open_file
 from hil.errors import UsageError
 
 # Subdirectory of the first served directory.

@@ -24,8 +24,7 @@ from hil.controller.web.publish.parcels import (
 )
 from hil.controller.web.publish.web_client import ServerResponse, WebClient
 from hil.controller.web.readers import RECORDS
-from hil.core.digest import digest_file
-from hil.core.files import open_file, within
+from hil.core.files import digest_file, open_file, within
 from hil.errors import FarmUnreachable, UsageError
 
 # Maximum number of responses without progress for a file, and of bytes sent for each of its bytes.

@@ -16,8 +16,7 @@ from hil.controller.devices.board_client import ProgramHandle
 from hil.controller.models.importers import import_model, importers, mlir
 from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.run_context import RunContext
-from hil.core.digest import digest_file
-from hil.core.files import open_file
+from hil.core.files import digest_file, open_file
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, dtype_name

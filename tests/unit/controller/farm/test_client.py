@@ -21,7 +21,7 @@ from hil.controller.farm.client.client import FarmClient, open_channel
 from hil.controller.farm.messages import JobSpec, Kind, Submission
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import json_message, methods
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.errors import UsageError
 from hil.protocol import grpc_calls, wire_errors
 from hil.protocol.v1 import farm_pb2 as pb

@@ -17,7 +17,7 @@ from hil.controller.farm.messages import JobResult, JobSpec
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.errors import UsageError
 
 

@@ -21,7 +21,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.web.graph import models
 from hil.core.clock import ClockFit
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.timeline import OpRow, Profile
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e"

@@ -56,7 +56,7 @@ from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.traces.run import run_trace
 from hil.controller.workloads.traces.trace import CallProgram, ModuleCall, Trace
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact, Model, RunResult
 from hil.core.text import jsonable
 from hil.errors import (

@@ -26,8 +26,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.web.files.made import check_room
 from hil.controller.web.index.profiles import StoredProfile, file_of, find_profile, open_profile, trace_file
 from hil.controller.web.site import site_of
-from hil.core.digest import digest_file
-from hil.core.files import open_file
+from hil.core.files import digest_file, open_file
 from hil.errors import UsageError
 
 router = APIRouter()

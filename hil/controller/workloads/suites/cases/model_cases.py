@@ -45,7 +45,8 @@ from hil.controller.workloads.suites.cases.spec import (
     short,
     worded,
 )
-from hil.core.digest import digest_file, digest_of
+from hil.core.digest import digest_of
+from hil.core.files import digest_file
 from hil.core.results import Model
 from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder

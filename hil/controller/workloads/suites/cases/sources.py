@@ -38,8 +38,8 @@ from hil.controller.workloads.suites.cases.spec import OwnCase, Suite, SuiteMode
 from hil.controller.workloads.suites.cases.torch_cases import starts_from_torch, torch_cases
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.zoo import zoo_models
-from hil.core.digest import digest_file, digest_of
-from hil.core.files import MAX_TEXT_BYTES, read_file
+from hil.core.digest import digest_of
+from hil.core.files import MAX_TEXT_BYTES, digest_file, read_file
 from hil.core.tensors import Array
 from hil.core.text import numbered
 from hil.errors import UsageError, did_you_mean

@@ -17,7 +17,7 @@ from hil.controller.backends.compilers.iree_program import host_cpu, recipe_of
 from hil.controller.backends.references import run_reference
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 

@@ -32,7 +32,7 @@ from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand, fill
 from hil.core.boards import parse_runtime
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.results import Artifact, Part
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import (

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hil.controller.cli.flows import flows as command
 from hil.controller.models.flows import Flow, flows, load_flow, read_flows
 from hil.core.config_files import trust
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.errors import UsageError
 
 BUILT_IN = [
