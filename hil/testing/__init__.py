@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hil.controller.workloads.traces.trace import ModuleCall as ModuleCall
     from hil.controller.workloads.traces.trace import Trace as Trace
+    from hil.testing.traces.compiled import BackendInfo as BackendInfo
     from hil.testing.traces.compiled import CompiledModule as CompiledModule
-    from hil.testing.traces.iree_names import BackendInfo as BackendInfo
-    from hil.testing.traces.iree_names import IreeCompiledModule as IreeCompiledModule
+    from hil.testing.traces.compiled import IreeCompiledModule as IreeCompiledModule
     from hil.testing.traces.model_files import ModelFile as ModelFile
     from hil.testing.traces.session import ModuleTraces as ModuleTraces
     from hil.testing.traces.session import compare_backends as compare_backends
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 _TRACES = "hil.testing.traces"
 _HOMES = {
-    f"{_TRACES}.compiled": ("CompiledModule",),
-    f"{_TRACES}.iree_names": ("BackendInfo", "IreeCompiledModule"),
+    f"{_TRACES}.compiled": ("BackendInfo", "CompiledModule", "IreeCompiledModule"),
     f"{_TRACES}.model_files": ("ModelFile",),
     f"{_TRACES}.session": ("ModuleTraces", "compare_backends"),
     f"{_TRACES}.testcase": ("TracedModuleTestCase", "compile_module", "main"),

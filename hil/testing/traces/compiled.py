@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ from hil.testing.traces.traced import set_random_seed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# Backends that IREE removed -> their replacements.
+_REPLACED = {"iree_vmla": "iree_vmvx", "iree_llvmjit": "iree_llvmcpu", "iree_llvmaot": "iree_llvmcpu"}
 
 
 class CompiledModule:
@@ -122,3 +126,34 @@ def compile(
         compiled.reinitialize()
         compiled._closing = stack.pop_all()
         return compiled
+
+
+# IREE's TensorFlow tests use this class and :func:`IreeCompiledModule`.
+@dataclass(frozen=True)
+class BackendInfo:
+    """Backend of a module, by name: ``iree_llvmcpu``, ``tf``, ``board:NAME``, ... (see :func:`hil.traces.compile`)."""
+
+    backend_name: str
+
+    def compile(
+        self, module: Any, exported_names: Sequence[str] = (), artifacts_dir: str | Path | None = None
+    ) -> CompiledModule:
+        """Return a module whose methods run on this backend.
+
+        Args:
+            module: as in :func:`hil.traces.compile`, which also raises the errors.
+            exported_names: methods to export; empty is every public tf.function.
+            artifacts_dir: as in :func:`hil.traces.compile`.
+        """
+        backend = _REPLACED.get(self.backend_name, self.backend_name)
+        return compile(module, backend, exported_names=exported_names or None, artifacts_dir=artifacts_dir)
+
+
+def IreeCompiledModule(  # noqa: N802 (IREE's name)
+    module_class: Any,
+    backend_info: BackendInfo,
+    exported_names: Sequence[str] = (),
+    artifacts_dir: str | Path | None = None,
+) -> CompiledModule:
+    """Return a module whose methods run on a backend, as :meth:`BackendInfo.compile` does."""
+    return backend_info.compile(module_class, exported_names, artifacts_dir)
