@@ -9,7 +9,6 @@ from typing import Any
 
 from hil.compare.stats import worst_of
 from hil.controller.storage.outcomes import is_failing
-from hil.controller.workloads.suites.reports.results import number
 from hil.controller.workloads.suites.store import CaseRecord
 
 # Smaller differences are noise. Device times must also exceed the variation within a run. Of 314 cases with 20
@@ -39,7 +38,7 @@ class Numbers:
     @classmethod
     def of(cls, record: CaseRecord) -> Numbers:
         """Return the numbers of a suite's case."""
-        worst = worst_of({key: number(one.get(key)) for key in ("max_abs", "sqnr_db")} for one in record.outputs)
+        worst = worst_of({key: parse_number(one.get(key)) for key in ("max_abs", "sqnr_db")} for one in record.outputs)
         return cls(
             record.device_p50_ns,
             record.device_p90_ns,
@@ -48,7 +47,9 @@ class Numbers:
             worst["max_abs"],
             worst["sqnr_db"],
             {
-                str(one.get("name")): cls(max_abs=number(one.get("max_abs")), sqnr_db=number(one.get("sqnr_db")))
+                str(one.get("name")): cls(
+                    max_abs=parse_number(one.get("max_abs")), sqnr_db=parse_number(one.get("sqnr_db"))
+                )
                 for one in record.outputs
             },
         )
@@ -152,3 +153,11 @@ def size_of(ratio: float | None, before: float, after: float) -> float:
 def _exceeds_ratio(a: Any, b: Any, ratio: float) -> Any:
     """Return whether the larger value exceeds ``ratio`` times the smaller one."""
     return (a > ratio * b) | (b > ratio * a)
+
+
+def parse_number(value: Any) -> float | None:
+    """Convert a statistic of a record to a number; inf and nan are strings there. Return None if it is missing."""
+    try:
+        return None if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None

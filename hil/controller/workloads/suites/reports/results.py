@@ -12,6 +12,7 @@ from typing import Any
 from hil.controller.pipeline.records.evidence import unanswered_text
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.storage.screen.texts import counted, seconds
+from hil.controller.workloads.suites.reports.changes import parse_number
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.core.results import Outcome, Relation
 from hil.errors import UsageError
@@ -156,20 +157,16 @@ def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
         yield f"{counted(len(random), 'case')} {draw} random numbers: {random[0]}"
 
 
-def number(value: Any) -> float | None:
-    """Convert a statistic of a record to a number; inf and nan are strings there. Return None if it is missing."""
-    try:
-        return None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return None
-
-
 def worst(outputs: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the index of the worst output by failure, mismatches, then SQNR. None without outputs."""
 
     def badness(index: int) -> tuple[bool, float, float]:
         output = outputs[index]
-        passed, share, sqnr = output.get("passed"), number(output.get("mismatch_share")), number(output.get("sqnr_db"))
+        passed, share, sqnr = (
+            output.get("passed"),
+            parse_number(output.get("mismatch_share")),
+            parse_number(output.get("sqnr_db")),
+        )
         if share is None:
             share = 0.0 if passed else 1.0  # shapes differ, so all elements count
         return not passed, share, -math.inf if sqnr is None or math.isnan(sqnr) else -sqnr
