@@ -7,6 +7,9 @@ import functools
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import EXIT_OK, EXIT_STAGE
 
+# Shown in place of an outcome: the run ended before the case, or the run does not have the case.
+NOT_RUN, ABSENT = "not run", "absent"
+
 
 def exit_code_for(outcome: str) -> int:
     """Return the exit code of a stored outcome. Outcomes from newer hil versions count as failures."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from hil.controller.storage.outcomes import ABSENT, NOT_RUN
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers.analyses import WHOLES, row_name, row_toolchain
 from hil.controller.web.readers.fields import mapping, mappings
@@ -16,7 +17,7 @@ from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.runs import side_name
 from hil.controller.web.text.entries import real, text, whole
 from hil.controller.web.text.numbers import spent
-from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN, MatrixCell, MatrixRow
+from hil.controller.workloads.matrix.report import MatrixCell, MatrixRow
 
 # Maximum rows of a table on a page, and maximum results of a matrix.
 ROWS, _RESULTS = 500, 50_000

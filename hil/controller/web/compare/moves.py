@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hil.controller.storage.outcomes import ABSENT, NOT_RUN
 from hil.controller.web.compare.case_columns import Keys, WordLookup
 from hil.controller.web.compare.side_cases import Places, SideCases
 from hil.controller.workloads.suites.reports.changes import move_of
-from hil.controller.workloads.suites.reports.diff import ABSENT, NOT_RUN
 
 # Change kinds, in page order.
 MOVES = ("broke", "fixed", "still_failing", "new", "gone", "other")

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from hil.controller.storage.outcomes import kind_of
+from hil.controller.storage.outcomes import ABSENT, NOT_RUN, kind_of
 from hil.controller.storage.runs import MATRIX, write_file, write_json
 from hil.controller.storage.screen.texts import counted, line, plain, seconds, table
 from hil.controller.workloads.matrix.report import (
-    ABSENT,
-    NOT_RUN,
     SCHEMA,
     STATISTICS,
     MatrixCell,

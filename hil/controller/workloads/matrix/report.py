@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.outcomes import exit_code_for, is_failing
+from hil.controller.storage.outcomes import ABSENT, NOT_RUN, exit_code_for, is_failing
 from hil.controller.storage.runs import MATRIX, Run, RunStore, safe_name
 from hil.controller.storage.screen.texts import line
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run, worst_output
@@ -19,7 +19,6 @@ from hil.core.text import jsonable, numbered
 from hil.errors import EXIT_INTERRUPTED, UsageError
 
 SCHEMA = 1
-NOT_RUN, ABSENT = "not run", "absent"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.storage.outcomes import is_failing, kind_of
+from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing, kind_of
 from hil.controller.storage.screen.texts import counted, line, seconds
 from hil.controller.workloads.suites.reports.changes import ITERATIONS, Numbers, changes, is_measured, move_of, size_of
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
@@ -19,8 +19,6 @@ from hil.core.text import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-ABSENT, NOT_RUN = "absent", "not run"
 
 _SHOWN = 20
 _LISTED = 200
