@@ -34,6 +34,10 @@ class TableCell:
     value: float | None = None  # number before rounding
     unit: str = ""  # unit of the value, if the column name has none
 
+    def link_to_case(self, session: str) -> str:
+        """Return the URL of the cell's case. ``session`` is the URL query that selects the table's session."""
+        return f"/case?{self.session or session}&{urlencode({'case': self.case})}"
+
 
 @dataclass(frozen=True)
 class SessionTable:
@@ -205,11 +209,6 @@ def matrix_rows(
             filled.append(cells.get(name, other))
         rows.append(MatrixRow(case, "", "", "", tuple(filled)))
     return rows, every - len(rows)
-
-
-def case_link(cell: TableCell, session: str) -> str:
-    """Return the URL of a cell's case. ``session`` is the URL query that selects the table's session."""
-    return f"/case?{cell.session or session}&{urlencode({'case': cell.case})}"
 
 
 def _number_cell(value: Any) -> TableCell:

@@ -14,7 +14,6 @@ from hil.controller.farm.client.turns import turn_text
 from hil.controller.farm.client.wording import duration, labels_text
 from hil.controller.farm.timeline import moment
 from hil.controller.storage.screen.texts import counted
-from hil.controller.web.tables import case_link
 from hil.controller.web.text.entries import gravest_kind, real
 from hil.controller.web.text.names import said
 from hil.controller.web.text.numbers import spent
@@ -69,7 +68,7 @@ def environment() -> Environment:
             {key: value for key, value in values.items() if value not in ("", None)}, doseq=True
         ),
     }
-    made.globals |= {"counted": counted, "saved": False, "duration": duration, "case_link": case_link}
+    made.globals |= {"counted": counted, "saved": False, "duration": duration}
     made.globals["parts"] = made.get_template("parts.html").module
     made.globals["shown"] = made.get_template("farm_parts.html").module
     return made
