@@ -13,7 +13,7 @@ from hil.controller.web.index.profiles import profiles_among
 from hil.controller.web.readers import BENCH, RECORDS, TRACE
 from hil.controller.web.text.names import said
 from hil.controller.workloads.suites.store import HEAD, LINES
-from hil.controller.workloads.traces.stored import COMPARISON
+from hil.controller.workloads.traces.trace import COMPARISON
 
 # Maximum depth to scan below a root. The deepest known layout is hil-traces/MODULE/BACKEND/traces/TRACE.
 _DEPTH = 6

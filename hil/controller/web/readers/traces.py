@@ -10,8 +10,7 @@ from hil.controller.models.tensorflow.graphs import new_value
 from hil.controller.web.readers.fields import common, listed, mapping, mappings, read_document, statistics
 from hil.controller.web.text.entries import CaseEntry, SessionEntry, real, text, texts, whole
 from hil.controller.web.text.names import command_text
-from hil.controller.workloads.traces.stored import COMPARISON, OF_TRACE
-from hil.controller.workloads.traces.trace import call_name
+from hil.controller.workloads.traces.trace import COMPARISON, OF_TRACE, call_name
 
 CALL = "call.json"
 # Maximum number of calls to read from a trace.

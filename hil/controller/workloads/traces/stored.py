@@ -12,7 +12,7 @@ from hil.controller.pipeline.records.record import verdict_record
 from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.runs import RunStore, write_file
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
-from hil.controller.workloads.traces.trace import FILE, Trace, arrays_in, stored_at
+from hil.controller.workloads.traces.trace import COMPARISON, FILE, OF_TRACE, Trace, arrays_in, stored_at
 from hil.core.results import Outcome, exit_code_of
 from hil.core.tensors import Array, dtype_name, type_text
 from hil.core.text import jsonable
@@ -20,6 +20,7 @@ from hil.errors import UsageError
 
 # New trace's directory in a `hil trace run`.
 OF_RUN = "trace"
+_SCHEMA = 1
 
 
 def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
@@ -66,13 +67,6 @@ def load_one(place: Path, out: Path | None = None) -> tuple[Trace, Path]:
     """
     folder = find_one(place, out)
     return Trace.load(folder), folder
-
-
-# Comparison result from a module's test, in the trace's directory. OF_TRACE contains the trace's creation time, so that
-# the result is not applied to a newer trace.
-COMPARISON = "comparison.json"
-OF_TRACE = "trace_created"
-_SCHEMA = 1
 
 
 @dataclass(frozen=True)

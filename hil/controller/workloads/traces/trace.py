@@ -29,6 +29,10 @@ FILE = "trace.json"
 _TEXTS = ("module_name", "backend", "name", "source", "ran_by", "error")
 _CALL = "call.json"
 LOG = "log.txt"
+# Comparison result from a module's test, in the trace's directory. OF_TRACE contains the trace's creation time, so that
+# the result is not applied to a newer trace.
+COMPARISON = "comparison.json"
+OF_TRACE = "trace_created"
 SCHEMA = 2
 # A call is stored in MODULE/BACKEND/traces/TRACE/call_N.
 _DEPTH = 4

@@ -21,8 +21,8 @@ from hil.controller.web.readers import RECORDS
 from hil.controller.web.session import session_view
 from hil.controller.web.session.session_view import comparison_text
 from hil.controller.workloads.traces.comparing import compare_traces, judged
-from hil.controller.workloads.traces.stored import COMPARISON, TraceComparison, title_of
-from hil.controller.workloads.traces.trace import ModuleCall, Trace
+from hil.controller.workloads.traces.stored import TraceComparison, title_of
+from hil.controller.workloads.traces.trace import COMPARISON, ModuleCall, Trace
 
 BEFORE = "\u202e<img src=x onerror=alert(1)>\n\x00\ud800"
 
