@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,17 +11,14 @@ from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.worst import ORDERS, exact
-from hil.controller.web.index import sessions
-from hil.controller.web.session.records import read_detail
 from hil.controller.web.site import site_of
 from hil.controller.web.tensors.cells import told
 from hil.controller.web.tensors.charts import HEIGHT, WIDTH, histogram, scatter_picture
-from hil.controller.web.tensors.query import TensorQuery, query_of
-from hil.controller.web.tensors.tensors import TensorSide, TensorSubject, UnknownDtype, find_subject, kept_of
+from hil.controller.web.tensors.query import query_of
+from hil.controller.web.tensors.subjects import find_subjects
+from hil.controller.web.tensors.tensors import UnknownDtype, find_subject
 from hil.controller.web.tensors.view import TEXTS, TensorView
-from hil.controller.web.text.names import said
 from hil.controller.web.text.requests import number_of
-from hil.errors import UsageError
 
 router = APIRouter()
 # Template blocks that a page with large tensors requests separately.
@@ -33,7 +29,7 @@ PARTS_OF_PAGE = ("values", "errors", "ulps", "numbers", "charts")
 def tensors(request: Request) -> Response:
     """Show a tensor, or return a part of the page."""
     site, query = site_of(request), query_of(request)
-    session, case, subjects = found_of(request, query)
+    session, case, subjects = find_subjects(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)
     given: dict[str, Any] = {"session": session, "case": case, "subjects": subjects, "subject": subject, "asked": query}
     part = request.headers.get("hx-target", "")
@@ -56,39 +52,10 @@ def tensors(request: Request) -> Response:
 def cell(request: Request) -> Response:
     """Return the text for a map cell as JSON."""
     query = query_of(request)
-    _, _, subjects = found_of(request, query)
+    _, _, subjects = find_subjects(request, query)
     shown = TensorView.of(query, find_subject(subjects, query.kind, query.output, query.beside))
     row, column = number_of(request, "row"), number_of(request, "column")
     found = told(shown, row, column)
     index = found["index"]
     near = "" if index is None else query.around(shown.plane, index)
     return JSONResponse({**found, "near": f"/tensors?{near}" if near else ""})
-
-
-def found_of(request: Request, query: TensorQuery) -> tuple[sessions.IndexedSession | None, Any, list[TensorSubject]]:
-    """Return the session, the case and the tensors. For `hil web diff`, return only the two files."""
-    if not query.id:
-        pair = getattr(request.app.state, "pair", None)
-        if pair is None:
-            raise UsageError(
-                "session ID required", hint="follow a link on a case page, or run hil web diff A B for two files"
-            )
-        return None, None, [pair_of(*pair)]
-    with site_of(request).reader.reading() as database:
-        session = sessions.find_session(database, query.id, query.root)
-        case = sessions.find_case(database, session, query.case)
-    kept = kept_of(session, read_detail(session, case))
-    if not kept.subjects:
-        raise UsageError(kept.why, hint=kept.command)
-    return session, case, list(kept.subjects)
-
-
-def pair_of(a: Path, b: Path) -> TensorSubject:
-    """Return the subject for two files. The second is the reference."""
-    titles = [said(one) for one in ((a.name, b.name) if a.name != b.name else (str(a), str(b)))]
-    return TensorSubject(
-        "files",
-        said(a.name),
-        [TensorSide(title, path) for title, path in zip(titles, (a, b), strict=True)],
-        said(str(b)),
-    )

@@ -9,10 +9,9 @@ from pathlib import Path
 from hil.controller.web.access.security import AccessRules
 from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.index.indexer import Indexer
-from hil.controller.web.pages.tensors import pair_of
 from hil.controller.web.server.app import create_app
 from hil.controller.web.server.server import listener, server_of
-from hil.controller.web.tensors.tensors import UnknownDtype, open_tensor
+from hil.controller.web.tensors.subjects import check_pair
 
 HOST = "127.0.0.1"
 
@@ -42,13 +41,3 @@ def serve_pair(a: Path, b: Path, port: int, *, listening: Callable[[str], None])
         app.state.pair = (a.absolute(), b.absolute())
         listening(f"http://{HOST}:{bound.getsockname()[1]}/tensors")
         server_of(app, owns_process=True).run(sockets=[bound])
-
-
-def check_pair(a: Path, b: Path) -> None:
-    """Raise UsageError if a file is not a tensor. For raw bytes, the page asks for the dtype."""
-    for side in pair_of(a, b).sides:
-        try:
-            open_tensor(side, "")
-        except UnknownDtype as unknown:
-            if not unknown.choices:
-                raise

@@ -355,26 +355,26 @@ def test_waiting_thread_computes_result_after_failure():
 
 def test_shown_provides_page_numbers_in_python(tmp_path):
     """Test the Python interface to the numbers of the page."""
-    from hil.controller.web.pages.tensors import pair_of
     from hil.controller.web.tensors.query import TensorQuery
+    from hil.controller.web.tensors.subjects import make_pair_subject
 
     a, b = np.ones((3, 4), np.float32), np.zeros((3, 4), np.float32)
     np.save(tmp_path / "a.npy", a)
     np.save(tmp_path / "b.npy", b)
-    shown = TensorView.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "b.npy"))
+    shown = TensorView.of(TensorQuery(), make_pair_subject(tmp_path / "a.npy", tmp_path / "b.npy"))
     assert shown.judgement().comparison.mismatches == 12
     assert [figure.name for figure in shown.errors()] == ["difference", "nonfinite"]
 
 
 def test_shown_reloads_replaced_file(tmp_path):
-    from hil.controller.web.pages.tensors import pair_of
     from hil.controller.web.tensors.query import TensorQuery
+    from hil.controller.web.tensors.subjects import make_pair_subject
 
     def write(array: np.ndarray) -> TensorView:
         for name in ("a", "b"):
             np.save(tmp_path / "new.npy", array)
             (tmp_path / "new.npy").replace(tmp_path / f"{name}.npy")
-        return TensorView.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "b.npy"))
+        return TensorView.of(TensorQuery(), make_pair_subject(tmp_path / "a.npy", tmp_path / "b.npy"))
 
     before, after = write(np.ones((3, 4), np.float32)), write(np.ones((6, 2), np.float32))
     for shown, size in ((before, (3, 4)), (after, (6, 2)), (before, (3, 4))):
@@ -385,14 +385,14 @@ def test_shown_reloads_replaced_file(tmp_path):
 
 
 def test_shown_rejects_file_during_write(tmp_path, monkeypatch):
-    from hil.controller.web.pages.tensors import pair_of
     from hil.controller.web.tensors.query import TensorQuery
+    from hil.controller.web.tensors.subjects import make_pair_subject
 
     np.save(tmp_path / "a.npy", np.ones(3))
     times = iter(range(1000))
     monkeypatch.setattr(view, "stamp_of", lambda path: next(times))
     with pytest.raises(UsageError, match="is being written"):
-        TensorView.of(TensorQuery(), pair_of(tmp_path / "a.npy", tmp_path / "a.npy"))
+        TensorView.of(TensorQuery(), make_pair_subject(tmp_path / "a.npy", tmp_path / "a.npy"))
 
 
 @pytest.mark.parametrize("recorded", [{}, {"name": 3, "tolerance": [], "mismatches": {}, "max_abs": "x", "reason": 4}])

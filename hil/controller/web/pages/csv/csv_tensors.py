@@ -12,9 +12,9 @@ from fastapi.responses import Response
 from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.overview import Bin, SideCounts
 from hil.controller.analysis.tensors.texts import text_rows
-from hil.controller.web.pages.tensors import found_of
 from hil.controller.web.readers.fields import mapping
 from hil.controller.web.tensors.query import query_of
+from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import find_subject
 from hil.controller.web.tensors.view import TensorView
 from hil.controller.web.text.csv_answer import AT_A_TIME, Rows, csv_pages, csv_rows
@@ -29,7 +29,7 @@ Table = tuple[Sequence[str], Rows]
 def tensors_csv(request: Request) -> Response:
     """Return a table of a tensor's page, by default the worst elements. Raises UsageError for an unknown table."""
     query, wanted = query_of(request), request.query_params.get("table", "worst")
-    _, _, subjects = found_of(request, query)
+    _, _, subjects = find_subjects(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)
     shown = TensorView.of(query, subject, "all")
     if wanted == "texts" and shown.is_text:
