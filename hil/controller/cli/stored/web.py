@@ -118,7 +118,7 @@ def diff(a: Path, b: Path, port: int, opens: bool) -> None:
     The page is only served locally. To view it from another machine: ssh -L PORT:127.0.0.1:PORT HOST, with this --port.
     """
     try:
-        from hil.controller.web.server.pair import serve_pair
+        from hil.controller.web.server.server import serve_pair
     except ModuleNotFoundError as error:
         raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
 

@@ -8,6 +8,7 @@ import gc
 import ipaddress
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,16 @@ from hil.controller.web.access.connections import MOST_CONNECTIONS, MOST_HEAD, H
 from hil.controller.web.access.security import AccessRules
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.farm.mirror import FarmMirror
-from hil.controller.web.index.index import VERSION
+from hil.controller.web.index.index import VERSION, IndexWriter
 from hil.controller.web.index.index_process import IndexProcess
+from hil.controller.web.index.indexer import Indexer
 from hil.controller.web.publish.published import PublishedStore
 from hil.controller.web.server.app import create_app
+from hil.controller.web.tensors.subjects import check_pair
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
+_LOOPBACK = "127.0.0.1"
 # Seconds to wait for active responses during shutdown.
 GRACE_S = 1
 
@@ -86,6 +90,33 @@ def serve(
         host = reached_at(access.host)
         listening(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/")
         server.run(sockets=[bound])
+
+
+def serve_pair(a: Path, b: Path, port: int, *, listening: Callable[[str], None]) -> None:
+    """Serve the page for two .npy files on loopback until Ctrl-C.
+
+    Args:
+        b: the reference.
+        port: port to listen on; 0 selects a free port.
+        listening: called with the page's URL after the socket is bound.
+
+    Raises:
+        UsageError: a file is not a tensor, or the port is in use.
+    """
+    check_pair(a, b)
+    with (
+        tempfile.TemporaryDirectory(prefix="hil-web-") as folder,
+        listener(_LOOPBACK, port) as bound,
+        IndexWriter(Path(folder) / "index.sqlite") as writer,
+    ):
+        nothing = Path(folder) / "runs"
+        nothing.mkdir()
+        indexer = Indexer(writer, [nothing])
+        indexer.look()
+        app = create_app([nothing], Path(folder) / "index.sqlite", indexer.progress, AccessRules(_LOOPBACK))
+        app.state.pair = (a.absolute(), b.absolute())
+        listening(f"http://{_LOOPBACK}:{bound.getsockname()[1]}/tensors")
+        server_of(app, owns_process=True).run(sockets=[bound])
 
 
 def server_of(app: FastAPI, *, owns_process: bool = False) -> uvicorn.Server:
