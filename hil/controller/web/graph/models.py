@@ -15,7 +15,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.controller.web.files.kept import bases, own
-from hil.controller.web.publish.published import is_published
+from hil.controller.web.publish.parcels import is_published
 from hil.core.files import digest_file
 from hil.errors import HilError, UsageError
 

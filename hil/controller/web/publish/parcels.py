@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.storage.runs import safe_name
@@ -15,6 +15,8 @@ from hil.core.text import visible
 from hil.errors import UsageError
 
 SCHEMA = 1
+# Internal directory of a store of published sessions.
+STORE = ".hil-web"
 # Limits per session: number of files, number of directories, bytes. `hil web --published-gb` limits all sessions
 # together.
 MOST_FILES = 20_000
@@ -60,6 +62,11 @@ class Parcel:
     def to_json(self) -> dict[str, Any]:
         """Return the request body."""
         return {"schema": SCHEMA, "id": self.id, "files": [[one.name, one.digest, one.size] for one in self.files]}
+
+
+def is_published(session: Path) -> bool:
+    """Return True if a session is in a store. Such a session may come from another machine."""
+    return any((folder / STORE).is_dir() for folder in session.parents)
 
 
 def read_request(body: bytes) -> Any:

@@ -24,7 +24,7 @@ import platformdirs
 
 from hil.controller.storage.runs import storing
 from hil.controller.web.files.quota import charge, charge_name, count_tree, has_room
-from hil.controller.web.publish.parcels import MOST_SESSION, FileEntry, Parcel
+from hil.controller.web.publish.parcels import MOST_SESSION, STORE, FileEntry, Parcel
 from hil.controller.web.readers import RECORDS
 from hil.core.cancellation import check_cancelled, holding
 from hil.core.digest import algorithm_of, check
@@ -48,13 +48,6 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 # Errors of a file system without hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV)
 _OPTION = "--published"
-# Internal directory of a store.
-_OWN = ".hil-web"
-
-
-def is_published(session: Path) -> bool:
-    """Return True if a session is in a store. Such a session may come from another machine."""
-    return any((folder / _OWN).is_dir() for folder in session.parents)
 
 
 class Refused(UsageError):
@@ -92,7 +85,7 @@ class PublishedStore:
     def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
         self.folder = folder
         self._most = most
-        self._own = folder / _OWN
+        self._own = folder / STORE
         self._lock = threading.Lock()
         self._used: int | None = None  # None before the first count
         self._counted_at = 0.0
@@ -283,7 +276,7 @@ class PublishedStore:
                     _delete_path(path)
 
     def _recount_used(self) -> int:
-        self._used, self._counted_at = count_tree(self.folder, _OWN), time.monotonic()
+        self._used, self._counted_at = count_tree(self.folder, STORE), time.monotonic()
         return self._used
 
     @contextlib.contextmanager
