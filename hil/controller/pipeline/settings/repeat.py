@@ -1,13 +1,14 @@
-"""Build the commands that repeat a run or a case."""
+"""Build the command that repeats a run or a case."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.controller.models.sizing.sizes import range_text
+from hil.controller.pipeline.settings.option_words import format_option_values, option_words
 from hil.controller.pipeline.settings.options import Job, RunSettings, flag_of, specs_of
 
 
@@ -36,21 +37,3 @@ def run_command(job: Job, models: Sequence[Path] = ()) -> str:
         named += [(flag_of(name, spec), one) for one in format_option_values(name, value, repeats=spec.repeats)]
     given = [(flag, value) for flag, value in named if value not in (None, "")]
     return shlex.join([*words, *option_words(given)])
-
-
-def option_words(named: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return options as command line arguments. True is an option without a value."""
-    words: list[str] = []
-    for flag, value in named:
-        # A value that starts with a dash would be parsed as an option.
-        words += [flag] if value is True else [f"{flag}={value}"] if str(value)[:1] == "-" else [flag, str(value)]
-    return words
-
-
-def format_option_values(name: str, value: Any, *, repeats: bool) -> list[Any]:
-    """Return a field's value in the command line's form, as a list of occurrences."""
-    if name == "dims":
-        return [f"{key}={size}" for key, size in value.items()]
-    if name == "input_range":
-        return [":".join(f"{end:g}" for end in value)]
-    return list(value) if repeats else [value]

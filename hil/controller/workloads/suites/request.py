@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board_choice import is_lent
+from hil.controller.pipeline.settings.option_words import format_option_values, option_words
 from hil.controller.pipeline.settings.options import CaseSettings, flag_of, specs_of, stored_settings
-from hil.controller.pipeline.settings.repeat import format_option_values, option_words
 from hil.errors import UsageError
 
 
