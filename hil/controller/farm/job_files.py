@@ -20,8 +20,7 @@ from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.flagfile import is_flagfile
-from hil.controller.workloads.suites.cases.sources import BUILT_IN
-from hil.controller.workloads.suites.request import SuiteRequest
+from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
 from hil.core.digest import digest_of
 from hil.core.field_types import check_fields
 from hil.core.files import digest_file

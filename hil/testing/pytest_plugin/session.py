@@ -28,7 +28,8 @@ from hil.controller.storage.runs import safe_name, storing
 from hil.controller.storage.screen import live
 from hil.controller.workloads.matrix.targets import targets_of
 from hil.controller.workloads.suites.cases.model_cases import LayerChoice, cases_of, sized_models
-from hil.controller.workloads.suites.cases.sources import EXPECTED, flow_of, look
+from hil.controller.workloads.suites.cases.model_scan import scan_models
+from hil.controller.workloads.suites.cases.sources import EXPECTED, flow_of
 from hil.controller.workloads.suites.cases.spec import CaseSpec, SuiteModel
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
@@ -390,7 +391,7 @@ class PluginSession:
         taken = [folder.out for folder in self.folders]
         if out in taken:
             out = out.with_name(f"{out.name}-{len(taken) + 1}")
-        found = look(path)
+        found = scan_models(path)
         models = {model.path: model for model in found.models}
         return ModelFolder(path, out, models, found.left_out, Expectations.load(path / EXPECTED))
 

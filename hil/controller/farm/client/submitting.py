@@ -27,17 +27,10 @@ from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
-from hil.controller.workloads.suites.cases.sources import (
-    BUILT_IN,
-    brings_cases,
-    flow_of,
-    look,
-    open_suite,
-    place_of,
-    source_hint,
-)
+from hil.controller.workloads.suites.cases.model_scan import brings_cases, scan_models
+from hil.controller.workloads.suites.cases.sources import flow_of, open_suite, place_of, source_hint
 from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, SuiteModel
-from hil.controller.workloads.suites.request import SuiteRequest
+from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
 from hil.core.files import read_text
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError
@@ -257,7 +250,7 @@ def _pack_source(request: SuiteRequest, suite: Suite, context: RunContext, parce
     path = Path(request.source)
     root = path if path.is_dir() else path.parent
     below = f"suite/{root.resolve().name or 'models'}"
-    for model in look(path).models:
+    for model in scan_models(path).models:
         for file in (*_list_model_files(model, context), *model.beside):
             if file.is_file():
                 parcel.add(file, f"{below}/{_locate_in_suite(file, root)}")

@@ -17,7 +17,8 @@ from hil.controller.web.readers import BISECT
 from hil.controller.web.readers.analyses import model_digest
 from hil.controller.web.readers.fields import MOST_BYTES, mapping, mappings
 from hil.controller.web.session.records import profile_names
-from hil.controller.workloads.suites.cases.sources import BUILT_IN, look
+from hil.controller.workloads.suites.cases.model_scan import scan_models
+from hil.controller.workloads.suites.request import BUILT_IN
 from hil.controller.workloads.suites.store import HEAD
 from hil.core.bounded_json import parse_json
 from hil.core.files import open_file, read_file
@@ -185,7 +186,7 @@ def _find_in_source(source: str, model: str, folder: Path, roots: Sequence[Path]
                 continue
             if (direct := place / f"{model}.onnx").is_file():
                 return str(direct.absolute())
-            found = {one.name: one.path for one in look(place).models} if _is_small(place) else {}
+            found = {one.name: one.path for one in scan_models(place).models} if _is_small(place) else {}
         except (HilError, OSError, ValueError):
             continue
         if model in found:

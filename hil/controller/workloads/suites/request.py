@@ -15,6 +15,9 @@ from hil.controller.pipeline.settings.option_words import format_option_values, 
 from hil.controller.pipeline.settings.options import CaseSettings, flag_of, specs_of, stored_settings
 from hil.errors import UsageError
 
+# hil's built-in suites: source -> name. The @ distinguishes them from paths.
+BUILT_IN = {"@operators": "operators", "@models": "models"}
+
 
 @dataclass(frozen=True)
 class Settings(CaseSettings):

@@ -1,52 +1,22 @@
-"""Suite sources: ``@operators``, ``@models``, or models in a path with their accompanying files."""
+"""Suite sources: ``@operators``, ``@models``, or models in a path."""
 
 from __future__ import annotations
 
-import functools
-import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.bundles import Bundle, Method
-from hil.bundles.cases import BundledCase
-from hil.bundles.signature import sealed
 from hil.controller.models.flows import Flow, check_flow, load_flow
-from hil.controller.models.importers import importers
-from hil.controller.models.tensorflow import graph_def
-from hil.controller.pipeline.settings.flagfiles import parse_flagfile
 from hil.controller.storage.paths import exists, is_folder
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.tensor_files import load_npz
-from hil.controller.workloads.bundles.bpte import read_bpte
-from hil.controller.workloads.bundles.case_files import GOLDEN_INDEX, read_golden
-from hil.controller.workloads.bundles.flagfile import (
-    calls_left_out,
-    case_name,
-    flagfiles_among,
-    is_flagfile,
-    read_flagfiles,
-)
-from hil.controller.workloads.bundles.methods import recorded_random
-from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out, model_of_data_sets
-from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
 from hil.controller.workloads.suites.cases.model_cases import LayerChoice, cases_of
+from hil.controller.workloads.suites.cases.model_scan import scan_models
 from hil.controller.workloads.suites.cases.operators import operator_cases
-from hil.controller.workloads.suites.cases.spec import OwnCase, Suite, SuiteModel, worded
+from hil.controller.workloads.suites.cases.spec import Suite
 from hil.controller.workloads.suites.cases.torch_cases import starts_from_torch, torch_cases
-from hil.controller.workloads.suites.request import SuiteRequest
+from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
 from hil.controller.workloads.suites.zoo import zoo_models
-from hil.core.digest import digest_of
-from hil.core.files import MAX_TEXT_BYTES, digest_file, read_file
-from hil.core.tensors import Array
-from hil.core.text import numbered
 from hil.errors import UsageError, did_you_mean
-from hil.formats.executorch_file import Damaged, is_bundle, read_buffer, read_cases, read_methods
 
-# hil's built-in suites: source -> name. The @ distinguishes them from paths.
-BUILT_IN = {"@operators": "operators", "@models": "models"}
 EXPECTED = "expected.toml"
 _SHIPPED = Path(__file__).parents[1] / "expected_lists"
 
@@ -99,7 +69,7 @@ def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:
     if not exists(path):
         raise UsageError(f"suite, model or directory {source!r} not found", hint=source_hint(source))
     folder = path if path.is_dir() else path.parent
-    found = look(path)
+    found = scan_models(path)
     name = path.stem if path.is_file() else path.resolve().name
     cases = cases_of(found.models, flow, context, **how)
     return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
@@ -116,237 +86,3 @@ def source_hint(source: str) -> str:
 def place_of(source: str) -> str:
     """Return the absolute path of a suite's models; "" for built-in suites."""
     return "" if source in BUILT_IN else str(Path(source).resolve())
-
-
-_INPUTS = ".inputs.npz"
-_EXPECTED = ".expected.npz"
-_CALIBRATION = ".calibration.npz"
-# A TensorFlow SavedModel is a directory with this file.
-_SAVED_MODEL = "saved_model.pb"
-# A directory with any such file is a model with the directory's name.
-_FOLDERS = (_SAVED_MODEL, GOLDEN_INDEX)
-# A directory with any such file is a hil run. It contains model copies.
-_RUNS = ("suite.json", "run.json")
-
-
-@dataclass(frozen=True)
-class ModelScan:
-    """Models and skipped test cases of a path."""
-
-    models: list[SuiteModel]
-    left_out: list[str]  # test cases that cannot be run, one line per place
-
-
-def look(path: Path) -> ModelScan:
-    """Return the models in a directory tree by path, or the model in a file.
-
-    A model has the name of the file. A SavedModel or an exported golden directory has the directory's name. If names
-    collide, the relative path is used (``a.net`` and ``b.net`` for ``a/net.onnx`` and ``b/net.onnx``). If the relative
-    paths collide too, the name includes the suffix.
-
-    Test cases in a model's directory belong to the model: directories ``test_data_set_N`` for an ONNX model, and flag
-    files for an IREE program. If the program is elsewhere, the first of the flag files takes the model's place.
-
-    Raises:
-        UsageError: the file is not a model, or the directory is unreadable.
-    """
-    if path.is_dir():
-        root, files = path, sorted(_walk_files(path))
-        flagged, left_out = by_program(flagfiles_among(files))
-        sets = {file.parent.parent for file in files if file.parent.name.startswith("test_data_set")}
-        left_out += [*calls_left_out(files), *(line for one in sorted(sets) for line in data_sets_left_out(one))]
-    else:
-        root, files, left_out = path.parent, [path], []
-        flagged, _ = by_program([path] if is_flagfile(path.name) else flagfiles_among(root.iterdir()))
-        if not is_flagfile(path.name):
-            flagged = {program: its for program, its in flagged.items() if program == path.resolve()}
-        if not flagged and not _is_model(path, _list_suffixes(), True):
-            hint = f"supported suffixes: {', '.join(_list_suffixes())}"
-            raise UsageError(f"unsupported model format: {path.name}", hint=hint)
-    suffixes = _list_suffixes()
-    own = {file: flagged.pop(file.resolve(), []) for file in files if _is_model(file, suffixes, not path.is_dir())}
-    elsewhere = {its[0]: program.name for program, its in flagged.items()}
-    own |= {its[0]: its for its in flagged.values()}
-    ordered = sorted(own)
-    called = [_get_naming_path(file.relative_to(root)) for file in ordered]
-    called = [one.with_name(elsewhere.get(file, one.name)) for file, one in zip(ordered, called, strict=True)]
-    models = [_create_model(name, file, own[file]) for name, file in zip(_choose_names(called), ordered, strict=True)]
-    return ModelScan(models, left_out)
-
-
-def _walk_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a directory tree. Skip hidden files, package managers' directories, and hil runs."""
-
-    def refuse(error: OSError) -> None:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-    for place, below, names in os.walk(folder, onerror=refuse):
-        if any(name in names for name in _RUNS):
-            below.clear()
-            continue
-        if GOLDEN_INDEX in names and is_golden(Path(place, GOLDEN_INDEX)):
-            below.clear()
-            yield Path(place, GOLDEN_INDEX)
-            continue
-        below[:] = [name for name in below if not name.startswith(".") and not _is_foreign(Path(place, name))]
-        yield from (Path(place, name) for name in names if not name.startswith("."))
-
-
-def _is_foreign(folder: Path) -> bool:
-    """Return whether a package manager created a directory. Virtual environments contain unrelated models."""
-    return folder.name in ("__pycache__", "node_modules") or (folder / "pyvenv.cfg").exists()
-
-
-def _list_suffixes() -> tuple[str, ...]:
-    return tuple(sorted(suffix for one in importers().values() for suffix in one.suffixes))
-
-
-def _is_model(file: Path, suffixes: tuple[str, ...], named: bool) -> bool:
-    """Return whether a file is a model. Libraries must be named; TensorFlow graphs must be named or have a config."""
-    if file.name in _FOLDERS:
-        return file.name == _SAVED_MODEL or is_golden(file)
-    name = file.name.lower()
-    if name.endswith(graph_def.SUFFIXES):
-        return graph_def.is_graph(file) and (named or graph_def.own_config(file) is not None)
-    return name.endswith(suffixes) and (named or not name.endswith(".so"))
-
-
-def _choose_names(files: list[Path]) -> list[str]:
-    """Return a unique name per file: the shortest of stem, path and path with suffix."""
-    forms = [[worded(part) for part in (own.stem, str(own.with_suffix("")), str(own))] for own in files]
-    names = [form[0] for form in forms]
-    for longer in (1, 2):
-        count = Counter(names)
-        names = [form[longer] if count[name] > 1 else name for name, form in zip(names, forms, strict=True)]
-    return numbered(names)
-
-
-def _get_naming_path(file: Path) -> Path:
-    """Return the path that names a model: the model's file, or the directory of a SavedModel or golden directory."""
-    return file.parent if file.name in _FOLDERS and file.parent.name else file
-
-
-def _create_model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
-    called = _get_naming_path(file)
-    beside = [called.with_name(called.stem + kind) for kind in (_INPUTS, _EXPECTED, _CALIBRATION)]
-    inputs, expected, _ = beside
-    model = SuiteModel(
-        name, file, given=functools.partial(_read_archive, inputs), expected=functools.partial(_read_archive, expected)
-    )
-    is_case = exists(inputs) or exists(expected)
-    if flagfiles:
-        beside += [one for flagfile in flagfiles for one in _list_source_files(flagfile) if one != file]
-        own_cases = functools.partial(cases_of_flagfiles, flagfiles, file.parent)
-        model = replace(model, own_cases=own_cases, is_case=is_case)
-    elif brings_cases(file):
-        if is_golden(file):
-            beside += [one for one in sorted(file.parent.rglob("*")) if one.is_file() and one != file]
-        model = replace(model, own_cases=functools.partial(cases_in, file), is_case=is_case)
-    elif file.suffix.lower() == ".onnx" and model_of_data_sets(file.parent) == file:
-        model = replace(model, data_sets=tuple(data_sets(file.parent)))
-        beside += [one for place in model.data_sets for one in sorted(place.iterdir())]
-    return replace(model, beside=tuple(dict.fromkeys(beside)))
-
-
-def _list_source_files(flagfile: Path) -> list[Path]:
-    try:
-        return files_of(flagfile)
-    except UsageError:  # the case reports the error
-        return [flagfile]
-
-
-def _read_archive(archive: Path) -> Mapping[str, Array]:
-    """Read the arrays of a model, such as ``net.inputs.npz`` for ``net.onnx`` or the SavedModel ``net``."""
-    return load_npz(archive) if exists(archive) else {}
-
-
-def brings_cases(file: Path) -> bool:
-    """Return whether a file's name allows bundled cases: a bundle, or a golden directory's index."""
-    return file.suffix.lower() in (".hilb", ".bpte") or is_golden(file)
-
-
-def is_golden(file: Path) -> bool:
-    """Return whether a file is a golden directory's index, which ``hil bundle export --to golden`` writes."""
-    return file.name == GOLDEN_INDEX and (file.parent / "program").is_dir()
-
-
-def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
-    """Return all methods' cases in a file for which :func:`brings_cases` is true. A ``.bpte`` may have no cases."""
-    if is_golden(file):
-        bundle = read_golden(file.parent, context=context)
-    elif file.suffix.lower() == ".hilb":
-        bundle = open_bundle(file)
-    elif _has_cases(file):
-        bundle = read_bpte(file, context=context)
-    else:
-        return []
-    return list(_list_bundled_cases(file, bundle, context))
-
-
-def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext) -> list[OwnCase]:
-    """Return a case per flag file of a program. Names are relative to a directory."""
-
-    def make(file: Path, place: Path) -> ProgramCase:
-        (own,) = _list_bundled_cases(file, read_flagfiles(file, context=context), context)
-        return own.make(place)
-
-    return [OwnCase(case_name(file, folder), _digest_sources(file), functools.partial(make, file)) for file in files]
-
-
-def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[str]]:
-    """Group flag files by program. Return also a line about flag files without expected outputs, which are skipped.
-
-    Files that name no program are ignored, because IREE's tools did not write them. A file that hil cannot parse forms
-    a separate group: that case reports the error.
-    """
-    programs: dict[Path, list[Path]] = {}
-    silent = []
-    for file in flagfiles:
-        try:
-            text = read_file(file, MAX_TEXT_BYTES).decode(errors="replace")
-            if "--module=" not in text:
-                continue
-            if "--expected_output=" not in text:
-                silent.append(file)
-                continue
-            program = parse_flagfile(file).modules[0].resolve()
-        except (OSError, ValueError, UsageError):  # a zero byte in a name
-            program = file
-        programs.setdefault(program, []).append(file)
-    more = f" and {len(silent) - 1} more flag files" if len(silent) > 1 else ""
-    left_out = [f"{silent[0]}{more}: missing --expected_output"] if silent else []
-    return programs, left_out
-
-
-def files_of(flagfile: Path) -> list[Path]:
-    """Return the flag file and all files that it names."""
-    flags = parse_flagfile(flagfile)
-    tensors = [text.partition("@")[2] for text in (*flags.inputs, *flags.expected)]
-    return [flagfile, *flags.modules, *flags.parameters, *(Path(name) for name in tensors if name)]
-
-
-def _list_bundled_cases(file: Path, bundle: Bundle, context: RunContext) -> Iterator[OwnCase]:
-    def make(method: Method, case: BundledCase, place: Path) -> ProgramCase:
-        program = sealed(stored_program(bundle, context.cache), bundle.head, place)
-        random = recorded_random(bundle.made, method.name)
-        return ProgramCase(file, bundle.digest, method, case, program, random)
-
-    for method in bundle.methods:
-        for case in method.cases:
-            yield OwnCase(f"{method.name}_{case.name}", bundle.digest, functools.partial(make, method, case))
-
-
-def _digest_sources(flagfile: Path) -> str:
-    try:
-        return digest_of("\n".join(digest_file(file) for file in files_of(flagfile)).encode())
-    except (OSError, UsageError):
-        return ""
-
-
-def _has_cases(file: Path) -> bool:
-    try:
-        data = read_buffer(file)
-        # If the program is damaged, the case must report that.
-        return is_bundle(data) and bool(read_methods(data)) and any(read_cases(data).values())
-    except (OSError, Damaged) as error:
-        raise UsageError(f"{file.name} cannot be read: {error}") from error

@@ -13,7 +13,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.formats import write_format
-from hil.controller.workloads.suites.cases.sources import by_program, cases_in, cases_of_flagfiles
+from hil.controller.workloads.suites.cases.model_scan import by_program, cases_in, cases_of_flagfiles
 from hil.errors import UsageError
 
 FILES = Path(__file__).parents[3] / "executorch_files"
