@@ -1,4 +1,4 @@
-"""Boards of a workload and the programs loaded on them. Only this module opens, reconnects and closes boards."""
+"""Boards of a workload. Only this module opens, reconnects and closes boards."""
 
 from __future__ import annotations
 
@@ -8,101 +8,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, pinned
 from hil.controller.devices.choosing.board_factory import open_board, reconnect
-from hil.core.results import Artifact
+from hil.controller.pipeline.board_session import BoardSession
 from hil.core.text import TextSink
-from hil.errors import BoardError, BoardLost, BoardUnfit, HilError
-
-
-class BoardSession:
-    """A board with its loaded programs.
-
-    Args:
-        most_loaded: Maximum number of programs that stay loaded between runs. 0 unloads each program after its run.
-    """
-
-    def __init__(self, board: Board, most_loaded: int = 0) -> None:
-        self.board = board
-        self._most_loaded = most_loaded
-        self._loaded: dict[Hashable, LoadedProgram] = {}
-        # A load error would also occur in the program's next run.
-        self._failed: tuple[Hashable, HilError] | None = None
-
-    def load(
-        self,
-        artifact: Artifact,
-        *,
-        timeout: float,
-        no_fallback: bool = False,
-        check: Callable[[LoadedProgram], None] = lambda program: None,
-    ) -> tuple[LoadedProgram, bool]:
-        """Load a pushed program (see :meth:`Board.load`), or return the program if it is loaded already.
-
-        Args:
-            check: Validates the loaded program. Its exceptions count as load errors.
-
-        Returns:
-            The program, and True if this call loaded it.
-        """
-        key = _program_key(artifact)
-        if self._failed is not None and self._failed[0] == key:
-            raise self._failed[1]
-        if key in self._loaded:
-            return self._loaded[key], False
-        while self._loaded and len(self._loaded) >= max(self._most_loaded, 1):
-            self._loaded.pop(next(iter(self._loaded))).unload()
-        try:
-            program = self.board.load(artifact, timeout=timeout, no_fallback=no_fallback)
-            self._loaded[key] = program
-            check(program)
-        except BoardError:
-            raise
-        except HilError as error:
-            if self._most_loaded:
-                self._failed = key, error
-            raise
-        return program, True
-
-    def has(self, artifact: Artifact) -> bool:
-        """Return True if a program is loaded."""
-        return _program_key(artifact) in self._loaded
-
-    def after_run(self, artifact: Artifact, *, broken: bool) -> None:
-        """Unload a program after a run, unless the program may stay loaded.
-
-        Args:
-            broken: True if the program crashed or hung.
-        """
-        if broken:
-            self._failed = None
-        elif self._most_loaded:
-            return
-        self.unload(artifact)
-
-    def unload(self, artifact: Artifact) -> None:
-        """Unload a program if it is loaded."""
-        if (program := self._loaded.pop(_program_key(artifact), None)) is not None:
-            program.unload()
-
-    def close(self) -> None:
-        """Unload all programs and close the board."""
-        loaded, self._loaded = list(self._loaded.values()), {}
-        try:
-            for program in loaded:
-                program.unload()
-        finally:
-            self.board.close()
-
-    def forget(self) -> None:
-        """Discard the list of loaded programs after the board was lost."""
-        self._loaded.clear()
-
-
-def _program_key(artifact: Artifact) -> Hashable:
-    # Use the digests of all files, because weights may be in a separate file.
-    return (*sorted(artifact.digests.items()), artifact.function)
+from hil.errors import BoardError, BoardLost, BoardUnfit
 
 
 @dataclass

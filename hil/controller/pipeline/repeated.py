@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
-from hil.controller.pipeline.board_pool import BoardSession
+from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.settings.options import Options
 from hil.core.repetition import Answer, Repetition, merge
 from hil.core.results import Artifact, RunResult

@@ -19,7 +19,8 @@ from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.inputs import OpenDimensions, with_sizes_of
 from hil.controller.models.sizing.size_hints import suggest_sizes
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import Options

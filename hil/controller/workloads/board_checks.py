@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board import Board
     from hil.controller.devices.deploy.probe import Seen
     from hil.controller.devices.ssh.shell import Shell
-    from hil.controller.pipeline.board_pool import BoardSession
+    from hil.controller.pipeline.board_session import BoardSession
 
 _CONNECT_S = 10.0
 _DISK_MIB = 200

@@ -24,7 +24,8 @@ from hil.controller.analysis.bench.store import (
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.choosing.board_resolver import is_address
 from hil.controller.models.sizing.dimensions import sizes_of_models
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import Recorder
 from hil.controller.pipeline.runner import Runner

@@ -25,7 +25,7 @@ from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizing.dimensions import check_known, own_sizes
 from hil.controller.models.sizing.sizes import sized_name, sweep
-from hil.controller.pipeline.board_pool import BoardSession
+from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import for_model

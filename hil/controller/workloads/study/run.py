@@ -15,7 +15,8 @@ from hil.controller.backends.references.independence import relation_of
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
