@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hil.controller.devices.board_client import Invocation, ProfilePass
+from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board_client import Invocation
+from hil.controller.pipeline.case import Capture
 from hil.controller.pipeline.settings.options import PROFILED_COUNTS
-from hil.core.clock import ClockFit, now_ns
+from hil.core.clock import now_ns
 from hil.core.tensors import Array
-from hil.core.timeline import InvokeTiming, Sample, Span
+from hil.core.timeline import InvokeTiming, Span
 from hil.errors import HilError
-
-if TYPE_CHECKING:
-    from hil.controller.devices.board import Board, LoadedProgram
 
 # Short enough to detect clock throttling; uses 1 % of a slow core.
 PERIOD_S = 0.05
@@ -38,35 +36,27 @@ def bounded(asked: int, typical_ns: float) -> int:
     return min(asked, _MOST_ITERATIONS, max(in_time, PROFILED_COUNTS["iterations"]))
 
 
-class Capture:
+class CaptureRecorder:
     """Recorder of the board's part of a profile.
 
     Use the recorder as a context manager around the run. An error in the recorder never fails the run.
+
+    Attributes:
+        capture: the data so far. The counters and the clock follow at the end of the run.
     """
 
     def __init__(self, board: Board) -> None:
-        self.board = board.name
+        self.capture = Capture(board.name)
         self._board = board
         self._watch = board.watch_counters(PERIOD_S)
-        # The timed and the profiled run, if they took place and the board has a readable clock.
-        self.calls: list[InvokeTiming] = []
-        self.transfers: list[Span] = []  # transfers over the link for these runs, host clock
-        self.taken: ProfilePass | None = None  # result of the profiled pass; None without one
-        self.clock: ClockFit | None = None  # the board's clock relative to the host's; None if not readable
-        self.notes: list[str] = []  # problems, one per line
         self._began_ns = 0
-
-    @property
-    def counters(self) -> Sequence[Sample]:
-        """Counter samples that the board reported during the run."""
-        return self._watch.samples
 
     def timed(self, call: Invocation, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Record the run whose outputs are compared."""
         if call.board_ns is not None:
             host = _make_transfer_span("timed run", call.host_ns, _count_bytes(inputs), _count_bytes(outputs))
-            self.transfers.append(host)
-            self.calls.append(
+            self.capture.transfers.append(host)
+            self.capture.calls.append(
                 InvokeTiming(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns)
             )
 
@@ -77,26 +67,26 @@ class Capture:
 
         Errors become notes, because the run itself already succeeded.
         """
-        times = [end - start for call in self.calls for start, end in call.iterations_ns]
+        times = [end - start for call in self.capture.calls for start, end in call.iterations_ns]
         runs, cold = (bounded(asked, float(np.median(times)) if times else 0.0) for asked in (iterations, warmup))
         if (runs, cold) != (iterations, warmup):
             asked = f"{iterations} iterations after {warmup} warm-up iterations"
-            self.notes.append(f"requested {asked}, profiled only {runs} after {cold} to limit the file size")
+            self.capture.notes.append(f"requested {asked}, profiled only {runs} after {cold} to limit the file size")
         try:
             taken = program.profile(inputs, warmup=cold, iterations=runs, timeout=timeout)
         except HilError as error:
             hint = f" ({error.hint})" if error.hint else ""
-            self.notes.append(f"operations not profiled: {error.message}{hint}")
+            self.capture.notes.append(f"operations not profiled: {error.message}{hint}")
             return
-        self.taken = taken
+        self.capture.taken = taken
         size = sum(content.nbytes for content in taken.files.values())
-        self.transfers.append(
+        self.capture.transfers.append(
             _make_transfer_span("profiled run", (taken.host.start_ns, taken.host.end_ns), _count_bytes(inputs), size)
         )
         if taken.board is not None:
-            self.calls.append(InvokeTiming(PROFILED, taken.host, taken.board))
+            self.capture.calls.append(InvokeTiming(PROFILED, taken.host, taken.board))
 
-    def __enter__(self) -> Capture:
+    def __enter__(self) -> CaptureRecorder:
         # If the board is lost, the run reports it.
         with contextlib.suppress(HilError):
             self._board.ping()
@@ -106,20 +96,21 @@ class Capture:
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         self._watch.__exit__()
-        self.notes += filter(None, [self._watch.problem])
+        self.capture.counters = self._watch.samples
+        self.capture.notes += filter(None, [self._watch.problem])
         if error is None:
             self._read_clock()
 
     def _read_clock(self) -> None:
         try:
             self._board.ping()
-            self.clock = self._board.clock_fit(self._began_ns)
+            clock = self.capture.clock = self._board.clock_fit(self._began_ns)
         except HilError as error:
-            self.notes.append(f"the board's clock could not be read after the run: {error.message}")
+            self.capture.notes.append(f"the board's clock could not be read after the run: {error.message}")
             return
-        if self.clock is not None and self.clock.jumped_ns:
-            self.notes.append(
-                f"the board's clock jumped by {self.clock.jumped_ns / 1e9:+.6f} s during the run: "
+        if clock is not None and clock.jumped_ns:
+            self.capture.notes.append(
+                f"the board's clock jumped by {clock.jumped_ns / 1e9:+.6f} s during the run: "
                 "board times may not align with host times"
             )
 

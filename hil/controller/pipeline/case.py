@@ -10,12 +10,27 @@ from typing import Any
 from hil import errors
 from hil.bundles.cases import Signature
 from hil.compare.verdict import Verdict
-from hil.controller.pipeline.capture import Capture
+from hil.controller.devices.board_client import ProfilePass
 from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
+from hil.core.clock import ClockFit
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
 from hil.core.tensors import Array, TensorSpec
-from hil.core.timeline import Span
+from hil.core.timeline import InvokeTiming, Sample, Span
+
+
+@dataclass(eq=False)
+class Capture:
+    """The board's part of a profile, recorded during the run."""
+
+    board: str
+    # the timed and the profiled run, if they took place and the board has a readable clock.
+    calls: list[InvokeTiming] = field(default_factory=list)
+    transfers: list[Span] = field(default_factory=list)  # transfers over the link for these runs, host clock
+    taken: ProfilePass | None = None  # result of the profiled pass; None without one
+    counters: Sequence[Sample] = ()  # counter samples that the board reported
+    clock: ClockFit | None = None  # the board's clock relative to the host's; None if not readable
+    notes: list[str] = field(default_factory=list)  # problems, one per line
 
 
 @dataclass(frozen=True, eq=False)

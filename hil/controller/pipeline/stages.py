@@ -31,7 +31,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizing.sizes import range_text
-from hil.controller.pipeline.capture import Capture
+from hil.controller.pipeline.capture import CaptureRecorder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import compile_repeatedly
 from hil.controller.pipeline.repeated import run_repeatedly, with_profile
@@ -191,9 +191,9 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             yield (case := replace(case, inputs=make_case_inputs(case, program.loaded.inputs)))
         inputs = case.inputs or {}
         tools.sink.keep(case, "inputs")
-        with Capture(session.board) if options.profile else nullcontext() as capture:
-            if capture is not None:
-                yield (case := replace(case, capture=capture))
+        with CaptureRecorder(session.board) if options.profile else nullcontext() as recorder:
+            if recorder is not None:
+                yield (case := replace(case, capture=recorder.capture))
             counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
             start = time.monotonic()
             others = case.compilations.programs if case.compilations is not None else ()
@@ -215,11 +215,11 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             )
             yield case
             tools.sink.keep(case, "outputs")
-            if capture is not None:
-                capture.timed(call, inputs, result.outputs)
+            if recorder is not None:
+                recorder.timed(call, inputs, result.outputs)
                 tools.sink.stage(case, Stage.RUN, "second run, with the profiler")
-                capture.profile(program, inputs, **counts)
-                yield (case := replace(case, result=with_profile(result, capture.taken, convert)))
+                recorder.profile(program, inputs, **counts)
+                yield (case := replace(case, result=with_profile(result, recorder.capture.taken, convert)))
         if tools.logs:
             yield replace(case, worker_log=tuple(program.log()))
     except (errors.RunCrashed, errors.StageTimeout, errors.BoardUnfit):

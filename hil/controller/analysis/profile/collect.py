@@ -20,8 +20,8 @@ from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.compiling import CachedCall, IsolatedCall
 from hil.controller.models.conversions import as_onnx
-from hil.controller.pipeline.capture import PROFILED, Capture
-from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.capture import PROFILED
+from hil.controller.pipeline.case import Capture, Case
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
