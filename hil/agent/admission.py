@@ -9,16 +9,15 @@ session's open calls when the session ends.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hil.agent.session import CallContext, Cancellable, Session, Sessions
-from hil.errors import BoardBusy, BoardRefused, UsageError
+from hil.errors import BoardBusy
 from hil.protocol import wire
 
 # Maximum number of calls without a session that have not sent a message yet, and the timeout for that message.
@@ -42,14 +41,6 @@ _LOOK_S = 0.5
 
 # Protocol methods that need no session.
 _FREE = {f"/{wire.PACKAGE}.{name}" for name in ("Board/Describe", "Board/Clock", "Sessions/Hold")}
-# Size limits for one request, in bytes. Methods that are not listed take SHORT_REQUEST.
-SHORT_REQUEST = 1 << 16
-_LARGEST = {
-    "Put": wire.DATA_MOST + 1024,
-    "Missing": wire.MESSAGE_MAX,
-    "Load": wire.MESSAGE_MAX,
-    "Invoke": wire.MESSAGE_MAX,
-}
 
 
 class _Calls:
@@ -219,39 +210,3 @@ class Admission:
             self._busy.clear()
             if any([room.sweep() for room in (self._calls, self.silent, self._talking, self.goodbyes)]):
                 self._busy.set()
-
-
-def argument_of(requests: Iterator[Any], are_streamed: bool) -> Any:
-    """Return the argument for a handler: the request iterator, or the single request.
-
-    Raises:
-        UsageError: the single request is missing.
-    """
-    if are_streamed:
-        return requests
-    if (first := next(requests, None)) is None:
-        raise UsageError("missing request message")
-    return first
-
-
-def check_size(method: str, size: int) -> None:
-    """Check the size of a request. Raises UsageError if the request exceeds the method's limit."""
-    largest = _LARGEST.get(method, SHORT_REQUEST)
-    if size > largest:
-        raise UsageError(f"a request of {method} has {size} bytes, maximum {largest}")
-
-
-def decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
-    """Decode a message. Raises UsageError if the bytes are invalid."""
-    try:
-        return decode(data)
-    except Exception as error:
-        raise UsageError("the request is not a valid protocol message") from error
-
-
-def check_token(wanted: str, given: str) -> None:
-    """Check the client's token if the agent requires a token. Raises BoardRefused on a mismatch."""
-    if wanted and not hmac.compare_digest(given.encode(), wanted.encode()):
-        why = "token mismatch" if given else "token required, but none was sent"
-        hint = "store it in the file named by token_file in the config's [connection], or in HIL_AGENT_TOKEN"
-        raise BoardRefused(f"the agent refused the connection: {why}", hint=hint)

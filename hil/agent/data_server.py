@@ -1,7 +1,4 @@
-"""Data connections of the agent: services over a separate Unix socket, without gRPC.
-
-Handlers, admission limits and cancellation are shared with the gRPC server.
-"""
+"""Serve calls over data connections (:mod:`hil.protocol.data_connection`)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hil.agent.admission import Admission, Room, argument_of, check_size, check_token, decoded
+from hil.agent.admission import Room
+from hil.agent.calls import Calls, check_size, decode_request
 from hil.errors import BoardBusy, UsageError
 from hil.protocol import wire, wire_errors
 from hil.protocol.bounded_message import parse_message
@@ -27,6 +25,7 @@ from hil.protocol.data_connection import (
     READY,
     ConnectionBroken,
     Frames,
+    RpcMethod,
     may_go_on,
 )
 from hil.protocol.listening import private_socket
@@ -60,20 +59,13 @@ class DataCallContext:
 class DataServer:
     """Server at a Unix socket that only its user can open.
 
-    Args:
-        servicers: service name -> handler object.
-        token: token that clients must present; "" disables the check.
-
     Raises:
         OSError: listening failed.
         UsageError: the path exists and is not a socket.
     """
 
-    def __init__(self, path: str, admission: Admission, servicers: dict[str, Any], token: str) -> None:
-        self._path = Path(path)
-        self._admission = admission
-        self._servicers = servicers
-        self._token = token
+    def __init__(self, path: str, calls: Calls) -> None:
+        self._path, self._calls = Path(path), calls
         self._unread = threading.BoundedSemaphore(_MAX_UNREAD)
         with private_socket(self._path):
             self._socket = LocalSocket(self._path, self._serve, "data-call")
@@ -87,11 +79,15 @@ class DataServer:
         frames = Frames(connected)
         with contextlib.closing(frames), contextlib.suppress(ConnectionBroken):
             try:
-                called = self._called(frames, self._admission.silent)
+                called = self._read_call(frames, self._calls.admission.silent)
                 while called is not None:
                     self._answer(frames, called)
                     _send_last(frames)
-                    called = self._next_called(frames) if may_go_on(called.method) else None
+                    method, called = called.method, None
+                    if may_go_on(method):
+                        # With too many idle connections, close this one.
+                        with contextlib.suppress(BoardBusy):
+                            called = self._read_call(frames, self._calls.admission.resting)
             except ConnectionBroken:
                 raise
             except Exception as error:
@@ -103,7 +99,7 @@ class DataServer:
                 finally:
                     self._unread.release()
 
-    def _called(self, frames: Frames, waits_in: Room) -> pb.DataCall | None:
+    def _read_call(self, frames: Frames, waits_in: Room) -> pb.DataCall | None:
         """Return the next call, or None if the client closed the connection."""
         with waits_in.entered(DataCallContext(frames)):
             # The client's END frame of the previous call may arrive after the response was sent.
@@ -116,30 +112,21 @@ class DataServer:
                 raise UsageError("the first frame must name the call")
             if size > CALL_MOST:
                 raise UsageError(f"a call's first frame has {size} bytes, maximum {CALL_MOST}")
-            called: pb.DataCall = decoded(frames.content(size), pb.DataCall.FromString)
+            called: pb.DataCall = decode_request(frames.content(size), pb.DataCall.FromString)
             return called
 
-    def _next_called(self, frames: Frames) -> pb.DataCall | None:
-        """Return the next call, or None if the client closed the connection or too many connections are idle."""
-        try:
-            return self._called(frames, self._admission.resting)
-        except BoardBusy:
-            return None
-
     def _answer(self, frames: Frames, called: pb.DataCall) -> None:
-        check_token(self._token, called.token)
+        self._calls.check_token(called.token)
         if (method := METHODS.get(called.method)) is None:
             raise UsageError(f"unknown method {called.method[:100]!r}")
-        context = DataCallContext(frames, called.session)
-        behaviour = getattr(self._servicers[method.service], called.method)
-        path = f"/{wire.PACKAGE}.{method.service}/{called.method}"
-        with self._admission.admitted(path, method.streams_requests, _requests(frames, called.method), context) as sent:
-            answers = behaviour(argument_of(sent, method.streams_requests), context)
-            for answer in answers if method.streams_replies else (answers,):
-                if isinstance(answer, memoryview):
-                    frames.send(DATA, answer)
+        requests, context = _read_requests(frames, method), DataCallContext(frames, called.session)
+        # Close the call before the last frame is sent.
+        with contextlib.closing(self._calls.serve(method, requests, context)) as replies:
+            for reply in replies:
+                if isinstance(reply, memoryview):
+                    frames.send(DATA, reply)
                 else:
-                    frames.send(MESSAGE, answer.SerializeToString())
+                    frames.send(MESSAGE, reply.SerializeToString())
 
 
 def _send_last(frames: Frames, error: bytes = b"") -> None:
@@ -149,28 +136,27 @@ def _send_last(frames: Frames, error: bytes = b"") -> None:
     frames.within(None)
 
 
-def _requests(frames: Frames, method: str) -> Iterator[Any]:
+def _read_requests(frames: Frames, method: RpcMethod) -> Iterator[Any]:
     """Yield a client's requests: messages, and data as memoryviews, valid only during the iteration.
 
     The first iteration sends READY, which confirms that the call was accepted.
     """
     frames.send(READY)
-    request = METHODS[method].request
-    takes_data = wire.carries_data(request)
+    takes_data = wire.carries_data(method.request)
     room = memoryview(b"")
     while (begun := frames.begin()) is not None and begun[0] != END:
         kind, size = begun
         if kind == DATA:
             if not takes_data:
-                raise UsageError(f"{method} does not accept data")
+                raise UsageError(f"{method.name} does not accept data")
             if size > wire.CHUNK:
                 raise UsageError(f"data chunk of {size} bytes, maximum {wire.CHUNK}")
             room = room if room.nbytes else memoryview(bytearray(wire.CHUNK))
             frames.content_into(room[:size])
             yield room[:size]
         elif kind == MESSAGE:
-            check_size(method, size)
-            message = decoded(frames.content(size), partial(parse_message, request))
+            check_size(method.name, size)
+            message = decode_request(frames.content(size), partial(parse_message, method.request))
             if takes_data and message.HasField("data"):
                 raise UsageError("data must be in separate frames, not in a message")
             yield message

@@ -1,20 +1,22 @@
-"""Serve the agent over gRPC, with the standard health and reflection services."""
+"""Serve calls over gRPC, with the standard health and reflection services."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from hil.agent.admission import THREADS, Admission, argument_of, check_size, check_token, decoded
-from hil.errors import BoardRefused
+from hil.agent.admission import THREADS
+from hil.agent.calls import Calls, check_size, decode_request
 from hil.protocol import grpc_calls, wire
+from hil.protocol.data_connection import METHODS, RpcMethod
 from hil.protocol.listening import HANDSHAKE, listen_on
 
 _OPTIONS = {
@@ -32,9 +34,7 @@ class GrpcServer:
 
     Args:
         listen: ``unix:PATH`` or ``HOST:PORT`` (port 0 selects a free port).
-        admission: admission control for calls.
-        servicers: service name -> handler object.
-        token: token that clients must present; "" disables the check.
+        calls: serves the calls, also those of the health and reflection services.
         cert, key, client_ca: TLS files, see :func:`hil.protocol.listening.listen_on`.
 
     Raises:
@@ -44,20 +44,15 @@ class GrpcServer:
     def __init__(
         self,
         listen: str,
-        admission: Admission,
-        servicers: Mapping[str, object],
-        token: str,
+        calls: Calls,
         *,
         cert: Path | None = None,
         key: Path | None = None,
         client_ca: Path | None = None,
     ) -> None:
-        interceptors: list[grpc.ServerInterceptor] = [_TokenCheck(token)] if token else []
-        interceptors.append(_Admitting(admission))
         # Threads are created on demand. Admission control guarantees a free thread.
         pool = futures.ThreadPoolExecutor(THREADS, thread_name_prefix="rpc")
-        self._server = grpc.server(pool, interceptors=interceptors, options=tuple(_OPTIONS.items()))
-        self._server.add_generic_rpc_handlers([grpc_calls.handlers(*item) for item in servicers.items()])
+        self._server = grpc.server(pool, interceptors=[CallInterceptor(calls)], options=tuple(_OPTIONS.items()))
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [f"{wire.PACKAGE}.{service}" for service in wire.SERVICES]
@@ -74,60 +69,35 @@ class GrpcServer:
         self._server.stop(grace=0.2).wait(2.0)
 
 
-class _TokenCheck(grpc.ServerInterceptor):
-    def __init__(self, token: str) -> None:
-        self._token = token
+class CallInterceptor(grpc.ServerInterceptor):
+    """Serve every method as a byte stream: gRPC would read a unary request before admission control runs."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
-        given = str(dict(details.invocation_metadata).get("authorization", ""))
-        try:
-            check_token(self._token, given[len(_BEARER) :] if given.startswith(_BEARER) else "")
-        except BoardRefused as error:
-            return grpc.stream_stream_rpc_method_handler(partial(_refuse, error))
-        return continuation(details)
-
-
-def _refuse(error: BoardRefused, _: Any, context: grpc.ServicerContext) -> None:
-    grpc_calls.fail(error, context)
-
-
-class _Admitting(grpc.ServerInterceptor):
-    """Interceptor that applies admission control, and decodes requests within their size limit in the call's thread."""
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-
-    def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
-        """Serve every method as a byte stream: gRPC would read a unary request before admission control runs."""
-        handler = continuation(details)
-        if handler is None:
+        """Return the handler of a method. Part of gRPC's interface."""
+        path, handler = details.method, None
+        name = path.rpartition("/")[2]
+        method = METHODS.get(name)
+        if method is not None and method.path == path:
+            decode, encode = partial(grpc_calls.decode, method.request), grpc_calls.encode
+        elif (found := continuation(details)) is not None:
+            handler = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
+            method = RpcMethod("", name, path, Message, Message, found.request_streaming, found.response_streaming)
+            decode, encode = found.request_deserializer, found.response_serializer
+        else:
             return None
-        return grpc.stream_stream_rpc_method_handler(
-            partial(self._serve, details.method, handler), response_serializer=handler.response_serializer
-        )
 
-    def _serve(self, method: str, handler: Any, raw: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
-            sent = _decoded(raw, method, handler.request_deserializer)
-            with self._admission.admitted(method, handler.request_streaming, sent, context) as requests:
-                yield from _answers(handler, requests, context)
-        except Exception as error:
-            grpc_calls.fail(error, context)
+        def serve(raw: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+            given = str(dict(context.invocation_metadata()).get("authorization", ""))
+            self._calls.check_token(given[len(_BEARER) :] if given.startswith(_BEARER) else "")
+            yield from self._calls.serve(method, _decode_requests(name, raw, decode), context, handler)
+
+        return grpc.stream_stream_rpc_method_handler(grpc_calls.guard_stream(serve), response_serializer=encode)
 
 
-def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-    """Yield a handler's responses for any streaming kind."""
-    sides = grpc_calls.kind_of(handler.request_streaming, handler.response_streaming)
-    answer = getattr(handler, sides)(argument_of(requests, handler.request_streaming), context)
-    if handler.response_streaming:
-        yield from answer
-    else:
-        yield answer
-
-
-def _decoded(raw: Iterator[bytes], method: str, decode: Any) -> Iterator[Any]:
-    """Decode requests. Raises UsageError for invalid or oversized messages."""
-    name = method.rpartition("/")[2]
+def _decode_requests(name: str, raw: Iterator[bytes], decode: Callable[[bytes], Any]) -> Iterator[Any]:
     for data in raw:
         check_size(name, len(data))
-        yield decoded(data, decode)
+        yield decode_request(data, decode)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hil.agent import machine, runtimes
 from hil.agent.admission import Admission, Room
 from hil.agent.board_claim import BoardClaim, Holder
+from hil.agent.calls import Calls
 from hil.agent.data_server import DataServer
 from hil.agent.grpc_on_demand import GrpcOnDemand
 from hil.agent.machine import Counters
@@ -113,12 +114,13 @@ class Agent:
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)
         admission = Admission(self._sessions)
-        servicers = {
+        servicers: dict[str, object] = {
             "Board": BoardService(config, self._supervisor, self._sessions, self._programs, store),
             "Sessions": SessionService(self._sessions, admission.goodbyes),
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),
         }
+        calls = Calls(admission, servicers, config.token)
         self._grpc: GrpcServer | GrpcOnDemand
         self._data: DataServer | None = None
 
@@ -126,14 +128,14 @@ class Agent:
             from hil.agent.grpc_server import GrpcServer
 
             files = {"cert": config.tls_cert, "key": config.tls_key, "client_ca": config.tls_client_ca}
-            return GrpcServer(listen, admission, servicers, config.token, **files)
+            return GrpcServer(listen, calls, **files)
 
         if path := data_path(config.listen):
             listen = config.listen.removeprefix("unix:")
             refuse_if_served(listen)
             # Start the data socket first: a client that finds the agent's socket looks for the data socket.
             try:
-                self._data = DataServer(path, admission, servicers, config.token)
+                self._data = DataServer(path, calls)
             except OSError as error:
                 # If the path is too long for a socket, use only gRPC. Clients would mistake an existing file for the
                 # data socket.

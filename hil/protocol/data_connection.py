@@ -1,17 +1,7 @@
-"""Data connections: calls over a second Unix socket of the agent, without gRPC.
+"""Frames of data connections: calls over a second Unix socket of the agent, without gRPC.
 
 gRPC costs a small call several thread switches, large data several copies, and a command 50 ms for imports and set-up.
-An agent at a Unix socket therefore serves the same methods and messages at a second socket, :func:`data_path`. A
-connection carries calls in sequence. A frame has a byte for the kind, four for the length (little-endian),
-and the content:
-
-- The client sends CALL with a ``DataCall``: the method, the session token and the agent's token. The agent sends READY
-  when it has accepted the call.
-- Both sides send MESSAGE (a message of the method) and DATA (payload of a ``data`` message, at most 512 KiB).
-- END finishes a direction. It is empty, or contains an ``Error`` if the call failed. After an error or a Hold call, the
-  agent closes the connection.
-
-A client that does not receive READY may retry the call: the agent has not started it.
+docs/internals/data-connections.md describes the frames and their order.
 """
 
 from __future__ import annotations
@@ -28,31 +18,40 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from hil.protocol.v1 import agent_pb2 as pb
-from hil.protocol.wire import CHUNK, SERVICES
+from hil.protocol.wire import CHUNK, PACKAGE, SERVICES
 
 CALL, READY, MESSAGE, DATA, END = range(1, 6)
 
 
 class RpcMethod(NamedTuple):
-    """Method of the protocol."""
+    """Method of the protocol. ``path`` is its gRPC path."""
 
     service: str
+    name: str
+    path: str
     request: type[Message]
     reply: type[Message]
     streams_requests: bool
     streams_replies: bool
 
-
-def _method(service: str, name: str) -> RpcMethod:
-    found = pb.DESCRIPTOR.services_by_name[service].methods_by_name[name]
-    request, reply = GetMessageClass(found.input_type), GetMessageClass(found.output_type)
-    return RpcMethod(service, request, reply, found.client_streaming, found.server_streaming)
+    @property
+    def kind(self) -> str:
+        """gRPC's name for the streaming kind, for example ``unary_stream``."""
+        return "_".join("stream" if streams else "unary" for streams in (self.streams_requests, self.streams_replies))
 
 
 METHODS = {
-    method.name: _method(service, method.name)
+    found.name: RpcMethod(
+        service,
+        found.name,
+        f"/{PACKAGE}.{service}/{found.name}",
+        GetMessageClass(found.input_type),
+        GetMessageClass(found.output_type),
+        found.client_streaming,
+        found.server_streaming,
+    )
     for service in SERVICES
-    for method in pb.DESCRIPTOR.services_by_name[service].methods
+    for found in pb.DESCRIPTOR.services_by_name[service].methods
 }
 CALL_MOST = 1 << 12
 ERROR_MOST = 1 << 16
@@ -105,16 +104,9 @@ class Frames:
         size = len(content)
         header = HEADER.pack(kind, size)
         try:
-            self._apply_deadline()
-            if size <= _TOGETHER:
-                self._socket.sendall(header + content)
-                return
-            sent = self._socket.sendmsg((header, content))
-            for part in (header, memoryview(content)):
-                if sent < len(part):
-                    self._apply_deadline()
-                    self._socket.sendall(part[sent:])
-                sent = max(sent - len(part), 0)
+            for part in (header + content,) if size <= _TOGETHER else (header, content):
+                self._apply_deadline()
+                self._socket.sendall(part)
         except OSError as error:
             raise ConnectionBroken(str(error)) from error
 

@@ -1,27 +1,19 @@
-"""The protocol over gRPC: stubs and handlers built from the proto descriptor.
-
-Protobuf copies every ``bytes`` field a second time on both sides, which is slow for bulk data. A ``data`` message is
-therefore encoded by hand as tag, length and payload. Protobuf would write the same bytes, so other implementations can
-read it.
-"""
+"""The protocol over gRPC: options of channels and servers, encoding of messages, and errors of failed calls."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.message import Message
 
 from hil import errors
 from hil.core.varint import varint
 from hil.protocol import wire_errors
 from hil.protocol.bounded_message import parse_message
-from hil.protocol.v1 import agent_pb2 as pb
-from hil.protocol.wire import KEPT_ERRORS, PACKAGE, SERVICES, carries_data, failure
+from hil.protocol.wire import KEPT_ERRORS, carries_data, failure
 
 GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", -1),
@@ -53,95 +45,41 @@ def close_channel(channel: grpc.Channel) -> None:
 # In every message, the `data` field has number 2 and type bytes.
 _DATA_TAG = b"\x12"
 
-Bulk: TypeAlias = "Message | memoryview"
-
 
 def encode(message: Any) -> bytes:
-    """Encode a message. A memoryview is the payload of a `data` message."""
+    """Encode a message. A memoryview is the payload of a `data` message.
+
+    Protobuf would write the same bytes, but copies the payload twice more: 512 KiB take 950 us instead of 15.
+    """
     if isinstance(message, memoryview):
-        return b"".join((_DATA_TAG, varint(message.nbytes), message))
+        return b"".join((_data_header(message.nbytes), message))
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
-def _decoder(kind: type[Message]) -> Callable[[bytes], Bulk]:
-    def decode(raw: bytes) -> Bulk:
-        if raw[:1] == _DATA_TAG:
-            size = shift = 0
-            for position in range(1, min(len(raw), 6)):
-                size |= (raw[position] & 0x7F) << shift
-                shift += 7
-                if raw[position] < 0x80:
-                    if position + 1 + size == len(raw):
-                        return memoryview(raw)[position + 1 :]
-                    break
-        message = parse_message(kind, raw)
-        if message.WhichOneof("kind") == "data":
-            return memoryview(message.data)  # type: ignore[attr-defined]
-        return message
+def data_of(raw: bytes) -> memoryview | None:
+    """Return the payload of a `data` message as :func:`encode` writes it, or None for any other message.
 
-    return decode
+    Protobuf copies the payload: 512 KiB take 35 us instead of 2.
+    """
+    for size in range(2, 7) if raw.startswith(_DATA_TAG) else ():
+        header = _data_header(max(len(raw) - size, 0))
+        if len(header) == size and raw.startswith(header):
+            return memoryview(raw)[size:]
+    return None
 
 
-def _methods(service: str) -> Iterable[tuple[str, str, bool, bool, Callable[[bytes], Any], Callable[[bytes], Any]]]:
-    """Yield the name, path, streaming flags and decoders (request, response) of each method of a service."""
-    for method in pb.DESCRIPTOR.services_by_name[service].methods:
-        decoders = []
-        for descriptor in (method.input_type, method.output_type):
-            kind = GetMessageClass(descriptor)
-            decoders.append(_decoder(kind) if carries_data(kind) else partial(parse_message, kind))
-        path = f"/{PACKAGE}.{service}/{method.name}"
-        yield method.name, path, method.client_streaming, method.server_streaming, decoders[0], decoders[1]
+def decode(kind: type[Message], raw: bytes) -> Message | memoryview:
+    """Decode a message. Returns a memoryview for a `data` message."""
+    if not carries_data(kind):
+        return parse_message(kind, raw)
+    if (data := data_of(raw)) is not None:
+        return data
+    message: Any = parse_message(kind, raw)
+    return memoryview(message.data) if message.HasField("data") else message
 
 
-class Stub:
-    """Client stub with the agent's methods as attributes: ``stub.Describe(pb.DescribeRequest())``."""
-
-    def __init__(self, channel: object) -> None:
-        for service in SERVICES:
-            for name, path, streams_in, streams_out, _, decode in _methods(service):
-                make = getattr(channel, kind_of(streams_in, streams_out))
-                setattr(self, name, make(path, request_serializer=encode, response_deserializer=_refusing(decode)))
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-
-def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
-    """Return a gRPC handler for a service. ``servicer`` has methods with the same names."""
-    table = {}
-    for name, _, streams_in, streams_out, decode, _ in _methods(service):
-        make = getattr(grpc, f"{kind_of(streams_in, streams_out)}_rpc_method_handler")
-        behaviour = getattr(servicer, name)
-        guard = guard_stream if streams_out else _guard
-        table[name] = make(guard(behaviour), request_deserializer=decode, response_serializer=encode)
-    return grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", table)
-
-
-def kind_of(streams_in: bool, streams_out: bool) -> str:
-    """Return gRPC's name for a streaming kind, for example ``unary_stream``."""
-    return f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
-
-
-def _refusing(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Return None for invalid messages: a handler raises an error, and a client's call ends with INTERNAL."""
-
-    def checked(raw: bytes) -> Any:
-        try:
-            return decode(raw)
-        except DecodeError:
-            return None
-
-    return checked
-
-
-def _guard(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
-    def call(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return behaviour(request, context)
-        except Exception as error:
-            return fail(error, context)
-
-    return call
+def _data_header(size: int) -> bytes:
+    return _DATA_TAG + varint(size)
 
 
 def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
@@ -156,6 +94,16 @@ def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Calla
     return call
 
 
+# The first class that matches counts. All other errors are INTERNAL.
+_STATUS = (
+    (errors.UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.BoardRefused, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.SessionEnded, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.BoardBusy, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.StageError, grpc.StatusCode.FAILED_PRECONDITION),
+)
+
+
 def fail(error: Exception, context: grpc.ServicerContext) -> None:
     """Abort a call with a typed error."""
     if not isinstance(error, errors.HilError) and (type(error) is Exception or not context.is_active()):
@@ -163,19 +111,8 @@ def fail(error: Exception, context: grpc.ServicerContext) -> None:
     error = failure(error)
     sent = wire_errors.to_message(error, KEPT_ERRORS)
     context.set_trailing_metadata(((wire_errors.ERROR_KEY, sent.SerializeToString()),))
-    context.abort(_status(error), wire_errors.status_text(error))
-
-
-def _status(error: errors.HilError) -> grpc.StatusCode:
-    if isinstance(error, errors.UsageError):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    if isinstance(error, errors.BoardRefused):
-        return grpc.StatusCode.UNAUTHENTICATED
-    if isinstance(error, errors.SessionEnded):
-        return grpc.StatusCode.PERMISSION_DENIED
-    if isinstance(error, errors.BoardBusy):
-        return grpc.StatusCode.RESOURCE_EXHAUSTED
-    return grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, errors.StageError) else grpc.StatusCode.INTERNAL
+    code = next((code for kind, code in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    context.abort(code, wire_errors.status_text(error))
 
 
 def error_of(call: grpc.RpcError) -> bytes:

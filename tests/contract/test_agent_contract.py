@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hil import errors
-from hil.controller.devices.agent_client.call import CallFailed, Replies
+from hil.controller.devices.agent_client.call import CallFailed
 from hil.core.clock import DRIFT_MOST, fit
 from hil.core.digest import digest_of
 from hil.protocol import wire_errors
@@ -225,7 +225,7 @@ def held(client, ttl_s):
 
 def test_agent_ends_session_without_keepalives(connect):
     silent = connect()
-    replies = list(Replies(held(silent, 0.5)))
+    replies = list(held(silent, 0.5))
     assert replies[0].opened.token
     assert "no message for" in replies[-1].over.reason
 
@@ -233,7 +233,7 @@ def test_agent_ends_session_without_keepalives(connect):
 def test_agent_upload_extends_session(connect):
     """Keepalives may wait behind the upload's data."""
     owner = connect()
-    replies = Replies(held(owner, 1.5))
+    replies = held(owner, 1.5)
     call = owner._calls.begin("Put", next(replies).opened.token)
     content = bytes(range(40)) * 1000
     call.send(pb.PutRequest(start=pb.PutStart(digest=digest_of(content), size=len(content))))
@@ -241,7 +241,7 @@ def test_agent_upload_extends_session(connect):
         time.sleep(0.3)
         call.send(memoryview(content[at : at + 4000]))
     call.end()
-    assert [reply.digest for reply in Replies(call)] == [digest_of(content)]
+    assert [reply.digest for reply in call] == [digest_of(content)]
     assert "no message for" in list(replies)[-1].over.reason
 
 

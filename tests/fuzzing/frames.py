@@ -149,6 +149,7 @@ class _Everything:
 def _agent(folder: Path) -> Iterator[Attempt]:
     """An agent's data connections with its own blobs."""
     from hil.agent.admission import Admission
+    from hil.agent.calls import Calls
     from hil.agent.data_server import DataServer
     from hil.agent.server import BlobService
     from hil.agent.session import Journal, Sessions
@@ -160,7 +161,7 @@ def _agent(folder: Path) -> Iterator[Attempt]:
     rest = _Everything()
     services = {"Board": rest, "Sessions": rest, "Programs": rest}
     services["Blobs"] = BlobService(BlobStore(folder / "store"), sessions)  # type: ignore[assignment]
-    server = DataServer(f"{folder}/fuzz.data", Admission(sessions), services, "")
+    server = DataServer(f"{folder}/fuzz.data", Calls(Admission(sessions), services, ""))
 
     def attempt(data: bytes) -> Tried:
         with _said(data[1:].replace(SESSION.encode(), session.token.encode().ljust(43))) as (near, far):
@@ -223,9 +224,9 @@ def _controller_kinds(call: int, kind: int) -> type[Message] | None:
 @contextlib.contextmanager
 def _controller(folder: Path) -> Iterator[Attempt]:
     """A client, each of whose calls gets the input as its agent's answer."""
-    from hil.controller.devices.agent_client.call import CallFailed
+    from hil.controller.devices.agent_client.call import Call, CallFailed
     from hil.controller.devices.agent_client.client import AgentClient
-    from hil.controller.devices.agent_client.data_call import DataCall, NoDataConnection
+    from hil.controller.devices.agent_client.data_stream import DataStream, NoDataConnection
     from hil.controller.devices.board_client import AgentEndpoint
 
     blob = folder / "blob"
@@ -238,13 +239,13 @@ def _controller(folder: Path) -> Iterator[Attempt]:
             frames = Frames(near)
             begun: list[str] = []
 
-            def begin(method: str, session: str = "", *, within_s: float = 5.0, waits: bool = False) -> DataCall:
+            def begin(method: str, session: str = "", *, within_s: float = 5.0, waits: bool = False) -> Call:
                 begun.append(method)
                 if len(begun) > 1:
                     raise CallFailed("CANCELLED", "one call is all")
                 called = pb.DataCall(method=method, session=session)
                 try:
-                    return DataCall(frames, called, 5.0, lambda connection: None)
+                    return Call(METHODS[method], DataStream(frames, called, 5.0, lambda connection: None))
                 except NoDataConnection as error:
                     raise CallFailed("CANCELLED", str(error)) from error
 

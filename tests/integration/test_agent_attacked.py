@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.agents import few_files, start_process, stop_process
-from support.over_grpc import channel_of, metadata_of, stub_of
+from support.over_grpc import Stub, channel_of, metadata_of, stub_of
 from support.waiting import eventually
 
 from hil import errors
@@ -117,7 +117,7 @@ def assert_everybody_gets_in(board: Board, fence: int) -> None:
     """Check that Describe, Clock, Health and a takeover finish soon."""
     begun = time.monotonic()
     with raw_of(board) as channel:
-        stub = grpc_calls.Stub(channel)
+        stub = Stub(channel)
         stub.Describe(pb.DescribeRequest(), timeout=SOON_S)
         pongs = stub.Clock(iter([pb.ClockPing()] * 3), timeout=SOON_S)
         assert len(list(pongs)) == 3
@@ -247,7 +247,7 @@ def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
 def test_waiting_clients_do_not_block_takeover(board):
     with client_of(board) as holder, raw_of(board) as channel:
         holder.open_session("holder", ttl_s=60, wait_s=5, on_wait=print)
-        stub = grpc_calls.Stub(channel)
+        stub = Stub(channel)
         waiting = [hold(stub, pb.SessionOpen(owner="waits", wait_s=math.inf))[0] for _ in range(8)]
         for one in waiting:
             assert next(one).WhichOneof("kind") == "waiting"
@@ -282,7 +282,7 @@ def test_agent_frees_threads_of_deaf_owners(start):
     """Take the session repeatedly from owners without room for a response."""
     board = start("hil.agent")
     with raw_of(board) as channel, contextlib.ExitStack() as kept:
-        stub = grpc_calls.Stub(channel)
+        stub = Stub(channel)
         for fence in range(1, MANY + 1):
             opening = pb.HoldRequest(open=pb.SessionOpen(owner="x", fence=fence, ttl_s=3600))
             kept.enter_context(deaf_call(board, "/hil.v1.Sessions/Hold", opening.SerializeToString()))
@@ -414,7 +414,7 @@ def test_agent_rejects_undecodable_keep_alive(board):
 
 def test_agent_rejects_invalid_session_times(board):
     with raw_of(board) as channel:
-        stub = grpc_calls.Stub(channel)
+        stub = Stub(channel)
         for numbers in ({"ttl_s": math.nan}, {"ttl_s": -1}, {"wait_s": math.nan}, {"wait_s": -1}):
             with pytest.raises(grpc.RpcError) as refused:
                 next(hold(stub, pb.SessionOpen(owner="x", **numbers))[0])
@@ -458,7 +458,7 @@ def test_agent_serves_clients_despite_many_connections(start):
 def test_agent_rejects_excessive_fences(start, module):
     board = start(module)
     with raw_of(board) as channel:
-        stub = grpc_calls.Stub(channel)
+        stub = Stub(channel)
         for fence in (2**64 - 1, 2**63, 2**62 - 1, 2**40):
             with pytest.raises(grpc.RpcError) as refused:
                 next(hold(stub, pb.SessionOpen(owner="x", fence=fence))[0])

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from support.agents import start_process, stop_process
+from support.over_grpc import Stub
 from support.waiting import eventually
 
 from hil.agent.admission import Room
@@ -23,7 +24,7 @@ from hil.agent.grpc_server import GrpcServer
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.core.digest import digest_of
-from hil.protocol import grpc_calls, wire
+from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 
 
@@ -39,9 +40,9 @@ def has_grpc(process: subprocess.Popen[bytes]) -> bool:
 
 
 @contextlib.contextmanager
-def calling(address: str) -> Iterator[grpc_calls.Stub]:
+def calling(address: str) -> Iterator[Stub]:
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield grpc_calls.Stub(channel)
+        yield Stub(channel)
 
 
 def test_agent_loads_grpc_only_on_first_use(agent):
@@ -88,7 +89,7 @@ def test_first_and_later_connections_share_agent(agent):
     assert not list(Path(address.removeprefix("unix:")).parent.glob("a.sock*"))
 
 
-def put_and_get(stub: grpc_calls.Stub, content: bytes, metadata: list[tuple[str, str]]) -> None:
+def put_and_get(stub: Stub, content: bytes, metadata: list[tuple[str, str]]) -> None:
     name = digest_of(content)
 
     def pieces() -> Iterator[object]:

@@ -24,6 +24,7 @@ from hil.core.results import Artifact
 from hil.errors import BlobDamaged, BoardBusy, LoadFailed, SessionEnded
 from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
+from support.over_grpc import serve_all
 
 RUNTIME = "onnxruntime"
 
@@ -80,8 +81,11 @@ class FakeAgent:
         self.programs: dict[str, str] = {}
         self._replies: queue.SimpleQueue[pb.HoldReply | None] = queue.SimpleQueue()
         self.socket.unlink(missing_ok=True)
-        self._server = grpc.server(futures.ThreadPoolExecutor(32), options=grpc_calls.GRPC_OPTIONS)
-        self._server.add_generic_rpc_handlers([grpc_calls.handlers(service, self) for service in wire.SERVICES])
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(32),
+            interceptors=[serve_all(dict.fromkeys(wire.SERVICES, self))],
+            options=grpc_calls.GRPC_OPTIONS,
+        )
         self._server.add_insecure_port(self.address)
         self._server.start()
 

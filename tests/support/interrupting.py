@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from hil.controller.devices.agent_client import interrupts
+from hil.controller.devices.agent_client import interruptible_channel
 
 
 def _ends(frame: FrameType | None) -> bool:
@@ -22,7 +22,7 @@ def _ends(frame: FrameType | None) -> bool:
 def interrupted_at(number: int, function: Callable[[], None]) -> tuple[bool, bool]:
     """Call a function of a test; Ctrl-C comes at so manyth a line of what it calls: whether it came, and was raised."""
     steps = 0
-    passed_over = (interrupts.__file__, function.__code__.co_filename)
+    passed_over = (interruptible_channel.__file__, function.__code__.co_filename)
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal steps

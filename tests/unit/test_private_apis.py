@@ -58,7 +58,7 @@ USES: dict[str, set[str]] = {
         "tensorflow.python.grappler.tf_optimizer",
     },
     "controller/backends/references/runners/torch_eager.py": {"torch.utils._pytree"},
-    "controller/devices/agent_client/interrupts.py": {"_signal"},
+    "controller/devices/agent_client/interruptible_channel.py": {"_signal"},
     "controller/devices/ssh/paramiko/agent.py": {"._read_all", "._send_message"},
     "controller/devices/ssh/paramiko/transport.py": {
         "paramiko.Transport._channel_handler_table",

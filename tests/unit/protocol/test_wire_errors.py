@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.over_grpc import serve_all
 
 from hil import errors
 from hil.agent.server import BoardService
@@ -59,8 +60,9 @@ class Failing(BoardService):
 @pytest.fixture(scope="module")
 def agent() -> Iterator[tuple[Failing, AgentClient]]:
     servicer = Failing()
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=grpc_calls.GRPC_OPTIONS)
-    server.add_generic_rpc_handlers([grpc_calls.handlers("Board", servicer)])
+    server = grpc.server(
+        futures.ThreadPoolExecutor(4), interceptors=[serve_all({"Board": servicer})], options=grpc_calls.GRPC_OPTIONS
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with contextlib.closing(AgentClient(AgentEndpoint(f"127.0.0.1:{port}"), "test")) as client:

@@ -6,19 +6,23 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.agent_client.call import Call, CallFailed
-from hil.controller.devices.agent_client.data_call import OPEN_S, DataConnections, NoDataConnection
+from hil.controller.devices.agent_client.call import Call, CallFailed, Stream
+from hil.controller.devices.agent_client.data_stream import DataConnections, NoDataConnection
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.errors import UsageError
 from hil.protocol import wire_errors
-from hil.protocol.data_connection import data_path
+from hil.protocol.data_connection import METHODS, data_path
 
 if TYPE_CHECKING:
-    from hil.controller.devices.agent_client.grpc_call import GrpcCalls
+    from hil.controller.devices.agent_client.grpc_stream import GrpcChannel
+
+
+# How long an agent may take to accept a call. A longer silence on an open connection means that it hangs.
+OPEN_S = 15.0
 
 
 class AgentCalls:
-    """Calls to the agent at an address. Raises as :func:`hil.controller.devices.agent_client.grpc_call.agent_channel`.
+    """Calls to the agent at an address. Raises as :class:`~.grpc_stream.GrpcChannel`.
 
     Attributes:
         fallback: Why the last call used gRPC although a data-connection socket exists; "" if the last call did not use
@@ -31,7 +35,7 @@ class AgentCalls:
         is_protected = target.ca or target.cert or target.key
         path = "" if is_protected else data_path(target.address)
         self._data = DataConnections(path, target.token) if path else None
-        self._grpc: GrpcCalls | None = None
+        self._grpc: GrpcChannel | None = None
         self._lock = threading.Lock()
         self._open: weakref.WeakKeyDictionary[Call, str] = weakref.WeakKeyDictionary()  # values: session tokens
         if self._data is None:
@@ -48,7 +52,8 @@ class AgentCalls:
         Raises:
             CallFailed: The agent refuses the call or hangs.
         """
-        call = self._over_data(method, session, within_s) or self._over_grpc().begin(method, session, waits=waits)
+        stream: Stream | None = self._over_data(method, session, within_s)
+        call = Call(METHODS[method], stream or self._over_grpc().open(method, session, waits=waits))
         with self._lock:
             self._open[call] = session
         return call
@@ -63,8 +68,8 @@ class AgentCalls:
     def is_answered(self, within_s: float) -> bool:
         """Return whether an agent accepts calls. A busy agent does; a hanging agent does not."""
         try:
-            if call := self._over_data("Clock", "", within_s):
-                call.cancel()
+            if stream := self._over_data("Clock", "", within_s):
+                stream.cancel()
                 return True
         except CallFailed as error:
             return error.code != "DEADLINE_EXCEEDED"  # a refusal is also a response
@@ -78,12 +83,12 @@ class AgentCalls:
         if self._grpc is not None:
             self._grpc.close()
 
-    def _over_data(self, method: str, session: str, within_s: float) -> Call | None:
+    def _over_data(self, method: str, session: str, within_s: float) -> Stream | None:
         self.fallback = ""
         if self._data is None:
             return None
         try:
-            return self._data.begin(method, session, within_s)
+            return self._data.open(method, session, within_s)
         except NoDataConnection as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 self.fallback = str(error)
@@ -95,11 +100,10 @@ class AgentCalls:
                 return None
             raise
 
-    def _over_grpc(self) -> GrpcCalls:
-        from hil.controller.devices.agent_client.grpc_call import (
-            GrpcCalls,  # avoid the import time of gRPC if it is not used
-        )
+    def _over_grpc(self) -> GrpcChannel:
+        # Import gRPC only if it is used.
+        from hil.controller.devices.agent_client.grpc_stream import GrpcChannel
 
         with self._lock:
-            self._grpc = self._grpc or GrpcCalls(self._target)
+            self._grpc = self._grpc or GrpcChannel(self._target)
             return self._grpc

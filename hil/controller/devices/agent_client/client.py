@@ -18,7 +18,7 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices.agent_client import answers
-from hil.controller.devices.agent_client.call import Call, CallFailed, Replies
+from hil.controller.devices.agent_client.call import Call, CallFailed
 from hil.controller.devices.agent_client.connection import (
     STALL_S,
     AgentConnection,
@@ -269,20 +269,20 @@ class AgentClient(AgentConnection, BoardClient):
         note = f"slower gRPC was used for the run, because the agent's data connection failed: {stream.fallback}"
         return replace(done, notes=(*done.notes, note))
 
-    def counters(self, period_s: float) -> Replies:
+    def counters(self, period_s: float) -> Call:
         """Return a stream of the board's counters: a ``pb.CounterSample`` per period, until cancelled.
 
         Reading the stream raises CallFailed without effect on the run.
         """
         return self._stream("Counters", pb.CountersRequest(period_ms=round(period_s * 1000)))
 
-    def follow_logs(self) -> Replies:
+    def follow_logs(self) -> Call:
         """Return a live stream of the workers' stderr. Reading the stream raises CallFailed."""
         return self._stream("Logs", pb.LogsRequest(follow=True))
 
-    def _stream(self, method: str, request: Any) -> Replies:
+    def _stream(self, method: str, request: Any) -> Call:
         with self._seam():
-            return Replies(self._asked(method, request))
+            return self._asked(method, request)
 
     def logs(self, program_id: str = "") -> list[str]:
         """Return the workers' stderr so far, cut after ``LOG_CHARACTERS`` or ``LOG_LINES``."""

@@ -20,8 +20,7 @@ from google.protobuf.json_format import MessageToDict
 from hil import errors
 from hil.controller.devices.agent_client import answers
 from hil.controller.devices.agent_client.call import Call, CallFailed
-from hil.controller.devices.agent_client.calls import AgentCalls
-from hil.controller.devices.agent_client.data_call import OPEN_S
+from hil.controller.devices.agent_client.calls import OPEN_S, AgentCalls
 from hil.controller.devices.board_client import AgentEndpoint, Invocation
 from hil.controller.devices.guard import Guard
 from hil.core import clock
@@ -574,8 +573,6 @@ class AgentConnection:
             return errors.BoardError(f"the server at {self._target.address} is not a hil agent", board=self.board)
         if self._hold and self._hold.silent:
             return self._silent()
-        if error.code == "RESOURCE_EXHAUSTED" or (error.code == "INTERNAL" and "deserializ" in error.text):
-            return answers.broken(f"over the size limit, or not a protocol message ({error.text})")
         if error.code == "UNAVAILABLE" and _REFUSED in error.text:
             return errors.BoardBusy("the agent has reached the limit of active calls", board=self.board, hint=_LATER)
         if (ended := self._ended()) is not None:

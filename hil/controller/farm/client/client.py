@@ -17,7 +17,7 @@ import grpc
 import tenacity
 
 from hil import errors
-from hil.controller.devices.agent_client.interrupts import ChannelClosed, InterruptibleChannel
+from hil.controller.devices.agent_client.interruptible_channel import ChannelClosed, InterruptibleChannel
 from hil.controller.farm.client.answers import check_status, invalid_answer, parse_answer
 from hil.controller.farm.messages import Submission, parse_job
 from hil.controller.farm.paths import FarmAddress, check_way, may_return

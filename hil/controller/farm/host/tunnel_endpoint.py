@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from hil.controller.devices.agent_client.grpc_call import agent_channel
-from hil.controller.devices.agent_client.interrupts import InterruptibleChannel
+from hil.controller.devices.agent_client.grpc_stream import agent_channel
+from hil.controller.devices.agent_client.interruptible_channel import InterruptibleChannel
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.farm.client.client import open_channel, pass_on, pieces_from
 from hil.controller.farm.paths import FarmAddress

@@ -18,16 +18,17 @@ from support.waiting import eventually
 from hil import errors
 from hil.agent import admission, data_server
 from hil.agent.admission import Admission
+from hil.agent.calls import Calls
 from hil.agent.data_server import DataServer
 from hil.agent.session import Journal, Session, Sessions
-from hil.controller.devices.agent_client.call import CallFailed
-from hil.controller.devices.agent_client.calls import AgentCalls
-from hil.controller.devices.agent_client.data_call import OPEN_S, DataCall, DataConnections, NoDataConnection
-from hil.controller.devices.agent_client.grpc_call import GrpcCall
+from hil.controller.devices.agent_client.call import Call, CallFailed
+from hil.controller.devices.agent_client.calls import OPEN_S, AgentCalls
+from hil.controller.devices.agent_client.data_stream import DataConnections, NoDataConnection
+from hil.controller.devices.agent_client.grpc_stream import GrpcStream
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.core.scratch import new_folder, remove_tree
 from hil.protocol import wire, wire_errors
-from hil.protocol.data_connection import DATA, END, HEADER, MESSAGE, METHODS, READY, ConnectionBroken, Frames
+from hil.protocol.data_connection import END, HEADER, MESSAGE, METHODS, READY, ConnectionBroken, Frames
 from hil.protocol.v1 import agent_pb2 as pb
 
 START = pb.PutRequest(start=pb.PutStart(digest="blake3:" + "0" * 64, size=1))
@@ -35,17 +36,10 @@ PIECE = memoryview(bytes(wire.CHUNK))
 
 
 class Blobs:
-    """Fake blob service that fails after a given number of messages."""
-
-    def __init__(self) -> None:
-        self.got: list[object] = []
-        self.fail_after = 1 << 30
+    """Fake blob service."""
 
     def put(self, requests, context):
         for message in requests:
-            self.got.append(message if isinstance(message, pb.PutRequest) else bytes(message))
-            if len(self.got) > self.fail_after:
-                raise errors.LoadFailed("the disk is full", hint="make room")
             if isinstance(message, pb.PutRequest):
                 yield pb.PutReply(digest=message.start.digest)
 
@@ -83,78 +77,20 @@ def blobs() -> Blobs:
     return Blobs()
 
 
-def called(path: str, method: str, session: str, token: str = "") -> DataCall:
-    return DataConnections(path, token).begin(method, session, OPEN_S)
+def called(path: str, method: str, session: str, token: str = "") -> Call:
+    return begin(DataConnections(path, token), method, session)
+
+
+def begin(connections: DataConnections, method: str, session: str) -> Call:
+    return Call(METHODS[method], connections.open(method, session, OPEN_S))
 
 
 @pytest.fixture
 def path(folder: Path, sessions: Sessions, blobs: Blobs) -> Iterator[str]:
-    server = DataServer(
-        f"{folder}/agent.data",
-        Admission(sessions),
-        {"Blobs": SimpleNamespace(Put=blobs.put, Get=blobs.get, Missing=blobs.missing)},
-        "",
-    )
+    services = {"Blobs": SimpleNamespace(Put=blobs.put, Get=blobs.get, Missing=blobs.missing)}
+    server = DataServer(f"{folder}/agent.data", Calls(Admission(sessions), services, ""))
     with contextlib.closing(server):
         yield f"{folder}/agent.data"
-
-
-def test_call_preserves_order_of_messages_and_data(path, session, blobs):
-    call = called(path, "Put", session.token)
-    call.send(START)
-    call.send(PIECE)
-    call.send(memoryview(b"a"))
-    call.end()
-    assert call.receive() == pb.PutReply(digest=START.start.digest)
-    assert call.receive() is None
-    assert call.receive() is None
-    assert blobs.got == [START, bytes(PIECE), b"a"]
-
-
-def test_single_request_call_streams_data_into_buffer(path, session):
-    call = called(path, "Get", session.token)
-    call.send(pb.GetRequest(digest=START.start.digest))
-    assert call.receive().start.size == 3
-    found = memoryview(bytearray(5))
-    assert call.receive_into(found) == 3
-    assert bytes(found[:3]) == b"abc"
-    assert call.receive() is None
-
-
-def test_unary_call_ends_after_reply(path, session):
-    call = called(path, "Missing", session.token)
-    call.send(pb.MissingRequest(digests=["a", "b"]))
-    assert [one.digest for one in call.receive().missing] == ["a", "b"]
-    assert call.receive() is None
-
-
-def test_unary_call_may_end_with_error(path, session):
-    call = called(path, "Missing", session.token)
-    call.send(pb.MissingRequest())
-    with pytest.raises(CallFailed) as caught:
-        call.receive()
-    assert isinstance(found := wire_errors.from_bytes(caught.value.error), errors.UsageError)
-    assert found.message == "nothing is asked for"
-
-
-@pytest.mark.parametrize(("method", "token"), [("Put", "no token"), ("Put", ""), ("Get", "x" * 2000)])
-def test_call_without_session_token_raises_session_ended(path, session, method, token):
-    with pytest.raises(CallFailed) as caught:
-        called(path, method, token)
-    assert isinstance(wire_errors.from_bytes(caught.value.error), errors.SessionEnded)
-
-
-def test_upload_receives_early_error(path, session, blobs):
-    """The remaining data would never fit into the agent's buffers."""
-    blobs.fail_after = 3
-    call = called(path, "Put", session.token)
-    call.send(START)
-    with pytest.raises(CallFailed) as caught:
-        for _ in range(1000):
-            call.send(PIECE)
-    found = wire_errors.from_bytes(caught.value.error)
-    assert isinstance(found, errors.LoadFailed)
-    assert (found.message, found.hint) == ("the disk is full", "make room")
 
 
 @pytest.mark.parametrize(("method", "message"), [("Missing", PIECE), ("Put", pb.PutRequest(data=b"abc"))])
@@ -164,20 +100,6 @@ def test_call_rejects_misplaced_data(path, session, method, message):
     with pytest.raises(CallFailed, match="data") as caught:
         call.receive()
     assert isinstance(wire_errors.from_bytes(caught.value.error), errors.UsageError)
-
-
-def test_cancel_wakes_waiting_receiver(path, session):
-    call = called(path, "Put", session.token)
-    threading.Timer(0.2, call.cancel).start()
-    with pytest.raises(CallFailed, match="broke"):
-        call.receive()
-
-
-def test_call_ends_with_session(path, sessions, session):
-    call = called(path, "Put", session.token)
-    sessions.end(session, "enough")
-    with pytest.raises(CallFailed):
-        call.receive()
 
 
 def test_socket_has_private_mode(path):
@@ -192,7 +114,7 @@ def connections(path: str) -> Iterator[DataConnections]:
 
 
 def ask(connections: DataConnections, session: Session, *digests: str) -> list[str]:
-    call = connections.begin("Missing", session.token, OPEN_S)
+    call = begin(connections, "Missing", session.token)
     call.send(pb.MissingRequest(digests=digests))
     return [one.digest for one in call.receive().missing]
 
@@ -201,20 +123,20 @@ def ask(connections: DataConnections, session: Session, *digests: str) -> list[s
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Frames]:
     """Record the opened connections."""
     made: list[Frames] = []
-    connect = DataConnections._connected
+    connect = DataConnections._connect
 
     def counting(self: DataConnections, within_s: float) -> Frames:
         made.append(connect(self, within_s))
         return made[-1]
 
-    monkeypatch.setattr(DataConnections, "_connected", counting)
+    monkeypatch.setattr(DataConnections, "_connect", counting)
     return made
 
 
 def test_connection_serves_consecutive_calls(connections, opened, session):
     for number in range(20):
         assert ask(connections, session, str(number)) == [str(number)]
-    call = connections.begin("Put", session.token, OPEN_S)
+    call = begin(connections, "Put", session.token)
     call.send(START)
     call.end()
     assert (call.receive(), call.receive()) == (pb.PutReply(digest=START.start.digest), None)
@@ -223,10 +145,10 @@ def test_connection_serves_consecutive_calls(connections, opened, session):
 
 
 def test_cancelling_finished_call_leaves_connection_open(connections, opened, session):
-    first = connections.begin("Missing", session.token, OPEN_S)
+    first = begin(connections, "Missing", session.token)
     first.send(pb.MissingRequest(digests=["a"]))
     assert first.receive()
-    second = connections.begin("Missing", session.token, OPEN_S)
+    second = begin(connections, "Missing", session.token)
     first.cancel()
     second.send(pb.MissingRequest(digests=["b"]))
     assert [one.digest for one in second.receive().missing] == ["b"]
@@ -240,9 +162,8 @@ def test_failed_call_closes_connection(connections, opened, session):
     assert len(opened) == 2
 
 
-def test_unfinished_call_closes_connection(connections, opened, session, blobs):
-    blobs.fail_after = 1 << 30
-    call = connections.begin("Put", session.token, OPEN_S)
+def test_unfinished_call_closes_connection(connections, opened, session):
+    call = begin(connections, "Put", session.token)
     call.send(START)
     assert call.receive()
     call.cancel()
@@ -251,23 +172,13 @@ def test_unfinished_call_closes_connection(connections, opened, session, blobs):
 
 
 def test_concurrent_calls_use_separate_connections(connections, opened, session):
-    calls = [connections.begin("Missing", session.token, OPEN_S) for _ in range(6)]
+    calls = [begin(connections, "Missing", session.token) for _ in range(6)]
     for number, call in enumerate(calls):
         call.send(pb.MissingRequest(digests=[str(number)]))
     assert [call.receive().missing[0].digest for call in calls] == list("012345")
     assert len(opened) == 6
     assert ask(connections, session, "a") == ["a"]
     assert len(opened) == 6
-
-
-def test_connections_reconnect_to_restarted_agent(folder, sessions, session, blobs):
-    services = {"Blobs": SimpleNamespace(Missing=blobs.missing)}
-    path = f"{folder}/again.data"
-    connections = DataConnections(path, "")
-    for _ in range(2):
-        with contextlib.closing(DataServer(path, Admission(sessions), services, "")):
-            assert ask(connections, session, "a") == ["a"]
-    connections.close()
 
 
 def test_ending_every_call_raises_data_connection_error(folder):
@@ -279,7 +190,7 @@ def test_ending_every_call_raises_data_connection_error(folder):
     with peer(folder, end_all) as path:
         connections = DataConnections(path, "")
         with pytest.raises(NoDataConnection):
-            connections.begin("Missing", "token", OPEN_S)
+            connections.open("Missing", "token", OPEN_S)
         assert not connections._resting
         connections.close()
 
@@ -288,7 +199,7 @@ def test_agent_limits_idle_connections(folder, sessions, session, blobs, monkeyp
     monkeypatch.setattr(admission, "RESTING", 2)
     path = f"{folder}/few.data"
     with contextlib.closing(
-        DataServer(path, Admission(sessions), {"Blobs": SimpleNamespace(Missing=blobs.missing)}, "")
+        DataServer(path, Calls(Admission(sessions), {"Blobs": SimpleNamespace(Missing=blobs.missing)}, ""))
     ):
         callers = [DataConnections(path, "") for _ in range(8)]
         for caller in callers * 3:
@@ -302,7 +213,7 @@ def test_calls_use_new_connections_without_idle_slots(folder, sessions, session,
     admitting.resting._inside = 2 * admission.RESTING
     path = f"{folder}/full.data"
     connections = DataConnections(path, "")
-    with contextlib.closing(DataServer(path, admitting, {"Blobs": SimpleNamespace(Missing=blobs.missing)}, "")):
+    with contextlib.closing(DataServer(path, Calls(admitting, {"Blobs": SimpleNamespace(Missing=blobs.missing)}, ""))):
         for _ in range(5):
             assert ask(connections, session, "a") == ["a"]
         connections.close()
@@ -311,17 +222,8 @@ def test_calls_use_new_connections_without_idle_slots(folder, sessions, session,
 
 def test_calls_fall_back_to_grpc_without_data_socket(folder):
     with contextlib.closing(AgentCalls(AgentEndpoint(f"unix:{folder}/nothing"))) as calls:
-        assert isinstance(calls.begin("Put", "token"), GrpcCall)
+        assert isinstance(calls.begin("Put", "token").stream, GrpcStream)
         assert not calls.is_answered(0.2)
-
-
-@pytest.mark.parametrize("method", ["Describe", "Clock", "Hold", "Missing"])
-@pytest.mark.parametrize("token", ["", "another"])
-def test_data_server_requires_agent_token(folder, sessions, session, method, token):
-    server = DataServer(f"{folder}/asking.data", Admission(sessions), {}, "secret")
-    with contextlib.closing(server), pytest.raises(CallFailed) as caught:
-        called(f"{folder}/asking.data", method, session.token, token)
-    assert isinstance(wire_errors.from_bytes(caught.value.error), errors.BoardRefused)
 
 
 def test_unknown_data_method_falls_back_to_grpc(folder, monkeypatch):
@@ -336,7 +238,7 @@ def test_unknown_data_method_falls_back_to_grpc(folder, monkeypatch):
             contextlib.closing(AgentCalls(AgentEndpoint(f"unix:{folder}/agent"))) as calls,
         ):
             monkeypatch.setattr(calls, "_data", DataConnections(path, ""))
-            assert isinstance(calls.begin(method, session), GrpcCall)
+            assert isinstance(calls.begin(method, session).stream, GrpcStream)
 
 
 def test_refusing_agent_counts_as_answering(folder, monkeypatch):
@@ -365,11 +267,11 @@ def test_grpc_call_sends_request_before_waiting():
 
     def future(request):
         begun.append(request)
-        return SimpleNamespace(result=lambda: pb.UnloadReply(), cancel=lambda: None)
+        return SimpleNamespace(result=lambda: b"", cancel=lambda: None)
 
-    call = GrpcCall(SimpleNamespace(future=future), METHODS["Unload"])
+    call = Call(METHODS["Unload"], GrpcStream(SimpleNamespace(future=future), METHODS["Unload"]))
     call.send(pb.UnloadRequest(program_id="p"))
-    assert begun == [pb.UnloadRequest(program_id="p")]
+    assert begun == [pb.UnloadRequest(program_id="p").SerializeToString()]
     assert call.receive() == pb.UnloadReply()
 
 
@@ -377,7 +279,8 @@ def test_cancelled_grpc_call_raises_call_failed():
     def cancelled():
         raise grpc.FutureCancelledError
 
-    call = GrpcCall(SimpleNamespace(future=lambda _: SimpleNamespace(result=cancelled)), METHODS["Unload"])
+    called = SimpleNamespace(future=lambda _: SimpleNamespace(result=cancelled))
+    call = Call(METHODS["Unload"], GrpcStream(called, METHODS["Unload"]))
     call.send(pb.UnloadRequest(program_id="p"))
     with pytest.raises(CallFailed):
         call.receive()
@@ -400,23 +303,12 @@ def test_grpc_fallback_records_cause(folder):
         assert "refused" in calls.fallback
 
 
-def test_cancel_ends_calls_of_given_session(path, sessions, session):
-    with contextlib.closing(AgentCalls(AgentEndpoint(f"unix:{path.removesuffix('.data')}"))) as calls:
-        call = calls.begin("Put", session.token)
-        calls.cancel("another")
-        call.send(START)
-        assert call.receive() == pb.PutReply(digest=START.start.digest)
-        calls.cancel(session.token)
-        with pytest.raises(CallFailed):
-            call.receive()
-
-
 def test_data_server_limits_unread_failed_calls(folder, sessions, monkeypatch):
     monkeypatch.setattr(data_server, "_MAX_UNREAD", 1)
     monkeypatch.setattr(data_server, "_UNREAD_S", 600.0)
     before = sum(thread.name == "data-call" for thread in threading.enumerate())
     with (
-        contextlib.closing(DataServer(f"{folder}/few.data", Admission(sessions), {}, "")),
+        contextlib.closing(DataServer(f"{folder}/few.data", Calls(Admission(sessions), {}, ""))),
         contextlib.ExitStack() as kept,
     ):
         made = [kept.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(6)]
@@ -474,9 +366,9 @@ def test_invalid_acceptance_raises_data_connection_error(folder, said):
 
 @pytest.mark.parametrize(
     ("kind", "content"),
-    [(DATA, b"abc"), (MESSAGE, b"\xff\xff"), (MESSAGE, bytes(2000)), (READY, b""), (77, b""), (END, bytes(1 << 17))],
+    [(READY, b""), (77, b""), (END, bytes(1 << 17))],
 )
-def test_invalid_reply_raises_protocol_broken(folder, kind, content):
+def test_invalid_frame_raises_protocol_broken(folder, kind, content):
     def serve(frames: Frames, connected: socket.socket) -> None:
         frames.begin()
         frames.send(READY)
@@ -484,17 +376,6 @@ def test_invalid_reply_raises_protocol_broken(folder, kind, content):
 
     with peer(folder, serve) as path, pytest.raises(errors.ProtocolBroken):
         called(path, "Put", "token").receive()
-
-
-@pytest.mark.parametrize("content", [b"", b"abcdef"])
-def test_data_of_wrong_size_raises_protocol_broken(folder, content):
-    def serve(frames: Frames, connected: socket.socket) -> None:
-        frames.begin()
-        frames.send(READY)
-        frames.send(DATA, content)
-
-    with peer(folder, serve) as path, pytest.raises(errors.ProtocolBroken):
-        called(path, "Get", "token").receive_into(memoryview(bytearray(5)))
 
 
 @pytest.mark.parametrize("cut", [b"", b"\x03", b"\x04\x05\x00\x00\x00ab"])
@@ -525,11 +406,8 @@ def test_data_server_survives_any_bytes(server_path, said):
 def server_path() -> Iterator[str]:
     folder = new_folder("hil-data-", for_sockets=True)
     sessions = Sessions(folder / "fence", lambda: None, Journal(folder / "journal"))
-    with contextlib.closing(
-        DataServer(
-            f"{folder}/data", Admission(sessions), {"Blobs": SimpleNamespace(Put=Blobs().put, Get=Blobs().get)}, ""
-        )
-    ):
+    services = {"Blobs": SimpleNamespace(Put=Blobs().put, Get=Blobs().get)}
+    with contextlib.closing(DataServer(f"{folder}/data", Calls(Admission(sessions), services, ""))):
         yield f"{folder}/data"
     remove_tree(folder)
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.devices.agent_client import data_call
-from hil.controller.devices.agent_client.call import CallFailed
-from hil.controller.devices.agent_client.data_call import DataCall, DataConnections
+from hil.controller.devices.agent_client import call as calls
+from hil.controller.devices.agent_client.call import Call, CallFailed
+from hil.controller.devices.agent_client.data_stream import DataConnections
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import ProtocolBroken
 from hil.protocol import wire
-from hil.protocol.data_connection import END, HEADER, MESSAGE, READY, ConnectionBroken, Frames
+from hil.protocol.data_connection import END, HEADER, MESSAGE, METHODS, READY, ConnectionBroken, Frames
 from hil.protocol.v1 import agent_pb2 as pb
 
 PIECE = memoryview(bytes(wire.CHUNK))
@@ -75,7 +75,7 @@ def test_call_opening_has_single_deadline(folder, data):
     with agent(folder, trickle(data)) as connections:
         began = time.monotonic()
         with pytest.raises(CallFailed) as caught:
-            connections.begin("Put", "token", OPEN_S)
+            connections.open("Put", "token", OPEN_S)
         assert caught.value.code == "DEADLINE_EXCEEDED"
         assert time.monotonic() - began < SOON_S
 
@@ -88,10 +88,10 @@ def test_resting_connections_share_deadline(folder):
 
     with agent(folder, behave) as connections:
         for _ in range(4):
-            connections._rest(connections._connected(OPEN_S))
+            connections._rest(connections._connect(OPEN_S))
         began = time.monotonic()
         with pytest.raises(CallFailed):
-            connections.begin("Put", "token", OPEN_S)
+            connections.open("Put", "token", OPEN_S)
         assert time.monotonic() - began < 4 * OPEN_S * 0.9
 
 
@@ -114,7 +114,7 @@ def drain(connected: socket.socket) -> None:
             pass
 
 
-def upload(call: DataCall) -> None:
+def upload(call: Call) -> None:
     call.send(pb.PutRequest(start=pb.PutStart(digest="blake3:" + "0" * 64, size=1 << 40)))
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -123,9 +123,9 @@ def upload(call: DataCall) -> None:
 
 @pytest.mark.parametrize("message", [b"", pb.PutReply(digest="x" * 900).SerializeToString()])
 def test_early_replies_use_bounded_memory(folder, message, monkeypatch):
-    monkeypatch.setattr(data_call, "_MAX_EARLY_BYTES", 1 << 20)
+    monkeypatch.setattr(calls, "_MAX_EARLY_BYTES", 1 << 20)
     with agent(folder, flood(message)) as connections:
-        call = connections.begin("Put", "token", SOON_S)
+        call = Call(METHODS["Put"], connections.open("Put", "token", SOON_S))
         tracemalloc.start()
         try:
             with pytest.raises(ProtocolBroken, match=r"responses to .* exceed the limit"):
@@ -137,7 +137,7 @@ def test_early_replies_use_bounded_memory(folder, message, monkeypatch):
 
 def test_early_replies_have_bounded_size(folder):
     with agent(folder, flood(bytes(8 << 20))) as connections:
-        call = connections.begin("Invoke", "token", SOON_S)
+        call = Call(METHODS["Invoke"], connections.open("Invoke", "token", SOON_S))
         with pytest.raises(ProtocolBroken, match="bytes"):
             upload(call)
 
@@ -160,8 +160,8 @@ def test_acknowledgements_of_upload_are_not_early(folder):
         frames.send(END)
 
     with agent(folder, behave) as connections:
-        call = connections.begin("Put", "token", SOON_S)
-        while len(call._came) < count:
+        call = Call(METHODS["Put"], connections.open("Put", "token", SOON_S))
+        while len(call._early) < count:
             call.send(PIECE)
         call.end()
         assert sum(1 for _ in iter(call.receive, None)) == count

@@ -16,7 +16,7 @@ import pytest
 from support.interrupting import interrupted_at
 from support.waiting import allowed_s
 
-from hil.controller.devices.agent_client.interrupts import ChannelClosed, InterruptibleChannel
+from hil.controller.devices.agent_client.interruptible_channel import ChannelClosed, InterruptibleChannel
 from hil.protocol import grpc_calls
 
 WITHIN_S = 20.0

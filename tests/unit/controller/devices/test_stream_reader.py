@@ -11,10 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from hil.controller.devices.agent_client.call import CallFailed
-from hil.controller.devices.agent_client.grpc_call import GrpcCall
-from hil.controller.devices.agent_client.interrupts import InterruptibleChannel
-from hil.controller.devices.agent_client.stream_reader import StreamReader
+from hil.controller.devices.agent_client.call import Call, CallFailed
+from hil.controller.devices.agent_client.grpc_stream import GrpcStream
+from hil.controller.devices.agent_client.interruptible_channel import InterruptibleChannel, StreamReader
 from hil.protocol.data_connection import METHODS
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -88,7 +87,8 @@ def test_reader_stops_when_call_ends(code):
 def test_cancelled_call_fails_despite_hung_read():
     stream = Stream([], hangs=True)
     channel: Any = type("Channel", (), {"stream_stream": lambda *_: lambda *_, **__: stream})()
-    call = GrpcCall(InterruptibleChannel(channel).stream_stream("/x"), METHODS["Invoke"])
+    called = InterruptibleChannel(channel).stream_stream("/x")
+    call = Call(METHODS["Invoke"], GrpcStream(called, METHODS["Invoke"]))
     threading.Timer(0.2, call.cancel).start()
     with pytest.raises(CallFailed) as caught:
         call.receive()
@@ -97,7 +97,7 @@ def test_cancelled_call_fails_despite_hung_read():
 
 def test_call_cancelled_before_message_starts_cancelled():
     stream = Stream([], hangs=True)
-    call = GrpcCall(lambda *_, **__: stream, METHODS["Get"])
+    call = Call(METHODS["Get"], GrpcStream(lambda *_, **__: stream, METHODS["Get"]))
     call.cancel()
     call.send(pb.GetRequest())
     assert stream.cancelled.is_set()

@@ -1,8 +1,8 @@
-"""Ctrl-C during a gRPC call: cancel the call, and raise KeyboardInterrupt after the call has ended.
+"""gRPC channel whose calls never hang: neither after Ctrl-C nor after a lost reply.
 
 Python raises KeyboardInterrupt between any two steps of the main thread, which gRPC does not support. The exception may
 leave a lock held, or end the thread that serves all calls of a channel. Then closing the channel or exiting Python
-hangs.
+hangs. Ctrl-C therefore cancels the call, and KeyboardInterrupt is raised after the call has ended.
 """
 
 from __future__ import annotations
@@ -10,16 +10,23 @@ from __future__ import annotations
 # Functions of signal convert handlers to enums and use exceptions for it. typeshed does not know _signal.
 import _signal  # type: ignore[import-not-found]
 import _thread
+import queue
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 import grpc
 
-from hil.controller.devices.agent_client.stream_reader import StreamReader
 from hil.protocol import grpc_calls
+
+_LOOK_S = 0.2
+# A reply in transit at the end of the call arrives within this time.
+_LOST_S = 2.0
+# Maximum number of queued replies. gRPC's flow control holds back the rest.
+_AHEAD = 2
 
 
 class ChannelClosed(grpc.RpcError):
@@ -94,6 +101,11 @@ class _Call:
             self._reader = self._reader or StreamReader(self._call)
             return self._reader.read()
 
+    def is_readable(self) -> bool:
+        with _Interrupts():
+            self._reader = self._reader or StreamReader(self._call)
+            return self._reader.is_ready()
+
     def result(self, timeout: float | None = None) -> Any:
         with _Interrupts() as interrupts:
             interrupts.end(self._call)
@@ -109,6 +121,72 @@ class _Call:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
+
+
+class StreamReader:
+    """Replies of a stream, which a thread reads.
+
+    gRPC (1.85) can end a call with a status without completing the pending read. For example, a server may stop while
+    a call begins. ``next`` on such a stream never returns, even if the call is cancelled.
+
+    Args:
+        call: The gRPC call: an iterator, which is also the error that the iterator raises on failure.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._replies: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(_AHEAD)
+        self._end: BaseException | None = None
+        released = threading.Event()
+        arguments = (call, self._replies, released)
+        threading.Thread(target=_read_replies, args=arguments, daemon=True, name="hil-replies").start()
+        # Cancel the stream when its reader is garbage collected, as gRPC does.
+        self._release = weakref.finalize(self, _release, call, released)
+        self._release.atexit = False
+
+    def read(self) -> Any:
+        """Return the next reply. Raises StopIteration or the gRPC error at the end and on every later read."""
+        if self._end is None:
+            reply, self._end = self._take()
+            if self._end is None:
+                return reply
+        raise self._end
+
+    def is_ready(self) -> bool:
+        """Return whether a reply or the end has arrived."""
+        return not self._replies.empty()
+
+    def _take(self) -> tuple[Any, BaseException | None]:
+        lost_s = 0.0
+        while lost_s < _LOST_S:
+            try:
+                return self._replies.get(timeout=_LOOK_S)
+            except queue.Empty:
+                lost_s += 0.0 if self._call.is_active() else _LOOK_S
+        return None, StopIteration() if self._call.code() is grpc.StatusCode.OK else self._call
+
+
+def _release(call: Any, released: threading.Event) -> None:
+    released.set()
+    call.cancel()
+
+
+def _read_replies(call: Any, replies: queue.Queue[tuple[Any, BaseException | None]], released: threading.Event) -> None:
+    end: BaseException | None = None
+    while end is None:
+        reply = None
+        try:
+            reply = next(call)
+        except Exception as error:
+            end = error
+        while not released.is_set():
+            try:
+                replies.put((reply, end), timeout=_LOOK_S)
+                break
+            except queue.Full:
+                pass
+        else:
+            return
 
 
 class _Interrupts:
