@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from hil import errors
 from hil.controller.devices import guard
-from hil.controller.devices.agent_client import client, connection
+from hil.controller.devices.agent_client import client, connection, session_streams
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_factory import connect_board
@@ -329,9 +329,9 @@ many_lies = st.lists(st.sampled_from(sorted(HONEST)), min_size=1, max_size=3, un
 def impatient(seconds: float = 1.0) -> Iterator[None]:
     """A controller that waits for nobody longer than this, so that tests of silence are short."""
     changes = [
-        (connection, "SILENCE_S"), (connection, "STALL_S"),
+        (session_streams, "SILENCE_S"), (session_streams, "STALL_S"),
         (client, "STALL_S"), (client, "_CALL_S"), (client, "_GRACE_S"),
-        (connection, "SILENCE_S"), (connection, "_ANSWER_S"), (connection, "_LOOK_S"),
+        (connection, "SILENCE_S"), (connection, "STALL_S"), (connection, "_ANSWER_S"), (connection, "_LOOK_S"),
     ]  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name in changes]
     patience, tick = connection.AgentConnection.describe.__defaults__, guard._TICK_S

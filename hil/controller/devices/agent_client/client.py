@@ -19,13 +19,8 @@ from google.protobuf.json_format import MessageToDict
 from hil import errors
 from hil.controller.devices.agent_client import answers
 from hil.controller.devices.agent_client.call import Call, CallFailed
-from hil.controller.devices.agent_client.connection import (
-    STALL_S,
-    AgentConnection,
-    InvokeStream,
-    receive,
-    transfer_limit_s,
-)
+from hil.controller.devices.agent_client.connection import AgentConnection
+from hil.controller.devices.agent_client.session_streams import STALL_S, InvokeStream, receive, transfer_limit_s
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.core import clock, digest, tensors
 from hil.core.bounded_json import parse_json

@@ -1,4 +1,4 @@
-"""Connection to an agent, with a session and two streams: Hold reserves the device, Invoke runs programs.
+"""Connection to an agent: its description, the session on it, and guarded calls.
 
 All errors of calls become hil errors here.
 """
@@ -11,318 +11,19 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import numpy as np
-from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices.agent_client import answers
 from hil.controller.devices.agent_client.call import Call, CallFailed
 from hil.controller.devices.agent_client.calls import OPEN_S, AgentCalls
-from hil.controller.devices.board_client import AgentEndpoint, Invocation
+from hil.controller.devices.agent_client.session_streams import SILENCE_S, STALL_S, Hold, InvokeStream
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.guard import Guard
 from hil.core import clock
-from hil.core.digest import Hasher, StreamHasher
-from hil.core.results import Part
-from hil.core.tensors import Array
-from hil.protocol import versions, wire, wire_errors
+from hil.protocol import versions, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
-
-# The agent acknowledges keep-alives and reports every second to waiting clients. After this silence it is gone or
-# hangs.
-SILENCE_S = 15.0
-# gRPC's text for a call that a busy server refused: HTTP/2's REFUSED_STREAM (RFC 9113, 8.7).
-_REFUSED = "RST_STREAM with error code 7"
-_LATER = "retry in a moment"
-_ALIVE_S = 3.75
-# The two streams of a session may report the end in either order.
-_REASON_S = 1.0
-# Shortest time between two reports of a busy board.
-_REPORT_S = 0.5
-# How long closing a session waits for the agent to process it.
-_END_S = 2.0
-# After ending a session, the agent ends the calls within this time, each with an error.
-_GOODBYE_S = 3.0
-# Time limit for each step of a transfer: a chunk of 1 MiB, or a whole shorter message.
-STALL_S = 60.0
-# Slowest supported link. Bulk data must be faster, because the agent may announce a false size.
-_SLOWEST_BYTES_S, _SLOWEST_BULK_BYTES_S = 10_000, 1_000_000
-_BULK_BYTES = 64 << 20
-
-
-def transfer_limit_s(size: int) -> float:
-    """Return the time limit in seconds for transferring ``size`` bytes over a link."""
-    bulk = max(size - _BULK_BYTES, 0)
-    return STALL_S + (size - bulk) / _SLOWEST_BYTES_S + bulk / _SLOWEST_BULK_BYTES_S
-
-
-class Hold:
-    """Stream that reserves the device for a session. A thread sends keep-alives until :meth:`close`.
-
-    Args:
-        call: The Hold call.
-        on_wait: Called with the current holder while waiting for the device.
-        on_silence: Called when the agent stops responding.
-        on_end: Called with the session's token if the stream ends without :meth:`close`. The agent also ends the
-            session's other calls, but the clients of these calls might not be notified.
-    """
-
-    def __init__(
-        self,
-        call: Call,
-        opening: pb.SessionOpen,
-        on_wait: Callable[[str], None],
-        on_silence: Callable[[], object],
-        on_end: Callable[[str], object],
-    ) -> None:
-        self.over = self.token = ""  # ``over``: why the session was ended; "" while it is open
-        self._on_silence, self._on_end = on_silence, on_end
-        self._call = call
-        self._sending = threading.Lock()
-        self._closed, self._closing = threading.Event(), threading.Event()
-        self._guard = Guard(self._silence)
-        try:
-            opened = self._opened(opening, on_wait)
-        except BaseException:
-            self._guard.close()
-            self._call.cancel()
-            raise
-        self.token, self.fence = opened.token, opened.fence
-        threads = [
-            threading.Thread(target=work, args=(opened.ttl_s,), daemon=True, name="hil-session")
-            for work in (self._keep_alive, self._listen)
-        ]
-        for thread in threads:
-            thread.start()
-        self._listener = threads[1]
-
-    @property
-    def silent(self) -> bool:
-        """Whether the agent stopped responding."""
-        return self._guard.expired
-
-    @property
-    def ended(self) -> bool:
-        """Whether the session is known to be over."""
-        return self._closed.is_set()
-
-    def _opened(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
-        """Wait for the device, at most ``wait_s`` of the request, and only while the agent responds."""
-        deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
-        # An agent reports every second. More messages would only flood the terminal.
-        next_report = 0.0
-        self._guard.within(SILENCE_S)
-        try:
-            self._call.send(pb.HoldRequest(open=opening))
-            while (reply := self._call.receive()) is not None:
-                kind = reply.WhichOneof("kind")
-                if kind == "opened":
-                    answers.check_opened(reply.opened, opening.fence)
-                    self._guard.within(SILENCE_S)
-                    given: pb.SessionOpened = reply.opened
-                    return given
-                if kind != "waiting":
-                    raise answers.broken("unexpected message before the session opened")
-                text = answers.waiting_text(reply.waiting)
-                if time.monotonic() > deadline:
-                    raise errors.BoardBusy(text, hint="raise --wait")
-                if time.monotonic() >= next_report:
-                    next_report = time.monotonic() + _REPORT_S
-                    on_wait(text)
-                self._guard.within(SILENCE_S)
-        except CallFailed as error:
-            if self.silent:
-                raise errors.BoardLost(f"the agent did not respond for {SILENCE_S:g} s") from error
-            raise
-        raise errors.BoardLost("the board closed the new session immediately")
-
-    def wait_over(self) -> None:
-        """Wait until :attr:`over` is known, after another stream reported the end of the session."""
-        self._closed.wait(_REASON_S)
-
-    def _silence(self) -> None:
-        self._call.cancel()
-        if self.token:
-            self._on_silence()
-
-    def heard(self) -> None:
-        """Restart the silence timeout after data on another stream of the connection."""
-        self._guard.heard()
-
-    def _keep_alive(self, ttl_s: float) -> None:
-        # The listener ends the session after the call has failed.
-        with contextlib.suppress(CallFailed, errors.ProtocolBroken):
-            while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
-                with self._sending:
-                    self._call.send(pb.HoldRequest(keep_alive=pb.KeepAlive()))
-
-    def _listen(self, _: float) -> None:
-        try:
-            while (reply := self._call.receive()) is not None:
-                self._guard.within(SILENCE_S)
-                if reply.WhichOneof("kind") == "over":
-                    self.over = reply.over.reason
-        except (CallFailed, errors.ProtocolBroken):
-            pass  # the next call of the session reports the loss
-        self._guard.close()
-        self._closed.set()
-        if not self._closing.wait(_GOODBYE_S):
-            self._on_end(self.token)
-
-    def close(self) -> None:
-        """End the session and wait for the agent to confirm it."""
-        self._closing.set()
-        self._guard.close()
-        self._closed.set()
-        # An agent that does not read may block the sending thread.
-        if self._sending.acquire(timeout=_END_S):
-            ending = Guard(self._call.cancel)
-            ending.within(_END_S)
-            with contextlib.suppress(CallFailed, errors.ProtocolBroken):
-                self._call.end()
-            ending.close()
-            self._sending.release()
-            self._listener.join(_END_S)
-        self._call.cancel()
-
-
-class InvokeStream:
-    """Stream for consecutive calls of programs.
-
-    Args:
-        call: The Invoke call.
-        heard: Called on every sign of life.
-
-    Attributes:
-        fallback: Same as in :class:`AgentCalls`, for this call.
-    """
-
-    def __init__(self, call: Call, heard: Callable[[], None]) -> None:
-        self.broken = False
-        self.fallback = ""
-        self._call = call
-        self._heard = heard
-        self._guard = Guard(call.cancel)
-
-    def call(
-        self,
-        start: pb.InvokeStart,
-        streams: list[memoryview],
-        into: Mapping[str, Array],
-        limit_s: float,
-        names: Sequence[str] | None,
-        most: int,
-    ) -> Invocation:
-        """Make one call. Input data follows the start message. Large outputs are received ``into`` matching arrays.
-
-        Args:
-            limit_s: Seconds from the last byte sent to the response.
-            names: Output names of the program; None if unknown.
-            most: Maximum total size of the outputs in bytes.
-        """
-        begin = clock.now_ns()
-        try:
-            self._guard.within(STALL_S if streams else limit_s)
-            self._call.send(pb.InvokeRequest(start=start))
-            if streams:
-                self._send(streams)
-                self._guard.within(limit_s)
-            iterations = 0 if start.HasField("profile") or start.recall else start.iterations
-            done = answers.call_of(self._answer(), iterations, names, most)
-            answered = clock.now_ns()
-            outputs = self._outputs(done, into)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, CallFailed) and self._guard.expired:
-                raise errors.BoardLost("the board did not respond in time") from error
-            raise
-        finally:
-            self._guard.within(float("inf"))
-        end = clock.now_ns()
-        return Invocation(
-            outputs,
-            tuple(zip(done.start_ns, done.end_ns, strict=True)),
-            done.warmup_ns,
-            (begin, end),
-            (done.received_ns, done.ready_ns),
-            done.peak_memory_bytes,
-            done.cpu_ns,
-            (end - answered) / 1e9,
-            MessageToDict(done.state, preserving_proto_field_name=True) if done.HasField("state") else {},
-            tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in done.placement.parts)
-            if done.HasField("placement")
-            else None,
-            answers.repetition_of(done, start, outputs),
-        )
-
-    def close(self) -> None:
-        """Cancel the stream."""
-        self.broken = True
-        self._guard.close()
-        self._call.cancel()
-
-    def _send(self, streams: list[memoryview]) -> None:
-        """Send the data of the inputs, then their digests."""
-        hashers = [Hasher() for _ in streams]
-        deadline = time.monotonic() + transfer_limit_s(sum(stream.nbytes for stream in streams))
-        for stream, hasher in zip(streams, hashers, strict=True):
-            for piece in wire.pieces(stream):
-                self._guard.within(min(STALL_S, deadline - time.monotonic()))
-                self._call.send(piece)
-                self._heard()
-                hasher.update(piece)  # hash while the agent reads
-        self._call.send(pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers])))
-
-    def _answer(self) -> Any:
-        """Return the next message, which is required."""
-        if (message := self._call.receive()) is None:
-            raise errors.BoardLost("the board ended the call without a response")
-        return message
-
-    def _outputs(self, done: pb.InvokeDone, into: Mapping[str, Array]) -> dict[str, Array]:
-        outputs: dict[str, Array] = {}
-        computed: list[str] = []
-        deadline = time.monotonic() + transfer_limit_s(sum(tensor.streamed for tensor in done.outputs))
-        for tensor in done.outputs:
-            buffer = None
-            if tensor.WhichOneof("payload") == "streamed":
-                buffer, value = self._stream(tensor, into.get(tensor.name), deadline)
-                computed.append(value)
-            outputs[tensor.name] = answers.output_of(tensor, buffer)
-        if computed:
-            self._guard.within(STALL_S)
-            answers.check_digests(self._answer(), computed)
-        return outputs
-
-    def _stream(self, tensor: pb.Tensor, given: Array | None, deadline: float) -> tuple[Any, str]:
-        """Receive a tensor's bytes into a given array or a new array. Return the bytes and their digest."""
-        size = tensor.streamed
-        fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
-        target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.room_for(size)
-        view = memoryview(target.data)
-        return view, receive(self._call, view, StreamHasher(), self._guard, deadline, self._heard)
-
-
-def receive(
-    call: Call,
-    view: memoryview,
-    hasher: StreamHasher,
-    guard: Guard,
-    deadline: float,
-    heard: Callable[[], None],
-) -> str:
-    """Fill ``view`` with data until ``deadline`` (monotonic clock). Return the digest."""
-    at = 0
-    while at < view.nbytes:
-        guard.within(min(STALL_S, deadline - time.monotonic()))
-        count = call.receive_into(view[at:])
-        heard()
-        hasher.update(view[at : at + count])
-        at += count
-    return hasher.digest()
-
 
 TTL_S = 15.0
 _CONNECT_S = 10.0
@@ -332,6 +33,9 @@ _WHOLE_S = 10.0
 # How long a busy agent takes to accept a call.
 _PRESENCE_S = 2.0
 _LOOK_S = 5.0
+# gRPC's text for a call that a busy server refused: HTTP/2's REFUSED_STREAM (RFC 9113, 8.7).
+_REFUSED = "RST_STREAM with error code 7"
+_LATER = "retry in a moment"
 _FREE = ("Describe", "Clock")  # methods that need no session
 
 

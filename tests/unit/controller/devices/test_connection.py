@@ -12,7 +12,7 @@ from support.fake_agent import FakeAgent
 from hil.agent import server
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.supervisor import Supervisor
-from hil.controller.devices.agent_client import connection
+from hil.controller.devices.agent_client import session_streams
 from hil.controller.devices.agent_client.call import CallFailed
 from hil.controller.devices.agent_client.connection import AgentConnection
 from hil.controller.devices.board_client import AgentEndpoint
@@ -78,14 +78,14 @@ def test_second_agent_leaves_sockets_of_first(tmp_path):
 
 @pytest.mark.parametrize(("size", "most_s"), [(0, 61), (1 << 20, 200), (64 << 20, 7000), (16 << 30, 7 * 3600)])
 def test_transfer_limit_grows_with_size(size, most_s):
-    assert connection.STALL_S <= connection.transfer_limit_s(size) < most_s
+    assert session_streams.STALL_S <= session_streams.transfer_limit_s(size) < most_s
 
 
 def test_slow_input_transfer_raises_lost(monkeypatch):
     """Each piece is taken before the link counts as stalled."""
-    monkeypatch.setattr(connection, "_SLOWEST_BYTES_S", 1 << 30)
-    monkeypatch.setattr(connection, "_BULK_BYTES", 1 << 40)
-    monkeypatch.setattr(connection, "STALL_S", 1.5)
+    monkeypatch.setattr(session_streams, "_SLOWEST_BYTES_S", 1 << 30)
+    monkeypatch.setattr(session_streams, "_BULK_BYTES", 1 << 40)
+    monkeypatch.setattr(session_streams, "STALL_S", 1.5)
     over = threading.Event()
 
     class Slow:
@@ -96,7 +96,7 @@ def test_slow_input_transfer_raises_lost(monkeypatch):
         cancel = over.set
 
     began = time.monotonic()
-    stream = connection.InvokeStream(Slow(), lambda: None)
+    stream = session_streams.InvokeStream(Slow(), lambda: None)
     with pytest.raises(BoardLost, match="in time"):
         stream.call(pb.InvokeStart(), [memoryview(bytes(200 * wire.CHUNK))], {}, 60.0, None, 1)
     assert time.monotonic() - began < 20
